@@ -1,0 +1,88 @@
+"""Checks that imports inside `gallery_lib` only ever point downwards, floor by floor.
+
+    python tests/project/import_direction.py gallery_lib
+
+Reads the source with `ast`, so that imports inside functions count as well, and so do
+`importlib.import_module("gallery_lib.…")` calls. The package's own `__init__.py`, which exports lazily from every
+floor, is the one exception. Prints each wrong import with its line, and ends with exit code 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+FLOORS: dict[float, tuple[str, ...]] = {
+    0: ("errors", "options", "config", "paths", "hardware", "stats", "log", "clock", "results", "progress", "processes"),
+    1: ("compiler", "precision", "optim", "kernels", "comm", "data"),
+    1.5: ("accelerate",),  # made of the parts on floor 1, which do not know it
+    2: ("tasks",),
+    2.5: ("train",),  # trains any of the tasks
+    3: ("launcher", "supervisor", "worker", "cluster"),
+    4: ("measure",),
+    5: ("batch", "report"),
+    6: ("cli", "notebook", "__main__"),
+}
+NEIGHBOURS_ALLOWED = (0, 1)  # floors on which one room may import another
+OUTSIDE = ("tests", "benchmarks", "data_prep", "launch_single_task")  # stand on the package, so it may not import them
+
+FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+
+
+def imported_modules(path: Path, package: str, inside: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of all that the file imports; `inside` is the dotted name of its folder, in parts."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name != package or alias.asname:  # what is reached through a plain `import gallery_lib` comes below
+                    yield node.lineno, alias.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == package:
+            yield node.lineno, f"{package}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom):
+            above = inside[: len(inside) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                # `from gallery_lib import config` imports a room; `from gallery_lib.config import Config` does not add one
+                yield node.lineno, f"{module}.{alias.name}" if module == package else module
+        elif isinstance(node, ast.Call) and node.args:
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            first = node.args[0]
+            if name in ("import_module", "__import__") and isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield node.lineno, first.value
+
+
+def wrong_imports(folder: Path) -> list[str]:
+    """A message for every import in the package at `folder` that does not point downwards."""
+    package, messages = folder.name, []
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        if parts == ("__init__",):
+            continue
+        room = parts[0]
+        if room not in FLOOR_OF:
+            messages.append(f"{path}: `{room}` has no floor yet: list it in FLOORS in tests/project/import_direction.py")
+            continue
+        for line, name in imported_modules(path, package, (package, *parts[:-1])):
+            top, _, rest = name.partition(".")
+            target = rest.partition(".")[0]
+            if top in OUTSIDE:
+                messages.append(f"{path}:{line}: imports `{name}`, which stands on {package} and is not part of it")
+            elif top != package or target == room or target in ("__file__", "__version__"):
+                continue
+            elif not target:
+                messages.append(f"{path}:{line}: imports all of `{package}` under another name: import the module that is meant")
+            elif target not in FLOOR_OF:
+                messages.append(f"{path}:{line}: `{target}` is no module with a floor: import the name from where it is defined")
+            elif FLOOR_OF[target] > FLOOR_OF[room]:
+                messages.append(f"{path}:{line}: `{room}` (floor {FLOOR_OF[room]}) imports `{target}` (floor {FLOOR_OF[target]}), upwards")
+            elif FLOOR_OF[target] == FLOOR_OF[room] and FLOOR_OF[room] not in NEIGHBOURS_ALLOWED:
+                messages.append(f"{path}:{line}: `{room}` imports its neighbour `{target}`: both are on floor {FLOOR_OF[room]}")
+    return list(dict.fromkeys(messages))
+
+
+if __name__ == "__main__":
+    found = wrong_imports(Path(sys.argv[1]).resolve())
+    print("\n".join(found), end="\n" if found else "")
+    sys.exit(bool(found))

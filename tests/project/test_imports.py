@@ -1,0 +1,98 @@
+"""Imports point downwards, the checker of that sees what it should, and importing the package costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def check(package: Path, checkout: Path) -> subprocess.CompletedProcess[str]:
+    script = checkout / "tests/project/import_direction.py"
+    return subprocess.run([sys.executable, str(script), str(package)], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def planted(tmp_path: Path, checkout: Path):
+    """plant("measure/turns.py", "import x") writes that module into a small gallery_lib and checks the whole of it."""
+    package = tmp_path / "gallery_lib"
+
+    def plant(name: str, source: str) -> subprocess.CompletedProcess[str]:
+        path = package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+        return check(package, checkout)
+
+    return plant
+
+
+def test_all_imports_of_the_package_point_downwards(checkout):
+    result = check(checkout / "gallery_lib", checkout)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("config.py", "import gallery_lib.accelerate"),
+        ("config.py", "from gallery_lib.accelerate import accelerate"),
+        ("config.py", "from gallery_lib import accelerate"),
+        ("config.py", "from . import accelerate"),
+        ("data/loader.py", "from ..accelerate import accelerate"),
+        ("data/loader.py", "def f():\n    from gallery_lib.tasks.registry import TASKS"),
+        ("comm/hooks.py", "import importlib\nimportlib.import_module('gallery_lib.train')"),
+        ("compiler/registry.py", "from gallery_lib.accelerate import accelerate"),
+        ("train.py", "import gallery_lib\ngallery_lib.launcher.launch()"),
+        ("train.py", "if True:\n    import gallery_lib.launcher as launcher"),
+    ],
+)
+def test_an_upward_import_is_caught_with_its_line(planted, module, source):
+    result = planted(module, source)
+    assert result.returncode == 1
+    assert f"{module}:{len(source.splitlines())}:" in result.stdout
+    assert "upwards" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("accelerate.py", "from gallery_lib.compiler.registry import compile_model"),
+        ("comm/hooks.py", "from gallery_lib.precision import autocast\nfrom .buckets import plan"),
+        ("config.py", "from gallery_lib.options import option\nimport torch"),
+        ("cli.py", "from gallery_lib import batch, report\nfrom .config import Config"),
+        ("launcher.py", "import gallery_lib\nprint(gallery_lib.__file__, gallery_lib.train)"),
+        ("tasks/resnet50.py", "from ..data import imagenet\nfrom .registry import Task"),
+        ("__init__.py", "import gallery_lib.cli"),
+    ],
+)
+def test_downward_imports_and_those_within_a_room_pass(planted, module, source):
+    result = planted(module, source)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_rooms_side_by_side_above_the_parts_do_not_import_each_other(planted):
+    assert "neighbour" in planted("batch.py", "from gallery_lib.report import tables").stdout
+
+
+def test_the_package_does_not_import_what_stands_on_it(planted):
+    assert "stands on" in planted("cli.py", "import benchmarks.resnet").stdout
+
+
+def test_a_module_without_a_floor_fails_and_says_where_to_list_it(planted):
+    result = planted("attic.py", "")
+    assert result.returncode == 1
+    assert "FLOORS in tests/project/import_direction.py" in result.stdout
+
+
+def test_importing_the_package_does_not_import_torch_or_change_the_environment(checkout):
+    code = (
+        "import os, sys\n"
+        "before = dict(os.environ)\n"
+        "import gallery_lib, gallery_lib.config, gallery_lib.options, gallery_lib.paths, gallery_lib.errors\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules, 'imported too much'\n"
+        "assert dict(os.environ) == before\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout)
+    assert result.returncode == 0, result.stderr
