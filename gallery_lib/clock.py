@@ -1,0 +1,63 @@
+"""Time of each training step, on the device that does the work.
+
+On the CPU a step ends when the call returns. On CUDA the host runs ahead of the device, so steps are timed by
+events on the stream and read later, which does not make the device wait; `pause` and `resume` cut out the time
+in which another variant has its turn.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+class StepClock:
+    """Durations in seconds of steps marked by `step_done()`, without the time between `pause()` and `resume()`."""
+
+    def __init__(self, device_type: str) -> None:
+        self.cuda = device_type == "cuda"
+        self.durations: list[float] = []
+        self.paused_seconds = 0.0
+        self._pending: list[tuple[Any, Any]] = []
+        self._last: Any = None
+        self._paused_at = 0.0
+
+    def _mark(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start(self) -> None:
+        """The first step begins now."""
+        self._last = self._mark()
+
+    def step_done(self) -> None:
+        """One step has ended (on CUDA: has been queued) and the next begins."""
+        now = self._mark()
+        if self.cuda:
+            self._pending.append((self._last, now))
+        else:
+            self.durations.append(now - self._last)
+        self._last = now
+
+    def read(self) -> list[float]:
+        """All durations so far; on CUDA this waits for the device."""
+        if self._pending:
+            self._pending[-1][1].synchronize()
+            self.durations.extend(begin.elapsed_time(end) / 1000.0 for begin, end in self._pending)
+            self._pending.clear()
+        return self.durations
+
+    def pause(self) -> None:
+        """The device finishes what it has, and the clock stops."""
+        self.read()
+        self._paused_at = time.perf_counter()
+
+    def resume(self) -> None:
+        """The clock goes on; the next step begins now."""
+        self.paused_seconds += time.perf_counter() - self._paused_at
+        self.start()

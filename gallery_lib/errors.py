@@ -1,0 +1,36 @@
+"""The one base class of every error that this package raises on purpose.
+
+A message says what was wrong, with which value, and what to do about it. The command line ends with exit
+code 2 on bad input and 1 on a run that failed; a notebook shows the same text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GalleryError(Exception):
+    """Something that the reader can act on. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints in a notebook instead of a stack of frames inside this package."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class InputError(GalleryError, ValueError):
+    """A wrong value, name, file or folder was given: nothing has been started or written."""
+
+    exit_code = 2
+
+
+class RunFailed(GalleryError, RuntimeError):
+    """A run was started and did not finish. The message holds the reason and the last log lines."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """' Did you mean `x`?' for the closest of `known`, or '' when nothing is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean `{close[0]}`?" if close else ""

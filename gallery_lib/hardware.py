@@ -1,0 +1,140 @@
+"""What this machine is: cores, memory, instruction sets, accelerators, versions.
+
+Reads `/proc`, the scheduler and torch; never initialises CUDA (device counts come from the driver), so that a
+notebook can ask before it starts processes. Nothing here decides anything: it only tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def cores() -> int:
+    """CPU cores that this process may use: its affinity mask, cut by the cgroup's CPU quota."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+        if quota != "max":
+            available = min(available, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return available
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The instruction-set flags of the first core, as Linux names them; empty where they cannot be read."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return frozenset(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def isa() -> list[str]:
+    """The instruction sets that matter for training, among those this CPU has."""
+    return [name for name in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "bf16", "sve") if name in cpu_flags()]
+
+
+def computes_in_bf16(device_type: str) -> bool:
+    """Whether the device has bfloat16 arithmetic units, rather than emulating them."""
+    if device_type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_capability()[0] >= 8
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags())
+
+
+def memory_bytes() -> int:
+    """Memory of the host that this process may use: physical, cut by the cgroup's limit."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            total = min(total, int(limit))
+    except (OSError, ValueError):
+        pass
+    return total
+
+
+def gpu_count() -> int:
+    """CUDA devices, counted without initialising CUDA."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def device_type() -> str:
+    """`cuda` where there is a CUDA device, else `cpu`."""
+    return "cuda" if gpu_count() else "cpu"
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that Inductor would use on the CPU, or None."""
+    return next((path for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name and (path := shutil.which(name))), None)
+
+
+def git_revision(folder: Path) -> str | None:
+    """`<commit>` or `<commit>+changes` of the checkout at `folder`; None where there is none."""
+    git = ["git", "-C", str(folder)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        status = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip() + ("+changes" if status.stdout.strip() else "")
+
+
+def environment() -> dict[str, Any]:
+    """What a figure must be read with: hardware and versions (see DESIGN's schema 1)."""
+    import torch
+
+    from gallery_lib.paths import checkout
+
+    root = checkout()
+    gpus = gpu_count()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": f"{gpus} × {torch.cuda.get_device_name(0)}" if gpus else "cpu",
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "isa": isa(),
+        "cuda": torch.version.cuda if gpus else None,
+        "memory_bytes": memory_bytes(),
+        "hostname_hash": hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12],
+        "git": git_revision(root) if root else None,
+    }
+
+
+def describe(environment: dict[str, Any]) -> str:
+    """One line for people: `2 cores of Intel … (avx512f), 23.4 GiB, no GPU; Python 3.11.7, torch 2.15.0`."""
+    gpu = environment["device"] if environment["device"] != "cpu" else "no GPU"
+    sets = ", ".join(environment["isa"]) or "no vector extensions known"
+    memory = environment["memory_bytes"] / 2**30
+    return (
+        f"{environment['cores']} cores of {environment['cpu']} ({sets}), {memory:.1f} GiB, {gpu}; "
+        f"Python {environment['python']}, torch {environment['torch']}"
+    )

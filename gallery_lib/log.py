@@ -1,0 +1,104 @@
+"""The record of one training run: `config.json`, `steps.jsonl`, a log per rank, and TensorBoard when asked.
+
+Rank 0 logs to standard output and to `log-rank0.txt`; the other ranks only to their own file. A line of
+`steps.jsonl` is complete or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.errors import InputError
+from gallery_lib.results import write_json
+
+
+class RunLog:
+    """Writes what happens in one rank of a run."""
+
+    def __init__(self, run_dir: Path, *, rank: int = 0, tensorboard: bool = False) -> None:
+        if (run_dir / "results.json").exists():
+            raise InputError(f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away.")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.run_dir, self.rank = run_dir, rank
+        self._text = (run_dir / f"log-rank{rank}.txt").open("a", buffering=1)
+        self._steps = (run_dir / "steps.jsonl").open("w", buffering=1) if rank == 0 else None
+        self._board: Any = None
+        if tensorboard and rank == 0:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(run_dir / "tensorboard"))
+
+    def say(self, message: str) -> None:
+        """A line for people."""
+        print(message, file=self._text)
+        if self.rank == 0:
+            print(message, flush=True)
+
+    def parameters(self, config: dict[str, Any]) -> None:
+        """The run's options, once, before the first step."""
+        if self.rank == 0:
+            write_json(self.run_dir / "config.json", config)
+        self.say("parameters  " + "  ".join(f"{name}={value}" for name, value in config.items()))
+
+    def step(
+        self,
+        *,
+        epoch: int,
+        step: int,
+        batch_size: int,
+        loss: float,
+        step_seconds: list[float],
+        world_size: int,
+        peak_memory_bytes: int,
+    ) -> None:
+        """The state after `step`. `step_seconds` holds each step's time since the last line; the rate is over all ranks."""
+        if self._steps is None:
+            return
+        mean = sum(step_seconds) / len(step_seconds)
+        rate = batch_size * world_size / mean
+        line = {
+            "epoch": epoch,
+            "step": step,
+            "batch_size": batch_size,
+            "loss": loss if math.isfinite(loss) else None,
+            "step_seconds": mean,
+            "samples_per_second": rate,
+            "peak_memory_bytes": peak_memory_bytes,
+            "each_step_seconds": step_seconds,
+        }
+        self._steps.write(json.dumps(line) + "\n")
+        self.say(
+            f"epoch {epoch}  step {step}  batch_size {batch_size}  loss {loss:.4f}  step_time {mean:.4f} s  "
+            f"{rate:.1f} samples/s  peak_memory {peak_memory_bytes / 2**30:.2f} GiB"
+        )
+        if self._board is not None:
+            self._board.add_scalar("loss", loss, step)
+            self._board.add_scalar("step_seconds", mean, step)
+            self._board.add_scalar("samples_per_second", rate, step)
+            self._board.add_scalar("peak_memory_gibibytes", peak_memory_bytes / 2**30, step)
+
+    def metrics(self, metrics: dict[str, float], step: int) -> None:
+        """Held-out metrics after `step`."""
+        self.say("held-out  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        if self._board is not None:
+            for name, value in metrics.items():
+                self._board.add_scalar(f"held_out/{name}", value, step)
+
+    def close(self) -> None:
+        """Everything is on disk."""
+        self._text.close()
+        if self._steps is not None:
+            self._steps.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
+    """The complete lines of `steps.jsonl`, also of a run that is still going on."""
+    path = Path(run_dir) / "steps.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

@@ -1,0 +1,233 @@
+"""How an option is declared, checked, and turned into a command line, a notebook cell or a table.
+
+An options class is a dataclass whose fields are made by `option(...)` (config.py holds all of them). Bad values
+raise InputError with the option's name, the value, and what it must be. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, field, fields
+from typing import Any, Literal, TypeVar, Union
+
+from gallery_lib.errors import InputError, did_you_mean
+
+T = TypeVar("T")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    unit: str = "",
+    minimum: float | None = None,
+    maximum: float | None = None,
+    refused: Mapping[str, str] | None = None,
+) -> Any:
+    """A dataclass field with its meaning, unit and range.
+
+    A `None` default means "decided later"; `help` says by what. `refused` maps values that people try, and that are
+    not offered, to the reason.
+    """
+    metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "refused": refused or {}}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Checking values
+
+
+def _type_of(cls: type, name: str) -> Any:
+    return typing.get_type_hints(cls)[name]
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The non-None members of `int | None`, or the annotation itself."""
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return tuple(a for a in typing.get_args(annotation) if a is not type(None))
+    return (annotation,)
+
+
+def _type_name(annotation: Any) -> str:
+    (inner,) = _alternatives(annotation)
+    if typing.get_origin(inner) is Literal:
+        return " or ".join(typing.get_args(inner))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[inner]
+
+
+def _convert(value: Any, annotation: Any) -> Any:
+    """`value` as `annotation`'s type; ValueError when it is not one. Text is accepted where it reads as one."""
+    (inner,) = _alternatives(annotation)
+    optional = inner is not annotation
+    if value is None or (optional and isinstance(value, str) and value.lower() == "none"):
+        if optional:
+            return None
+        raise ValueError
+    if typing.get_origin(inner) is Literal:
+        if value in typing.get_args(inner):
+            return value
+        raise ValueError
+    if inner is bool:
+        if isinstance(value, bool):
+            return value
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        if isinstance(value, str) and value.lower() in words:
+            return words[value.lower()]
+        raise ValueError
+    if inner is str:
+        if isinstance(value, str):
+            return value
+        raise ValueError
+    if isinstance(value, bool):
+        raise ValueError
+    if inner is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return inner(value)
+
+
+def check_value(cls: type, name: str, value: Any) -> Any:
+    """`value` converted to the type of option `name`; InputError naming the option when it does not fit."""
+    annotation = _type_of(cls, name)
+    metadata = next(f.metadata for f in fields(cls) if f.name == name)
+    unit = f" ({metadata['unit']})" if metadata.get("unit") else ""
+    if reason := metadata["refused"].get(value if isinstance(value, str) else ""):
+        raise InputError(f"{name}={value} is not offered: {reason}")
+    try:
+        result = _convert(value, annotation)
+    except (ValueError, TypeError):
+        raise InputError(f"{name}={value!r} must be {_type_name(annotation)}{unit}.") from None
+    if result is not None and not isinstance(result, (str, bool)):
+        low, high = metadata.get("minimum"), metadata.get("maximum")
+        if result != result or (low is not None and result < low) or (high is not None and result > high):
+            bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+            raise InputError(f"{name}={value!r} must be {bounds}{unit}.")
+    return result
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any]) -> T:
+    """An instance of the options class `cls` from plain values, each checked.
+
+    Raises InputError for an unknown name (with the closest known one), a wrong type, or a value out of range.
+    """
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise InputError(f"unknown parameter `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+    return cls(**{name: check_value(cls, name, value) for name, value in values.items()})
+
+
+def checked(config: T) -> T:
+    """`config` with every value checked; for options that were set in Python rather than parsed."""
+    return from_mapping(type(config), dataclasses.asdict(config))  # type: ignore[call-overload]
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The options as plain values, as `config.json` holds them."""
+    return dataclasses.asdict(config)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# What is derived from the declarations
+
+
+def default_of(f: dataclasses.Field[Any]) -> Any:
+    """The default of a field, also where it is built by a factory."""
+    return f.default_factory() if f.default_factory is not MISSING else f.default
+
+
+def add_arguments(parser: argparse.ArgumentParser, cls: type, *, skip: Sequence[str] = ()) -> None:
+    """One `--option` per field of `cls`, with underscores as the seed commands have them, or with dashes."""
+    group = parser.add_argument_group((cls.__doc__ or cls.__name__).splitlines()[0].rstrip("."))
+    for f in fields(cls):
+        if f.name in skip:
+            continue
+        default = default_of(f)
+        unit = f" [{f.metadata['unit']}]" if f.metadata["unit"] else ""
+        shown = "" if default is None else f" (default: {default})"
+        help_text = f.metadata["help"].replace("%", "%%") + unit + shown
+        flags = list(dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"]))
+        if _type_of(cls, f.name) is bool:
+            group.add_argument(*flags, action="store_true", default=argparse.SUPPRESS, dest=f.name, help=help_text)
+            negated = list(dict.fromkeys([f"--no_{f.name}", f"--no-{f.name.replace('_', '-')}"]))
+            group.add_argument(
+                *negated,
+                action="store_false",
+                default=argparse.SUPPRESS,
+                dest=f.name,
+                help=argparse.SUPPRESS if not default else f"switch {f.name} off",
+            )
+        else:
+            group.add_argument(*flags, default=argparse.SUPPRESS, dest=f.name, metavar=f.name.upper(), help=help_text)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> typing.NoReturn:
+        raise InputError(f"{message}. See --help.")
+
+
+def parse_command_line(
+    arguments: Sequence[str], *classes: type, prog: str, description: str, fixed: Mapping[str, Any] | None = None
+) -> list[Any]:
+    """An instance of each options class from command-line words.
+
+    `fixed` holds options that the caller has decided: they are not offered. Raises InputError on anything wrong;
+    `--help` prints every option with its default and unit and ends with exit code 0.
+    """
+    parser = _Parser(prog=prog, description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for cls in classes:
+        add_arguments(parser, cls, skip=tuple(fixed or ()))
+    namespace, unknown = parser.parse_known_args(list(arguments))
+    known = [f.name for cls in classes for f in fields(cls)]
+    if unknown:
+        name = unknown[0].split("=")[0].lstrip("-").replace("-", "_")
+        raise InputError(f"unknown option `{unknown[0]}`.{did_you_mean(name, known)} See --help.")
+    given = {**vars(namespace), **(fixed or {})}
+    return [from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given}) for cls in classes]
+
+
+def command_line(*configs: Any) -> list[str]:
+    """The shortest words that `parse_command_line` turns back into `configs`: only what differs from the defaults."""
+    words = []
+    for config in configs:
+        for f in fields(config):
+            value = getattr(config, f.name)
+            if value == default_of(f):
+                continue
+            if isinstance(value, bool):
+                words.append(f"--{'' if value else 'no-'}{f.name.replace('_', '-')}")
+            else:
+                words.append(f"--{f.name}={value}")
+    return words
+
+
+def parameters_source(cls: type) -> str:
+    """The source of a notebook's parameters cell: one assignment per field, with its meaning as a comment.
+
+    `int | None` is written `: int = None`, since papermill's parameter inspection does not read unions.
+    """
+    lines = []
+    for f in fields(cls):
+        (inner,) = _alternatives(_type_of(cls, f.name))
+        name = "str" if typing.get_origin(inner) is Literal else inner.__name__
+        choices = f" ({', '.join(typing.get_args(inner))})" if typing.get_origin(inner) is Literal else ""
+        unit = f" [{f.metadata['unit']}]" if f.metadata["unit"] else ""
+        default = default_of(f)
+        value = json.dumps(default) if isinstance(default, str) else repr(default)
+        lines.append(f"{f.name}: {name} = {value}  # {f.metadata['help']}{choices}{unit}")
+    return "\n".join(lines)
+
+
+def options_table(cls: type) -> str:
+    """The options of `cls` as a Markdown table: name, default, unit, meaning."""
+    rows = ["| option | default | unit | meaning |", "|---|---|---|---|"]
+    for f in fields(cls):
+        default = default_of(f)
+        rows.append(f"| `{f.name}` | {'' if default is None else f'`{default}`'} | {f.metadata['unit']} | {f.metadata['help']} |")
+    return "\n".join(rows)

@@ -1,0 +1,70 @@
+"""Processes that end when they should. Linux first; elsewhere the parent's death is noticed by polling.
+
+Used by every process that the launcher starts: a worker dies with its parent, and a supervisor can end everything
+below it, also what has moved into sessions of its own (torchrun's workers, data loaders, compiler workers).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(operation: int, value: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    return ctypes.CDLL(None, use_errno=True).prctl(operation, value, 0, 0, 0) == 0
+
+
+def die_with_parent() -> None:
+    """From now on this process is killed when the process that started it ends, however it ends."""
+    parent = os.getppid()
+    if not _prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
+
+        def watch() -> None:
+            while os.getppid() == parent:
+                time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, daemon=True).start()
+    if os.getppid() != parent:  # it ended before the request took effect
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parents end become children of this process, so that none can slip away."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_descendants(grace_seconds: float = 3.0) -> None:
+    """SIGTERM to every descendant of this process, SIGKILL to those still there after the grace period."""
+    import psutil
+
+    me = psutil.Process()
+
+    def everyone() -> list[psutil.Process]:
+        return [p for p in me.children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in everyone():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        deadline = time.monotonic() + grace_seconds
+        while everyone() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for _ in range(20):  # a process may start another while it is being killed
+            remaining = everyone()
+            if not remaining:
+                break
+            for process in remaining:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(0.05)

@@ -1,0 +1,81 @@
+"""Percentiles, and the interval of a ratio of step times.
+
+The ratio compares two variants that took turns. Steps inside one turn share the machine's mood, so the unit that
+is resampled is the round (one turn of each variant), not the step: resampling steps would give intervals that are
+too narrow (Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time", 2013). Two processes that run the very
+same code still differ a little, by where their memory happens to lie; more rounds do not average that out, so the
+interval is widened by `PROCESS_SPREAD`, measured by `benchmarks/trust.py`. Figures in seconds and plain ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+PROCESS_SPREAD = 0.01
+"""Relative difference in step time between two processes that run the same code (see benchmarks/trust.py)."""
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """p50, p75, p90, p95 and mean of durations, by linear interpolation. Raises ValueError when there are none."""
+    if len(seconds) == 0:
+        raise ValueError("no durations to summarise")
+    p50, p75, p90, p95 = (float(v) for v in np.percentile(seconds, [50, 75, 90, 95]))
+    return {"p50": p50, "p75": p75, "p90": p90, "p95": p95, "mean": float(np.mean(seconds))}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Baseline time over candidate time (above 1: the candidate is faster), with the bounds of its interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """`faster`, `slower`, or `no measurable difference` when the interval holds 1."""
+        if self.low > 1.0:
+            return "faster"
+        return "slower" if self.high < 1.0 else "no measurable difference"
+
+
+def ratio_of_medians(
+    baseline_rounds: Sequence[Sequence[float]],
+    candidate_rounds: Sequence[Sequence[float]],
+    *,
+    confidence: float = 0.99,
+    resamples: int = 4000,
+    process_spread: float = PROCESS_SPREAD,
+    seed: int = 0,
+) -> Ratio:
+    """Ratio of median step times, baseline over candidate, from rounds in which both took a turn.
+
+    Args:
+        baseline_rounds, candidate_rounds: step times in seconds, one sequence per round, the same number of rounds.
+        confidence: level of the bootstrap interval (rounds are drawn with replacement, both variants together).
+        process_spread: relative widening of the interval on each side.
+
+    Raises ValueError with fewer than two rounds or an empty one.
+    """
+    rounds = len(baseline_rounds)
+    if rounds != len(candidate_rounds) or rounds < 2 or any(len(r) == 0 for r in (*baseline_rounds, *candidate_rounds)):
+        raise ValueError(f"needs the same number (at least 2) of non-empty rounds, got {rounds} and {len(candidate_rounds)}")
+    # A round's own ratio is free of drift that is slower than a round; the spread of these ratios is what is resampled.
+    log_ratios = np.array([np.log(np.median(b)) - np.log(np.median(c)) for b, c in zip(baseline_rounds, candidate_rounds, strict=True)])
+    ratio = float(
+        np.median(np.concatenate([np.asarray(r) for r in baseline_rounds]))
+        / np.median(np.concatenate([np.asarray(r) for r in candidate_rounds]))
+    )
+    draws = np.random.default_rng(seed).integers(0, rounds, size=(resamples, rounds))
+    centre = float(np.median(log_ratios))
+    deviations = np.median(log_ratios[draws], axis=1) - centre
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(deviations, [tail, 1.0 - tail])
+    # The bootstrap of few rounds is too narrow by about sqrt(n / (n - 1)); the interval always holds the ratio itself.
+    widen = np.sqrt(rounds / (rounds - 1.0))
+    low_bound = np.exp(min(centre + low * widen, np.log(ratio))) / (1.0 + process_spread)
+    high_bound = np.exp(max(centre + high * widen, np.log(ratio))) * (1.0 + process_spread)
+    return Ratio(ratio=ratio, low=float(low_bound), high=float(high_bound))
