@@ -1,0 +1,1 @@
+"""Communication between training processes: the process group, and DistributedDataParallel."""

@@ -1,0 +1,64 @@
+"""Which process this is among those of the run, and the process group that joins them (torchrun's variables)."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def rank() -> int:
+    """This process's number, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Training processes of the run, over all hosts."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device() -> torch.device:
+    """The device of this process: the GPU of its local rank, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(chosen)
+    return chosen
+
+
+def ensure_initialized(timeout_seconds: float = 600.0) -> None:
+    """Join the run's process group, if it has more than one process and this one has not joined yet."""
+    if world_size() > 1 and not dist.is_initialized():
+        chosen = device()
+        dist.init_process_group(
+            backend="nccl" if chosen.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=chosen if chosen.type == "cuda" else None,
+        )
+
+
+def leave() -> None:
+    """Leave the process group, if this process is in one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """`values` added up over all ranks, in place; unchanged in a run of one process."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def from_rank_0(value: T) -> T:
+    """Rank 0's `value`, on every rank."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

@@ -1,0 +1,44 @@
+"""The host allocator: keep large blocks instead of giving them back to the kernel every step.
+
+glibc maps a block above its threshold afresh each time and unmaps it when freed, so every training step pays page
+faults for every activation. With the thresholds raised, and huge pages on, the same pages are used again. The
+tunables are read when a process starts: hence environment variables for processes that the launcher starts.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+
+_TUNABLES = {
+    "glibc.malloc.mmap_threshold": str(4 * 2**30),
+    "glibc.malloc.trim_threshold": str(16 * 2**30),
+    "glibc.malloc.hugetlb": "1",
+}
+
+
+def reason_not_applied() -> str | None:
+    """Why the tunables would have no effect here, or None."""
+    library, version = platform.libc_ver()
+    if library != "glibc":
+        return f"the C library is {library or 'not glibc'}"
+    if tuple(int(part) for part in version.split(".")[:2]) < (2, 35):
+        return f"glibc {version} is older than 2.35"
+    if preload := os.environ.get("LD_PRELOAD", ""):
+        for name in ("jemalloc", "tcmalloc", "mimalloc"):
+            if name in preload:
+                return f"{name} is preloaded and replaces glibc's allocator"
+    return None
+
+
+def environment() -> dict[str, str]:
+    """`GLIBC_TUNABLES` with ours added to the user's own (whose values win); empty where they have no effect."""
+    if reason_not_applied():
+        return {}
+    own = dict(pair.split("=", 1) for pair in os.environ.get("GLIBC_TUNABLES", "").split(":") if "=" in pair)
+    return {"GLIBC_TUNABLES": ":".join(f"{name}={value}" for name, value in {**_TUNABLES, **own}.items())}
+
+
+def active() -> bool:
+    """Whether this process was started with the tunables."""
+    return "glibc.malloc.mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")

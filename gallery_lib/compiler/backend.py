@@ -1,0 +1,68 @@
+"""The compiler, behind a small registry: `compile_model(model, options)`.
+
+A backend compiles a module in place, so that its state-dict keys stay as they are. `inductor` is torch.compile; its
+caches live in the project's cache folder, so that the second run of a model starts in seconds. An adapter for
+another compiler registers itself with `register_backend`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from gallery_lib import hardware
+from gallery_lib.config import Compiler
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.paths import cache_dir
+
+Backend = Callable[[nn.Module, Compiler, torch.device], str]
+"""Compiles the module in place for the device and returns one line that says what was done."""
+
+_BACKENDS: dict[str, Backend] = {}
+
+
+def register_backend(name: str, backend: Backend) -> None:
+    """Make `backend` available as `config.compiler.backend = name`."""
+    _BACKENDS[name] = backend
+
+
+def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> str:
+    """Compile `model` in place with the chosen backend; the line returned goes into the run's results.
+
+    Compilation itself happens at the first call. Raises InputError for an unknown backend or a missing C++ compiler.
+    """
+    if options.backend not in _BACKENDS:
+        known = ", ".join(sorted(_BACKENDS))
+        raise InputError(f"unknown compiler backend `{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}.")
+    return _BACKENDS[options.backend](model, options, device)
+
+
+def cache_environment() -> dict[str, str]:
+    """Variables that keep Inductor's caches in the project's folder, unless the user has chosen another."""
+    return {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))}
+
+
+def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
+    if device.type == "cpu" and hardware.cpp_compiler() is None:
+        raise InputError(
+            "compiling for the CPU needs a C++ compiler, and none was found. "
+            "Install g++ (Debian, Ubuntu: apt-get install g++) or name one in CXX."
+        )
+    os.environ.update(cache_environment())
+    compile_options: dict[str, object] = {}
+    done = f"inductor, mode {options.mode}"
+    if device.type == "cpu" and not hardware.computes_in_bf16("cpu"):
+        from gallery_lib.compiler.emulated_bf16 import EmulatedBf16
+
+        compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
+        done += ", bfloat16 on fp32 units"
+    if options.mode != "default":
+        compile_options |= torch._inductor.list_mode_options(options.mode)
+    model.compile(backend="inductor", options=compile_options or None)
+    return done
+
+
+register_backend("inductor", _inductor)

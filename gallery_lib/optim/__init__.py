@@ -1,0 +1,37 @@
+"""Optimizers: which one a task uses, and its accelerated form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
+"""Optimizers of torch.optim with a fused implementation on CPU and CUDA."""
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """A torch.optim class by name with its hyper-parameters; learning rate and weight decay may be overridden."""
+
+    name: str
+    lr: float
+    weight_decay: float = 0.0
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def build(
+        self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool
+    ) -> torch.optim.Optimizer:
+        """The optimizer; `accelerated` takes the fused form where torch has one."""
+        arguments = dict(self.arguments)
+        if accelerated and self.name in _FUSED:
+            arguments["fused"] = True
+        return getattr(torch.optim, self.name)(
+            parameters,
+            lr=self.lr if lr is None else lr,
+            weight_decay=self.weight_decay if weight_decay is None else weight_decay,
+            **arguments,
+        )

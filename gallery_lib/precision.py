@@ -1,0 +1,36 @@
+"""Precision of a run: fp32 (O0) or autocast (O1), and gradient scaling where the dtype needs it."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from gallery_lib import hardware
+from gallery_lib.config import TrainConfig
+from gallery_lib.errors import InputError
+
+
+def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:
+    """The dtype of autocast, or None under O0. Raises InputError where the device cannot train in it."""
+    if config.amp_level == "O0":
+        return None
+    if device_type == "cpu":
+        if config.amp_dtype == "fp16":
+            raise InputError(
+                "amp_dtype=fp16 is not offered on the CPU: few CPUs compute in it and gradients underflow. Use bf16 (the default there)."
+            )
+        return torch.bfloat16
+    if config.amp_dtype == "bf16" or (config.amp_dtype == "auto" and hardware.computes_in_bf16(device_type)):
+        return torch.bfloat16
+    return torch.float16
+
+
+def autocast(dtype: torch.dtype | None, device_type: str) -> contextlib.AbstractContextManager[None]:
+    """The context of forward pass and loss."""
+    return torch.autocast(device_type, dtype=dtype) if dtype is not None else contextlib.nullcontext()
+
+
+def grad_scaler(dtype: torch.dtype | None, device_type: str) -> torch.amp.GradScaler:
+    """A gradient scaler that acts under float16 and passes everything through otherwise."""
+    return torch.amp.GradScaler(device_type, enabled=dtype is torch.float16)
