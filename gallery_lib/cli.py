@@ -1,0 +1,107 @@
+"""The `gallery` command and `launch_single_task.py`: a thin face over the package.
+
+Exit code 0: done. 2: bad input, nothing was started. 1: a run failed. 130: interrupted. One message on standard
+error; a traceback only for what is a defect of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.errors import GalleryError, InputError, did_you_mean
+from gallery_lib.options import parse_command_line
+
+
+def _guarded(body: Callable[[], None]) -> int:
+    try:
+        body()
+    except GalleryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted: every process of the run has been ended.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def launch_single_task(arguments: Sequence[str]) -> int:
+    """Train one task; the options are those of TrainConfig and LaunchConfig."""
+
+    def body() -> None:
+        config, launch_config = parse_command_line(
+            arguments, TrainConfig, LaunchConfig, prog="launch_single_task.py", description="Train one task of the gallery, over torchrun."
+        )
+        from gallery_lib import launcher
+        from gallery_lib.report import tables
+
+        if launch_config.dry_run:
+            print(launcher.dry_run(config, launch_config))
+            return
+        results = launcher.launch(config, launch_config)
+        if results is not None:
+            print(tables.results_text(results))
+            print(f"results: {results.config['run_dir']}/results.json")
+
+    return _guarded(body)
+
+
+def _compare(arguments: Sequence[str]) -> None:
+    config, launch_config, compare_config = parse_command_line(
+        arguments,
+        TrainConfig,
+        LaunchConfig,
+        CompareConfig,
+        prog="gallery compare",
+        description="Train a task as baseline and with the accelerated backend, in turns, and say what the difference is.",
+        fixed={"compiler_opt": False, "dry_run": False},
+    )
+    from gallery_lib.measure.compare import compare_backend
+    from gallery_lib.report import tables
+
+    print(tables.comparison_text(compare_backend(config, launch_config, compare_config)))
+
+
+def _show(arguments: Sequence[str]) -> None:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise InputError("usage: gallery show FOLDER (a run, a comparison, or a folder that holds some)")
+    from gallery_lib.report import tables
+
+    print(tables.folder_text(arguments[0]))
+
+
+def _list(arguments: Sequence[str]) -> None:
+    from gallery_lib import tasks
+
+    for name in tasks.names():
+        task = tasks.get(name)
+        print(f"{name:28} {task.title:28} {task.domain}")
+
+
+_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "list": (_list, "the tasks of the gallery"),
+    "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help)"),
+    "show": (_show, "the tables of what a folder of runs holds"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The `gallery` command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+
+    def body() -> None:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print("usage: gallery COMMAND …\n")
+            print("\n".join(f"  {name:10} {meaning}" for name, (_, meaning) in _COMMANDS.items()))
+            print("\nTraining one task: python launch_single_task.py --help")
+            return
+        if words[0] not in _COMMANDS:
+            raise InputError(f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: {', '.join(_COMMANDS)}.")
+        _COMMANDS[words[0]][0](words[1:])
+
+    return _guarded(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""Starts the processes of a training run with torchrun, shows how it goes, and ends all of them when it should.
+
+`launch(config)` waits for the result; `start(config)` returns a Job at once (measure/ has two alive). Both raise
+InputError before anything is started when the request makes no sense, and RunFailed, with the failing rank's
+traceback and the last log lines, when a process fails. The processes live in a session of their own under a
+supervisor: an interrupt, a killed kernel or a killed worker ends every one of them within seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gallery_lib
+from gallery_lib import hardware, options, paths, tasks
+from gallery_lib.compiler import allocator, toggle
+from gallery_lib.compiler.backend import cache_environment
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.errors import GalleryError, InputError, RunFailed
+from gallery_lib.log import read_steps
+from gallery_lib.precision import autocast_dtype
+from gallery_lib.progress import Progress
+from gallery_lib.results import Results, read_results
+from gallery_lib.train import LAUNCHED_AT_VARIABLE
+
+STOP_SECONDS = 8.0
+"""How long the supervisor may take to end everything before it is killed itself."""
+
+
+def _check(config: TrainConfig, launch: LaunchConfig) -> None:
+    """InputError for what can be known to fail before a process is started."""
+    task = tasks.get(config.model)
+    gpus = hardware.gpu_count()
+    devices, what = (gpus, f"{gpus} GPU(s)") if gpus else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
+    if launch.nproc_per_node > devices:
+        raise InputError(f"nproc_per_node={launch.nproc_per_node}: this host has {what}, so at most {devices}.")
+    if launch.node_rank >= launch.nnodes:
+        raise InputError(f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; hosts are counted from 0.")
+    if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
+        raise InputError(f"nnodes={launch.nnodes} needs master_addr: the address of host 0, as the other hosts see it.")
+    autocast_dtype(config, "cuda" if gpus else "cpu")
+    if config.run_dir and (Path(config.run_dir) / "results.json").exists():
+        raise InputError(f"run_dir={config.run_dir} holds a finished run. Name a new folder, or move that one away.")
+    task.data(dataclasses.replace(config, image_size=config.image_size or task.image_size))
+
+
+def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
+    """What the processes of a run get on top of this process's environment."""
+    threads = config.threads or max(1, hardware.cores() // launch.nproc_per_node)
+    chosen = {"OMP_NUM_THREADS": str(threads), **toggle.environment(config)}
+    if config.compiler_opt:
+        chosen |= cache_environment() | allocator.environment()
+    return chosen
+
+
+def torchrun_command(config: TrainConfig, launch: LaunchConfig, module: str = "gallery_lib.worker") -> list[str]:
+    """The torchrun command line of a run."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
+    if launch.nnodes == 1 and launch.master_port is None:
+        command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]  # a free port
+    else:
+        port = launch.master_port or 29400
+        command += [f"--node-rank={launch.node_rank}", f"--master-addr={launch.master_addr}", f"--master-port={port}"]
+    return [*command, "-m", module, *options.command_line(config)]
+
+
+def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
+    """The command that `launch` would run, with its environment, as a line for a shell."""
+    _check(config, launch)
+    variables = [f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()]
+    return " ".join([*variables, shlex.join(torchrun_command(config, launch))])
+
+
+class Job:
+    """The processes of one run. Owns them: `stop` ends them all, and so does the end of this process."""
+
+    def __init__(
+        self, config: TrainConfig, launch: LaunchConfig, command: list[str], environment: Mapping[str, str], *, show_log: bool
+    ) -> None:
+        assert config.run_dir is not None
+        self.config, self.launch, self.command = config, launch, command
+        self.run_dir = Path(config.run_dir)
+        self.last_lines: deque[str] = deque(maxlen=20)
+        self._show_log = show_log
+        self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
+        package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
+        search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
+        with self._torchrun_log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gallery_lib.supervisor", *command],
+                env={**os.environ, "PYTHONPATH": search_path, LAUNCHED_AT_VARIABLE: repr(time.time()), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read_output, daemon=True)
+        self._reader.start()
+
+    def _read_output(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.last_lines.append(line.rstrip("\n"))
+            if self._show_log:
+                print(line, end="", flush=True)
+
+    def running(self) -> bool:
+        """Whether the run has not ended yet."""
+        return self._process.poll() is None
+
+    def steps_done(self) -> int:
+        """Steps logged so far."""
+        steps = read_steps(self.run_dir)
+        return steps[-1]["step"] if steps else 0
+
+    def total_steps(self) -> int | None:
+        """Steps that the run will take, once it has said so."""
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            return json.loads((self.run_dir / "config.json").read_text())["max_steps"]
+        return None
+
+    def stop(self) -> None:
+        """End every process of the run; returns when they are gone."""
+        if self.running():
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        self._reader.join(timeout=2)
+        if self._process.stdout:
+            self._process.stdout.close()
+
+    def result(self) -> Results | None:
+        """What the ended run measured (None on a host other than 0). Raises RunFailed or InputError if it failed."""
+        code = self._process.wait()
+        self._reader.join(timeout=2)
+        if self._process.stdout:
+            self._process.stdout.close()
+        if code == 0:
+            return read_results(self.run_dir) if self.launch.node_rank == 0 else None
+        raise self._failure(code)
+
+    def _failure(self, code: int) -> GalleryError:
+        reports: list[dict[str, Any]] = sorted(
+            (json.loads(path.read_text()) for path in self.run_dir.glob("error-rank*.json")), key=lambda r: (-r["exit_code"], r["rank"])
+        )
+        if reports and reports[0]["exit_code"] == InputError.exit_code:
+            return InputError(reports[0]["message"])
+        torchrun_text = self._torchrun_log.read_text(errors="replace")
+        killed = re.search(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", torchrun_text)
+        if killed:
+            rank, number, pid = (int(group) for group in killed.groups())
+            reason = f"rank {rank} (process {pid}) was killed by {signal.Signals(number).name}"
+            if number == signal.SIGKILL:
+                reason += ": by someone, or by the kernel because memory ran out"
+            detail = ""
+        elif reports:
+            reason = f"rank {reports[0]['rank']} failed with {reports[0]['type']}: {reports[0]['message']}"
+            detail = "\n" + reports[0]["traceback"].rstrip()
+        elif code in (128 + signal.SIGKILL, 128 + signal.SIGTERM, -signal.SIGKILL, -signal.SIGTERM):
+            reason, detail = "its processes were ended from outside", ""
+        else:
+            reason = f"torchrun ended with exit code {code}"
+            detail = "\n" + "\n".join(torchrun_text.splitlines()[-15:])
+        log = "\n".join(self.last_lines) or "(nothing was logged)"
+        return RunFailed(f"the run in {self.run_dir} did not finish: {reason}.{detail}\nLast log lines of rank 0:\n{log}")
+
+
+def start(
+    config: TrainConfig,
+    launch: LaunchConfig | None = None,
+    *,
+    module: str = "gallery_lib.worker",
+    environment: Mapping[str, str] | None = None,
+    show_log: bool = False,
+) -> Job:
+    """Start a run and return at once.
+
+    Args:
+        module: what each process runs with `python -m`; it takes the options of TrainConfig.
+        environment: more variables for the processes.
+        show_log: pass rank 0's log lines on to standard output.
+    """
+    config, launch = options.checked(config), options.checked(launch or LaunchConfig())
+    _check(config, launch)
+    if config.run_dir is None:
+        name = config.model.rsplit(":", 1)[-1] + ("-compiler-opt" if config.compiler_opt else "-baseline")
+        config = dataclasses.replace(config, run_dir=str(paths.new_run_dir(name)))
+    assert config.run_dir is not None
+    Path(config.run_dir).mkdir(parents=True, exist_ok=True)
+    for old in Path(config.run_dir).glob("error-rank*.json"):
+        old.unlink()
+    command = torchrun_command(config, launch, module)
+    return Job(config, launch, command, {**environment_of(config, launch), **(environment or {})}, show_log=show_log)
+
+
+def launch(config: TrainConfig, launch: LaunchConfig | None = None, *, show_log: bool = True, progress: bool = True) -> Results | None:
+    """Run to the end and return what was measured, with a progress bar and rank 0's log on the way.
+
+    Prints the equivalent command line first. Raises RunFailed when a process fails, InputError on bad input.
+    """
+    job = start(config, launch, show_log=show_log)
+    try:
+        print("$ " + shlex.join(["python", "launch_single_task.py", *options.command_line(job.launch, job.config)]), flush=True)
+        bar: Progress | None = None
+        while job.running():
+            total = job.total_steps()
+            if bar is None and total:
+                bar = Progress("training", total, enabled=progress)
+            if bar is not None:
+                bar.update(job.steps_done())
+            time.sleep(0.2)
+        if bar is not None:
+            bar.update(job.steps_done())
+            bar.close()
+        return job.result()
+    finally:
+        job.stop()

@@ -1,0 +1,48 @@
+"""The registry of tasks: one file each, found by name, or a task of the reader's own as FILE.py:NAME."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.tasks.task import Splits, Task
+
+__all__ = ["Splits", "Task", "get", "names"]
+
+
+def names() -> list[str]:
+    """The tasks of the gallery."""
+    own = Path(__file__).parent
+    return sorted(path.stem for path in own.glob("*.py") if path.stem not in ("__init__", "task", "classification"))
+
+
+def get(name: str) -> Task:
+    """The task called `name`, or TASK-object `NAME` in a Python file for `FILE.py:NAME`.
+
+    Raises InputError for a name that is not known (with the closest one), a missing file, or a file without it.
+    """
+    if ".py:" in name:
+        return _from_file(*name.rsplit(":", 1))
+    if name not in names():
+        raise InputError(f"model={name!r} is not a task.{did_you_mean(name, names())} Known: {', '.join(names())}; or FILE.py:NAME.")
+    return importlib.import_module(f"gallery_lib.tasks.{name}").TASK
+
+
+def _from_file(file: str, attribute: str) -> Task:
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise InputError(f"model={file}:{attribute}: {path} does not exist.")
+    module_name = f"gallery_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    task = getattr(module, attribute, None)
+    if not isinstance(task, Task):
+        found = [name for name, value in vars(module).items() if isinstance(value, Task)]
+        raise InputError(f"model={file}:{attribute}: no Task of that name in {path}.{did_you_mean(attribute, found)}")
+    return task

@@ -1,0 +1,48 @@
+"""What the image-classification tasks share: mock or real ImageNet, cross-entropy, top-1 and top-5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gallery_lib import paths
+from gallery_lib.config import TrainConfig
+from gallery_lib.data.image_folder import ImageFolder
+from gallery_lib.tasks.task import Splits
+
+Batch = tuple[Tensor, Tensor]  # images float [N, 3, S, S], labels int64 [N]
+
+
+def images(config: TrainConfig) -> Splits:
+    """The folder `config.data_dir` (ImageNet's layout), else the small mock ImageNet, at `config.image_size`."""
+    root = config.data_dir or str(paths.data_dir("imagenet-small"))
+    assert config.image_size is not None
+    return Splits(
+        train=ImageFolder(root, "train", config.image_size, train=True, seed=config.seed),
+        held_out=ImageFolder(root, "val", config.image_size, train=False, seed=config.seed),
+    )
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy of logits [N, classes], in fp32 under autocast too."""
+    inputs, labels = batch
+    logits = model(inputs)
+    return F.cross_entropy(logits.float() if logits.dtype is not torch.float64 else logits, labels)
+
+
+def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    """Top-1 and top-5 hits of one batch."""
+    inputs, labels = batch
+    best = model(inputs).topk(5, dim=1).indices  # [N, 5]
+    hits = best == labels[:, None]
+    return {"top1": (hits[:, 0].sum(), len(labels)), "top5": (hits.any(dim=1).sum(), len(labels))}
+
+
+def chance(splits: Splits) -> dict[str, float]:
+    """Accuracy of guessing among the classes that the data has."""
+    held_out: Any = splits.held_out
+    classes = len(held_out.classes)
+    return {"top1": 1.0 / classes, "top5": min(1.0, 5.0 / classes)}

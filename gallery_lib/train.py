@@ -1,0 +1,293 @@
+"""One training run: `train(config) -> Results`, used by the command line, the notebooks and the measurements.
+
+A plain loop: data, `accelerate()`, forward and loss under autocast, backward, optimizer. The baseline and the
+accelerated backend go through the same lines; what differs is what `accelerate()` was asked to do. With more than
+one process (torchrun's variables say so) gradients are averaged by DistributedDataParallel. It does not start
+processes (launcher.py) and does not compare (measure/).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from gallery_lib import hardware, options, paths, precision, stats, tasks
+from gallery_lib.accelerate import accelerate, plain_module, techniques
+from gallery_lib.clock import StepClock
+from gallery_lib.comm import process_group
+from gallery_lib.config import TrainConfig, backend_config
+from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.errors import InputError
+from gallery_lib.log import RunLog
+from gallery_lib.results import Results, write_results
+from gallery_lib.tasks.task import Splits, Task
+
+LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
+"""When the run was asked for, in seconds since the epoch: start-up is counted from there."""
+
+
+@dataclass
+class Session:
+    """A run in progress, as an Observer sees it."""
+
+    config: TrainConfig
+    task: Task
+    splits: Splits
+    model: nn.Module
+    loader: DeviceLoader
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    autocast_dtype: torch.dtype | None
+    log: RunLog
+    clock: StepClock
+    losses: list[Tensor] = field(default_factory=list)  # of this rank, one scalar a step
+    skipped_steps: int = 0
+
+    def forward_backward(self, batch: Any) -> Tensor:
+        """Gradients of one batch, added to `.grad`, scaled by the scaler; returns the loss, detached."""
+        with precision.autocast(self.autocast_dtype, self.loader.device.type):
+            loss = self.task.loss(self.model, batch)
+        self.scaler.scale(loss).backward()
+        return loss.detach()
+
+    def step(self, batch: Any) -> None:
+        """One training step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(self.forward_backward(batch))
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.skipped_steps += self.scaler.get_scale() < scale
+
+
+class Observer:
+    """What may be hooked into a run; measure/ does. The methods of this class do nothing."""
+
+    def model_built(self, model: nn.Module) -> None:
+        """The plain model has its initial weights, on the CPU."""
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        """Step number `step` (from 0) is about to begin with `batch`."""
+
+    def after_training(self, session: Session) -> None:
+        """The last step is done; evaluation follows."""
+
+
+def resolve(config: TrainConfig) -> TrainConfig:
+    """`config`, checked, with the task's own values and this machine's in place of what was left open."""
+    config = options.checked(config)
+    task = tasks.get(config.model)
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return dataclasses.replace(
+        config,
+        batch_size=config.batch_size or task.batch_size,
+        image_size=config.image_size or task.image_size,
+        lr=task.optimizer.lr if config.lr is None else config.lr,
+        weight_decay=task.optimizer.weight_decay if config.weight_decay is None else config.weight_decay,
+        threads=config.threads or max(1, hardware.cores() // local_processes),
+        run_dir=config.run_dir or process_group.from_rank_0(str(paths.new_run_dir(config.model.rsplit(":", 1)[-1]))),
+    )
+
+
+def _loader(config: TrainConfig, splits: Splits) -> DataLoader[Any]:
+    return DataLoader(
+        splits.train,
+        batch_size=config.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=config.workers,
+        persistent_workers=config.workers > 0,
+        collate_fn=getattr(splits.train, "collate", None),
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator().manual_seed(config.seed),
+    )
+
+
+def _open(config: TrainConfig, observer: Observer) -> Session:
+    """Everything that a run needs, before its first step."""
+    assert config.threads is not None and config.run_dir is not None
+    torch.set_num_threads(config.threads)
+    task = tasks.get(config.model)
+    splits = task.data(config)
+    torch.manual_seed(config.seed)
+    model = task.build_model()
+    observer.model_built(model)
+    dtype = precision.autocast_dtype(config, process_group.device().type)
+    model, loader = accelerate(model, _loader(config, splits), backend_config(config))
+    if len(loader) == 0:
+        world_size = process_group.world_size()
+        raise InputError(
+            f"batch_size={config.batch_size} on {world_size} process(es) needs {config.batch_size * world_size} training samples, "  # type: ignore[operator]
+            f"and the data set has {len(splits.train)}. Use a smaller batch_size or more data."  # type: ignore[arg-type]
+        )
+    optimizer = task.optimizer.build(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, accelerated=config.compiler_opt)
+    return Session(
+        config=config,
+        task=task,
+        splits=splits,
+        model=model,
+        loader=loader,
+        optimizer=optimizer,
+        scaler=precision.grad_scaler(dtype, loader.device.type),
+        autocast_dtype=dtype,
+        log=RunLog(Path(config.run_dir), rank=process_group.rank(), tensorboard=config.tensorboard),
+        clock=StepClock(loader.device.type),
+    )
+
+
+def _batches(session: Session, total_steps: int) -> Iterator[tuple[int, int, Any]]:
+    """(epoch, step, batch), epoch after epoch, until the last step."""
+    step = 0
+    epoch = 0
+    while step < total_steps:
+        for batch in session.loader:
+            yield epoch, step, batch
+            step += 1
+            if step == total_steps:
+                return
+        epoch += 1
+
+
+def peak_memory_bytes(device_type: str) -> dict[str, int | None]:
+    """Highest memory use of this process so far, on the host and on its device."""
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"host": host, "device": torch.cuda.max_memory_allocated() if device_type == "cuda" else None}
+
+
+def _mean_losses(session: Session, since: int) -> list[float]:
+    """Losses from step `since` on, averaged over ranks."""
+    recent = torch.stack([loss.double() for loss in session.losses[since:]])
+    return (process_group.sum_over_ranks(recent) / process_group.world_size()).tolist()
+
+
+def evaluate(session: Session) -> dict[str, float]:
+    """Held-out metrics, each sample once; run eagerly, since evaluation is not what is being compiled."""
+    data: Any = session.splits.held_out
+    share = range(process_group.rank(), len(data), process_group.world_size())
+    loader = DataLoader(
+        data,
+        batch_size=session.config.batch_size,
+        sampler=share,
+        num_workers=session.config.workers,
+        collate_fn=getattr(data, "collate", None),
+    )
+    batches = DeviceLoader(loader, session.loader.device, session.loader.memory_format, shard=False)
+    model = plain_module(session.model)
+    model.eval()
+    sums: dict[str, Tensor] = {}
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), precision.autocast(session.autocast_dtype, batches.device.type):
+        for batch in batches:
+            for name, (total, count) in session.task.metrics(model, batch).items():
+                sums[name] = sums.get(name, torch.zeros(2, device=batches.device)) + torch.stack(
+                    [total.float(), torch.tensor(float(count), device=batches.device)]
+                )
+    model.train()
+    return {name: float(pair[0] / pair[1]) for name, pair in ((n, process_group.sum_over_ranks(p)) for n, p in sums.items())}
+
+
+def _run_steps(session: Session, total_steps: int, observer: Observer) -> list[list[float]]:
+    """Train, logging every `log_interval` steps; returns the loss curve [[step, loss], …], every step."""
+    config, clock = session.config, session.clock
+    curve: list[list[float]] = []
+    clock.start()
+    for epoch, step, batch in _batches(session, total_steps):
+        observer.before_step(session, step, batch)
+        session.step(batch)
+        clock.step_done()
+        if (step + 1) % config.log_interval == 0 or step + 1 == total_steps:
+            since = len(curve)
+            losses = _mean_losses(session, since)
+            curve += [[since + i + 1, loss] for i, loss in enumerate(losses)]
+            memory = peak_memory_bytes(session.loader.device.type)
+            session.log.step(
+                epoch=epoch,
+                step=step + 1,
+                batch_size=config.batch_size or 0,
+                loss=losses[-1],
+                step_seconds=clock.read()[since:],
+                world_size=process_group.world_size(),
+                peak_memory_bytes=memory["device"] or memory["host"] or 0,
+            )
+    return curve
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def train(config: TrainConfig, observer: Observer | None = None) -> Results:
+    """Run `config` in this process (one of several under torchrun) and write its run directory.
+
+    Returns what was measured; rank 0 also writes it to `results.json`, last. Raises InputError for bad options or
+    data, before anything is trained.
+    """
+    observer = observer or Observer()
+    launched_at = float(os.environ.get(LAUNCHED_AT_VARIABLE) or psutil.Process().create_time())
+    try:
+        process_group.ensure_initialized()
+        config = resolve(config)
+        session = _open(config, observer)
+        total_steps = config.max_steps or len(session.loader) * (config.epochs or 1)
+        if config.max_steps and config.epochs:
+            total_steps = min(config.max_steps, len(session.loader) * config.epochs)
+        config = dataclasses.replace(config, max_steps=total_steps)
+        assert config.batch_size is not None and config.run_dir is not None
+        warmup = min(config.warmup_steps, total_steps - 1)
+        session.log.parameters(options.to_mapping(config))
+        session.model.train()
+        ready_seconds = time.time() - launched_at
+        curve = _run_steps(session, total_steps, observer)
+        durations = session.clock.read()
+        trained_seconds = ready_seconds + sum(durations)
+        observer.after_training(session)
+        metrics = evaluate(session) if config.evaluate else {}
+        if metrics:
+            session.log.metrics(metrics, total_steps)
+        step_seconds = stats.percentiles(durations[warmup:])
+        first_steps_excess = max(0.0, sum(durations[:warmup]) - warmup * step_seconds["p50"])
+        world_size = process_group.world_size()
+        done = techniques(session.model)
+        if config.compiler_opt:
+            done = {**done, "optimizer": "fused" if session.optimizer.defaults.get("fused") else "torch's own"}
+        results = Results(
+            task=config.model,
+            config=options.to_mapping(config),
+            environment=hardware.environment(),
+            world_size=world_size,
+            nodes=world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            steps=total_steps,
+            warmup_steps=warmup,
+            loss={"first": _finite(curve[0][1]), "last": _finite(curve[-1][1]), "curve": [[s, _finite(v)] for s, v in curve]},
+            metrics=metrics,
+            step_seconds=step_seconds,
+            samples_per_second={
+                "per_device": config.batch_size / step_seconds["p50"],
+                "global": config.batch_size * world_size / step_seconds["p50"],
+                "whole_run": config.batch_size * world_size * total_steps / trained_seconds,
+            },
+            startup_seconds={
+                "total": ready_seconds + first_steps_excess,
+                "compile": first_steps_excess if "compiler" in done else 0.0,
+            },
+            peak_memory_bytes=peak_memory_bytes(session.loader.device.type),
+            skipped_steps=session.skipped_steps,
+            techniques=done,
+        )
+        if process_group.rank() == 0:
+            write_results(Path(config.run_dir), results)
+        session.log.close()
+        return results
+    finally:
+        process_group.leave()

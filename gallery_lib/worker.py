@@ -1,0 +1,69 @@
+"""One training process of a run, as torchrun starts it: `-m gallery_lib.worker OPTIONS`.
+
+Dies with torchrun. Whatever goes wrong is written to `error-rank<n>.json` in the run directory, for the launcher
+to tell; warnings and native messages go to the rank's log file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.config import TrainConfig
+from gallery_lib.errors import GalleryError
+from gallery_lib.options import parse_command_line
+from gallery_lib.processes import die_with_parent
+from gallery_lib.results import write_json
+
+
+def _own_message(error: BaseException) -> str:
+    """The message of the error; of the original one where a data-loading process passed it on with its traceback."""
+    text = str(error)
+    marker = f"{type(error).__module__}.{type(error).__qualname__}: "
+    return text.rsplit(marker, 1)[-1].strip() if marker in text else text
+
+
+def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
+    """Parse `arguments`, call `body` with the options, and return the process's exit code."""
+    die_with_parent()
+    rank = os.environ.get("RANK", "0")
+    run_dir: Path | None = None
+    try:
+        (config,) = parse_command_line(arguments, TrainConfig, prog="gallery_lib.worker", description="One training process.")
+        if config.run_dir:
+            run_dir = Path(config.run_dir)
+            run_dir.mkdir(parents=True, exist_ok=True)
+            log = (run_dir / f"log-rank{rank}.txt").open("a", buffering=1)
+            os.dup2(log.fileno(), 2)
+        body(config)
+        return 0
+    except BaseException as error:
+        if run_dir:
+            report = {
+                "rank": int(rank),
+                "type": type(error).__name__,
+                "message": _own_message(error),
+                "traceback": traceback.format_exc(),
+                "exit_code": error.exit_code if isinstance(error, GalleryError) else 1,
+            }
+            write_json(run_dir / f"error-rank{rank}.json", report)
+        traceback.print_exc()
+        return error.exit_code if isinstance(error, GalleryError) else 1
+
+
+def main() -> None:
+    """Train; the process ends here, without waiting for threads of native libraries."""
+    from gallery_lib.train import train
+
+    code = run(train, sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

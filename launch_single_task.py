@@ -1,0 +1,14 @@
+"""One training task from the command line, over torchrun.
+
+python launch_single_task.py --nproc_per_node=1 --amp_level=O1 --batch_size=128 --compiler-opt
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gallery_lib.cli import launch_single_task
+
+if __name__ == "__main__":
+    sys.exit(launch_single_task(sys.argv[1:]))
