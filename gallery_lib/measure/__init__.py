@@ -1,0 +1,1 @@
+"""Fair comparison of variants: turns, parity, and the machine's own limits."""

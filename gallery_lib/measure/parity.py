@@ -1,0 +1,114 @@
+"""Does the candidate compute the same training as the baseline? Asked before any speed-up is printed.
+
+Both start from the same weights and see the same batches; a third run does the same in float64. Three checks:
+
+1. *Losses* of the first steps: |candidate − exact| ≤ 3 × |baseline − exact| + tolerance × |exact|, where the
+   baseline's error is its largest so far (errors of a training run only grow).
+2. *Gradients* on the first batch, per parameter: the candidate's relative error against float64 is at most 3 × the
+   baseline's + tolerance. Rounding alone is allowed to differ, by as much as precision explains.
+3. *Gradient scale*, per parameter: the norm over several batches, candidate over baseline, is 1 within a tolerance
+   that rounding noise does not reach and a wrong factor does. This sees what check 2 cannot: under bfloat16 the
+   gradients of a deep network are a fifth noise, but noise does not change their length in common.
+
+The tolerances were found on ResNet-50 (benchmarks/notes.md): the rounding noise of check 3 stays below 0.02 under
+O1 and 0.001 under O0; a planted factor is 1.1 and 1.01. Parameters whose gradient is zero but for rounding (a bias
+before batch norm) are left out of 2 and 3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gallery_lib.measure.probe import relative_error
+
+LOSS_TOLERANCE = {"O0": 2e-3, "O1": 3e-2}
+GRADIENT_TOLERANCE = {"O0": 5e-3, "O1": 0.1}
+SCALE_TOLERANCE = {"O0": 4e-3, "O1": 5e-2}
+ERROR_FACTOR = 3.0
+NEGLIGIBLE = 1e-5
+"""A parameter's gradient counts as zero when its root mean square is below this part of the whole model's."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: the worst value met, the limit that held there, and where it was."""
+
+    name: str
+    passed: bool
+    worst: float
+    limit: float
+    where: str
+
+
+@dataclass(frozen=True)
+class Parity:
+    """All checks of a comparison."""
+
+    passed: bool
+    checks: list[Check]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; an infinite worst value becomes text."""
+        checks = [{k: v if not isinstance(v, float) or math.isfinite(v) else str(v) for k, v in asdict(c).items()} for c in self.checks]
+        return {"passed": self.passed, "checks": checks}
+
+
+def _worst(name: str, rows: list[tuple[float, float, str]]) -> Check:
+    """The check made of (value, limit, where) rows: the row that comes nearest to, or furthest over, its limit."""
+    if not rows:
+        return Check(name, False, math.inf, 0.0, "nothing to compare")
+    value, limit, where = max(rows, key=lambda row: row[0] / row[1] if row[0] == row[0] else math.inf)
+    return Check(name, all(v <= bound for v, bound, _ in rows), value if value == value else math.inf, limit, where)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def check_losses(baseline: list[float | None], candidate: list[float | None], exact: list[float | None], amp_level: str) -> Check:
+    """Check 1, over the steps that all three have."""
+    rows, largest = [], 0.0
+    for step, (b, c, e) in enumerate(zip(baseline, candidate, exact, strict=False), 1):
+        b, c, e = _number(b), _number(c), _number(e)
+        largest = max(largest, abs(b - e))
+        rows.append((abs(c - e), ERROR_FACTOR * largest + LOSS_TOLERANCE[amp_level] * abs(e), f"step {step}"))
+    return _worst("losses", rows)
+
+
+def _counted(exact: dict[str, Any]) -> list[str]:
+    """Parameters whose exact gradient is not zero but for rounding."""
+    mean_squares = {name: sum(v * v for v in sample) / len(sample) for name, sample in exact["samples"].items() if sample}
+    overall = sum(mean_squares.values()) / max(1, len(mean_squares))
+    return [name for name, square in mean_squares.items() if square > NEGLIGIBLE**2 * overall]
+
+
+def check_gradients(baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any], amp_level: str) -> Check:
+    """Check 2."""
+    rows = []
+    for name in _counted(exact):
+        error = relative_error(candidate["samples"].get(name, []), exact["samples"][name]) if name in candidate["samples"] else math.inf
+        own = relative_error(baseline["samples"][name], exact["samples"][name])
+        rows.append((error, ERROR_FACTOR * own + GRADIENT_TOLERANCE[amp_level], name))
+    return _worst("gradients", rows)
+
+
+def check_gradient_scale(baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any], amp_level: str) -> Check:
+    """Check 3."""
+    rows = []
+    for name in _counted(exact):
+        ours, theirs = candidate["square_norms"].get(name, 0.0), baseline["square_norms"][name]
+        deviation = abs(math.sqrt(ours / theirs) - 1.0) if theirs > 0 and ours == ours else math.inf
+        rows.append((deviation, SCALE_TOLERANCE[amp_level], name))
+    return _worst("gradient scale", rows)
+
+
+def judge(
+    losses: tuple[list[float | None], list[float | None], list[float | None]],
+    probes: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+    amp_level: str,
+) -> Parity:
+    """All checks; each triple is (baseline, candidate, exact)."""
+    checks = [check_losses(*losses, amp_level), check_gradients(*probes, amp_level), check_gradient_scale(*probes, amp_level)]
+    return Parity(all(check.passed for check in checks), checks)

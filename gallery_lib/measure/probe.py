@@ -1,0 +1,77 @@
+"""The gradients of a variant on a few batches, reduced to what the parity check needs.
+
+For every parameter: the sum over the batches of its gradient's squared norm, and a fixed random sample of the first
+batch's gradient. The probe runs on the run's own model (compiled, laid out, distributed as it is), with the initial
+weights as the task conditions them, and puts everything back afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gallery_lib.accelerate import plain_module
+from gallery_lib.train import Session
+
+SAMPLE = 512
+"""Gradient elements kept per parameter."""
+
+
+def initial_state(model: nn.Module) -> dict[str, Tensor]:
+    """A copy, on the CPU, of the model's weights and buffers."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+
+
+def _sample_indices(elements: int) -> Tensor:
+    if elements <= SAMPLE:
+        return torch.arange(elements)
+    return torch.randint(elements, (SAMPLE,), generator=torch.Generator().manual_seed(elements))
+
+
+def _gradients(session: Session) -> dict[str, Tensor]:
+    """Unscaled gradients by plain parameter name; logical element order whatever the memory format."""
+    scale = session.scaler.get_scale()
+    parameters = plain_module(session.model).named_parameters()
+    return {name: p.grad.detach().double().contiguous().flatten() / scale for name, p in parameters if p.grad is not None}
+
+
+def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any]) -> dict[str, Any]:
+    """Gradient statistics on `batches` at the conditioned initial weights; the session's state is as before."""
+    model = plain_module(session.model)
+    current = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(initial)
+    session.task.condition(model)
+    square_norms: dict[str, float] = {}
+    samples: dict[str, list[float]] = {}
+    for number, batch in enumerate(batches):
+        session.optimizer.zero_grad(set_to_none=True)
+        session.forward_backward(batch)
+        for name, gradient in _gradients(session).items():
+            square_norms[name] = square_norms.get(name, 0.0) + float(gradient.square().sum())
+            if number == 0:
+                samples[name] = gradient[_sample_indices(gradient.numel()).to(gradient.device)].tolist()
+    session.optimizer.zero_grad(set_to_none=True)
+    model.load_state_dict(current)
+    return {"batches": len(batches), "square_norms": square_norms, "samples": samples}
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    """Write a probe's result; NaN and inf survive."""
+    torch.save(result, path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read it back."""
+    return torch.load(path, weights_only=True)
+
+
+def relative_error(sample: list[float], exact: list[float]) -> float:
+    """‖sample − exact‖ / ‖exact‖; inf where it is not a number or the exact one is zero."""
+    a, b = torch.tensor(sample, dtype=torch.float64), torch.tensor(exact, dtype=torch.float64)
+    norm = float(b.norm())
+    error = float((a - b).norm()) / norm if norm > 0 else math.inf
+    return error if error == error else math.inf

@@ -1,0 +1,126 @@
+"""One process of a run that is being compared: `-m gallery_lib.measure.worker OPTIONS`, started by compare.py.
+
+A variant trains its warm-up steps, runs the gradient probe, then trains a block of steps whenever it has the turn.
+The reference does the first few steps and the probe in float64, and ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from gallery_lib import worker
+from gallery_lib.config import TrainConfig
+from gallery_lib.measure import probe
+from gallery_lib.measure.turns import TurnClient
+from gallery_lib.train import Observer, Session, train
+
+ROLE_VARIABLE = "GALLERY_MEASURE"
+PROBE_FILE = "probe.pt"
+
+
+@dataclass(frozen=True)
+class Role:
+    """What compare.py tells its processes, as JSON in an environment variable."""
+
+    name: str
+    address: list[Any] | None  # of the turn server; None for the reference
+    warmup_steps: int
+    block_steps: int
+    probe_batches: int
+
+    def environment(self) -> dict[str, str]:
+        """The variable that carries this role."""
+        return {ROLE_VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Dropout draws different numbers in different backends, so it is off while parity is judged."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+
+
+class _Probing(Observer):
+    """Collects the first batches, keeps the initial weights, and probes the gradients once."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.initial: dict[str, Tensor] = {}
+        self.batches: list[Any] = []
+
+    def model_built(self, model: nn.Module) -> None:
+        _without_dropout(model)
+        self.initial = probe.initial_state(model)
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        if len(self.batches) < self.role.probe_batches:
+            self.batches.append(batch)
+
+    def probe(self, session: Session) -> None:
+        """Run the probe and write what it found, from rank 0."""
+        result = probe.run_probe(session, self.initial, self.batches)
+        self.batches.clear()
+        if session.log.rank == 0:
+            probe.save(result, session.log.run_dir / PROBE_FILE)
+
+
+class Variant(_Probing):
+    """Takes turns with the other variant."""
+
+    def __init__(self, role: Role) -> None:
+        super().__init__(role)
+        assert role.address is not None
+        self.turns = TurnClient(role.address, role.name, int(os.environ.get("RANK", "0")))
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        super().before_step(session, step, batch)
+        counted = step - self.role.warmup_steps
+        if counted < 0 or counted % self.role.block_steps:
+            return
+        session.clock.pause()
+        if counted == 0:
+            self.probe(session)
+        self.turns.wait()
+        session.clock.resume()
+
+    def after_training(self, session: Session) -> None:
+        self.turns.wait()
+
+
+class Reference(_Probing):
+    """The same training in float64."""
+
+    def model_built(self, model: nn.Module) -> None:
+        super().model_built(model)
+        model.double()
+
+        def to_float64(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            def widened(value: Any) -> Any:
+                return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+            return tuple(widened(a) for a in args), {k: widened(v) for k, v in kwargs.items()}
+
+        model.register_forward_pre_hook(to_float64, with_kwargs=True)
+
+    def after_training(self, session: Session) -> None:
+        self.probe(session)
+
+
+def body(config: TrainConfig) -> None:
+    """Train in the role that the environment names."""
+    role = Role(**json.loads(os.environ[ROLE_VARIABLE]))
+    train(config, Variant(role) if role.address else Reference(role))
+
+
+if __name__ == "__main__":
+    code = worker.run(body, sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
