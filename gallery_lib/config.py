@@ -134,3 +134,31 @@ def backend_config(config: TrainConfig) -> Config:
     result = Config() if config.compiler_opt else Config.plain()
     result.compute.kernels = config.compiler_opt and config.kernels
     return result
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Notebooks
+
+
+@dataclass(frozen=True)
+class NotebookConfig:
+    """The parameters of a task's notebook."""
+
+    profile: Literal["auto", "quick", "full"] = option(
+        "auto", "quick is minutes on two cores, full is the task at its real size; auto is full on a GPU, else quick"
+    )
+    amp_level: Literal["auto", "O0", "O1"] = option(
+        "auto",
+        "precision of both variants; auto is O1 where the device computes in bf16 or fp16, else O0",
+        refused={"O2": _NO_LOSS_PARITY, "O3": _NO_LOSS_PARITY},
+    )
+    amp_dtype: Literal["auto", "bf16", "fp16"] = option("auto", "dtype of autocast under O1")
+    batch_size: int | None = option(None, "samples per process and step; default: the profile's", unit="samples", minimum=1)
+    image_size: int | None = option(None, "height and width of input images; default: the profile's", unit="pixels", minimum=32)
+    processes: int | None = option(
+        None, "processes of the comparison on several; default: one per device, at most 8", unit="processes", minimum=1
+    )
+    rounds: int | None = option(None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4)
+    block_steps: int | None = option(None, "steps in one turn; default: the profile's", unit="steps", minimum=2)
+    data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
+    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)

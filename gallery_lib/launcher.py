@@ -164,7 +164,8 @@ class Job:
         if reports and reports[0]["exit_code"] == InputError.exit_code:
             return InputError(reports[0]["message"])
         torchrun_text = self._torchrun_log.read_text(errors="replace")
-        killed = re.search(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", torchrun_text)
+        first_failure = torchrun_text.rpartition("Root Cause")[2]  # torchrun lists the ranks that it ended itself before it
+        killed = re.search(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", first_failure)
         if killed:
             rank, number, pid = (int(group) for group in killed.groups())
             reason = f"rank {rank} (process {pid}) was killed by {signal.Signals(number).name}"

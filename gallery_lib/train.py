@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from gallery_lib import hardware, options, paths, precision, stats, tasks
-from gallery_lib.accelerate import accelerate, plain_module, techniques
+from gallery_lib.acceleration import accelerate, plain_module, techniques
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig, backend_config

@@ -2,7 +2,7 @@
 
 For every parameter: the sum over the batches of its gradient's squared norm, and a fixed random sample of the first
 batch's gradient. The probe runs on the run's own model (compiled, laid out, distributed as it is), with the initial
-weights as the task conditions them, and puts everything back afterwards.
+weights, and puts everything back afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery_lib.accelerate import plain_module
+from gallery_lib.acceleration import plain_module
 from gallery_lib.train import Session
 
 SAMPLE = 512
@@ -40,11 +40,10 @@ def _gradients(session: Session) -> dict[str, Tensor]:
 
 
 def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any]) -> dict[str, Any]:
-    """Gradient statistics on `batches` at the conditioned initial weights; the session's state is as before."""
+    """Gradient statistics on `batches` at the initial weights; the session's state is as before."""
     model = plain_module(session.model)
     current = {name: value.detach().clone() for name, value in model.state_dict().items()}
     model.load_state_dict(initial)
-    session.task.condition(model)
     square_norms: dict[str, float] = {}
     samples: dict[str, list[float]] = {}
     for number, batch in enumerate(batches):

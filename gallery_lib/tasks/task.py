@@ -21,17 +21,13 @@ class Splits:
     held_out: Dataset[Any]
 
 
-def _no_change(model: nn.Module) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Task:
     """Everything that `train()` needs to know about a model.
 
     `loss` takes the (possibly wrapped) model and a batch and returns a scalar tensor; it runs under autocast.
     `metrics` takes the plain model and a batch and returns, for each metric, its sum over the batch and the number
-    of terms. `condition` changes fresh weights so that gradients are not chaotic, for the parity check only.
+    of terms. `build_model` starts from weights at which rounding errors do not explode, so that runs can be compared.
     """
 
     name: str
@@ -48,4 +44,3 @@ class Task:
     quick: dict[str, Any] = field(default_factory=dict)  # options for a demonstration on a few cores
     full: dict[str, Any] = field(default_factory=dict)  # options for a GPU
     image_size: int | None = None
-    condition: Callable[[nn.Module], None] = _no_change

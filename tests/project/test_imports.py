@@ -36,14 +36,14 @@ def test_all_imports_of_the_package_point_downwards(checkout):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("config.py", "import gallery_lib.accelerate"),
-        ("config.py", "from gallery_lib.accelerate import accelerate"),
+        ("config.py", "import gallery_lib.acceleration"),
+        ("config.py", "from gallery_lib.acceleration import accelerate"),
         ("config.py", "from gallery_lib import accelerate"),
         ("config.py", "from . import accelerate"),
         ("data/loader.py", "from ..accelerate import accelerate"),
         ("data/loader.py", "def f():\n    from gallery_lib.tasks.registry import TASKS"),
         ("comm/hooks.py", "import importlib\nimportlib.import_module('gallery_lib.train')"),
-        ("compiler/registry.py", "from gallery_lib.accelerate import accelerate"),
+        ("compiler/registry.py", "from gallery_lib.acceleration import accelerate"),
         ("train.py", "import gallery_lib\ngallery_lib.launcher.launch()"),
         ("train.py", "if True:\n    import gallery_lib.launcher as launcher"),
     ],

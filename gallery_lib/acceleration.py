@@ -38,7 +38,7 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
     Returns the model and a DeviceLoader (None without a loader). Raises InputError when the model has been through
     here before, when the loader cannot be sharded, or when the compiler lacks something.
     """
-    if techniques(model):
+    if hasattr(model, _TECHNIQUES):
         raise InputError("accelerate() was called twice on the same model. Call it once, and keep what it returned.")
     config = config or Config()
     process_group.ensure_initialized()
@@ -60,7 +60,8 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
         done["compiler"] = compile_model(model, config.compiler, device)
     if process_group.world_size() > 1 and any(p.requires_grad for p in model.parameters()):
         model = distribute(model, device)
-    object.__setattr__(model, _TECHNIQUES, done)
+    for module in {model, plain_module(model)}:
+        object.__setattr__(module, _TECHNIQUES, done)
     with contextlib.suppress(AttributeError):  # DDP has a `device` of its own, and so have Hugging Face models
         if not hasattr(model, "device"):
             model.device = device  # type: ignore[assignment]

@@ -1,0 +1,32 @@
+"""What every benchmark writes beside its figures: hardware, versions, command and date."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gallery_lib import hardware
+from gallery_lib.results import write_json
+
+
+def conditions() -> dict[str, Any]:
+    """What the figures must be read with. The host's name is left out; paths in the command are relative."""
+    environment = hardware.environment()
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": "python benchmarks/" + shlex.join(words),
+        "environment": environment,
+        "load_average_before": os.getloadavg()[0],
+    }
+
+
+def write_result(path: Path, values: dict[str, Any]) -> None:
+    """Write the figures, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, values)
+    print(f"written: {path}")

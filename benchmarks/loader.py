@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Images per second of our ImageFolder against torchvision's, both through torch's DataLoader.
+
+    python benchmarks/loader.py                       # 1 and 2 worker processes, about a minute
+    python benchmarks/loader.py --workers 4 --out benchmarks/results/loader.json
+
+Same files, same batch size, same number of workers with one torch thread each, and the same result in the main
+process: a normalised float32 [N, 3, 224, 224] batch, contiguous, after random resized crop and mirroring, of which
+every value has been read once (a batch that comes through shared memory costs its page faults only then). Ours
+includes finish_batch in its time. The two take turns, one pass over the same number of batches each, with nothing
+left in flight at a turn's end; the first round warms files and workers up and is not counted. The baseline is
+torchvision's ImageFolder with its default reader (Pillow) and the usual v2 transforms. No training, no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+import torch
+import torchvision
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision.transforms import v2
+
+from gallery_lib import hardware, paths
+from gallery_lib.data.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder
+from gallery_lib.data.mock_imagenet import PRESETS, generate
+from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.stats import ratio_of_medians
+
+SIZE = 224
+BATCH_SIZE = 32
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def ours(root: Path) -> tuple[ImageFolder, Callable[[Any], Batch]]:
+    """Our data set, and what makes its batches ready for the model."""
+    dataset = ImageFolder(root, "train", SIZE, train=True, seed=0)
+    return dataset, dataset.finish_batch
+
+
+def baseline(root: Path) -> tuple[torchvision.datasets.ImageFolder, Callable[[Any], Batch]]:
+    """torchvision's data set with the usual transforms; its batches are ready as they come."""
+    transform = v2.Compose(
+        [
+            v2.RandomResizedCrop(SIZE),
+            v2.RandomHorizontalFlip(),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STANDARD_DEVIATION),
+        ]
+    )
+    return torchvision.datasets.ImageFolder(str(root / "train"), transform), lambda batch: (batch[0], batch[1])
+
+
+def _one_thread(_: int) -> None:
+    torch.set_num_threads(1)
+
+
+def loader_of(dataset: Any, workers: int, images: int) -> DataLoader[Any]:
+    """A shuffling DataLoader that passes over `images` images per turn and keeps its workers."""
+    sampler = RandomSampler(dataset, replacement=images > len(dataset), num_samples=images)
+    return DataLoader(
+        dataset, BATCH_SIZE, sampler=sampler, num_workers=workers, persistent_workers=True, worker_init_fn=_one_thread, drop_last=True
+    )
+
+
+def turn(loader: DataLoader[Any], finish: Callable[[Any], Batch]) -> float:
+    """Seconds per image of one pass over `loader`, from asking for the first batch to having the last."""
+    images, checksum = 0, 0.0
+    started = time.perf_counter()
+    for batch in loader:
+        ready, _ = finish(batch)
+        images += len(ready)
+        checksum += float(ready.sum())
+    seconds = time.perf_counter() - started
+    if checksum != checksum or ready.dtype != torch.float32 or ready.shape[1:] != (3, SIZE, SIZE) or not ready.is_contiguous():
+        raise AssertionError(f"a loader gave {ready.dtype} {tuple(ready.shape)}, not contiguous float32 [N, 3, {SIZE}, {SIZE}]")
+    return seconds / images
+
+
+def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, Any]:
+    """Let both loaders take turns with `workers` processes each; images/s and their ratio with its interval."""
+    parts = {"torchvision": baseline(root), "ours": ours(root)}
+    loaders = {name: loader_of(dataset, workers, batches * BATCH_SIZE) for name, (dataset, _) in parts.items()}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in parts}
+    for number in range(rounds + 1):
+        for name in list(parts) if number % 2 else list(parts)[::-1]:  # neither is always first
+            dataset, finish = parts[name]
+            if isinstance(dataset, ImageFolder):
+                dataset.set_epoch(number)
+            took = turn(loaders[name], finish)
+            if number:
+                seconds[name].append([took])
+    ratio = ratio_of_medians(seconds["torchvision"], seconds["ours"])
+    rates = {name: sorted(1 / block[0] for block in blocks)[len(blocks) // 2] for name, blocks in seconds.items()}
+    return {
+        "workers": workers,
+        "images_per_second": rates,
+        "ratio": {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "confidence": 0.99},
+        "rounds": rounds,
+        "images_per_turn": batches * BATCH_SIZE,
+        "seconds_per_image": {name: [block[0] for block in blocks] for name, blocks in seconds.items()},
+    }
+
+
+def report(results: list[dict[str, Any]], root: Path) -> dict[str, Any]:
+    """The JSON: results and the conditions that they were measured under."""
+    return {
+        "schema": 1,
+        "benchmark": "loader",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", *sys.argv]),
+        "machine": {"cpu": hardware.cpu_model(), "cores": hardware.cores(), "system": platform.platform()},
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in ("torch", "torchvision", "simplejpeg", "pillow", "numpy")},
+        "load_average_before": LOAD_BEFORE,
+        "data": "mock ImageNet" if (root / "manifest.json").is_file() else "the user's own",
+        "batch_size": BATCH_SIZE,
+        "image_size": SIZE,
+        "results": results,
+    }
+
+
+def main() -> int:
+    """Parse the command line, measure, print the table and write the JSON; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Images/s of our ImageFolder against torchvision's.")
+    parser.add_argument("--data", type=Path, help="ImageNet-like folder; default: the small mock, made if missing")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="worker processes, one or several numbers (default: 1 2)")
+    parser.add_argument("--rounds", type=int, default=8, help="turns that each gets (default: 8)")
+    parser.add_argument("--batches", type=int, default=16, help=f"batches of {BATCH_SIZE} in a turn (default: 16)")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        if min(args.workers) < 1 or args.rounds < 2 or args.batches < 1:
+            raise InputError("--workers and --batches must be at least 1, --rounds at least 2.")
+        root = args.data or paths.data_dir("imagenet-small")
+        if args.data is None:
+            generate(root, PRESETS["small"])
+        print("workers   torchvision        ours   ratio [99 % interval]      (images/s; float32 [32, 3, 224, 224] batches)")
+        results = []
+        for workers in args.workers:
+            result = compare(root, workers, args.rounds, args.batches)
+            rates, ratio = result["images_per_second"], result["ratio"]
+            interval = f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+            print(f"{workers:7d} {rates['torchvision']:13.1f} {rates['ours']:11.1f}   {interval}", flush=True)
+            results.append(result)
+    except GalleryError as error:
+        print(f"loader: {error}", file=sys.stderr)
+        return error.exit_code
+    if args.out:
+        args.out.write_text(json.dumps(report(results, root), indent=1) + "\n")
+    return 0
+
+
+LOAD_BEFORE = os.getloadavg()[0]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""ResNet-50 at 224², batch 16: compiler-opt against eager, in turns, with parity and the machine's own limits.
+
+    python benchmarks/resnet50.py --out benchmarks/results/resnet50-MACHINE.json          three runs of each, in half an hour
+    python benchmarks/resnet50.py --runs 1 --pairs O1                                      one pair, once
+
+Pairs: `O1` and `O0` (baseline and compiler-opt at that level), `fp32-O1` (eager fp32 against compiler-opt at O1).
+The ceiling is what the fastest matrix product of the machine would allow: its rate over the 24.5 GFLOP of an image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from common import conditions, write_result
+
+from gallery_lib import hardware, tasks
+from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.measure.compare import compare
+from gallery_lib.measure.limits import measure_limits
+from gallery_lib.report import tables
+
+PAIRS = {"O1": ("O1", "O1"), "O0": ("O0", "O0"), "fp32-O1": ("O0", "O1")}
+
+
+def one(pair: str, batch_size: int, image_size: int, options: CompareConfig) -> dict[str, Any]:
+    """One comparison, with its tables printed."""
+    before, after = PAIRS[pair]
+    base = TrainConfig(batch_size=batch_size, image_size=image_size, evaluate=False, amp_level=before)
+    variants = {"baseline": base, "compiler-opt": dataclasses.replace(base, amp_level=after, compiler_opt=True)}
+    with TemporaryDirectory() as folder:
+        outcome = compare(variants, LaunchConfig(), options, folder=Path(folder))
+        print(tables.comparison_text(outcome), flush=True)
+    values = outcome.as_json()
+    for results in values["variants"].values():
+        results["config"].pop("run_dir")
+        results["loss"].pop("curve")
+    return {"pair": pair, **values}
+
+
+def main() -> int:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS), help="what to compare (default: all)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each pair (default: 3)")
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--image_size", type=int, default=224)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: 5)")
+    parser.add_argument("--block_steps", type=int, default=2, help="steps of a turn, the first not counted (default: 2)")
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(hardware.cores())
+    limits = measure_limits(torch.device(hardware.device_type()))
+    flops = tasks.get("resnet50").flops_per_sample * (arguments.image_size / 224) ** 2
+    ceilings = {dtype: rate / flops for dtype, rate in limits.matmul_flops_per_second.items()}
+    print(
+        "limits:",
+        ", ".join(
+            f"{dtype} {rate / 1e9:.0f} GFLOP/s = {ceilings[dtype]:.1f} images/s" for dtype, rate in limits.matmul_flops_per_second.items()
+        ),
+    )
+    options = CompareConfig(rounds=arguments.rounds, block_steps=arguments.block_steps)
+    rows = []
+    for _ in range(arguments.runs):
+        for pair in arguments.pairs:
+            rows.append(one(pair, arguments.batch_size, arguments.image_size, options))
+            if arguments.out:  # after each, so that an interrupted run keeps what it has
+                result = {"limits": dataclasses.asdict(limits), "ceiling_samples_per_second": ceilings, "comparisons": rows}
+                write_result(arguments.out, {**conditions(), **result})
+    for row in rows:
+        interval = row["speedup"]
+        print(
+            f"{row['pair']:8} {row['verdict']:26} "
+            + (f"{interval['ratio']:.2f}× ({interval['low']:.2f} to {interval['high']:.2f})" if interval else "")
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Check that a folder of your own can be trained on: FOLDER/train/CLASS/*.JPEG and FOLDER/val/CLASS/*.JPEG.
+
+    python data_prep/check_imagenet.py FOLDER            # layout, and a few images per class
+    python data_prep/check_imagenet.py FOLDER --full     # decodes every image: minutes for a million
+
+Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.data.folder_check import check_image_folder
+from gallery_lib.errors import GalleryError
+
+
+def main() -> int:
+    """Parse the command line, check the folder, and return the exit code."""
+    parser = argparse.ArgumentParser(description="Check an ImageNet-like folder of images.")
+    parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
+    parser.add_argument("--split", choices=["train", "val"], help="check this split alone")
+    parser.add_argument("--full", action="store_true", help="decode every image instead of a few per class")
+    args = parser.parse_args()
+    try:
+        summary = check_image_folder(args.folder, args.split, args.full)
+    except GalleryError as error:
+        print(f"check_imagenet: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("check_imagenet: interrupted", file=sys.stderr)
+        return 130
+    counts = ", ".join(f"{count} {split}" for split, count in summary.images.items())
+    print(f"{summary.root}: {summary.classes} classes, {counts} images; {summary.decoded} read, all fine")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Make mock ImageNet: JPEG files in ImageNet's own layout and of its decoding cost, to train and measure with.
+
+    python data_prep/mock_imagenet.py                                  # small: 840 images, 89 MB, some seconds
+    python data_prep/mock_imagenet.py --preset imagenet-sized          # 1.35 million images, 145 GB, hours
+    python data_prep/mock_imagenet.py --classes 100 --out my_images    # in between
+    python data_prep/mock_imagenet.py --verify                         # is what is there still what was made?
+
+May be interrupted at any time; the same command goes on. Exit code 0: complete; 1: verify found problems, or writing
+failed; 2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/mock_imagenet.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib import paths
+from gallery_lib.data.mock_imagenet import PRESETS, generate, verify
+from gallery_lib.errors import GalleryError
+
+
+def main() -> int:
+    """Parse the command line, make or verify the data, and return the exit code."""
+    parser = argparse.ArgumentParser(description="Make mock ImageNet, or verify what was made.")
+    parser.add_argument("--out", type=Path, help="folder; default: where the gallery looks for this preset's data")
+    parser.add_argument("--preset", choices=list(PRESETS), default="small", help="number of classes and images (default: small)")
+    parser.add_argument("--classes", type=int, help="number of classes, 2 to 1000, instead of the preset's")
+    parser.add_argument("--train-per-class", type=int, help="training images per class, instead of the preset's")
+    parser.add_argument("--val-per-class", type=int, help="validation images per class, instead of the preset's")
+    parser.add_argument("--seed", type=int, help="seed of all images (default: 0)")
+    parser.add_argument("--workers", type=int, help="processes (default: one per core)")
+    parser.add_argument("--verify", action="store_true", help="read everything and report what is missing or changed; makes nothing")
+    args = parser.parse_args()
+
+    root = args.out or paths.data_dir("imagenet-small" if args.preset == "small" else args.preset)
+    try:
+        if args.verify:
+            return _verify(root)
+        changes = {name: getattr(args, name) for name in ("classes", "train_per_class", "val_per_class", "seed")}
+        spec = dataclasses.replace(PRESETS[args.preset], **{name: value for name, value in changes.items() if value is not None})
+        done = generate(root, spec, args.workers)
+    except GalleryError as error:
+        print(f"mock_imagenet: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"mock_imagenet: interrupted; run it again to go on. Folder: {root}", file=sys.stderr)
+        return 130
+    if done.made:
+        print(f"{done.root}: {done.images} images, {done.made} of them made now in {done.seconds:.1f} s")
+    else:
+        print(f"{done.root}: {done.images} images, complete already")
+    return 0
+
+
+def _verify(root: Path) -> int:
+    problems = verify(root)
+    print("\n".join(problems) or f"{root}: every image is as it was made")
+    if problems:
+        print(f"mock_imagenet: {len(problems)} problems in {root}. Remove what is altered or extra, then make it again.", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

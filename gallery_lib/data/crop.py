@@ -1,0 +1,37 @@
+"""Which part of an image a training or evaluation step sees.
+
+The random resized crop is the usual one of ImageNet training (Szegedy et al., "Going Deeper with Convolutions",
+2014; torchvision's RandomResizedCrop has the same distribution); the centre crop is torchvision's
+Resize(size · 256/224) + CenterCrop(size), taken from the full image in one step. Only geometry: no pixels here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+SCALE = (0.08, 1.0)  # crop area over image area
+RATIO = (3 / 4, 4 / 3)  # crop width over height
+CENTRE_FRACTION = 224 / 256
+_ATTEMPTS = 10
+
+
+def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
+    """(top, left, height, width) in pixels of a random crop of a height × width image."""
+    log_ratio = (math.log(RATIO[0]), math.log(RATIO[1]))
+    for area, ratio in zip(rng.uniform(*SCALE, _ATTEMPTS), np.exp(rng.uniform(*log_ratio, _ATTEMPTS)), strict=True):
+        crop_width = round(math.sqrt(height * width * area * ratio))
+        crop_height = round(math.sqrt(height * width * area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            return int(rng.integers(height - crop_height + 1)), int(rng.integers(width - crop_width + 1)), crop_height, crop_width
+    # nothing fitted, a very long image: the largest central crop within RATIO
+    crop_width, crop_height = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
+    crop_width, crop_height = max(1, crop_width), max(1, crop_height)
+    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
+
+
+def centre_crop(height: int, width: int) -> tuple[int, int, int, int]:
+    """(top, left, height, width) in pixels of the central square, 224/256 of the shorter side."""
+    side = max(1, round(min(height, width) * CENTRE_FRACTION))
+    return round((height - side) / 2), round((width - side) / 2), side, side

@@ -1,0 +1,120 @@
+"""The training data set over an ImageNet-like folder, real or mock: `ROOT/train/CLASS/*.JPEG`, `ROOT/val/CLASS/*.JPEG`.
+
+A worker process turns a file into uint8 [S, S, 3] and nothing more; `finish_batch` makes the normalised float batch
+on the device. Passing uint8 between processes is a quarter of the bytes, and normalising a batch at once is cheaper
+than image by image. Augmentation depends on (seed, epoch, index) alone, so any number of workers, in any order, and
+a resumed run see the same images. It does not shuffle, shard or batch: samplers and torch's DataLoader do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from gallery_lib.data.crop import centre_crop, random_resized_crop
+from gallery_lib.data.decode import Box, load
+from gallery_lib.data.folder_check import FolderSummary, check_image_folder, empty_classes_error, list_classes, list_images
+from gallery_lib.errors import InputError
+
+__all__ = ["FolderSummary", "ImageFolder", "check_image_folder", "finish_batch"]
+
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB channels, in 0 to 1
+STANDARD_DEVIATION = (0.229, 0.224, 0.225)
+
+
+def finish_batch(
+    batch: Sequence[torch.Tensor], memory_format: torch.memory_format = torch.contiguous_format, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(images uint8 [N, S, S, 3], labels [N]) → (normalised images [N, 3, S, S] in `memory_format`, labels), where they are.
+
+    Values are (image / 255 − mean) / standard deviation with ImageNet's constants, computed in float32 and given in `dtype`.
+    """
+    images, labels = batch
+    scale = 1 / (255 * torch.tensor(STANDARD_DEVIATION))
+    shift = -torch.tensor(MEAN) / torch.tensor(STANDARD_DEVIATION)
+    if images.device.type != "cpu":  # no synchronisation: the constants follow in the stream
+        scale, shift = scale.to(images.device, non_blocking=True), shift.to(images.device, non_blocking=True)
+    if memory_format == torch.contiguous_format:
+        planes = torch.empty((images.shape[0], 3, *images.shape[1:3]), device=images.device)  # [N, 3, S, S]
+        # on the CPU image by image, which stays in the cache: over the whole batch each pass would go through memory
+        parts = zip(planes, images, strict=True) if images.device.type == "cpu" else [(planes, images)]
+        for plane, image in parts:
+            plane.copy_(image.movedim(-1, -3)).mul_(scale.view(3, 1, 1)).add_(shift.view(3, 1, 1))
+    else:  # whole rows [N, S, S·3] at a time: loops over the three channels alone would run on three values each
+        width = images.shape[2]
+        flat = torch.empty(images.flatten(2).shape, device=images.device)
+        scale, shift = scale.repeat(width), shift.repeat(width)
+        parts = zip(flat, images.flatten(2), strict=True) if images.device.type == "cpu" else [(flat, images.flatten(2))]
+        for rows, image in parts:
+            rows.copy_(image).mul_(scale).add_(shift)
+        planes = flat.view(images.shape).permute(0, 3, 1, 2).contiguous(memory_format=memory_format)  # a view for channels_last
+    return planes.to(dtype), labels
+
+
+class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
+    """Map-style data set: item i is (image uint8 [S, S, 3], label), batches are uint8 [N, S, S, 3] and int64 [N].
+
+    `train` gives a random resized crop and a mirror image at random, else a centre crop. Call `set_epoch` before each
+    epoch; it reaches workers that already run, too. Raises InputError for a folder that is none such; reading an item
+    raises InputError that names a damaged file.
+    """
+
+    finish_batch = staticmethod(finish_batch)
+
+    def __init__(self, root: Path | str, split: str, image_size: int, train: bool, seed: int = 0) -> None:
+        if image_size < 1:
+            raise InputError(f"image_size is {image_size}; it must be at least 1 pixel.")
+        if seed < 0:
+            raise InputError(f"seed is {seed}; it must be 0 or more.")
+        self.folder = Path(root).expanduser().absolute() / split
+        self.image_size, self.train, self.seed = image_size, train, seed
+        self.classes: list[str] = list_classes(root, split)
+        self.class_to_index: dict[str, int] = {name: label for label, name in enumerate(self.classes)}
+        listed = [list_images(self.folder / name) for name in self.classes]
+        if empty := [name for name, names in zip(self.classes, listed, strict=True) if not names]:
+            raise empty_classes_error(self.folder, empty)
+        # flat arrays, not lists of objects: 1.28 million of them pickle at once and stay shared after a fork
+        self._names = np.array([name for names in listed for name in names], dtype=np.bytes_)  # [images]
+        self._ends = np.cumsum([len(names) for names in listed])  # [classes]: where each class ends in _names
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is outside a data set of {len(self)} images")
+        index %= len(self)
+        label = self.label(index)
+        if not self.train:
+            return load(self._path(index, label), centre_crop, self.image_size), label
+        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, int(self._epoch), index]))
+        mirror = bool(rng.random() < 0.5)
+
+        def crop(height: int, width: int) -> Box:
+            return random_resized_crop(rng, height, width)
+
+        # every epoch sees another crop of the image, so the fast DCT's rounding is lost in the augmentation
+        return load(self._path(index, label), crop, self.image_size, mirror=mirror, fast=True), label
+
+    def label(self, index: int) -> int:
+        """Class number of image `index`, without reading it."""
+        return int(np.searchsorted(self._ends, index, side="right"))
+
+    def path(self, index: int) -> Path:
+        """File of image `index`."""
+        return Path(os.fsdecode(self._path(index, self.label(index))))
+
+    def _path(self, index: int, label: int) -> bytes:
+        return b"/".join((os.fsencode(self.folder), os.fsencode(self.classes[label]), bytes(self._names[index])))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the augmentation of `epoch` from now on, also in DataLoader workers that live on between epochs."""
+        if epoch < 0:
+            raise InputError(f"epoch is {epoch}; it must be 0 or more.")
+        self._epoch.fill_(epoch)

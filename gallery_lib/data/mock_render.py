@@ -1,0 +1,213 @@
+"""Draws one mock ImageNet photo: a flock of coloured, textured shapes on a ground of natural-looking noise.
+
+A class is a combination of hue × outline × texture, ten of each, so 1000 classes exist. Every texture and outline
+looks the same in a mirror, since training flips images. Within a class, size, place, number, rotation, lighting,
+ground and shades differ from image to image. The ground's amplitude spectrum falls like 1/f^1.5; with JPEG quality
+96 and 4:4:4 that gives files of ImageNet's size (mean ≈ 106 KB) and hence ImageNet's decoding cost.
+
+An image depends only on the spec's seed, the split and the index: each has its own counter-based generator
+(Philox). The expensive noise is made once per process as large tiles, of which each image is a turned crop.
+What it does not do: look like a photo, or promise the same bytes on another CPU type or NumPy release.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from gallery_lib.errors import InputError
+
+SPLITS = ("train", "val")
+JPEG_QUALITY = 96
+JPEG_SUBSAMPLING = "444"
+MAX_CLASSES = 1000
+STYLE = 1  # version of the drawing: change it whenever render() would draw another image for the same spec
+
+_TILE_SIDE = 1024
+_TILES = 3
+_ANGLES = np.linspace(0, 2 * np.pi, 720, endpoint=False)
+
+
+@dataclass(frozen=True)
+class MockSpec:
+    """What a mock data set holds: number of classes, images per class in each split, and the seed of all of them."""
+
+    classes: int
+    train_per_class: int
+    val_per_class: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, minimum, maximum in (
+            ("classes", 2, MAX_CLASSES),
+            ("train_per_class", 1, 1_000_000),
+            ("val_per_class", 1, 1_000_000),
+            ("seed", 0, 2**63 - 1),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+                raise InputError(f"{name} is {value!r}; it must be a whole number from {minimum} to {maximum}.")
+
+    def per_class(self, split: str) -> int:
+        """Images per class in `split`."""
+        if split not in SPLITS:
+            raise InputError(f"split is {split!r}; it must be `train` or `val`.")
+        return self.train_per_class if split == "train" else self.val_per_class
+
+    def count(self, split: str) -> int:
+        """Images in `split`; its indices run from 0 to this, class after class."""
+        return self.classes * self.per_class(split)
+
+    @property
+    def total(self) -> int:
+        """Images in both splits."""
+        return self.count("train") + self.count("val")
+
+    def label(self, split: str, index: int) -> int:
+        """Class number of image `index`."""
+        return index // self.per_class(split)
+
+    def path(self, split: str, index: int) -> str:
+        """Path of image `index` below the root, in ImageNet's own layout and naming."""
+        wnid = class_id(self.label(split, index))
+        name = f"{wnid}_{index % self.per_class(split)}" if split == "train" else f"ILSVRC2012_val_{index + 1:08d}"
+        return f"{split}/{wnid}/{name}.JPEG"
+
+
+def class_id(label: int) -> str:
+    """The made-up WordNet id of class `label`: n00000001 is class 0."""
+    return f"n{label + 1:08d}"
+
+
+def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
+    """Image `index` of `split` as uint8 [H, W, 3], RGB. Raises InputError when there is no such image."""
+    if not 0 <= index < spec.count(split):
+        raise InputError(f"index {index} is outside {split}, which has {spec.count(split)} images.")
+    seed = np.random.SeedSequence((spec.seed, SPLITS.index(split), index))
+    rng = np.random.Generator(np.random.Philox(seed))
+    a, b, c = (spec.label(split, index) // d % 10 for d in (1, 10, 100))
+    hue, outline, texture = a, (a + b) % 10, (a + b + c) % 10  # ten classes already differ in all three
+
+    height, width = _size(rng)
+    noise = _ground(spec.seed, rng, height, width)
+    canvas = np.multiply(noise, _uniform(rng, 50, 72), order="C")
+    canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)  # nearly grey: colour tells the class
+    canvas += np.linspace(-1, 1, width, dtype=np.float32)[:, None] * _uniform(rng, -30, 30)  # light from a side
+    canvas += np.linspace(-1, 1, height, dtype=np.float32)[:, None, None] * _uniform(rng, -30, 30)
+    for _ in range(rng.integers(4, 8)):
+        _draw(canvas, noise, rng, hue, outline, texture)
+    np.clip(canvas, 0, 255, out=canvas)
+    return canvas.astype(np.uint8)
+
+
+def encode(image: NDArray[np.uint8]) -> bytes:
+    """`image` (uint8 [H, W, 3], C-contiguous) as JPEG bytes at the data set's quality and subsampling."""
+    return simplejpeg.encode_jpeg(image, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling=JPEG_SUBSAMPLING)
+
+
+def _uniform(rng: np.random.Generator, low: float, high: float) -> np.float32:
+    return np.float32(rng.uniform(low, high))
+
+
+def _size(rng: np.random.Generator) -> tuple[int, int]:
+    """Height and width in pixels: mostly 500 × 375 and 500 × 333, a quarter of them upright, some smaller or larger."""
+    long = 500 if rng.random() < 0.7 else int(rng.integers(360, 641))
+    short = round(long * rng.choice([0.75, 0.667, 0.8, 1.0], p=[0.6, 0.22, 0.1, 0.08]))
+    return (long, short) if rng.random() < 0.25 else (short, long)
+
+
+@lru_cache(maxsize=2)
+def _tiles(seed: int) -> NDArray[np.float32]:
+    """Periodic coloured noise, float32 [_TILES, side, side, 3], unit variance in brightness: amplitude ∝ 1/f^1.5."""
+    n = _TILE_SIDE
+    frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None, :])
+    frequency[0, 0] = np.inf
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 2))))
+    planes = []
+    for _ in range(_TILES + 3):
+        spectrum = (rng.standard_normal(frequency.shape) + 1j * rng.standard_normal(frequency.shape)) / frequency**1.5
+        plane = np.fft.irfft2(spectrum, (n, n))
+        planes.append((plane / plane.std()).astype(np.float32))
+    chroma = np.stack(planes[_TILES:], axis=-1) * np.float32(0.22)
+    return np.stack([plane[..., None] + chroma for plane in planes[:_TILES]])
+
+
+def _ground(seed: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
+    """A crop of a noise tile, mirrored, transposed and with permuted channels at random: float32 [height, width, 3]."""
+    tile = _tiles(seed)[rng.integers(_TILES)]
+    if rng.random() < 0.5:
+        tile = tile.transpose(1, 0, 2)
+    top, left = rng.integers(_TILE_SIDE - height + 1), rng.integers(_TILE_SIDE - width + 1)
+    crop = tile[top : top + height, left : left + width]
+    flip_y, flip_x = rng.choice([-1, 1], 2)
+    return crop[::flip_y, ::flip_x, rng.permutation(3)]
+
+
+@lru_cache(maxsize=1)
+def _outlines() -> NDArray[np.float32]:
+    """Radius of the ten outlines at each of _ANGLES, at most 1: float32 [10, angles]."""
+
+    def polygon(corners: int, star: float = 1.0) -> NDArray[np.float64]:
+        """A regular polygon, or with star < 1 the star whose inner corners lie at that radius."""
+        half = np.pi / corners
+        fold = np.abs((_ANGLES + half) % (2 * half) - half)  # angle from the nearest corner
+        if star == 1.0:
+            return np.cos(half) / np.cos(half - fold)
+        return star * np.sin(half) / (np.sin(half - fold) + star * np.sin(fold))
+
+    cos, sin = np.abs(np.cos(_ANGLES)), np.abs(np.sin(_ANGLES))
+    shapes = [
+        np.ones_like(_ANGLES),  # disc
+        polygon(3),
+        polygon(4),
+        polygon(5, star=0.42),
+        1 / np.maximum(cos, 3.2 * sin),  # bar
+        np.minimum(1, 0.28 / np.maximum(np.minimum(cos, sin), 1e-3)),  # cross
+        0.62 + 0.38 * np.cos(3 * _ANGLES),  # three leaves
+        0.8 + 0.2 * np.cos(8 * _ANGLES),  # cog
+        np.where(np.sin(_ANGLES) > 0, 1.0, 0.12),  # half disc
+        np.minimum(1, 0.35 / np.maximum(np.abs(np.sin(_ANGLES / 2)), 1e-3)),  # keyhole
+    ]
+    return np.stack([shape / shape.max() for shape in shapes]).astype(np.float32)
+
+
+def _draw(canvas: NDArray[np.float32], noise: NDArray[np.float32], rng: np.random.Generator, hue: int, outline: int, texture: int) -> None:
+    """Paint one shape into `canvas` in place; some of the ground's noise shines through."""
+    height, width = canvas.shape[:2]
+    radius = min(height, width) * rng.uniform(0.16, 0.34)
+    x0, y0 = rng.uniform(0.05, 0.95) * width, rng.uniform(0.05, 0.95) * height
+    left, right = max(0, int(x0 - radius)), min(width, int(x0 + radius) + 2)
+    top, bottom = max(0, int(y0 - radius)), min(height, int(y0 + radius) + 2)
+    x = (np.arange(left, right) - x0).astype(np.float32)[None, :]
+    y = (np.arange(top, bottom) - y0).astype(np.float32)[:, None]
+
+    distance = np.sqrt(x * x + y * y)  # [h, w]
+    turn = rng.uniform(0, len(_ANGLES))
+    angle = (np.arctan2(y, x) * np.float32(len(_ANGLES) / (2 * np.pi)) + np.float32(turn)).astype(np.int32) % len(_ANGLES)
+    mask = np.clip(_outlines()[outline][angle] * np.float32(radius) - distance + np.float32(0.5), 0, 1)  # [h, w], soft edge
+
+    wave = np.float32(2 * np.pi / (rng.uniform(0.9, 1.1) * (14 if texture % 2 else 34) * min(height, width) / 375))
+    phase = _uniform(rng, 0, 6.28)
+    kind = texture // 2
+    if kind == 0:  # stripes that lie
+        pattern = np.sin(wave * y + phase)
+    elif kind == 1:  # stripes that stand
+        pattern = np.sin(wave * x + phase)
+    elif kind == 2:  # chequers
+        pattern = np.sin(wave * x + phase) * np.sin(wave * y + phase)
+    elif kind == 3:  # chequers on a corner
+        pattern = (np.cos(wave * x) - np.cos(wave * y)) / 2
+    else:  # rings
+        pattern = np.sin(wave * distance + phase)
+
+    shade = colorsys.hsv_to_rgb((hue + rng.uniform(-0.35, 0.35)) / 10 % 1, rng.uniform(0.6, 0.95), rng.uniform(0.65, 1.0))
+    colour = np.array(shade, dtype=np.float32) * 255
+    opacity = (mask * _uniform(rng, 0.75, 0.95))[..., None]
+    paint = colour * (np.float32(0.75) + np.float32(0.3) * pattern)[..., None]  # broadcasts to [h, w, 3]
+    region = canvas[top:bottom, left:right]
+    region += opacity * (paint - region + np.float32(12) * noise[top:bottom, left:right])

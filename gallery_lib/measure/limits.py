@@ -1,0 +1,45 @@
+"""What this machine can do at best: matrix products and copies, measured in the same run as what they are held against."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Rates reached by torch's own matrix product and copy: the ceilings of a training step."""
+
+    matmul_flops_per_second: dict[str, float]  # by dtype
+    copy_bytes_per_second: float  # bytes read plus bytes written
+
+
+def _best_seconds(body: object, device: torch.device, repeats: int = 5) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        body()  # type: ignore[operator]
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def measure_limits(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> Limits:
+    """Best of five: a square matrix product (2048 on the CPU, 8192 on CUDA) of random numbers, and a copy of 256 MiB or 2 GiB."""
+    size = 8192 if device.type == "cuda" else 2048
+    products = {}
+    for dtype in dtypes:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        torch.mm(a, b, out=out)
+        products[str(dtype).removeprefix("torch.")] = (
+            2.0 * size**3 / _best_seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)
+        )
+    source = torch.randn((2**31 if device.type == "cuda" else 2**28) // 4, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    seconds = _best_seconds(lambda: target.copy_(source), device)
+    return Limits(products, 2.0 * source.numel() * source.element_size() / seconds)

@@ -1,0 +1,215 @@
+"""What the notebooks call: each cell is one line of this module.
+
+`settings` checks the parameters and settles what they leave open; `compare` measures; the `show_…` functions display
+a table as Markdown and a figure as PNG with alternative text, which need neither JavaScript nor trust.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import io
+from dataclasses import dataclass
+from typing import Any
+
+from gallery_lib import hardware, options, tasks
+from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.measure import compare as measure
+from gallery_lib.measure.compare import Comparison
+from gallery_lib.report import plots, tables
+from gallery_lib.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters with everything decided."""
+
+    task: Task
+    profile: str
+    train: TrainConfig
+    compare: CompareConfig
+    processes: int
+
+
+def display_markdown(text: str) -> None:
+    """Show Markdown, with itself as the plain-text form."""
+    from IPython.display import display
+
+    display({"text/markdown": text, "text/plain": text}, raw=True)
+
+
+def display_figure(figure: Any, alternative: str) -> None:
+    """Show a matplotlib figure as PNG with alternative text."""
+    from IPython.display import display
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    display({"image/png": buffer.getvalue(), "text/plain": alternative}, metadata={"image/png": {"alt": alternative}}, raw=True)
+
+
+def _assigned_names(source: str) -> list[str] | None:
+    """Names assigned in a cell that holds nothing but assignments of literals; None for any other cell."""
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:
+        return None
+    names = []
+    for statement in statements:
+        targets = (
+            statement.targets if isinstance(statement, ast.Assign) else [statement.target] if isinstance(statement, ast.AnnAssign) else None
+        )
+        if targets is None or statement.value is None or not all(isinstance(t, ast.Name) for t in targets):  # type: ignore[attr-defined]
+            return None
+        try:
+            ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+        except ValueError:
+            return None
+        names += [t.id for t in targets if isinstance(t, ast.Name)]
+    return names or None
+
+
+def given_parameters() -> dict[str, Any]:
+    """What the parameters cell, and the one that papermill puts behind it, assign in this kernel."""
+    from IPython import get_ipython
+
+    shell = get_ipython()  # type: ignore[no-untyped-call]
+    if shell is None:
+        return {}
+    names = [name for source in shell.user_ns.get("In", []) for name in _assigned_names(source) or []]
+    return {name: shell.user_ns[name] for name in dict.fromkeys(names) if name in shell.user_ns}
+
+
+def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settings:
+    """Check the notebook's parameters (those of this kernel when left out) and settle what they leave open.
+
+    Raises InputError, which stops the notebook, for an unknown parameter, a wrong type or an impossible value.
+    """
+    asked = options.from_mapping(NotebookConfig, given_parameters() if parameters is None else parameters)
+    task = tasks.get(task_name)
+    device = hardware.device_type()
+    devices = hardware.gpu_count() or hardware.cores()
+    profile = asked.profile if asked.profile != "auto" else ("full" if device == "cuda" else "quick")
+    values = dict(task.full if profile == "full" else task.quick)
+    amp_level = asked.amp_level
+    if amp_level == "auto":
+        amp_level = "O1" if device == "cuda" or hardware.computes_in_bf16(device) else "O0"
+    for name in ("batch_size", "image_size", "rounds", "block_steps"):
+        if (chosen := getattr(asked, name)) is not None:
+            values[name] = chosen
+    compare_values = {f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values}
+    same = {name: getattr(asked, name) for name in ("amp_dtype", "data_dir", "seed")}
+    train = options.from_mapping(TrainConfig, {**values, **same, "model": task_name, "amp_level": amp_level})
+    processes = asked.processes or min(devices, 8)
+    if processes > devices:
+        raise InputError(f"processes={processes}: this host has {devices} device(s).")
+    result = Settings(task, profile, train, options.from_mapping(CompareConfig, compare_values), processes)
+    rows = [["setting", "value"], ["profile", profile], ["processes", f"1 and {processes}" if processes > 1 else "1"]]
+    shown = {**options.to_mapping(result.train), **options.to_mapping(result.compare)}
+    rows += [
+        [name, str(shown[name])]
+        for name in ("amp_level", "batch_size", "image_size", "rounds", "block_steps", "data_dir", "seed")
+        if shown.get(name) is not None
+    ]
+    display_markdown(tables.markdown_table(rows))
+    return result
+
+
+def show_machine() -> None:
+    """What this machine is, and what follows from it."""
+    environment = hardware.environment()
+    rows = [["this machine", ""], *([name.replace("_", " "), str(value)] for name, value in environment.items() if value not in (None, []))]
+    notes = []
+    if environment["device"] == "cpu" and not hardware.computes_in_bf16("cpu"):
+        notes.append("This CPU has no bfloat16 units: O1 is slower than O0 here, so `amp_level=auto` chooses O0.")
+    if environment["device"] == "cpu":
+        notes.append("There is no GPU here: GPU figures are **not measured**.")
+    if hardware.cpp_compiler() is None:
+        notes.append("There is no C++ compiler here, which compiling for the CPU needs: install g++.")
+    display_markdown("\n\n".join([tables.markdown_table(rows), *notes]))
+
+
+def show_images(settings: Settings, count: int = 16) -> None:
+    """Training images as the model sees them, one class after the other."""
+    data: Any = settings.task.data(
+        dataclasses.replace(settings.train, image_size=settings.train.image_size or settings.task.image_size)
+    ).train
+    chosen = [data[int(i)] for i in range(0, len(data), max(1, len(data) // count))][:count]
+    labels = [data.classes[int(label)] for _, label in chosen]
+    figure = plots.image_grid([image.numpy() if hasattr(image, "numpy") else image for image, _ in chosen], labels)
+    display_figure(figure, f"Grid of {len(chosen)} augmented training images of {len(set(labels))} classes.")
+    display_markdown(
+        tables.markdown_table(
+            [
+                ["images to train on", "classes", "as the model sees them"],
+                [str(len(data)), str(len(data.classes)), f"{settings.train.image_size}×{settings.train.image_size}"],
+            ]
+        )
+    )
+
+
+def compare(settings: Settings, processes: int) -> Comparison:
+    """Baseline against accelerated backend on `processes` processes, in turns."""
+    return measure.compare_backend(settings.train, LaunchConfig(nproc_per_node=processes), settings.compare)
+
+
+def compare_on_several(settings: Settings) -> Comparison | None:
+    """The same on all devices, in half as many turns and without evaluation; None where there is only one device."""
+    if settings.processes == 1:
+        return None
+    fewer = dataclasses.replace(
+        settings.compare, rounds=max(4, settings.compare.rounds // 2), block_steps=max(3, settings.compare.block_steps // 2)
+    )
+    launch = LaunchConfig(nproc_per_node=settings.processes)
+    return measure.compare_backend(dataclasses.replace(settings.train, evaluate=False), launch, fewer)
+
+
+def show_comparison(comparison: Comparison | None) -> None:
+    """The verdict and the tables."""
+    if comparison is None:
+        display_markdown("**Not measured**: this machine has one device, so there is no run on several.")
+        return
+    display_markdown(tables.comparison_markdown(comparison))
+
+
+def show_throughput(comparison: Comparison) -> None:
+    """Throughput since launch."""
+    display_figure(plots.throughput(comparison), plots.throughput_text(comparison))
+
+
+def show_losses(comparison: Comparison) -> None:
+    """Loss curves."""
+    display_figure(plots.losses(comparison), plots.losses_text(comparison))
+
+
+def show_step_times(comparison: Comparison) -> None:
+    """Step-time distributions."""
+    display_figure(plots.step_times(comparison), plots.step_times_text(comparison))
+
+
+def show_break_even(comparison: Comparison) -> None:
+    """When the start-up has paid."""
+    display_figure(plots.break_even(comparison), plots.break_even_text(comparison))
+    display_markdown(tables.break_even_line(comparison))
+
+
+def show_scaling(one: Comparison, several: Comparison | None) -> None:
+    """One process beside several: rates of all processes together, and how well they add up."""
+    if several is None:
+        show_comparison(None)
+        return
+    n = several.baseline.world_size
+    rows = [["", "1 process", f"{n} processes", "scaling efficiency"]]
+    for name in one.variants:
+        alone, together = one.variants[name].samples_per_second["global"], several.variants[name].samples_per_second["global"]
+        rows.append([name, f"{alone:.1f} samples/s", f"{together:.1f} samples/s", f"{together / alone / n:.0%}"])
+    note = ""
+    if one.baseline.environment["device"] == "cpu":
+        note = "\n\nOne process already uses every CPU core; several share the same cores, so no gain is to be expected."
+    display_markdown(tables.markdown_table(rows) + note)
+
+
+def show_techniques(comparison: Comparison) -> None:
+    """What the backend did in this run."""
+    rows = [["technique", "in this run"], *([name, what] for name, what in comparison.candidate.techniques.items())]
+    display_markdown(tables.markdown_table(rows))

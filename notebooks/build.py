@@ -1,0 +1,75 @@
+"""Builds the task notebooks from `template.md` and one page of content per task in `pages/`.
+
+    python notebooks/build.py            write notebooks/NAME.ipynb for every page
+    python notebooks/build.py --check    say which of them differ from what would be written (exit code 1)
+
+The notebooks are never edited by hand. Cell ids are counted, so the same sources give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import string
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+
+FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))
+
+from gallery_lib.config import NotebookConfig  # noqa: E402
+from gallery_lib.options import parameters_source  # noqa: E402
+
+
+def sections(page: Path) -> dict[str, str]:
+    """The page's content by its `# name` headings."""
+    result: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in page.read_text().splitlines():
+        if line.startswith("# "):
+            current = result.setdefault(line[2:].strip(), [])
+        else:
+            current.append(line)
+    return {name: "\n".join(lines).strip() for name, lines in result.items()}
+
+
+def render(page: Path) -> str:
+    """The notebook of one page, as the text of an .ipynb file."""
+    template = string.Template((FOLDER / "template.md").read_text())
+    try:
+        text = template.substitute(sections(page), name=page.stem, parameters=parameters_source(NotebookConfig))
+    except KeyError as missing:
+        raise SystemExit(f"{page}: the template needs a section named {missing}") from None
+    notebook = jupytext.reads(text, fmt="md")
+    notebook.metadata.pop("jupytext", None)
+    notebook.metadata["language_info"] = {"name": "python"}
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{number:02d}"
+    nbformat.validate(notebook)
+    return nbformat.writes(notebook, version=4) + "\n"
+
+
+def main() -> int:
+    """Write or check all notebooks."""
+    parser = argparse.ArgumentParser(description="Build the task notebooks from template.md and pages/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a notebook is not up to date")
+    check = parser.parse_args().check
+    stale = []
+    for page in sorted((FOLDER / "pages").glob("*.md")):
+        target = FOLDER / f"{page.stem}.ipynb"
+        text = render(page)
+        if not target.exists() or target.read_text() != text:
+            stale.append(target.name)
+            if not check:
+                target.write_text(text)
+    if check and stale:
+        print(f"not up to date: {', '.join(stale)}. Run: python notebooks/build.py", file=sys.stderr)
+        return 1
+    print(f"{'checked' if check else 'built'}: {len(list((FOLDER / 'pages').glob('*.md')))} notebook(s), {len(stale)} changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

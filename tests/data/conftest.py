@@ -1,0 +1,26 @@
+"""A tiny mock ImageNet, made once per session; tests that change files take a copy."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gallery_lib.data.mock_imagenet import MockSpec, generate
+
+TINY = MockSpec(classes=3, train_per_class=6, val_per_class=2, seed=5)
+
+
+@pytest.fixture(scope="session")
+def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete mock data set of spec TINY. Not to be changed."""
+    root = tmp_path_factory.mktemp("data") / "tiny"
+    generate(root, TINY, workers=1, progress=False)
+    return root
+
+
+@pytest.fixture
+def tiny_copy(tiny_root: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(tiny_root, tmp_path / "copy"))

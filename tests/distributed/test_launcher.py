@@ -1,0 +1,190 @@
+"""Real processes: results, refusals, failures, and that nothing is ever left running."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_task import config
+
+from gallery_lib.config import LaunchConfig
+from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.launcher import dry_run, launch, start
+from gallery_lib.log import read_steps
+from gallery_lib.results import read_results
+
+TWO = LaunchConfig(nproc_per_node=2)
+
+
+def command(checkout: Path, *words: str) -> list[str]:
+    return [sys.executable, str(checkout / "launch_single_task.py"), *words]
+
+
+def words_of(name: str, **values: object) -> list[str]:
+    options = config(name, **values)
+    return [f"--model={options.model}", "--workers=0", f"--max_steps={options.max_steps}", "--log_interval=1", "--threads=1"]
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def workers_of(process: psutil.Process) -> list[psutil.Process]:
+    return [
+        p for p in process.children(recursive=True) if "gallery_lib.worker" in p.cmdline() and "torch.distributed.run" not in p.cmdline()
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_writes_its_directory_and_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = launch(config(run_dir=str(tmp_path / "run"), max_steps=60, tensorboard=True))
+    assert results == read_results(tmp_path / "run")
+    assert results is not None
+    assert results.metrics["top1"] > 0.5  # chance is a quarter
+    assert results.loss["last"] < results.loss["first"]
+    assert len(read_steps(tmp_path / "run")) == 60
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["max_steps"] == 60
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+    shown = capsys.readouterr().out
+    assert "$ python launch_single_task.py" in shown
+    for word in ("parameters", "epoch 0", "step 60", "batch_size 8", "loss", "step_time", "samples/s", "peak_memory"):
+        assert word in shown
+    assert shown.count("parameters  ") == 1
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(tmp_path: Path) -> None:
+    one = launch(config(batch_size=8, run_dir=str(tmp_path / "one")), show_log=False)
+    two = launch(config(batch_size=4, run_dir=str(tmp_path / "two")), TWO, show_log=False)
+    assert one is not None
+    assert two is not None
+    assert two.world_size == 2
+    for (_, a), (_, b) in zip(one.loss["curve"], two.loss["curve"], strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+    assert one.metrics == two.metrics
+
+
+@pytest.mark.slow
+def test_a_failing_rank_raises_with_its_traceback_and_the_log(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed) as caught:
+        launch(config("FAILING", run_dir=str(tmp_path / "run")), TWO)
+    assert "ValueError: planted failure" in str(caught.value)
+    assert "_failing_loss" in str(caught.value)
+    assert "Last log lines" in str(caught.value)
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(tmp_path: Path) -> None:
+    job = start(config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run")), TWO)
+    try:
+        wait_for(lambda: job.steps_done() >= 2)
+        tree = psutil.Process(job._process.pid)
+        everyone = [tree, *tree.children(recursive=True)]
+        victim = workers_of(tree)[1]
+        victim.kill()
+        wait_for(lambda: not job.running(), 10)
+        assert alive(everyone) == []
+        with pytest.raises(RunFailed, match=rf"process {victim.pid}\) was killed by SIGKILL"):
+            job.result()
+    finally:
+        job.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ending_the_launching_process_ends_everything_within_ten_seconds(
+    checkout: Path, tmp_path: Path, signal_number: signal.Signals
+) -> None:
+    run_dir = tmp_path / "run"
+    launching = subprocess.Popen(
+        [*command(checkout, *words_of("SLEEPING", max_steps=1000)), "--nproc_per_node=2", f"--run_dir={run_dir}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: len(read_steps(run_dir)) >= 2)
+    everyone = psutil.Process(launching.pid).children(recursive=True)
+    assert len(everyone) >= 4  # supervisor, torchrun, two workers
+    launching.send_signal(signal_number)
+    _, errors = launching.communicate(timeout=15)
+    wait_for(lambda: alive(everyone) == [], 10)
+    assert not (run_dir / "results.json").exists()
+    if signal_number == signal.SIGINT:
+        assert launching.returncode == 130
+        assert "interrupted" in errors
+        assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_stopping_twice_or_after_the_end_is_harmless(tmp_path: Path) -> None:
+    job = start(config(max_steps=2, run_dir=str(tmp_path / "run")))
+    assert job.result() is not None
+    job.stop()
+    job.stop()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--batch_size", "0"], "batch_size='0'"),
+        (["--amp_level=O2"], "amp_level=O2 is not offered"),
+        (["--nproc_per_node=99"], "nproc_per_node=99"),
+        (["--model", "nope"], "model='nope' is not a task"),
+        (["--model", "resnet5"], "Did you mean `resnet50`"),
+        (["--data_dir", "/nowhere"], "/nowhere"),
+        (["--model", "gone.py:TASK"], "gone.py does not exist"),
+        (["--nnodes=2"], "master_addr"),
+        (["--amp_level=O1", "--amp_dtype=fp16"], "amp_dtype=fp16"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(checkout: Path, words: list[str], part: str, runs_dir: Path) -> None:
+    if part == "amp_dtype=fp16" and os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1"):
+        pytest.skip("fp16 is refused on the CPU only; runs on a machine without a GPU")
+    result = subprocess.run(command(checkout, *words), capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert part in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not runs_dir.exists()
+
+
+@pytest.mark.slow
+def test_a_damaged_image_is_named_with_exit_code_2(checkout: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    maker = [sys.executable, str(checkout / "data_prep" / "mock_imagenet.py"), "--out", str(data), "--classes", "2"]
+    subprocess.run([*maker, "--train-per-class", "4", "--val-per-class", "2"], check=True, capture_output=True, timeout=120)
+    images = sorted((data / "train").rglob("*.JPEG"))
+    for image in images:
+        image.write_bytes(image.read_bytes()[:500])
+    words = ["--data_dir", str(data), "--batch_size=4", "--image_size=32", "--max_steps=2"]
+    result = subprocess.run(command(checkout, *words), capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2, result.stderr
+    assert any(str(image) in result.stderr for image in images)
+    assert "Traceback" not in result.stderr
+
+
+def test_a_data_set_smaller_than_a_batch_is_refused_before_training(tmp_path: Path) -> None:
+    from gallery_lib.train import train
+
+    with pytest.raises(InputError, match="batch_size=300"):
+        train(config(batch_size=300, run_dir=str(tmp_path / "run")))
+
+
+def test_a_dry_run_prints_the_torchrun_command_and_starts_nothing(runs_dir: Path) -> None:
+    line = dry_run(config(compiler_opt=True), TWO)
+    for part in ("torch.distributed.run", "--nproc-per-node=2", "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):
+        assert part in line
+    assert not runs_dir.exists()

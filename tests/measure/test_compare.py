@@ -1,0 +1,90 @@
+"""Comparisons of real processes that take turns, on a task that trains in milliseconds."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from tiny_task import config
+
+from gallery_lib.config import CompareConfig, LaunchConfig
+from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.measure.compare import break_even_steps, compare, read_comparison, rounds_of
+from gallery_lib.report.tables import comparison_text, folder_text
+from gallery_lib.results import Results
+
+SHORT = CompareConfig(rounds=6, block_steps=3)
+
+
+def compared(folder: Path, candidate: str, options: CompareConfig = SHORT, processes: int = 1):
+    return compare(
+        {"baseline": config(), "candidate": config(candidate)},
+        LaunchConfig(nproc_per_node=processes),
+        options,
+        folder=folder,
+        progress=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_slower_variant_is_called_slower_and_the_result_reads_back(tmp_path: Path) -> None:
+    outcome = compared(tmp_path, "SLOW")
+    assert outcome.parity.passed
+    assert outcome.verdict == "slower"
+    assert outcome.speedup is not None
+    assert outcome.speedup.high < 0.7  # 20 ms are many times a step of this task
+    again = read_comparison(tmp_path)
+    assert again == dataclasses.replace(outcome, folder=str(tmp_path))
+    assert comparison_text(again) in folder_text(tmp_path)
+    written = json.loads((tmp_path / "comparison.json").read_text())
+    assert {"task", "variants", "speedup", "parity", "break_even_steps", "verdict"} <= set(written)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "baseline" / "steps.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 6 + 6 * 3 + 1))
+
+
+@pytest.mark.slow
+def test_a_wrong_gradient_is_not_comparable_and_gets_no_speedup(tmp_path: Path) -> None:
+    outcome = compared(tmp_path, "WRONG", CompareConfig(rounds=4, block_steps=2))
+    assert outcome.verdict == "not comparable"
+    assert outcome.speedup is None
+    assert [c.name for c in outcome.parity.checks if not c.passed] == ["gradient scale"]
+    assert "no speed-up is given" in comparison_text(outcome)
+
+
+@pytest.mark.slow
+def test_two_processes_take_turns_as_one(tmp_path: Path) -> None:
+    outcome = compared(tmp_path, "TASK", CompareConfig(rounds=4, block_steps=2), processes=2)
+    assert outcome.parity.passed
+    assert outcome.baseline.world_size == 2
+    assert outcome.baseline.loss == outcome.candidate.loss  # the same code on the same data
+
+
+@pytest.mark.slow
+def test_a_variant_that_fails_ends_the_comparison_with_its_traceback(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="planted failure"):
+        compared(tmp_path, "FAILING")
+    assert not (tmp_path / "comparison.json").exists()
+
+
+def test_variants_of_different_batch_size_are_refused() -> None:
+    with pytest.raises(InputError, match="same batch_size"):
+        compare({"a": config(batch_size=4), "b": config(batch_size=8)}, progress=False)
+
+
+def test_the_first_step_of_a_turn_is_not_counted() -> None:
+    assert rounds_of([9, 9, 5, 1, 2, 5, 3, 4], warmup_steps=2, block_steps=3) == [[1, 2], [3, 4]]
+
+
+def results(p50: float, startup: float) -> Results:
+    return Results(
+        task="t", config={}, environment={}, world_size=1, nodes=1, steps=1, warmup_steps=0, loss={}, metrics={}, step_seconds={"p50": p50},
+        samples_per_second={}, startup_seconds={"total": startup}, peak_memory_bytes={}, skipped_steps=0, techniques={},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "steps"),
+    [((1.0, 5.0), (0.5, 15.0), 20), ((1.0, 5.0), (1.0, 15.0), None), ((1.0, 5.0), (2.0, 1.0), None), ((1.0, 9.0), (0.5, 5.0), 0)],
+)
+def test_break_even_is_where_the_longer_start_up_is_paid(baseline: tuple, candidate: tuple, steps: int | None) -> None:
+    assert break_even_steps(results(*baseline), results(*candidate)) == steps

@@ -1,0 +1,75 @@
+"""The parity checks on made-up numbers: what they let pass, and what they do not."""
+
+import math
+
+import pytest
+import torch
+
+from gallery_lib.measure.parity import Parity, check_gradient_scale, check_gradients, check_losses, judge
+
+
+def probe(gradients: dict[str, torch.Tensor]) -> dict:
+    return {
+        "batches": 1,
+        "square_norms": {name: float(g.double().square().sum()) for name, g in gradients.items()},
+        "samples": {name: g.double().tolist() for name, g in gradients.items()},
+    }
+
+
+def noisy(exact: dict[str, torch.Tensor], noise: float, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn(g.shape, generator=generator) for name, g in exact.items()}
+
+
+EXACT = {f"layer{i}": torch.randn(512, generator=torch.Generator().manual_seed(i)) * 10.0**-i for i in range(4)}
+
+
+def judged(candidate: dict[str, torch.Tensor], *, level: str = "O0", noise: float = 1e-3) -> Parity:
+    losses = ([1.0], [1.0], [1.0])
+    return judge(losses, (probe(noisy(EXACT, noise, 1)), probe(candidate), probe(EXACT)), level)
+
+
+def test_rounding_noise_passes() -> None:
+    assert judged(noisy(EXACT, 1e-3, 2)).passed
+
+
+@pytest.mark.parametrize(("level", "noise", "factor"), [("O0", 1e-3, 1.01), ("O0", 1e-3, 0.99), ("O1", 0.2, 1.1), ("O1", 0.2, 0.9)])
+@pytest.mark.parametrize("name", list(EXACT))
+def test_one_parameters_wrong_scale_is_found_and_named(level: str, noise: float, factor: float, name: str) -> None:
+    wrong = noisy(EXACT, noise, 2)
+    wrong[name] = wrong[name] * factor
+    check = check_gradient_scale(probe(noisy(EXACT, noise, 1)), probe(wrong), probe(EXACT), level)
+    assert not check.passed
+    assert check.where == name
+
+
+def test_a_gradient_of_the_right_length_in_the_wrong_direction_is_found() -> None:
+    wrong = dict(EXACT, layer2=EXACT["layer2"].flip(0))
+    check = check_gradients(probe(noisy(EXACT, 1e-3, 1)), probe(wrong), probe(EXACT), "O0")
+    assert (check.passed, check.where) == (False, "layer2")
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_no_number_is_found(bad: float) -> None:
+    wrong = dict(EXACT, layer1=EXACT["layer1"].clone())
+    wrong["layer1"][3] = bad
+    assert not judged(wrong).passed
+
+
+def test_a_parameter_without_a_gradient_is_found() -> None:
+    assert not judged({name: g for name, g in EXACT.items() if name != "layer0"}).passed
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_left_out() -> None:
+    exact = {**EXACT, "bias before batch norm": torch.full((512,), 1e-14)}
+    candidate = {**noisy(EXACT, 1e-3, 2), "bias before batch norm": torch.full((512,), -3e-9)}
+    baseline = {**noisy(EXACT, 1e-3, 1), "bias before batch norm": torch.full((512,), 1e-9)}
+    assert check_gradients(probe(baseline), probe(candidate), probe(exact), "O0").passed
+
+
+def test_losses_may_err_as_far_as_the_baseline_does() -> None:
+    exact = [2.0, 1.9, 1.8]
+    assert check_losses([2.0, 1.91, 1.8], [2.0, 1.87, 1.82], exact, "O0").passed
+    late = check_losses([2.0, 1.901, 1.801], [2.0, 1.9, 1.7], exact, "O0")
+    assert (late.passed, late.where) == (False, "step 3")
+    assert not check_losses([2.0], [None], [2.0], "O1").passed

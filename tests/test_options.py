@@ -1,0 +1,96 @@
+"""Options: declared once, checked everywhere in the same way."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import papermill
+import pytest
+
+from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.options import checked, command_line, from_mapping, options_table, parameters_source, parse_command_line
+
+
+def parse(*words: str) -> list:
+    return parse_command_line(words, TrainConfig, LaunchConfig, prog="test", description="")
+
+
+def test_the_seed_commands_parse_verbatim() -> None:
+    config, launch = parse("--nproc_per_node=8", "--amp_level=O1", "--compiler-opt", "--batch_size=128")
+    assert (launch.nproc_per_node, config.amp_level, config.compiler_opt, config.batch_size) == (8, "O1", True, 128)
+
+
+def test_dashes_and_underscores_are_the_same() -> None:
+    assert parse("--batch-size", "4", "--no-kernels") == parse("--batch_size=4", "--no_kernels")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("--batch_size", "0"), ("batch_size", "0", "at least 1")),
+        (("--batch_size", "abc"), ("batch_size", "abc", "whole number")),
+        (("--batch_size", "2.5"), ("batch_size", "2.5", "whole number")),
+        (("--lr", "nan"), ("lr", "nan", "at least 0")),
+        (("--amp_level=O2",), ("amp_level=O2", "not offered", "O1")),
+        (("--amp_level=O7",), ("amp_level", "O0 or O1")),
+        (("--batch_sise", "4"), ("batch_sise", "Did you mean `batch_size`")),
+        (("--master_port", "70000"), ("master_port", "between 1 and 65535")),
+        (("stray",), ("stray",)),
+        (("--batch_size",), ("expected one argument",)),
+    ],
+)
+def test_a_wrong_value_names_the_option_the_value_and_what_is_allowed(words: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(*words)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_an_unknown_notebook_parameter_gets_a_suggestion() -> None:
+    with pytest.raises(InputError, match=r"unknown parameter `batch_sise`\. Did you mean `batch_size`"):
+        from_mapping(NotebookConfig, {"batch_sise": 8})
+
+
+def test_values_set_in_python_are_checked_too() -> None:
+    with pytest.raises(InputError, match="batch_size=0"):
+        checked(TrainConfig(batch_size=0))
+
+
+def test_a_command_line_gives_back_the_configuration_it_was_made_from() -> None:
+    config = TrainConfig(compiler_opt=True, kernels=False, lr=0.5, data_dir="a b", evaluate=False)
+    assert parse_command_line(command_line(config), TrainConfig, prog="test", description="")[0] == config
+
+
+def test_the_parameters_cell_is_python_that_holds_the_defaults() -> None:
+    namespace: dict = {}
+    exec(parameters_source(NotebookConfig), namespace)
+    given = {f.name: namespace[f.name] for f in dataclasses.fields(NotebookConfig)}
+    assert from_mapping(NotebookConfig, given) == NotebookConfig()
+
+
+def test_papermill_reads_type_and_help_of_every_parameter(checkout: Path) -> None:
+    found = papermill.inspect_notebook(str(checkout / "notebooks" / "resnet50.ipynb"))
+    assert set(found) == {f.name for f in dataclasses.fields(NotebookConfig)}
+    assert found["batch_size"]["inferred_type_name"] == "int"
+    assert all(parameter["help"] for parameter in found.values())
+
+
+@pytest.mark.parametrize("cls", [TrainConfig, LaunchConfig, CompareConfig, NotebookConfig])
+def test_every_option_has_a_meaning_and_a_row_in_the_table(cls: type) -> None:
+    table = options_table(cls)
+    for f in dataclasses.fields(cls):
+        assert f.metadata["help"]
+        assert f"| `{f.name}` |" in table
+
+
+def test_help_shows_every_option_with_default_and_unit(checkout: Path) -> None:
+    command = [sys.executable, str(checkout / "launch_single_task.py"), "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"})
+    assert result.returncode == 0
+    for f in (*dataclasses.fields(TrainConfig), *dataclasses.fields(LaunchConfig)):
+        assert f"--{f.name}" in result.stdout
+    assert "[samples]" in result.stdout
+    assert "(default: resnet50)" in result.stdout

@@ -1,0 +1,56 @@
+"""results.json is written whole or not at all."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from gallery_lib.errors import InputError
+from gallery_lib.log import RunLog, read_steps
+from gallery_lib.results import Results, read_results, write_json, write_results
+
+
+def results() -> Results:
+    return Results(
+        task="tiny", config={}, environment={}, world_size=1, nodes=1, steps=3, warmup_steps=1, loss={}, metrics={},
+        step_seconds={"p50": 1.0}, samples_per_second={}, startup_seconds={}, peak_memory_bytes={"host": 1, "device": None},
+        skipped_steps=0, techniques={},
+    )  # fmt: skip
+
+
+def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
+    write_results(tmp_path, results())
+    assert read_results(tmp_path) == results()
+
+
+def test_a_run_without_results_did_not_finish(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did not finish"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", json.dumps({"schema": 99}), json.dumps({**dataclasses.asdict(results()), "extra": 1})])
+def test_damaged_or_foreign_results_are_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(InputError, match=r"results\.json"):
+        read_results(tmp_path)
+
+
+def test_a_number_that_is_none_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"x": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"x": math.nan})
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": 1}
+
+
+def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
+    write_results(tmp_path, results())
+    with pytest.raises(InputError, match="holds a finished run"):
+        RunLog(tmp_path)
+
+
+def test_only_complete_lines_of_a_running_log_are_read(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    assert [line["step"] for line in read_steps(tmp_path)] == [1, 2]

@@ -1,0 +1,109 @@
+"""A task that trains in milliseconds, for tests: a small convolutional network on synthetic images.
+
+Given as `--model tests/tiny_task.py:TASK`; `SLOW`, `WRONG` and `FAILING` are the same with a planted defect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from gallery_lib.config import TrainConfig
+from gallery_lib.optim import OptimizerSpec
+from gallery_lib.tasks.task import Splits, Task
+
+CLASSES = 4
+
+
+class Stripes(Dataset[Any]):
+    """Images [3, 16, 16] whose stripes' direction and period are the class, with noise."""
+
+    def __init__(self, length: int, offset: int) -> None:
+        self.length, self.offset = length, offset
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(self.offset + index)
+        label = index % CLASSES
+        grid = torch.arange(16.0) * (0.8 if label < 2 else 1.6)
+        wave = torch.sin(grid + 6.28 * torch.rand((), generator=generator))
+        image = wave.expand(16, 16) if label % 2 else wave[:, None].expand(16, 16)
+        return image.expand(3, 16, 16) + 0.3 * torch.randn(3, 16, 16, generator=generator), label
+
+
+def build_model() -> nn.Module:
+    """Two convolutions and a linear layer; no batch norm, so that ranks need no statistics in common."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, CLASSES),
+    )
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross-entropy."""
+    logits = model(batch[0])
+    return F.cross_entropy(logits.float() if logits.dtype is not torch.float64 else logits, batch[1])
+
+
+def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
+    """Accuracy."""
+    return {"top1": ((model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1]))}
+
+
+TASK = Task(
+    name="tiny",
+    title="Tiny",
+    domain="test",
+    batch_size=8,
+    build_model=build_model,
+    data=lambda config: Splits(Stripes(256, config.seed * 1000), Stripes(64, 500_000)),
+    loss=loss,
+    metrics=metrics,
+    chance=lambda splits: {"top1": 1 / CLASSES},
+    optimizer=OptimizerSpec("AdamW", lr=1e-2),
+    flops_per_sample=1e6,
+)
+
+
+def _slow_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    time.sleep(0.02)
+    return loss(model, batch)
+
+
+def _wrong_model() -> nn.Module:
+    model = build_model()
+    next(model.parameters()).register_hook(lambda gradient: gradient * 1.01)
+    return model
+
+
+def _failing_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    raise ValueError("planted failure")
+
+
+def _sleeping_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    time.sleep(0.5)
+    return loss(model, batch)
+
+
+SLOW = dataclasses.replace(TASK, name="slow", loss=_slow_loss)
+WRONG = dataclasses.replace(TASK, name="wrong", build_model=_wrong_model)
+FAILING = dataclasses.replace(TASK, name="failing", loss=_failing_loss)
+SLEEPING = dataclasses.replace(TASK, name="sleeping", loss=_sleeping_loss)
+
+
+def config(name: str = "TASK", **values: Any) -> TrainConfig:
+    """Options of a short run of one of the tasks here."""
+    return TrainConfig(**{"model": f"{__file__}:{name}", "workers": 0, "max_steps": 12, "log_interval": 1, "threads": 1, **values})
