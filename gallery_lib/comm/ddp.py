@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,15 @@ from torch import nn
 
 
 class PlainKeysDDP(nn.parallel.DistributedDataParallel):
-    """DDP whose `state_dict` and `load_state_dict` are the wrapped model's, without the `module.` prefix."""
+    """DDP whose `state_dict` and `load_state_dict` are the wrapped model's, without the `module.` prefix.
+
+    On the CPU a compiled model stays one graph: torch would split it at bucket boundaries, to overlap communication
+    with the backward pass, and there both need the same cores.
+    """
+
+    def _inside_ddp_forward(self) -> contextlib.AbstractContextManager[None]:
+        on_cpu = next(self.module.parameters()).device.type == "cpu"
+        return contextlib.nullcontext() if on_cpu else super()._inside_ddp_forward()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped model's state."""

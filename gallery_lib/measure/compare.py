@@ -28,7 +28,7 @@ from gallery_lib.measure.worker import PROBE_FILE, Role
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results, write_json
 
-PROBE_BATCHES = 6
+PROBE_BATCHES = 4
 _WORKER = "gallery_lib.measure.worker"
 
 
@@ -98,7 +98,7 @@ def _run_reference(config: TrainConfig, launch: LaunchConfig, compare: CompareCo
     """The first steps in float64, eagerly, at O0."""
     config = dataclasses.replace(config, compiler_opt=False, amp_level="O0", max_steps=compare.parity_steps, warmup_steps=0, evaluate=False)
     role = Role("reference", None, 0, compare.parity_steps, 1)
-    job = start(config, launch, module=_WORKER, environment=role.environment())
+    job = start(config, launch, module=_WORKER, environment=role.environment(), torchrun=False)
     try:
         bar.update(bar.count, "reference in float64")
         job.result()

@@ -44,6 +44,6 @@ TASK = Task(
     chance=classification.chance,
     optimizer=OptimizerSpec("AdamW", lr=1e-3, weight_decay=1e-2),
     flops_per_sample=24.5e9,
-    quick={"batch_size": 16, "image_size": 48, "rounds": 10, "block_steps": 6},
+    quick={"batch_size": 16, "image_size": 64, "rounds": 8, "block_steps": 6, "parity_steps": 2},
     full={"batch_size": 128, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
 )
