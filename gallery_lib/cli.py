@@ -71,9 +71,22 @@ def _show(arguments: Sequence[str]) -> None:
     print(tables.folder_text(arguments[0]))
 
 
+def _plot(arguments: Sequence[str]) -> None:
+    if len(arguments) != 2 or not arguments[1].endswith(".png"):
+        raise InputError("usage: gallery plot COMPARISON_FOLDER PICTURE.png (throughput since launch)")
+    from gallery_lib.measure.compare import read_comparison
+    from gallery_lib.report import plots
+
+    comparison = read_comparison(arguments[0])
+    plots.throughput(comparison).savefig(arguments[1], dpi=120)
+    print(plots.throughput_text(comparison))
+
+
 def _list(arguments: Sequence[str]) -> None:
     from gallery_lib import tasks
 
+    if arguments:
+        raise InputError(f"gallery list takes no arguments, got {' '.join(arguments)}")
     for name in tasks.names():
         task = tasks.get(name)
         print(f"{name:28} {task.title:28} {task.domain}")
@@ -83,6 +96,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "list": (_list, "the tasks of the gallery"),
     "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help)"),
     "show": (_show, "the tables of what a folder of runs holds"),
+    "plot": (_plot, "a comparison's throughput since launch, as a picture"),
 }
 
 

@@ -17,7 +17,7 @@ class PlainKeysDDP(nn.parallel.DistributedDataParallel):
     with the backward pass, and there both need the same cores.
     """
 
-    def _inside_ddp_forward(self) -> contextlib.AbstractContextManager[None]:
+    def _inside_ddp_forward(self) -> Any:
         on_cpu = next(self.module.parameters()).device.type == "cpu"
         return contextlib.nullcontext() if on_cpu else super()._inside_ddp_forward()
 

@@ -88,10 +88,12 @@ def each_step_seconds(run_dir: Path) -> list[float]:
     return [seconds for line in read_steps(run_dir) for seconds in line["each_step_seconds"]]
 
 
-def _judge(folder: Path, names: list[str], results: dict[str, Results], amp_level: str, parity_steps: int) -> parity.Parity:
+def _judge(folder: Path, names: list[str], results: dict[str, Results], parity_steps: int) -> parity.Parity:
     curves = [[loss for _, loss in results[name].loss["curve"][:parity_steps]] for name in [*names, "reference"]]
     probes = [probe.load(folder / name / PROBE_FILE) for name in [*names, "reference"]]
-    return parity.judge((curves[0], curves[1], curves[2]), (probes[0], probes[1], probes[2]), amp_level)
+    levels = [results[name].config["amp_level"] for name in names]
+    triples = (curves[0], curves[1], curves[2]), (probes[0], probes[1], probes[2])
+    return parity.judge(*triples, levels[1], same_precision=levels[0] == levels[1])
 
 
 def _run_reference(config: TrainConfig, launch: LaunchConfig, compare: CompareConfig, bar: Progress) -> None:
@@ -182,7 +184,7 @@ def compare(
             job.stop()
     results["reference"] = read_results(folder / "reference")
     rounds = {name: rounds_of(each_step_seconds(folder / name), warmup, options_.block_steps) for name in names}
-    verdict_of_parity = _judge(folder, names, results, second.amp_level, options_.parity_steps)
+    verdict_of_parity = _judge(folder, names, results, options_.parity_steps)
     del results["reference"]
     speedup = None
     if verdict_of_parity.passed:

@@ -136,6 +136,7 @@ def test_stopping_twice_or_after_the_end_is_harmless(tmp_path: Path) -> None:
     job.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -73,3 +73,10 @@ def test_losses_may_err_as_far_as_the_baseline_does() -> None:
     late = check_losses([2.0, 1.901, 1.801], [2.0, 1.9, 1.7], exact, "O0")
     assert (late.passed, late.where) == (False, "step 3")
     assert not check_losses([2.0], [None], [2.0], "O1").passed
+
+
+def test_half_precision_against_fp32_may_have_half_precisions_noise_and_no_wrong_direction() -> None:
+    baseline = probe(noisy(EXACT, 1e-4, 1))
+    assert not check_gradients(baseline, probe(noisy(EXACT, 0.2, 2)), probe(EXACT), "O1").passed
+    assert check_gradients(baseline, probe(noisy(EXACT, 0.2, 2)), probe(EXACT), "O1", same_precision=False).passed
+    assert not check_gradients(baseline, probe(noisy(EXACT, 0.9, 2)), probe(EXACT), "O1", same_precision=False).passed

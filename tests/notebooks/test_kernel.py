@@ -1,0 +1,92 @@
+"""Training in the cell of a real kernel: interrupt it, kill it, and look for what is left."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_client.manager import KernelManager, start_new_kernel
+from tiny_task import config
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def kernel() -> Iterator[tuple[KernelManager, object]]:
+    manager, client = start_new_kernel(kernel_name="python3")
+    yield manager, client
+    client.stop_channels()
+    if manager.is_alive():
+        manager.shutdown_kernel(now=True)
+
+
+def start_training(manager: KernelManager, client: object, run_dir: Path) -> list[psutil.Process]:
+    """Run a training cell without waiting for it; returns the processes it started, once it trains."""
+    values = config("SLEEPING", max_steps=1000, run_dir=str(run_dir))
+    client.execute(f"from gallery_lib import launch\nfrom gallery_lib.config import *\nlaunch({values!r}, LaunchConfig(nproc_per_node=2))")
+    deadline = time.monotonic() + 90
+    while not (run_dir / "steps.jsonl").exists() or not (run_dir / "steps.jsonl").read_text():
+        assert time.monotonic() < deadline, "the cell did not start training"
+        time.sleep(0.1)
+    started = psutil.Process(manager.provisioner.pid).children(recursive=True)
+    assert len(started) >= 4  # supervisor, torchrun, two workers
+    return started
+
+
+def wait_until_gone(processes: list[psutil.Process], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, f"still running: {processes}"
+        time.sleep(0.1)
+
+
+def output_of(client: object, code: str) -> str:
+    """Text that a cell prints or displays."""
+    texts: list[str] = []
+
+    def collect(message: dict) -> None:
+        content = message["content"]
+        texts.append(content.get("text") or content.get("data", {}).get("text/plain", "") or content.get("ename", ""))
+
+    client.execute_interactive(code, timeout=60, output_hook=collect)
+    return "\n".join(texts)
+
+
+def test_interrupting_the_cell_ends_every_process_and_leaves_the_kernel_usable(kernel: tuple, tmp_path: Path) -> None:
+    manager, client = kernel
+    started = start_training(manager, client, tmp_path / "run")
+    manager.interrupt_kernel()
+    wait_until_gone(started)
+    assert "42" in output_of(client, "print(6 * 7)")
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+def test_killing_the_kernel_ends_every_process(kernel: tuple, tmp_path: Path) -> None:
+    manager, client = kernel
+    started = start_training(manager, client, tmp_path / "run")
+    os.kill(manager.provisioner.pid, 9)
+    wait_until_gone(started)
+
+
+def test_a_failing_run_shows_a_message_and_not_the_inside_of_the_package(kernel: tuple) -> None:
+    _, client = kernel
+    values = config(batch_size=0)
+    text = output_of(client, f"from gallery_lib import launch\nfrom gallery_lib.config import *\nlaunch({values!r})")
+    assert "InputError" in text
+    assert output_of(client, "print('still here')").strip() == "still here"
+
+
+def test_the_progress_bar_is_one_output_that_is_updated(kernel: tuple, tmp_path: Path) -> None:
+    _, client = kernel
+    shown: list[dict] = []
+    values = config(max_steps=5, run_dir=str(tmp_path / "run"))
+    code = f"from gallery_lib import launch\nfrom gallery_lib.config import *\nr = launch({values!r}, show_log=False)"
+    client.execute_interactive(code, timeout=90, output_hook=shown.append)
+    displayed = [m for m in shown if m["msg_type"] == "display_data"]
+    updates = [m for m in shown if m["msg_type"] == "update_display_data"]
+    assert len(displayed) == 1
+    assert updates
+    assert "5/5" in updates[-1]["content"]["data"]["text/plain"]
+    assert {m["content"]["transient"]["display_id"] for m in [*displayed, *updates]} == {displayed[0]["content"]["transient"]["display_id"]}
