@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gallery_lib.data.decode import load
-from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.errors import InputError
 
 EXTENSIONS = (b".jpeg", b".jpg", b".png")
 SPLITS = ("train", "val")
@@ -110,7 +110,7 @@ def _read_error(path: bytes) -> str | None:
     """What is wrong with one image file, read whole; None if nothing."""
     try:
         load(path, lambda height, width: (0, 0, height, width), size=1)  # the whole of it, so that nothing is left unread
-    except RunFailed as error:
+    except InputError as error:
         return str(error)
     return None
 

@@ -21,7 +21,7 @@ class Recording(EmulatedBf16):
         super().__call__(graph)
         for node in graph.nodes:
             name = str(node.target)
-            if any(word in name for word in ("convolution", "aten.mm", "aten.addmm", "aten.bmm")):
+            if node.op == "call_function" and any(word in name for word in ("convolution", "aten.mm", "aten.addmm", "aten.bmm")):
                 value = node.meta["val"]
                 values = [v for v in (value if isinstance(value, (tuple, list)) else [value]) if v is not None]
                 if any(v.dtype is torch.bfloat16 for v in values):
