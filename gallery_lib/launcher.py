@@ -150,6 +150,7 @@ class Job:
     def result(self) -> Results | None:
         """What the ended run measured (None on a host other than 0). Raises RunFailed or InputError if it failed."""
         code = self._process.wait()
+        code = code if code >= 0 else 128 - code
         self._reader.join(timeout=2)
         if self._process.stdout:
             self._process.stdout.close()
@@ -175,8 +176,8 @@ class Job:
         elif reports:
             reason = f"rank {reports[0]['rank']} failed with {reports[0]['type']}: {reports[0]['message']}"
             detail = "\n" + reports[0]["traceback"].rstrip()
-        elif code in (128 + signal.SIGKILL, 128 + signal.SIGTERM, -signal.SIGKILL, -signal.SIGTERM):
-            reason, detail = "its processes were ended from outside", ""
+        elif code > 128 and code - 128 in set(signal.Signals):
+            reason, detail = f"its processes were ended by {signal.Signals(code - 128).name}, from outside or because memory ran out", ""
         else:
             reason = f"torchrun ended with exit code {code}"
             detail = "\n" + "\n".join(torchrun_text.splitlines()[-15:])

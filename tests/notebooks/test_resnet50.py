@@ -110,7 +110,8 @@ def test_killing_a_worker_fails_the_notebook_with_the_reason_and_leaves_no_proce
     victim.kill()
     _, errors = running.communicate(timeout=60)
     assert running.returncode != 0
-    assert f"process {victim.pid}) was killed by SIGKILL" in errors
+    assert "did not finish" in errors
+    assert "SIGKILL" in errors
     time.sleep(3)
     assert [p for p in everyone if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
