@@ -59,9 +59,10 @@ def test_interrupting_the_cell_ends_every_process_and_leaves_the_kernel_usable(k
     started = start_training(manager, client, tmp_path / "run")
     manager.interrupt_kernel()
     wait_until_gone(started)
-    statuses = []
-    while "error" not in statuses:  # replies to other requests may be waiting in front of the interrupted cell's
-        statuses.append(client.get_shell_msg(timeout=20)["content"].get("status"))
+    reply = client.get_shell_msg(timeout=20)["content"]
+    while reply.get("status") != "error":  # replies to other requests may be waiting in front of the interrupted cell's
+        reply = client.get_shell_msg(timeout=20)["content"]
+    assert reply["ename"] == "KeyboardInterrupt"
     assert "42" in output_of(client, "print(6 * 7)")
     assert not (tmp_path / "run" / "results.json").exists()
 
