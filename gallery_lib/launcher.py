@@ -30,7 +30,7 @@ from gallery_lib.compiler import allocator, toggle
 from gallery_lib.compiler.backend import cache_environment
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed
-from gallery_lib.log import read_steps
+from gallery_lib.log import last_step
 from gallery_lib.precision import autocast_dtype
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results
@@ -124,8 +124,7 @@ class Job:
 
     def steps_done(self) -> int:
         """Steps logged so far."""
-        steps = read_steps(self.run_dir)
-        return steps[-1]["step"] if steps else 0
+        return last_step(self.run_dir)
 
     def total_steps(self) -> int | None:
         """Steps that the run will take, once it has said so."""

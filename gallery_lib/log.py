@@ -102,3 +102,18 @@ def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def last_step(run_dir: Path | str) -> int:
+    """The number of the last step logged so far, 0 before the first. Reads only the file's end: runs are watched by this."""
+    try:
+        with (Path(run_dir) / "steps.jsonl").open("rb") as file:
+            size, tail = file.seek(0, 2), 4096
+            while True:
+                file.seek(max(0, size - tail))
+                lines = file.read(min(tail, size)).split(b"\n")  # the last one is not complete yet, or empty
+                if len(lines) > 2 or tail >= size:
+                    return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0
+                tail *= 4
+    except FileNotFoundError:
+        return 0

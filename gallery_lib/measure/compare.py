@@ -1,7 +1,8 @@
 """Compare two variants of a training run: is the training the same, and how do their speeds relate?
 
 Three runs, each in processes of its own with its own environment. First the float64 reference, alone, to its end.
-Then the baseline starts up, alone; then the candidate, alone while the baseline waits: start-up is true for both.
+Then the baseline starts up, alone; then the candidate, alone while the baseline waits: start-up is true for both (a single process is started without
+torchrun, whose own seconds would only be added to both).
 Then they take turns, a block of steps each, in the order A B B A, so that drift of the machine falls on both. Last
 each evaluates, in turn. Speeds are only given when parity holds.
 """
@@ -161,7 +162,7 @@ def compare(
         for name, config in configs.items():
             role = Role(name, server.address, warmup, options_.block_steps, PROBE_BATCHES)
             turn = f"{name} starts"
-            jobs[name] = start(config, launch, module=_WORKER, environment=role.environment())
+            jobs[name] = start(config, launch, module=_WORKER, environment=role.environment(), torchrun=False)
             server.wait_idle(name, world_size, check)
         names = list(configs)
         for number in range(options_.rounds):

@@ -11,11 +11,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, wait
 
 from gallery_lib.errors import RunFailed
 
-_POLL_SECONDS = 0.01
+_CHECK_SECONDS = 0.5
+"""How often the caller's check runs: rarely, since it would take time from the cores that are being measured."""
+_CONNECT_SECONDS = 0.05
 
 
 class TurnServer:
@@ -49,19 +51,19 @@ class TurnServer:
     def wait_idle(self, run: str, world_size: int, check: Callable[[], None]) -> None:
         """Returns when every rank of `run` has said that it is idle; calls `check` (which may raise) while waiting."""
         idle: set[int] = set()
-        while len(idle) < world_size:
+        while True:
             with self._lock:
-                ranks = dict(self._connections.get(run, {}))
-            for rank, connection in ranks.items():
-                if rank in idle or not connection.poll():
-                    continue
+                waiting = {link: rank for rank, link in self._connections.get(run, {}).items() if rank not in idle}
+            ready = wait(list(waiting), _CHECK_SECONDS if len(waiting) + len(idle) == world_size else _CONNECT_SECONDS)
+            for connection in ready:
                 try:
-                    connection.recv()
-                    idle.add(rank)
+                    connection.recv()  # type: ignore[union-attr]
+                    idle.add(waiting[connection])  # type: ignore[index]
                 except (EOFError, OSError):
-                    time.sleep(_POLL_SECONDS)  # the process is ending: the check will say why
+                    time.sleep(_CONNECT_SECONDS)  # the process is ending: the check will say why
+            if len(idle) == world_size:
+                return
             check()
-            time.sleep(_POLL_SECONDS)
 
     def go(self, run: str) -> None:
         """Give `run` the turn."""
