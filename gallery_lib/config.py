@@ -37,12 +37,14 @@ class TrainConfig:
     )
     batch_size: int | None = option(None, "samples per process and step; default: the task's own", unit="samples", minimum=1)
     image_size: int | None = option(None, "height and width of input images; default: the task's own", unit="pixels", minimum=32)
+    sequence_length: int | None = option(None, "tokens or frames per sample; default: the task's own", unit="tokens or frames", minimum=8)
     epochs: int | None = option(None, "passes over the training data; default: 1, or as many as max_steps takes", unit="epochs", minimum=1)
     max_steps: int | None = option(None, "stop after this many steps; default: at the end of the last epoch", unit="steps", minimum=1)
     warmup_steps: int = option(3, "first steps, left out of steady-state figures", unit="steps", minimum=0)
     lr: float | None = option(None, "learning rate; default: the task's own", minimum=0.0)
     weight_decay: float | None = option(None, "weight decay; default: the task's own", minimum=0.0)
     evaluate: bool = option(True, "measure the held-out metrics before the run ends")
+    save_weights: bool = option(False, "write the trained weights to weights.pt in the run directory")
     data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
     workers: int = option(1, "processes that load data, per training process", unit="processes", minimum=0)
     threads: int | None = option(None, "CPU threads per process; default: cores / processes on this host", unit="threads", minimum=1)
@@ -155,6 +157,7 @@ class NotebookConfig:
     amp_dtype: Literal["auto", "bf16", "fp16"] = option("auto", "dtype of autocast under O1")
     batch_size: int | None = option(None, "samples per process and step; default: the profile's", unit="samples", minimum=1)
     image_size: int | None = option(None, "height and width of input images; default: the profile's", unit="pixels", minimum=32)
+    sequence_length: int | None = option(None, "tokens or frames per sample; default: the profile's", unit="tokens or frames", minimum=8)
     processes: int | None = option(
         None, "processes of the comparison on several; default: one per device, at most 8", unit="processes", minimum=1
     )

@@ -42,7 +42,7 @@ STOP_SECONDS = 8.0
 
 def _check(config: TrainConfig, launch: LaunchConfig) -> None:
     """InputError for what can be known to fail before a process is started."""
-    task = tasks.get(config.model)
+    tasks.get(config.model)
     gpus = hardware.gpu_count()
     devices, what = (gpus, f"{gpus} GPU(s)") if gpus else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
     if launch.nproc_per_node > devices:
@@ -54,7 +54,7 @@ def _check(config: TrainConfig, launch: LaunchConfig) -> None:
     autocast_dtype(config, "cuda" if gpus else "cpu")
     if config.run_dir and (Path(config.run_dir) / "results.json").exists():
         raise InputError(f"run_dir={config.run_dir} holds a finished run. Name a new folder, or move that one away.")
-    task.data(dataclasses.replace(config, image_size=config.image_size or task.image_size))
+    tasks.data_of(config)
 
 
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:

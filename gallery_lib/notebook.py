@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import io
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gallery_lib import hardware, options, tasks
@@ -17,8 +18,10 @@ from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, Trai
 from gallery_lib.errors import InputError
 from gallery_lib.measure import compare as measure
 from gallery_lib.measure.compare import Comparison
-from gallery_lib.report import plots, tables
+from gallery_lib.report import examples, plots, tables
+from gallery_lib.tasks.examples import Examples, Rows
 from gallery_lib.tasks.task import Task
+from gallery_lib.train import WEIGHTS_FILE
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     amp_level = asked.amp_level
     if amp_level == "auto":
         amp_level = "O1" if device == "cuda" or hardware.computes_in_bf16(device) else "O0"
-    for name in ("batch_size", "image_size", "rounds", "block_steps"):
+    for name in ("batch_size", "image_size", "sequence_length", "rounds", "block_steps"):
         if (chosen := getattr(asked, name)) is not None:
             values[name] = chosen
     compare_values = {f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values}
@@ -108,7 +111,7 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     shown = {**options.to_mapping(result.train), **options.to_mapping(result.compare)}
     rows += [
         [name, str(shown[name])]
-        for name in ("amp_level", "batch_size", "image_size", "rounds", "block_steps", "data_dir", "seed")
+        for name in ("amp_level", "batch_size", "image_size", "sequence_length", "rounds", "block_steps", "data_dir", "seed")
         if shown.get(name) is not None
     ]
     display_markdown(tables.markdown_table(rows))
@@ -129,28 +132,42 @@ def show_machine() -> None:
     display_markdown("\n\n".join([tables.markdown_table(rows), *notes]))
 
 
-def show_images(settings: Settings, count: int = 16) -> None:
-    """Training images as the model sees them, one class after the other."""
-    data: Any = settings.task.data(
-        dataclasses.replace(settings.train, image_size=settings.train.image_size or settings.task.image_size)
-    ).train
-    chosen = [data[int(i)] for i in range(0, len(data), max(1, len(data) // count))][:count]
-    labels = [data.classes[int(label)] for _, label in chosen]
-    figure = plots.image_grid([image.numpy() if hasattr(image, "numpy") else image for image, _ in chosen], labels)
-    display_figure(figure, f"Grid of {len(chosen)} augmented training images of {len(set(labels))} classes.")
-    display_markdown(
-        tables.markdown_table(
-            [
-                ["images to train on", "classes", "as the model sees them"],
-                [str(len(data)), str(len(data.classes)), f"{settings.train.image_size}×{settings.train.image_size}"],
-            ]
-        )
-    )
+def show_examples(shown: Examples) -> None:
+    """A figure with its table, or a table alone."""
+    if not isinstance(shown, Rows):
+        display_figure(examples.figure(shown), examples.alternative_text(shown))
+    display_markdown(examples.markdown(shown))
+
+
+def show_data(settings: Settings) -> None:
+    """Some of the training data, as the model sees it."""
+    splits: Any = tasks.data_of(settings.train)
+    display_markdown(f"{len(splits.train)} items to train on, {len(splits.held_out)} held out.")
+    if settings.task.data_examples is not None:
+        show_examples(settings.task.data_examples(splits))
+
+
+def show_predictions(settings: Settings, comparison: Comparison) -> None:
+    """What the model makes of held-out data with its initial weights, and with those that compiler-opt trained."""
+    import torch
+
+    if settings.task.predictions is None:
+        display_markdown("This task shows no predictions.")
+        return
+    path = Path(comparison.folder) / list(comparison.variants)[1] / WEIGHTS_FILE
+    models = {}
+    for title in ("before", "after"):
+        torch.manual_seed(settings.train.seed)
+        models[title] = settings.task.build_model()
+    models["after"].load_state_dict(torch.load(path, weights_only=True))
+    show_examples(settings.task.predictions(models, tasks.data_of(settings.train)))
+    path.unlink()  # up to half a gigabyte, and made for this picture
 
 
 def compare(settings: Settings, processes: int) -> Comparison:
     """Baseline against accelerated backend on `processes` processes, in turns."""
-    return measure.compare_backend(settings.train, LaunchConfig(nproc_per_node=processes), settings.compare)
+    train = dataclasses.replace(settings.train, save_weights=settings.task.predictions is not None)
+    return measure.compare_backend(train, LaunchConfig(nproc_per_node=processes), settings.compare)
 
 
 def compare_on_several(settings: Settings) -> Comparison | None:

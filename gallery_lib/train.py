@@ -29,6 +29,7 @@ from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig, backend_config
 from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.data.length_buckets import LengthBucketSampler
 from gallery_lib.errors import InputError
 from gallery_lib.log import RunLog
 from gallery_lib.results import Results, write_results
@@ -36,6 +37,7 @@ from gallery_lib.tasks.task import Splits, Task
 
 LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
 """When the run was asked for, in seconds since the epoch: start-up is counted from there."""
+WEIGHTS_FILE = "weights.pt"
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Session:
     loader: DeviceLoader
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
+    schedule: torch.optim.lr_scheduler.LRScheduler | None
     autocast_dtype: torch.dtype | None
     log: RunLog
     clock: StepClock
@@ -69,7 +72,10 @@ class Session:
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.skipped_steps += self.scaler.get_scale() < scale
+        skipped = self.scaler.get_scale() < scale
+        self.skipped_steps += skipped
+        if self.schedule is not None and not skipped:
+            self.schedule.step()
 
 
 class Observer:
@@ -87,13 +93,11 @@ class Observer:
 
 def resolve(config: TrainConfig) -> TrainConfig:
     """`config`, checked, with the task's own values and this machine's in place of what was left open."""
-    config = options.checked(config)
+    config = tasks.with_sizes(options.checked(config))
     task = tasks.get(config.model)
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return dataclasses.replace(
         config,
-        batch_size=config.batch_size or task.batch_size,
-        image_size=config.image_size or task.image_size,
         lr=task.optimizer.lr if config.lr is None else config.lr,
         weight_decay=task.optimizer.weight_decay if config.weight_decay is None else config.weight_decay,
         threads=config.threads or max(1, hardware.cores() // local_processes),
@@ -101,17 +105,33 @@ def resolve(config: TrainConfig) -> TrainConfig:
     )
 
 
-def _loader(config: TrainConfig, splits: Splits) -> DataLoader[Any]:
+def _items(config: TrainConfig, task: Task) -> int:
+    """Items of the data set in a batch."""
+    assert config.batch_size is not None
+    if config.batch_size % task.samples_per_item:
+        raise InputError(
+            f"batch_size={config.batch_size} must be a multiple of {task.samples_per_item}: {task.name} takes samples in groups."
+        )
+    return config.batch_size // task.samples_per_item
+
+
+def _loader(config: TrainConfig, task: Task, splits: Splits) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(config.seed)
+    lengths = getattr(splits.train, "lengths", None)
+    sampler = None
+    if lengths is not None:
+        sampler = LengthBucketSampler(lengths, _items(config, task) * process_group.world_size(), generator)
     return DataLoader(
         splits.train,
-        batch_size=config.batch_size,
-        shuffle=True,
+        batch_size=_items(config, task),
+        shuffle=sampler is None,
+        sampler=sampler,
         drop_last=True,
         num_workers=config.workers,
         persistent_workers=config.workers > 0,
         collate_fn=getattr(splits.train, "collate", None),
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator().manual_seed(config.seed),
+        generator=generator,
     )
 
 
@@ -125,12 +145,12 @@ def _open(config: TrainConfig, observer: Observer) -> Session:
     model = task.build_model()
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
-    model, loader = accelerate(model, _loader(config, splits), backend_config(config))
+    model, loader = accelerate(model, _loader(config, task, splits), backend_config(config))
     if len(loader) == 0:
         world_size = process_group.world_size()
         raise InputError(
             f"batch_size={config.batch_size} on {world_size} process(es) needs {config.batch_size * world_size} training samples, "  # type: ignore[operator]
-            f"and the data set has {len(splits.train)}. Use a smaller batch_size or more data."  # type: ignore[arg-type]
+            f"and the data set has {len(splits.train) * task.samples_per_item}. Use a smaller batch_size or more data."  # type: ignore[arg-type]
         )
     optimizer = task.optimizer.build(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, accelerated=config.compiler_opt)
     return Session(
@@ -141,6 +161,7 @@ def _open(config: TrainConfig, observer: Observer) -> Session:
         loader=loader,
         optimizer=optimizer,
         scaler=precision.grad_scaler(dtype, loader.device.type),
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, task.optimizer.schedule) if task.optimizer.schedule else None,
         autocast_dtype=dtype,
         log=RunLog(Path(config.run_dir), rank=process_group.rank(), tensorboard=config.tensorboard),
         clock=StepClock(loader.device.type),
@@ -178,7 +199,7 @@ def evaluate(session: Session) -> dict[str, float]:
     share = range(process_group.rank(), len(data), process_group.world_size())
     loader = DataLoader(
         data,
-        batch_size=session.config.batch_size,
+        batch_size=_items(session.config, session.task),
         sampler=share,
         num_workers=session.config.workers,
         collate_fn=getattr(data, "collate", None),
@@ -186,15 +207,15 @@ def evaluate(session: Session) -> dict[str, float]:
     batches = DeviceLoader(loader, session.loader.device, session.loader.memory_format, shard=False)
     model = plain_module(session.model)
     model.eval()
-    sums: dict[str, Tensor] = {}
+    sums: dict[str, Any] = {}
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), precision.autocast(session.autocast_dtype, batches.device.type):
         for batch in batches:
             for name, (total, count) in session.task.metrics(model, batch).items():
-                sums[name] = sums.get(name, torch.zeros(2, device=batches.device)) + torch.stack(
-                    [total.float(), torch.tensor(float(count), device=batches.device)]
-                )
+                pair = (total.double(), torch.tensor(float(count), device=batches.device, dtype=torch.float64))
+                sums[name] = tuple(a + b for a, b in zip(sums[name], pair, strict=True)) if name in sums else pair
     model.train()
-    return {name: float(pair[0] / pair[1]) for name, pair in ((n, process_group.sum_over_ranks(p)) for n, p in sums.items())}
+    means = {name: process_group.sum_over_ranks(total) / process_group.sum_over_ranks(count) for name, (total, count) in sums.items()}
+    return session.task.summary(means) if session.task.summary else {name: float(mean) for name, mean in means.items()}
 
 
 def _run_steps(session: Session, total_steps: int, observer: Observer) -> list[list[float]]:
@@ -221,6 +242,14 @@ def _run_steps(session: Session, total_steps: int, observer: Observer) -> list[l
                 peak_memory_bytes=memory["device"] or memory["host"] or 0,
             )
     return curve
+
+
+def save_weights(model: nn.Module, run_dir: Path) -> Path:
+    """Write the plain model's state dict, on the CPU, to `weights.pt`; `torch.load(…, weights_only=True)` reads it."""
+    path = run_dir / WEIGHTS_FILE
+    torch.save({name: value.cpu() for name, value in plain_module(model).state_dict().items()}, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+    return path
 
 
 def _finite(value: float) -> float | None:
@@ -286,6 +315,8 @@ def train(config: TrainConfig, observer: Observer | None = None) -> Results:
             techniques=done,
         )
         if process_group.rank() == 0:
+            if config.save_weights:
+                save_weights(session.model, Path(config.run_dir))
             write_results(Path(config.run_dir), results)
         session.log.close()
         return results

@@ -1,10 +1,10 @@
 """Compare two variants of a training run: is the training the same, and how do their speeds relate?
 
 Three runs, each in processes of its own with its own environment. First the float64 reference, alone, to its end.
-Then the baseline starts up, alone; then the candidate, alone while the baseline waits: start-up is true for both (a single process is started without
-torchrun, whose own seconds would only be added to both).
-Then they take turns, a block of steps each, in the order A B B A, so that drift of the machine falls on both. Last
-each evaluates, in turn. Speeds are only given when parity holds.
+Then the baseline starts up, alone; then the candidate, alone while the baseline waits: start-up is true for both (a
+single process is started without torchrun, whose own seconds would only be added to both). Then they take turns, a
+block of steps each, in the order A B B A, so that drift of the machine falls on both. Last each evaluates, in turn.
+Speeds are only given when parity holds.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def compare(
     if len(variants) != 2:
         raise InputError(f"a comparison takes two variants, baseline first; got {len(variants)}: {', '.join(variants)}.")
     first, second = variants.values()
-    for name in ("batch_size", "image_size", "seed", "data_dir", "lr", "weight_decay", "warmup_steps"):
+    for name in ("batch_size", "image_size", "sequence_length", "seed", "data_dir", "lr", "weight_decay", "warmup_steps"):
         if getattr(first, name) != getattr(second, name):
             raise InputError(f"variants must have the same {name}: {getattr(first, name)} and {getattr(second, name)}.")
     warmup = max(first.warmup_steps, options_.parity_steps, PROBE_BATCHES)
@@ -208,8 +208,7 @@ def compare(
 
 
 def _chance(config: TrainConfig) -> dict[str, float]:
-    task = tasks.get(config.model)
-    return task.chance(task.data(dataclasses.replace(config, image_size=config.image_size or task.image_size)))
+    return tasks.get(config.model).chance(tasks.data_of(config))
 
 
 def compare_backend(
@@ -217,7 +216,7 @@ def compare_backend(
 ) -> Comparison:
     """The task as `baseline` and with the accelerated backend, `compiler-opt`, everything else equal."""
     variants = {
-        "baseline": dataclasses.replace(config, compiler_opt=False),
+        "baseline": dataclasses.replace(config, compiler_opt=False, save_weights=False),
         "compiler-opt": dataclasses.replace(config, compiler_opt=True),
     }
     return compare(variants, launch, options_, progress=progress)

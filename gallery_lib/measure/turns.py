@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import Any
 
 from gallery_lib.errors import RunFailed
 
@@ -54,11 +55,11 @@ class TurnServer:
         while True:
             with self._lock:
                 waiting = {link: rank for rank, link in self._connections.get(run, {}).items() if rank not in idle}
-            ready = wait(list(waiting), _CHECK_SECONDS if len(waiting) + len(idle) == world_size else _CONNECT_SECONDS)
+            ready: list[Any] = wait(list(waiting), _CHECK_SECONDS if len(waiting) + len(idle) == world_size else _CONNECT_SECONDS)
             for connection in ready:
                 try:
-                    connection.recv()  # type: ignore[union-attr]
-                    idle.add(waiting[connection])  # type: ignore[index]
+                    connection.recv()
+                    idle.add(waiting[connection])
                 except (EOFError, OSError):
                     time.sleep(_CONNECT_SECONDS)  # the process is ending: the check will say why
             if len(idle) == world_size:

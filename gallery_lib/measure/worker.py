@@ -41,10 +41,16 @@ class Role:
 
 
 def _without_dropout(model: nn.Module) -> None:
-    """Dropout draws different numbers in different backends, so it is off while parity is judged."""
+    """Dropout draws different numbers in different backends, so it is off while parity is judged.
+
+    Both the modules and the plain rates that models hand to functions (`self.dropout = 0.1`) are set to zero.
+    """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 class _Probing(Observer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ class OptimizerSpec:
     lr: float
     weight_decay: float = 0.0
     arguments: dict[str, Any] = field(default_factory=dict)
+    schedule: Callable[[int], float] | None = None
+    """Factor of the learning rate at update number n, from 0; it advances only with updates that were done."""
 
     def build(
         self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool

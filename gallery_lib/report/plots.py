@@ -7,7 +7,6 @@ print and colour blindness.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,15 +130,3 @@ def break_even_text(comparison: Comparison) -> str:
     from gallery_lib.report.tables import break_even_line
 
     return "Line plot of time since launch by steps trained. " + break_even_line(comparison)
-
-
-def image_grid(images: Sequence[np.ndarray], labels: Sequence[str], columns: int = 8) -> Figure:
-    """Images uint8 [S, S, 3] in a grid, each under its label."""
-    rows = -(-len(images) // columns)
-    figure = Figure(figsize=(1.15 * columns, 1.35 * rows), layout="constrained")
-    for number, (image, label) in enumerate(zip(images, labels, strict=True), 1):
-        axes = figure.add_subplot(rows, columns, number)
-        axes.imshow(image)
-        axes.set_title(label, fontsize=7)
-        axes.axis("off")
-    return figure

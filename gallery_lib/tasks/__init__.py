@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import sys
 from pathlib import Path
 
+from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.tasks.task import Splits, Task
 
-__all__ = ["Splits", "Task", "get", "names"]
+__all__ = ["Splits", "Task", "data_of", "get", "names", "with_sizes"]
 
 
 def names() -> list[str]:
     """The tasks of the gallery."""
     own = Path(__file__).parent
-    return sorted(path.stem for path in own.glob("*.py") if path.stem not in ("__init__", "task", "classification"))
+    return sorted(path.stem for path in own.glob("*.py") if path.stem not in ("__init__", "task", "examples"))
 
 
 def get(name: str) -> Task:
@@ -29,6 +31,22 @@ def get(name: str) -> Task:
     if name not in names():
         raise InputError(f"model={name!r} is not a task.{did_you_mean(name, names())} Known: {', '.join(names())}; or FILE.py:NAME.")
     return importlib.import_module(f"gallery_lib.tasks.{name}").TASK
+
+
+def with_sizes(config: TrainConfig) -> TrainConfig:
+    """`config` with the task's own batch size, image size and sequence length where they were left open."""
+    task = get(config.model)
+    return dataclasses.replace(
+        config,
+        batch_size=config.batch_size or task.batch_size,
+        image_size=config.image_size or task.image_size,
+        sequence_length=config.sequence_length or task.sequence_length,
+    )
+
+
+def data_of(config: TrainConfig) -> Splits:
+    """The data of the task, at the sizes that `config` asks for. Raises InputError for data that is missing or unfit."""
+    return get(config.model).data(with_sizes(config))
 
 
 def _from_file(file: str, attribute: str) -> Task:

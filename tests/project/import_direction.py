@@ -16,7 +16,7 @@ from pathlib import Path
 
 FLOORS: dict[float, tuple[str, ...]] = {
     0: ("errors", "options", "config", "paths", "hardware", "stats", "log", "clock", "results", "progress", "processes"),
-    1: ("compiler", "precision", "optim", "kernels", "comm", "data"),
+    1: ("compiler", "precision", "optim", "kernels", "comm", "data", "models"),
     1.5: ("acceleration",),  # made of the parts on floor 1, which do not know it
     2: ("tasks",),
     2.5: ("train",),  # trains any of the tasks

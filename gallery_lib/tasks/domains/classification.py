@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from gallery_lib import paths
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.image_folder import ImageFolder
+from gallery_lib.tasks.examples import Pictures
 from gallery_lib.tasks.task import Splits
 
 Batch = tuple[Tensor, Tensor]  # images float [N, 3, S, S], labels int64 [N]
@@ -46,3 +49,30 @@ def chance(splits: Splits) -> dict[str, float]:
     held_out: Any = splits.held_out
     classes = len(held_out.classes)
     return {"top1": 1.0 / classes, "top5": min(1.0, 5.0 / classes)}
+
+
+def examples(splits: Splits, count: int = 16) -> Pictures:
+    """Training images as the model sees them, one class after the other."""
+    data: Any = splits.train
+    chosen = [data[int(i)] for i in range(0, len(data), max(1, len(data) // count))][:count]
+    labels = [data.classes[int(label)] for _, label in chosen]
+    size = chosen[0][0].shape[0]
+    return Pictures(
+        [image.numpy() for image, _ in chosen],
+        labels,
+        f"{len(chosen)} of {len(data)} training images, augmented, {size}×{size}, of {len(data.classes)} classes",
+    )
+
+
+@torch.no_grad()
+def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8) -> Pictures:
+    """Held-out images with what each model takes them for."""
+    data: Any = splits.held_out
+    chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, count)]
+    batch, labels = data.finish_batch((torch.stack([image for image, _ in chosen]), torch.tensor([label for _, label in chosen])))
+    captions = [f"is {data.classes[int(label)]}" for label in labels]
+    for title, model in models.items():
+        guesses = model.eval()(batch)[:, : len(data.classes)].argmax(dim=1)
+        for i, (guess, label) in enumerate(zip(guesses.tolist(), labels.tolist(), strict=True)):
+            captions[i] += f"\n{title}: {data.classes[guess]} {'✓' if guess == label else '✗'}"
+    return Pictures([image.numpy() for image, _ in chosen], captions, "held-out images and what the models take them for", columns=4)

@@ -1,0 +1,42 @@
+"""Batches of similar length, so that little of a padded batch is padding.
+
+The order is random between epochs and between batches, and sorted by length only within a window of many batches.
+It is an order of single indices, not of batches, so that it can be sharded over ranks: every rank's share of a
+global batch has similar lengths, and no rank waits for another's long batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.utils.data import Sampler
+
+WINDOW_BATCHES = 16
+
+
+class LengthBucketSampler(Sampler[int]):
+    """Indices 0 … len(lengths) − 1, each once per pass, such that consecutive runs of `batch_items` have similar lengths.
+
+    `batch_items` is the number of items in a batch of all ranks together; `generator` decides the order and advances
+    with every pass. What does not fill a batch comes last.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_items: int, generator: torch.Generator) -> None:
+        self.lengths = torch.as_tensor(lengths)
+        self.batch_items, self.generator = batch_items, generator
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(len(self.lengths), generator=self.generator)
+        batches: list[torch.Tensor] = []
+        for window in order.split(WINDOW_BATCHES * self.batch_items):
+            batches += window[self.lengths[window].argsort(stable=True)].split(self.batch_items)
+        full = [batch for batch in batches if len(batch) == self.batch_items]
+        rest = [batch for batch in batches if len(batch) < self.batch_items]
+        for number in torch.randperm(len(full), generator=self.generator).tolist():
+            yield from full[number].tolist()
+        for batch in rest:
+            yield from batch.tolist()

@@ -1,0 +1,64 @@
+"""Draws what a task shows of its data and predictions: a figure with its alternative text, or a table."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from gallery_lib.report import tables
+from gallery_lib.tasks.examples import Examples, Matrices, Pictures, Rows
+
+
+def figure(examples: Pictures | Matrices) -> Figure:
+    """The pictures in a grid under their captions, or the matrices side by side on one colour scale."""
+    return _grid(examples) if isinstance(examples, Pictures) else _matrices(examples)
+
+
+def alternative_text(examples: Pictures | Matrices) -> str:
+    """What the figure shows, in words."""
+    if isinstance(examples, Pictures):
+        return f"Grid of images: {examples.description}."
+    return f"{' and '.join(examples.values)}, as colours: {examples.description}."
+
+
+def markdown(examples: Examples) -> str:
+    """The same as a table (captions of pictures; for matrices their mean and range)."""
+    if isinstance(examples, Rows):
+        rows = [list(examples.header), *(list(row) for row in examples.rows)]
+    elif isinstance(examples, Pictures):
+        rows = [["image", "shown"], *([str(i), c.replace("\n", "; ")] for i, c in enumerate(examples.captions, 1))]
+    else:
+        rows = [["", "size", "mean", "lowest", "highest"]]
+        rows += [
+            [title, "×".join(map(str, m.shape)), f"{m.mean():.2f}", f"{m.min():.2f}", f"{m.max():.2f}"]
+            for title, m in examples.values.items()
+        ]
+    return tables.markdown_table([[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows])
+
+
+def _grid(pictures: Pictures) -> Figure:
+    columns = min(pictures.columns, len(pictures.images))
+    rows = -(-len(pictures.images) // columns)
+    lines = max(caption.count("\n") + 1 for caption in pictures.captions)
+    height, width = pictures.images[0].shape[:2]
+    cell = 9.2 / columns
+    drawn = Figure(figsize=(cell * columns, (cell * height / width + 0.16 * lines + 0.1) * rows), layout="constrained")
+    for number, (image, caption) in enumerate(zip(pictures.images, pictures.captions, strict=True), 1):
+        axes = drawn.add_subplot(rows, columns, number)
+        axes.imshow(image)
+        axes.set_title(caption, fontsize=7)
+        axes.axis("off")
+    return drawn
+
+
+def _matrices(matrices: Matrices) -> Figure:
+    count = len(matrices.values)
+    drawn = Figure(figsize=(min(9.2, 3.4 * count + 0.8), 3.2), layout="constrained")
+    low = min(float(np.min(m)) for m in matrices.values.values())
+    high = max(float(np.max(m)) for m in matrices.values.values())
+    plots = drawn.subplots(1, count, squeeze=False)[0]
+    for axes, (title, matrix) in zip(plots, matrices.values.items(), strict=True):
+        shown = axes.imshow(matrix, vmin=low, vmax=high, cmap="cividis", aspect="auto", interpolation="nearest")
+        axes.set(title=title, xlabel=matrices.column_label, ylabel=matrices.row_label)
+    drawn.colorbar(shown, ax=list(plots))
+    return drawn

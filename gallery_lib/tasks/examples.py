@@ -1,0 +1,39 @@
+"""What a task shows of its data and of its predictions, free of any way of drawing it (report/ draws it)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images uint8 [H, W, 3], each with a caption; `description` says in a sentence what is to be seen."""
+
+    images: Sequence[np.ndarray]
+    captions: Sequence[str]
+    description: str
+    columns: int = 8
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table: a header and rows of text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """Titled matrices [n, m] on one colour scale (spectrograms, similarities), drawn side by side."""
+
+    values: dict[str, np.ndarray]
+    description: str
+    row_label: str = ""
+    column_label: str = ""
+
+
+Examples = Pictures | Rows | Matrices
