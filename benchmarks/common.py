@@ -29,4 +29,3 @@ def write_result(path: Path, values: dict[str, Any]) -> None:
     """Write the figures, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, values)
-    print(f"written: {path}")
