@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib import tasks
+from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.task import Task
 
 SLOWER_BY = 0.05
@@ -21,22 +22,11 @@ WRONG_PARAMETER = "layer3.0.conv1.weight"
 SAME = tasks.get("resnet50")
 
 
-@dataclasses.dataclass(frozen=True)
-class _SlowOptimizer:
-    """Builds the task's optimizer; each of its steps then waits, so that the whole step takes 5 % longer."""
-
-    spec: Any
-
-    @property
-    def lr(self) -> float:
-        return self.spec.lr
-
-    @property
-    def weight_decay(self) -> float:
-        return self.spec.weight_decay
+class _SlowOptimizer(OptimizerSpec):
+    """The task's optimizer, each of whose steps then waits, so that the whole step takes 5 % longer."""
 
     def build(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        optimizer = self.spec.build(*args, **kwargs)
+        optimizer = super().build(*args, **kwargs)
 
         def wait(*_: Any) -> None:
             deadline = time.perf_counter() + SLOWER_BY * (time.perf_counter() - _step_began[0])
@@ -64,6 +54,6 @@ def _wrong(factor: float) -> Task:
     return dataclasses.replace(SAME, build_model=build_model)
 
 
-SLOW = dataclasses.replace(SAME, loss=_slow_loss, optimizer=_SlowOptimizer(SAME.optimizer))
+SLOW = dataclasses.replace(SAME, loss=_slow_loss, optimizer=_SlowOptimizer(**vars(SAME.optimizer)))
 WRONG_O0 = _wrong(1.01)
 WRONG_O1 = _wrong(1.1)

@@ -28,7 +28,7 @@ from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure.compare import compare
 
 PLANTED = Path(__file__).resolve().parent / "planted.py"
-SMALL = TrainConfig(batch_size=4, image_size=32, warmup_steps=6, evaluate=False, workers=1)
+SMALL = TrainConfig(batch_size=4, image_size=32, warmup_steps=6, evaluate=False, workers=0)
 EXPECTED = {
     "same": ("no measurable difference", 18, 20),
     "slower by 5 %": ("slower", 9, 10),
@@ -49,7 +49,7 @@ def one(kind: str, seed: int, rounds: int) -> dict[str, Any]:
     """One comparison, reduced to what is judged."""
     began = time.time()
     with TemporaryDirectory() as folder:
-        options = CompareConfig(rounds=rounds if "wrong" not in kind else 4, block_steps=6 if "wrong" not in kind else 2)
+        options = CompareConfig(rounds=rounds if "wrong" not in kind else 4, block_steps=3 if "wrong" not in kind else 2)
         outcome = compare(variants(kind, seed), LaunchConfig(), options, folder=Path(folder), progress=False)
     interval = dataclasses.asdict(outcome.speedup) if outcome.speedup else None
     row = {"kind": kind, "seed": seed, "verdict": outcome.verdict, "speedup": interval, "parity": outcome.parity.as_json()["checks"]}
@@ -61,7 +61,7 @@ def one(kind: str, seed: int, rounds: int) -> dict[str, Any]:
 def main() -> int:
     """Run all; exit code 1 when any kind misses what is expected of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=16, help="turns of each variant (default: 16)")
+    parser.add_argument("--rounds", type=int, default=40, help="turns of each variant (default: 40)")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     parser.add_argument("--only", choices=list(EXPECTED), help="one kind only")
     arguments = parser.parse_args()

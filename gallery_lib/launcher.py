@@ -34,6 +34,7 @@ from gallery_lib.log import last_step
 from gallery_lib.precision import autocast_dtype
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results
+from gallery_lib.tasks import memory
 from gallery_lib.train import LAUNCHED_AT_VARIABLE
 
 STOP_SECONDS = 8.0
@@ -54,6 +55,7 @@ def _check(config: TrainConfig, launch: LaunchConfig) -> None:
     autocast_dtype(config, "cuda" if gpus else "cpu")
     if config.run_dir and (Path(config.run_dir) / "results.json").exists():
         raise InputError(f"run_dir={config.run_dir} holds a finished run. Name a new folder, or move that one away.")
+    memory.check(config, launch.nproc_per_node)
     tasks.data_of(config)
 
 
@@ -74,6 +76,8 @@ def torchrun_command(config: TrainConfig, launch: LaunchConfig, module: str = "g
     else:
         port = launch.master_port or 29400
         command += [f"--node-rank={launch.node_rank}", f"--master-addr={launch.master_addr}", f"--master-port={port}"]
+    if config.run_dir:
+        command.append(f"--log-dir={Path(config.run_dir) / 'torchrun'}")  # else torchrun leaves a folder in /tmp
     return [*command, "-m", module, *options.command_line(config)]
 
 

@@ -1,10 +1,10 @@
 """Compare two variants of a training run: is the training the same, and how do their speeds relate?
 
-Three runs, each in processes of its own with its own environment. First the float64 reference, alone, to its end.
-Then the baseline starts up, alone; then the candidate, alone while the baseline waits: start-up is true for both (a
-single process is started without torchrun, whose own seconds would only be added to both). Then they take turns, a
-block of steps each, in the order A B B A, so that drift of the machine falls on both. Last each evaluates, in turn.
-Speeds are only given when parity holds.
+Three runs, each in processes of its own with its own environment. First the float64 reference, alone, to its end
+(or one that was kept from an earlier comparison). Then the baseline starts up, alone; then the candidate, alone while
+the baseline waits: start-up is true for both (a single process is started without torchrun, whose own seconds would
+only be added to both). Then they take turns, a block of steps each, in the order A B B A, so that drift of the machine
+falls on both. Last each evaluates, in turn. Speeds are only given when parity holds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +22,13 @@ from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.launcher import Job, start
 from gallery_lib.log import read_steps
-from gallery_lib.measure import parity, probe
+from gallery_lib.measure import parity, probe, reference
+from gallery_lib.measure.reference import Reference
 from gallery_lib.measure.turns import TurnServer
-from gallery_lib.measure.worker import PROBE_FILE, Role
+from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
 from gallery_lib.progress import Progress
-from gallery_lib.results import Results, read_results, write_json
-
-PROBE_BATCHES = 4
-_WORKER = "gallery_lib.measure.worker"
+from gallery_lib.results import Results, write_json
+from gallery_lib.tasks import memory
 
 
 @dataclass(frozen=True)
@@ -89,24 +87,11 @@ def each_step_seconds(run_dir: Path) -> list[float]:
     return [seconds for line in read_steps(run_dir) for seconds in line["each_step_seconds"]]
 
 
-def _judge(folder: Path, names: list[str], results: dict[str, Results], parity_steps: int) -> parity.Parity:
-    curves = [[loss for _, loss in results[name].loss["curve"][:parity_steps]] for name in [*names, "reference"]]
-    probes = [probe.load(folder / name / PROBE_FILE) for name in [*names, "reference"]]
+def _judge(names: list[str], results: dict[str, Results], probes: list[dict[str, Any]], exact: Reference, steps: int) -> parity.Parity:
+    curves = [[loss for _, loss in results[name].loss["curve"][:steps]] for name in names]
     levels = [results[name].config["amp_level"] for name in names]
-    triples = (curves[0], curves[1], curves[2]), (probes[0], probes[1], probes[2])
+    triples = (curves[0], curves[1], exact.losses), (probes[0], probes[1], exact.probe)
     return parity.judge(*triples, levels[1], same_precision=levels[0] == levels[1])
-
-
-def _run_reference(config: TrainConfig, launch: LaunchConfig, compare: CompareConfig, bar: Progress) -> None:
-    """The first steps in float64, eagerly, at O0."""
-    config = dataclasses.replace(config, compiler_opt=False, amp_level="O0", max_steps=compare.parity_steps, warmup_steps=0, evaluate=False)
-    role = Role("reference", None, 0, compare.parity_steps, 1)
-    job = start(config, launch, module=_WORKER, environment=role.environment(), torchrun=False)
-    try:
-        bar.update(bar.count, "reference in float64")
-        job.result()
-    finally:
-        job.stop()
 
 
 def _checker(jobs: dict[str, Job], bar: Progress, label: Callable[[], str]) -> Callable[[], None]:
@@ -142,7 +127,8 @@ def compare(
     for name in ("batch_size", "image_size", "sequence_length", "seed", "data_dir", "lr", "weight_decay", "warmup_steps"):
         if getattr(first, name) != getattr(second, name):
             raise InputError(f"variants must have the same {name}: {getattr(first, name)} and {getattr(second, name)}.")
-    warmup = max(first.warmup_steps, options_.parity_steps, PROBE_BATCHES)
+    memory.check(first, launch.nproc_per_node, factor=2)  # two variants, or one in float64
+    warmup = max(first.warmup_steps, options_.parity_steps, parity.PROBE_BATCHES)
     total_steps = warmup + options_.rounds * options_.block_steps
     task_name = first.model.rsplit(":", 1)[-1]
     folder = folder or paths.new_run_dir(f"compare-{task_name}-{launch.nproc_per_node * launch.nnodes}p")
@@ -157,14 +143,23 @@ def compare(
     turn = "starting"
     check = _checker(jobs, bar, lambda: f"{task_name}: {turn}")
     try:
-        reference = dataclasses.replace(next(iter(configs.values())), run_dir=str(folder / "reference"))
-        _run_reference(reference, launch, options_, bar)
+        exact_config = reference.configuration(
+            dataclasses.replace(next(iter(configs.values())), run_dir=str(folder / "reference")), options_.parity_steps
+        )
+        exact = reference.kept_reference(exact_config, world_size)
+        if exact is None:
+            bar.update(bar.count, f"{task_name}: reference in float64")
+            exact = reference.run_reference(exact_config, launch)
         for name, config in configs.items():
-            role = Role(name, server.address, warmup, options_.block_steps, PROBE_BATCHES)
+            role = Role(name, server.address, warmup, options_.block_steps, parity.PROBE_BATCHES)
             turn = f"{name} starts"
-            jobs[name] = start(config, launch, module=_WORKER, environment=role.environment(), torchrun=False)
+            jobs[name] = start(config, launch, module=WORKER, environment=role.environment(), torchrun=False)
             server.wait_idle(name, world_size, check)
         names = list(configs)
+        probes = [probe.load(folder / name / PROBE_FILE) for name in names]
+        if exact.kept and not exact.belongs_to(probes[0]):
+            bar.update(bar.count, f"{task_name}: reference in float64, anew")
+            exact = reference.run_reference(exact_config, launch)
         for number in range(options_.rounds):
             for name in names if number % 2 == 0 else reversed(names):
                 turn = f"{name}, turn {number + 1} of {options_.rounds}"
@@ -183,10 +178,8 @@ def compare(
         server.close()
         for job in jobs.values():
             job.stop()
-    results["reference"] = read_results(folder / "reference")
     rounds = {name: rounds_of(each_step_seconds(folder / name), warmup, options_.block_steps) for name in names}
-    verdict_of_parity = _judge(folder, names, results, options_.parity_steps)
-    del results["reference"]
+    verdict_of_parity = _judge(names, results, probes, exact, options_.parity_steps)
     speedup = None
     if verdict_of_parity.passed:
         speedup = stats.ratio_of_medians(rounds[names[0]], rounds[names[1]], confidence=options_.confidence)
@@ -200,9 +193,8 @@ def compare(
         verdict=speedup.verdict if speedup else "not comparable",
         chance=_chance(first),
     )
-    for name in [*names, "reference"]:
+    for name in names:
         (folder / name / PROBE_FILE).unlink()
-    shutil.rmtree(folder / "reference", ignore_errors=True)
     write_json(folder / "comparison.json", outcome.as_json())
     return outcome
 

@@ -1,7 +1,8 @@
 """Does the candidate compute the same training as the baseline? Asked before any speed-up is printed.
 
-Both start from the same weights and see the same batches; a third run does the same in float64. Three checks:
+Both start from the same weights and see the same batches; a third run does the same in float64. Four checks:
 
+0. *Same start*: initial weights and first batches of all three are the same, bit by bit.
 1. *Losses* of the first steps: |candidate − exact| ≤ 3 × |baseline − exact| + tolerance × |exact|, where the
    baseline's error is its largest so far (errors of a training run only grow).
 2. *Gradients* on the first batch, per parameter: the candidate's relative error against float64 is at most 3 × the
@@ -21,8 +22,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gallery_lib.measure.probe import relative_error
+from gallery_lib.measure.probe import differences_of_start, relative_error
 
+PROBE_BATCHES = 4
+"""Batches that the norms of check 3 are taken over."""
 LOSS_TOLERANCE = {"O0": 2e-3, "O1": 3e-2}
 GRADIENT_TOLERANCE = {"O0": 3e-2, "O1": 0.1}
 ACROSS_PRECISIONS_GRADIENT_TOLERANCE = 0.5
@@ -67,6 +70,12 @@ def _worst(name: str, rows: list[tuple[float, float, str]]) -> Check:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def check_start(baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any]) -> Check:
+    """Check 0; the value is the number of things that differ."""
+    found = differences_of_start(exact, baseline) + differences_of_start(exact, candidate)
+    return Check("same start", not found, len(found), 0.0, ", ".join(dict.fromkeys(found)) or "weights and batches")
 
 
 def check_losses(baseline: list[float | None], candidate: list[float | None], exact: list[float | None], amp_level: str) -> Check:
@@ -118,6 +127,7 @@ def judge(
 ) -> Parity:
     """All checks, at the candidate's `amp_level`; each triple is (baseline, candidate, exact)."""
     checks = [
+        check_start(*probes),
         check_losses(*losses, amp_level),
         check_gradients(*probes, amp_level, same_precision=same_precision),
         check_gradient_scale(*probes, amp_level),

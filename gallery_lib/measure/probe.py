@@ -7,7 +7,9 @@ weights, and puts everything back afterwards.
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,34 @@ SAMPLE = 512
 def initial_state(model: nn.Module) -> dict[str, Tensor]:
     """A copy, on the CPU, of the model's weights and buffers."""
     return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in any nesting of mappings, tuples and lists, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for name in value:
+            yield from _tensors(value[name])
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 over shapes, dtypes and bits of all tensors in `value`, in logical element order."""
+    result = hashlib.sha256()
+    for tensor in _tensors(value):
+        result.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        result.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return result.hexdigest()
+
+
+def differences_of_start(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What two probed runs did not have in common at their start: the initial weights, some of the first batches."""
+    found = ["initial weights"] if one["weights"] != other["weights"] else []
+    pairs = zip(one["first_batches"], other["first_batches"], strict=False)
+    return found + [f"batch {number}" for number, (a, b) in enumerate(pairs, 1) if a != b]
 
 
 def _sample_indices(elements: int) -> Tensor:

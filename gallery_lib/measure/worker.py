@@ -23,6 +23,11 @@ from gallery_lib.train import Observer, Session, train
 
 ROLE_VARIABLE = "GALLERY_MEASURE"
 PROBE_FILE = "probe.pt"
+WORKER = "gallery_lib.measure.worker"
+"""The module that launched processes run."""
+
+
+DIGESTED_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,14 @@ def _without_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-class _Probing(Observer):
-    """Collects the first batches, keeps the initial weights, and probes the gradients once."""
+class Probing(Observer):
+    """Collects the first batches, keeps the initial weights, and probes the gradients once, after training."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
         self.initial: dict[str, Tensor] = {}
         self.batches: list[Any] = []
+        self.digests: list[str] = []
 
     def model_built(self, model: nn.Module) -> None:
         _without_dropout(model)
@@ -68,16 +74,22 @@ class _Probing(Observer):
     def before_step(self, session: Session, step: int, batch: Any) -> None:
         if len(self.batches) < self.role.probe_batches:
             self.batches.append(batch)
+        if step < DIGESTED_BATCHES:
+            self.digests.append(probe.digest(batch))
 
     def probe(self, session: Session) -> None:
         """Run the probe and write what it found, from rank 0."""
         result = probe.run_probe(session, self.initial, self.batches)
         self.batches.clear()
         if session.log.rank == 0:
+            result |= {"weights": probe.digest(self.initial), "first_batches": self.digests}
             probe.save(result, session.log.run_dir / PROBE_FILE)
 
+    def after_training(self, session: Session) -> None:
+        self.probe(session)
 
-class Variant(_Probing):
+
+class Variant(Probing):
     """Takes turns with the other variant."""
 
     def __init__(self, role: Role) -> None:
@@ -100,7 +112,7 @@ class Variant(_Probing):
         self.turns.wait()
 
 
-class Reference(_Probing):
+class Reference(Probing):
     """The same training in float64."""
 
     def model_built(self, model: nn.Module) -> None:
@@ -114,9 +126,6 @@ class Reference(_Probing):
             return tuple(widened(a) for a in args), {k: widened(v) for k, v in kwargs.items()}
 
         model.register_forward_pre_hook(to_float64, with_kwargs=True)
-
-    def after_training(self, session: Session) -> None:
-        self.probe(session)
 
 
 def body(config: TrainConfig) -> None:

@@ -18,7 +18,7 @@ __all__ = ["Splits", "Task", "data_of", "get", "names", "with_sizes"]
 def names() -> list[str]:
     """The tasks of the gallery."""
     own = Path(__file__).parent
-    return sorted(path.stem for path in own.glob("*.py") if path.stem not in ("__init__", "task", "examples"))
+    return sorted(path.stem for path in own.glob("*.py") if path.stem not in ("__init__", "task", "examples", "memory"))
 
 
 def get(name: str) -> Task:

@@ -9,7 +9,8 @@ from tiny_task import config
 
 from gallery_lib.config import CompareConfig, LaunchConfig
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.measure.compare import PROBE_BATCHES, break_even_steps, compare, read_comparison, rounds_of
+from gallery_lib.measure import parity
+from gallery_lib.measure.compare import break_even_steps, compare, read_comparison, rounds_of
 from gallery_lib.report.tables import comparison_text, folder_text
 from gallery_lib.results import Results
 
@@ -39,7 +40,7 @@ def test_a_slower_variant_is_called_slower_and_the_result_reads_back(tmp_path: P
     written = json.loads((tmp_path / "comparison.json").read_text())
     assert {"task", "variants", "speedup", "parity", "break_even_steps", "verdict"} <= set(written)
     steps = [json.loads(line)["step"] for line in (tmp_path / "baseline" / "steps.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, PROBE_BATCHES + 6 * 3 + 1))
+    assert steps == list(range(1, parity.PROBE_BATCHES + 6 * 3 + 1))
 
 
 @pytest.mark.slow

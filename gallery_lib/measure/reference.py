@@ -1,0 +1,108 @@
+"""The float64 reference of a comparison: the first steps and the gradient probe, eagerly, at O0, in a run of its own.
+
+It depends on the task, the options, the code and the library versions alone, so it is kept in the cache folder and
+taken from there next time. Whether it really belongs to a comparison is then decided by the digests of the initial
+weights and of the first batches, which every run records: changed data makes it be run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import gallery_lib
+from gallery_lib import hardware, options, paths
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.launcher import start
+from gallery_lib.measure import probe
+from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
+from gallery_lib.results import read_results, write_json
+
+PROBE_BATCHES = 1
+_LOSSES_FILE = "losses.json"
+_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
+_IRRELEVANT = ("run_dir", "compiler_opt", "kernels", "amp_level", "amp_dtype", "workers", "threads", "log_interval", "tensorboard")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Losses of the first steps and the probe, in float64; `kept` says that they come from an earlier comparison."""
+
+    losses: list[float | None]
+    probe: dict[str, Any]
+    kept: bool
+
+    def belongs_to(self, variant: dict[str, Any]) -> bool:
+        """Whether the probed `variant` started from the same weights and saw the same batches."""
+        return not probe.differences_of_start(self.probe, variant)
+
+
+def configuration(config: TrainConfig, parity_steps: int) -> TrainConfig:
+    """The options of the reference run for a variant's `config`."""
+    return dataclasses.replace(
+        config, compiler_opt=False, amp_level="O0", max_steps=parity_steps, warmup_steps=0, evaluate=False, save_weights=False
+    )
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "none"
+
+
+def key(config: TrainConfig, world_size: int) -> str:
+    """Names a kept reference: a digest of its options, the package's sources, the versions and the processor."""
+    package = Path(gallery_lib.__file__).parent
+    sources = sorted(package.rglob("*.py"))
+    if ".py:" in config.model:
+        sources.append(Path(config.model.rsplit(":", 1)[0]))
+    asked = {name: value for name, value in options.to_mapping(config).items() if name not in _IRRELEVANT}
+    facts = [asked, world_size, platform.python_version(), hardware.cpu_model(), {name: _version(name) for name in _LIBRARIES}]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for path in sources:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _read(folder: Path, *, kept: bool) -> Reference:
+    return Reference(json.loads((folder / _LOSSES_FILE).read_text()), probe.load(folder / PROBE_FILE), kept)
+
+
+def kept_reference(config: TrainConfig, world_size: int) -> Reference | None:
+    """The reference of an earlier comparison with the same options and code, if there is one."""
+    folder = paths.cache_dir() / "references" / key(config, world_size)
+    return _read(folder, kept=True) if folder.is_dir() else None
+
+
+def run_reference(config: TrainConfig, launch: LaunchConfig) -> Reference:
+    """Run it (`config` is `configuration(…)` with a run directory, which is removed) and keep it for the next time."""
+    assert config.run_dir is not None and config.max_steps is not None
+    run_dir, world_size = Path(config.run_dir), launch.nproc_per_node * launch.nnodes
+    role = Role("reference", None, 0, config.max_steps, PROBE_BATCHES)
+    job = start(config, launch, module=WORKER, environment=role.environment(), torchrun=False)
+    try:
+        job.result()
+    finally:
+        job.stop()
+    losses = [loss for _, loss in read_results(run_dir).loss["curve"]]
+    target = paths.cache_dir() / "references" / key(config, world_size)
+    new = target.with_name(f"{target.name}.{run_dir.parent.name}.new")
+    new.mkdir(parents=True)
+    write_json(new / _LOSSES_FILE, losses)
+    (run_dir / PROBE_FILE).replace(new / PROBE_FILE)
+    result = _read(new, kept=False)
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        new.rename(target)
+    except OSError:  # another comparison has just put the same one there
+        shutil.rmtree(new)
+    shutil.rmtree(run_dir)
+    return result

@@ -1,0 +1,90 @@
+"""How much host memory a run needs, so that one that cannot fit says so before it starts.
+
+    python -m gallery_lib.tasks.memory NAME     activation bytes per sample, for the task's declaration
+
+An estimate: weights, gradients and optimizer state from the number of parameters, activations from what a task
+declares per sample at its own size, in fp32. What a task declares was counted on the meta device, where tensors have
+sizes and no memory, as the bytes that autograd keeps between forward and backward. GPUs are not asked about theirs:
+that would initialise CUDA in the wrong process.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from gallery_lib import hardware
+from gallery_lib.config import TrainConfig
+from gallery_lib.data.device_loader import to_device
+from gallery_lib.errors import InputError
+from gallery_lib.tasks import Task, get, with_sizes
+
+PROCESS_BYTES = 800 * 2**20  # Python, torch and the libraries of the models
+_STATES = {"SGD": 1, "RMSprop": 2, "Adagrad": 1}  # values per parameter that the optimizer keeps; else two moments
+_RESERVE = 0.05  # of the memory, for everything else
+
+
+def activation_bytes(task: Task, batch: Any, samples: int) -> int:
+    """Bytes per sample that the backward pass keeps of a forward pass over `batch`, counted without doing it."""
+    with torch.device("meta"):
+        model = task.build_model().train()
+    own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}  # by storage; the tensors stay referenced, so that no storage is counted for another
+
+    def keep(value: Tensor) -> Tensor:
+        if value.untyped_storage()._cdata not in own:
+            kept[value.untyped_storage()._cdata] = value
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        task.loss(model, to_device(batch, torch.device("meta")))
+    return sum(value.untyped_storage().nbytes() for value in kept.values()) // samples
+
+
+def needed_bytes(config: TrainConfig) -> int:
+    """Estimated peak of one training process."""
+    task, config = get(config.model), with_sizes(config)
+    assert config.batch_size is not None
+    scale = 1.0
+    if task.image_size and config.image_size:
+        scale = (config.image_size / task.image_size) ** 2
+    elif task.sequence_length and config.sequence_length:
+        scale = config.sequence_length / task.sequence_length
+    values = 3 + _STATES.get(task.optimizer.name, 2)  # weights, gradients, one temporary
+    return int(PROCESS_BYTES + 4 * values * (task.parameters or 0) + scale * config.batch_size * task.activation_bytes_per_sample)
+
+
+def check(config: TrainConfig, processes: int, *, factor: float = 1.0) -> None:
+    """InputError when `processes` processes, each of `factor` times the usual need, do not fit into this host's free memory."""
+    if hardware.gpu_count():
+        return
+    free = min(psutil.virtual_memory().available, hardware.memory_bytes()) - _RESERVE * hardware.memory_bytes()
+    needed = factor * processes * needed_bytes(config)
+    if needed <= free:
+        return
+    sized = with_sizes(config)
+    sizes = [f"{name}={value}" for name in ("batch_size", "image_size", "sequence_length") if (value := getattr(sized, name))]
+    raise InputError(
+        f"{config.model} with {', '.join(sizes)} on {processes} process(es) needs about {needed / 2**30:.1f} GiB of memory, and "
+        f"{free / 2**30:.1f} GiB are free on this host. Choose smaller sizes, fewer processes, or a larger machine."
+    )
+
+
+def main(name: str) -> None:
+    """Print what the task `name` should declare."""
+    task = get(name)
+    splits = task.data(with_sizes(TrainConfig(model=name)))
+    data: Any = splits.train
+    loader = torch.utils.data.DataLoader(data, batch_size=2, collate_fn=getattr(data, "collate", None))
+    batch = next(iter(loader))
+    if hasattr(data, "finish_batch"):
+        batch = data.finish_batch(batch, torch.contiguous_format)
+    print(f"activation_bytes_per_sample={activation_bytes(task, batch, 2 * task.samples_per_item):_}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
