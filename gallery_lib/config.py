@@ -165,3 +165,17 @@ class NotebookConfig:
     block_steps: int | None = option(None, "steps in one turn; default: the profile's", unit="steps", minimum=2)
     data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
     seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
+
+
+@dataclass(frozen=True)
+class WalkConfig:
+    """The parameters of the notebook data_parallel; sizes default to the seed's on a GPU, to small ones on a CPU."""
+
+    images: int | None = option(None, "random training images; default: 6400 on a GPU, else 160", unit="images", minimum=8)
+    image_size: int | None = option(
+        None, "height and width of the images; default: 224 on a GPU, else 64", unit="pixels", minimum=32, maximum=1024
+    )
+    batch_size: int | None = option(None, "samples per process and step; default: 64 on a GPU, else 8", unit="samples", minimum=1)
+    epochs: int = option(2, "passes over the images", unit="epochs", minimum=1)
+    log_steps: int = option(5, "steps between two lines of the log", unit="steps", minimum=1)
+    processes: int | None = option(None, "processes of the parallel runs; default: one per device, at most 8", unit="processes", minimum=1)

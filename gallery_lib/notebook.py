@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import io
+import linecache
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware, options, tasks
+from gallery_lib import hardware, options, paths, tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure import compare as measure
@@ -116,6 +118,21 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     ]
     display_markdown(tables.markdown_table(rows))
     return result
+
+
+def your_settings(build_model: Callable[[], Any], batch_size_of_the_task: int) -> Settings:
+    """Make a task of the cell that defines `build_model`, `loss` and `make_batch`, and settle the parameters for it.
+
+    The cell's source is written to `task.py` in a new run directory, where the training processes import it from.
+    """
+    source = "".join(linecache.getlines(build_model.__code__.co_filename))
+    missing = [name for name in ("build_model", "loss", "make_batch") if f"def {name}(" not in source]
+    if missing:
+        raise InputError(f"the cell that defines build_model must define {' and '.join(missing)} as well.")
+    path = paths.new_run_dir("your-model") / "task.py"
+    call = f"task_from(build_model, loss, make_batch, batch_size={batch_size_of_the_task})"
+    path.write_text(f"{source}\n\nfrom gallery_lib.tasks.domains.own_functions import task_from\n\nTASK = {call}\n")
+    return settings(f"{path}:TASK")
 
 
 def show_machine() -> None:

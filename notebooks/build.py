@@ -1,4 +1,4 @@
-"""Builds the task notebooks from `template.md` and one page of content per task in `pages/`.
+"""Builds the notebooks: those of tasks from `template.md` and a page per task in `pages/`, others from `whole/`.
 
     python notebooks/build.py            write notebooks/NAME.ipynb for every page
     python notebooks/build.py --check    say which of them differ from what would be written (exit code 1)
@@ -19,7 +19,7 @@ import nbformat
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
 
-from gallery_lib.config import NotebookConfig  # noqa: E402
+from gallery_lib.config import NotebookConfig, WalkConfig  # noqa: E402
 from gallery_lib.options import parameters_source  # noqa: E402
 
 
@@ -35,14 +35,21 @@ def sections(page: Path) -> dict[str, str]:
     return {name: "\n".join(lines).strip() for name, lines in result.items()}
 
 
-def render(page: Path) -> str:
-    """The notebook of one page, as the text of an .ipynb file."""
+def text_of(page: Path) -> str:
+    """The notebook of one page, as Markdown that jupytext reads."""
+    if page.parent.name == "whole":
+        options = WalkConfig if page.stem == "data_parallel" else NotebookConfig
+        return string.Template(page.read_text()).substitute(parameters=parameters_source(options))
     template = string.Template((FOLDER / "template.md").read_text())
     try:
-        text = template.substitute(sections(page), name=page.stem, parameters=parameters_source(NotebookConfig))
+        return template.substitute(sections(page), name=page.stem, parameters=parameters_source(NotebookConfig))
     except KeyError as missing:
         raise SystemExit(f"{page}: the template needs a section named {missing}") from None
-    notebook = jupytext.reads(text, fmt="md")
+
+
+def render(page: Path) -> str:
+    """The notebook of one page, as the text of an .ipynb file."""
+    notebook = jupytext.reads(text_of(page), fmt="md")
     notebook.metadata.pop("jupytext", None)
     notebook.metadata["language_info"] = {"name": "python"}
     for number, cell in enumerate(notebook.cells):
@@ -51,13 +58,18 @@ def render(page: Path) -> str:
     return nbformat.writes(notebook, version=4) + "\n"
 
 
+def pages() -> list[Path]:
+    """The source of every notebook."""
+    return sorted([*(FOLDER / "pages").glob("*.md"), *(FOLDER / "whole").glob("*.md")])
+
+
 def main() -> int:
     """Write or check all notebooks."""
     parser = argparse.ArgumentParser(description="Build the task notebooks from template.md and pages/.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a notebook is not up to date")
     check = parser.parse_args().check
     stale = []
-    for page in sorted((FOLDER / "pages").glob("*.md")):
+    for page in pages():
         target = FOLDER / f"{page.stem}.ipynb"
         text = render(page)
         if not target.exists() or target.read_text() != text:
@@ -67,7 +79,7 @@ def main() -> int:
     if check and stale:
         print(f"not up to date: {', '.join(stale)}. Run: python notebooks/build.py", file=sys.stderr)
         return 1
-    print(f"{'checked' if check else 'built'}: {len(list((FOLDER / 'pages').glob('*.md')))} notebook(s), {len(stale)} changed")
+    print(f"{'checked' if check else 'built'}: {len(pages())} notebook(s), {len(stale)} changed")
     return 0
 
 

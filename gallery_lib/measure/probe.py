@@ -45,7 +45,7 @@ def digest(value: Any) -> str:
     result = hashlib.sha256()
     for tensor in _tensors(value):
         result.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        result.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        result.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return result.hexdigest()
 
 

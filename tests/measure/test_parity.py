@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gallery_lib.measure.parity import Parity, check_gradient_scale, check_gradients, check_losses, judge
+from gallery_lib.measure.parity import Parity, check_gradient_scale, check_gradients, check_losses, check_start, judge
 
 
 def probe(gradients: dict[str, torch.Tensor]) -> dict:
@@ -13,6 +13,8 @@ def probe(gradients: dict[str, torch.Tensor]) -> dict:
         "batches": 1,
         "square_norms": {name: float(g.double().square().sum()) for name, g in gradients.items()},
         "samples": {name: g.double().tolist() for name, g in gradients.items()},
+        "weights": "the same",
+        "first_batches": ["the same"],
     }
 
 
@@ -31,6 +33,13 @@ def judged(candidate: dict[str, torch.Tensor], *, level: str = "O0", noise: floa
 
 def test_rounding_noise_passes() -> None:
     assert judged(noisy(EXACT, 1e-3, 2)).passed
+
+
+def test_runs_that_saw_other_batches_are_not_comparable() -> None:
+    other = probe(EXACT) | {"first_batches": ["another"]}
+    check = check_start(probe(EXACT), other, probe(EXACT))
+    assert not check.passed
+    assert check.where == "batch 1"
 
 
 @pytest.mark.parametrize(("level", "noise", "factor"), [("O0", 1e-3, 1.01), ("O0", 1e-3, 0.99), ("O1", 0.2, 1.1), ("O1", 0.2, 0.9)])

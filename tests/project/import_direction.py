@@ -20,10 +20,11 @@ FLOORS: dict[float, tuple[str, ...]] = {
     1.5: ("acceleration",),  # made of the parts on floor 1, which do not know it
     2: ("tasks",),
     2.5: ("train",),  # trains any of the tasks
-    3: ("launcher", "supervisor", "worker", "cluster"),
+    3: ("launcher", "supervisor", "worker", "script", "cluster"),
     4: ("measure",),
     5: ("batch", "report"),
     6: ("cli", "notebook", "__main__"),
+    6.5: ("walk",),
 }
 NEIGHBOURS_ALLOWED = (0, 1)  # floors on which one room may import another
 OUTSIDE = ("tests", "benchmarks", "data_prep", "launch_single_task")  # stand on the package, so it may not import them

@@ -1,0 +1,64 @@
+"""Runs a training script of the reader's own, alone or over torchrun, and raises when it fails.
+
+The output is shown as it comes. The processes stand under a supervisor: an interrupt or a killed kernel ends them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import gallery_lib
+from gallery_lib import hardware
+from gallery_lib.compiler.backend import cache_environment
+from gallery_lib.errors import InputError, RunFailed
+
+_LAST_LINES = 20
+
+
+def run_script(path: Path | str, arguments: Sequence[str] = (), *, processes: int | None = None) -> list[str]:
+    """Run `path` with plain python, or with torchrun on `processes` processes; returns the lines that it printed.
+
+    The cores are shared out among the processes. Raises InputError when the file is missing or there are not as many
+    devices, RunFailed with the last lines when the script fails.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"the script {path} does not exist.")
+    devices = hardware.gpu_count() or hardware.cores()
+    if processes is not None and not 1 <= processes <= devices:
+        raise InputError(f"processes={processes}: this host has {devices} device(s).")
+    shown = ["python", path.name] if processes is None else ["torchrun", f"--nproc_per_node={processes}", path.name]
+    print("$ " + shlex.join([*shown, *arguments]), flush=True)
+    package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
+    search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
+    threads = str(max(1, hardware.cores() // (processes or 1)))
+    with TemporaryDirectory() as logs:
+        torchrun = ["-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--log-dir={logs}"]
+        start = [] if processes is None else [*torchrun, f"--nproc-per-node={processes}"]
+        with subprocess.Popen(
+            [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, *start, str(path), *arguments],
+            env={**os.environ, **cache_environment(), "PYTHONPATH": search_path, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            assert process.stdout is not None
+            lines = []
+            try:
+                for line in process.stdout:
+                    print(line, end="", flush=True)
+                    lines.append(line.rstrip("\n"))
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+    if process.returncode:
+        raise RunFailed(f"{path.name} ended with exit code {process.returncode}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
+    return lines
