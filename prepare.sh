@@ -487,6 +487,7 @@ prepare_environment
 
 step "Mock data, $DATA"
 "$PY" data_prep/mock_imagenet.py --preset "$DATA"
+for set in mock_segmentation text mock_speech mock_speakers; do "$PY" "data_prep/$set.py"; done
 release_lock
 
 RUN_CODE=0
