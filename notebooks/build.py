@@ -9,9 +9,11 @@ The notebooks are never edited by hand. Cell ids are counted, so the same source
 from __future__ import annotations
 
 import argparse
+import json
 import string
 import sys
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -19,8 +21,12 @@ import nbformat
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
 
+from gallery_lib import hardware, tasks  # noqa: E402
 from gallery_lib.config import NotebookConfig, WalkConfig  # noqa: E402
 from gallery_lib.options import parameters_source  # noqa: E402
+
+RESULTS = FOLDER.parent / "benchmarks" / "results"
+THUMBNAILS = Path("..") / "docs" / "images" / "thumbnails"  # as the notebooks link to them
 
 
 def sections(page: Path) -> dict[str, str]:
@@ -35,8 +41,51 @@ def sections(page: Path) -> dict[str, str]:
     return {name: "\n".join(lines).strip() for name, lines in result.items()}
 
 
+def last_runs() -> tuple[dict[str, dict[str, Any]], str]:
+    """What benchmarks/gallery.py last wrote down, by notebook; and the conditions, in a sentence."""
+    files = {path: json.loads(path.read_text()) for path in RESULTS.glob("gallery-*.json")}
+    if not files:
+        return {}, "Not measured yet: benchmarks/gallery.py has not been run."
+    path, newest = max(files.items(), key=lambda item: (item[1]["date"], item[0].name))
+    described = hardware.describe(newest["environment"])
+    return newest["notebooks"], f"Measured on {newest['date']}, on {described} (benchmarks/results/{path.name})."
+
+
+def outcome(run: dict[str, Any] | None) -> tuple[str, str]:
+    """Duration and speed-up of a notebook's last verified run, for the index."""
+    if run is None or run["problem"]:
+        return "not measured", "not measured"
+    alone = [c for c in run["comparisons"] if c["processes"] == 1]
+    if not alone:
+        return f"{run['seconds'] / 60:.1f} min", "no comparison"
+    speedup = alone[0]["speedup"]
+    text = f"{speedup['ratio']:.2f}× ({speedup['low']:.2f} to {speedup['high']:.2f})" if speedup else "not comparable"
+    return f"{run['seconds'] / 60:.1f} min", f"{text}, {alone[0]['amp_level']}"
+
+
+def index() -> dict[str, str]:
+    """The index's table of notebooks, and the conditions of its figures."""
+    runs, conditions = last_runs()
+    rows = ["| | notebook | domain | hardware | duration | speed-up |", "|---|---|---|---|---|---|"]
+    for page in pages():
+        if page.stem == "index":
+            continue
+        if page.stem in tasks.names():
+            task = tasks.get(page.stem)
+            title, domain = task.title, task.domain
+        else:
+            title, domain = page.read_text().partition("\n# ")[2].partition("\n")[0], "any"
+        duration, speedup = outcome(runs.get(page.stem))
+        picture = THUMBNAILS / f"{page.stem}.png"
+        image = f'<img src="{picture}" width="120" alt="A picture from the notebook {title}">' if (FOLDER / picture).exists() else ""
+        rows.append(f"| {image} | [{title}]({page.stem}.ipynb) | {domain} | 2 CPU cores, or GPUs | {duration} | {speedup} |")
+    return {"table": "\n".join(rows), "conditions": conditions}
+
+
 def text_of(page: Path) -> str:
     """The notebook of one page, as Markdown that jupytext reads."""
+    if page.stem == "index":
+        return string.Template(page.read_text()).substitute(index())
     if page.parent.name == "whole":
         options = WalkConfig if page.stem == "data_parallel" else NotebookConfig
         return string.Template(page.read_text()).substitute(parameters=parameters_source(options))
