@@ -46,6 +46,7 @@ TASK = Task(
     data_examples=classification.examples,
     predictions=classification.predictions,
     parameters=25_557_032,
+    activation_bytes_per_sample=86_000_000,
     flops_per_sample=24.5e9,
     where_time_goes="half in convolutions, half in the batch norms, ReLUs and additions between them, which move memory",
     quick={"batch_size": 16, "image_size": 64, "rounds": 12, "block_steps": 4, "parity_steps": 2},
