@@ -1,0 +1,233 @@
+"""Which utterances a folder of acoustic features holds, what their labels are, and how to read one.
+
+Two layouts, told apart by what is in the folder:
+
+- `manifest.tsv`: a header line with the columns `path`, `label` and perhaps `frames`, then a line per utterance;
+  each path is a .npy file [frames, dims], relative to the manifest;
+- a Kaldi data folder: `feats.scp` (`utterance file.ark:offset`) with `utt2spk` (speakers) or `text` (transcripts), and
+  perhaps `utt2num_frames`. kaldiio reads the archives, also compressed ones.
+
+The label is text: a speaker for speaker verification, a transcript for speech recognition. Listing opens no feature
+file; `with_frames` reads the headers of those whose length is not listed; `load` reads one whole. Nothing is cropped,
+normalised or batched here, and no command that an scp file may hold is ever run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gallery_lib.data.mock_manifest import write_atomically
+from gallery_lib.errors import InputError
+
+MANIFEST = "manifest.tsv"
+SCP = "feats.scp"
+KaldiLabels = Literal["utt2spk", "text"]
+_SHOWN = 5
+_ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One utterance; `offset` is None for a .npy file, else where its matrix begins in a Kaldi archive."""
+
+    name: str
+    label: str
+    path: Path
+    offset: int | None = None  # bytes
+    frames: int | None = None  # where the folder lists it
+
+
+def list_utterances(folder: Path | str, kaldi_labels: KaldiLabels, make_command: str) -> list[Utterance]:
+    """The utterances of `folder` in its own order; in a Kaldi folder the labels come from the file `kaldi_labels`.
+
+    Raises InputError that says what is missing or malformed, where, and what to do; `make_command` is suggested when
+    there is no such folder.
+    """
+    folder = Path(folder).expanduser().absolute()
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"The folder of features {folder} {what}. It should hold {MANIFEST}, or Kaldi's {SCP}. Mock data: {make_command}")
+    if (folder / MANIFEST).is_file():
+        utterances = list(_from_tsv(folder / MANIFEST))
+    elif (folder / SCP).is_file():
+        utterances = list(_from_kaldi(folder, kaldi_labels))
+    else:
+        found = sorted(entry.name for entry in folder.iterdir())
+        raise InputError(
+            f"{folder} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds {_some(found) or 'nothing'}. Mock data: {make_command}"
+        )
+    if not utterances:
+        raise InputError(f"{folder} lists no utterances.")
+    return utterances
+
+
+def with_frames(utterances: Sequence[Utterance]) -> list[Utterance]:
+    """The same utterances, each with its number of frames; reads a header where it is not listed. Raises InputError."""
+    return [u if u.frames is not None else dataclasses.replace(u, frames=shape(u)[0]) for u in utterances]
+
+
+def shape(utterance: Utterance) -> tuple[int, int]:
+    """(frames, dims) of the utterance's matrix, from its header alone. Raises InputError."""
+    try:
+        with utterance.path.open("rb") as file:
+            found = _npy_shape(file) if utterance.offset is None else _kaldi_shape(file, utterance.offset)
+    except (OSError, ValueError, EOFError, struct.error) as error:
+        raise _unreadable(utterance, error) from error
+    if len(found) != 2:
+        raise InputError(f"{utterance.path} ({utterance.name}) holds an array {list(found)}; it must be a matrix [frames, dims].")
+    return found[0], found[1]
+
+
+def load(utterance: Utterance) -> NDArray[np.float32]:
+    """The utterance's features, float32 [frames, dims]. Raises InputError, naming the file, when it cannot be read."""
+    try:
+        if utterance.offset is None:
+            array = np.load(utterance.path, allow_pickle=False)
+        else:
+            from kaldiio.matio import read_kaldi
+
+            with utterance.path.open("rb") as file:
+                _kaldi_shape(file, utterance.offset)  # a matrix, and none of the other things that kaldiio would read
+                file.seek(utterance.offset)
+                array = read_kaldi(file)
+    except (OSError, ValueError, EOFError, AssertionError, struct.error) as error:
+        raise _unreadable(utterance, error) from error
+    if array.ndim != 2 or array.dtype.kind not in "fiu":
+        raise InputError(f"{utterance.path} holds {array.dtype} {list(array.shape)}; it must be numbers [frames, dims].")
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def check(utterances: Sequence[Utterance], dims: int | None, *, full: bool = False) -> int:
+    """Check that the features exist and are [frames, `dims`] (None: all alike), as long as listed and finite.
+
+    Headers of all are read, and the values of some (with `full`: of all). Returns the number of dims. Raises
+    InputError for the first that is not so.
+    """
+    every = 1 if full else max(1, len(utterances) // 64)
+    for number, utterance in enumerate(utterances):
+        frames, found = shape(utterance)
+        dims = found if dims is None else dims
+        if found != dims:
+            raise InputError(f"{utterance.path} ({utterance.name}) has {found} values a frame; it must have {dims}.")
+        if utterance.frames not in (None, frames):
+            raise InputError(f"{utterance.path} ({utterance.name}) has {frames} frames, and {utterance.frames} are listed.")
+        if number % every == 0 and not np.isfinite(load(utterance)).all():
+            raise InputError(f"{utterance.path} ({utterance.name}) holds values that are not finite (NaN or infinity).")
+    assert dims is not None
+    return dims
+
+
+def statistics(utterances: Sequence[Utterance], count: int = 64) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Mean and standard deviation [dims] over the frames of `count` utterances, evenly spread over the list."""
+    chosen = [utterances[int(i)] for i in np.linspace(0, len(utterances) - 1, min(count, len(utterances)))]
+    frames = np.concatenate([load(utterance) for utterance in chosen]).astype(np.float64)
+    return frames.mean(0).astype(np.float32), np.maximum(frames.std(0), 1e-5).astype(np.float32)
+
+
+def write(folder: Path, rows: Iterable[tuple[str, str, int]]) -> None:
+    """Write `manifest.tsv` in `folder` from rows (path below the folder, label, frames)."""
+    lines = ["path\tlabel\tframes", *(f"{path}\t{label}\t{frames}" for path, label, frames in rows)]
+    write_atomically(folder / MANIFEST, ("\n".join(lines) + "\n").encode())
+
+
+def _from_tsv(manifest: Path) -> Iterator[Utterance]:
+    lines = _lines(manifest)
+    columns = lines[0][1].split("\t") if lines else []
+    if not {"path", "label"} <= set(columns):
+        raise InputError(f"{manifest} must begin with a line that names the columns path and label, separated by a tab; found {columns}.")
+    for number, line in lines[1:]:
+        values = line.split("\t")
+        if len(values) != len(columns):
+            raise InputError(f"{manifest}, line {number}: {len(values)} values for {len(columns)} columns (separated by tabs): {line!r}.")
+        row = dict(zip(columns, values, strict=True))
+        if not row["path"] or not row["label"].strip():
+            raise InputError(f"{manifest}, line {number}: path and label must not be empty: {line!r}.")
+        frames = _whole_number(manifest, number, row["frames"]) if row.get("frames") else None
+        yield Utterance(row["path"], row["label"].strip(), manifest.parent / row["path"], frames=frames)
+
+
+def _from_kaldi(folder: Path, kaldi_labels: KaldiLabels) -> Iterator[Utterance]:
+    if not (folder / kaldi_labels).is_file():
+        raise InputError(f"{folder} has {SCP} but no {kaldi_labels}, which holds a line `utterance label` for each utterance.")
+    labels = {name: label for _, name, label in _pairs(folder / kaldi_labels)}
+    frames = {}
+    if (folder / "utt2num_frames").is_file():
+        listed = folder / "utt2num_frames"
+        frames = {name: _whole_number(listed, number, value) for number, name, value in _pairs(listed)}
+    for number, name, location in _pairs(folder / SCP):
+        if name not in labels:
+            raise InputError(f"{folder / kaldi_labels} has no line for utterance {name}, which {SCP} lists.")
+        match = _ARCHIVE.fullmatch(location)
+        if match is None or "|" in location:
+            raise InputError(
+                f"{folder / SCP}, line {number}: {location!r} is not `file.ark:offset`. "
+                "Commands and ranges are not read: write plain archives with Kaldi's copy-feats."
+            )
+        path = Path(match["path"])
+        if not path.is_absolute() and (folder / path).exists():  # Kaldi's own paths are relative to where its scripts ran
+            path = folder / path
+        yield Utterance(name, labels[name], path.absolute(), int(match["offset"]), frames.get(name))
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """Numbered lines of a text file that are not empty."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"Cannot read {path}: {error}. It must be a text file in UTF-8.") from error
+    return [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _pairs(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(line number, first word, rest) of a Kaldi text file."""
+    for number, line in _lines(path):
+        words = line.split(maxsplit=1)
+        if len(words) != 2:
+            raise InputError(f"{path}, line {number}: expected `utterance value`, found {line!r}.")
+        yield number, words[0], words[1].strip()
+
+
+def _whole_number(path: Path, number: int, value: str) -> int:
+    if not value.strip().isdecimal() or int(value) == 0:
+        raise InputError(f"{path}, line {number}: {value!r} is not a number of frames.")
+    return int(value)
+
+
+def _npy_shape(file: BinaryIO) -> tuple[int, ...]:
+    read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+    major = np.lib.format.read_magic(file)[0]
+    if major not in read_header:
+        raise ValueError(f"version {major} of the .npy format")
+    return read_header[major](file)[0]
+
+
+def _kaldi_shape(file: BinaryIO, offset: int) -> tuple[int, int]:
+    """From the header of a binary Kaldi matrix: a token, then the sizes, each after a byte 4, or CM's four values."""
+    file.seek(offset)
+    header = file.read(22)
+    if header[:5] in (b"\0BFM ", b"\0BDM "):
+        _, rows, _, columns = struct.unpack("<bibi", header[5:15])
+    elif header[:4] == b"\0BCM" and b" " in header[4:6]:
+        start = header.index(b" ", 4) + 1
+        _, _, rows, columns = struct.unpack("<ffii", header[start : start + 16])
+    else:
+        raise ValueError(f"no binary Kaldi matrix at offset {offset}")
+    return rows, columns
+
+
+def _unreadable(utterance: Utterance, error: BaseException) -> InputError:
+    reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error) or type(error).__name__
+    return InputError(f"Cannot read the features of {utterance.name}, {utterance.path}: {reason}. Is the data folder complete?")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > _SHOWN else "")

@@ -1,0 +1,1 @@
+"""Architectures written from their papers, where no library offers them."""
