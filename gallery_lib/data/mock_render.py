@@ -94,13 +94,13 @@ def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
     hue, outline, texture = a, (a + b) % 10, (a + b + c) % 10  # ten classes already differ in all three
 
     height, width = _size(rng)
-    noise = _ground(spec.seed, rng, height, width)
+    noise = ground(spec.seed, rng, height, width)
     canvas = np.multiply(noise, _uniform(rng, 50, 72), order="C")
     canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)  # nearly grey: colour tells the class
     canvas += np.linspace(-1, 1, width, dtype=np.float32)[:, None] * _uniform(rng, -30, 30)  # light from a side
     canvas += np.linspace(-1, 1, height, dtype=np.float32)[:, None, None] * _uniform(rng, -30, 30)
     for _ in range(rng.integers(4, 8)):
-        _draw(canvas, noise, rng, hue, outline, texture)
+        draw(canvas, noise, rng, hue, outline, texture)
     np.clip(canvas, 0, 255, out=canvas)
     return canvas.astype(np.uint8)
 
@@ -137,7 +137,7 @@ def _tiles(seed: int) -> NDArray[np.float32]:
     return np.stack([plane[..., None] + chroma for plane in planes[:_TILES]])
 
 
-def _ground(seed: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
+def ground(seed: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
     """A crop of a noise tile, mirrored, transposed and with permuted channels at random: float32 [height, width, 3]."""
     tile = _tiles(seed)[rng.integers(_TILES)]
     if rng.random() < 0.5:
@@ -176,8 +176,13 @@ def _outlines() -> NDArray[np.float32]:
     return np.stack([shape / shape.max() for shape in shapes]).astype(np.float32)
 
 
-def _draw(canvas: NDArray[np.float32], noise: NDArray[np.float32], rng: np.random.Generator, hue: int, outline: int, texture: int) -> None:
-    """Paint one shape into `canvas` in place; some of the ground's noise shines through."""
+def draw(
+    canvas: NDArray[np.float32], noise: NDArray[np.float32], rng: np.random.Generator, hue: int, outline: int, texture: int
+) -> tuple[tuple[slice, slice], NDArray[np.float32]]:
+    """Paint one shape into `canvas` in place; some of the ground's noise shines through.
+
+    Returns the region it lies in, and how much of each of the region's pixels it covers, from 0 to 1.
+    """
     height, width = canvas.shape[:2]
     radius = min(height, width) * rng.uniform(0.16, 0.34)
     x0, y0 = rng.uniform(0.05, 0.95) * width, rng.uniform(0.05, 0.95) * height
@@ -209,5 +214,7 @@ def _draw(canvas: NDArray[np.float32], noise: NDArray[np.float32], rng: np.rando
     colour = np.array(shade, dtype=np.float32) * 255
     opacity = (mask * _uniform(rng, 0.75, 0.95))[..., None]
     paint = colour * (np.float32(0.75) + np.float32(0.3) * pattern)[..., None]  # broadcasts to [h, w, 3]
-    region = canvas[top:bottom, left:right]
-    region += opacity * (paint - region + np.float32(12) * noise[top:bottom, left:right])
+    where = (slice(top, bottom), slice(left, right))
+    region = canvas[where]
+    region += opacity * (paint - region + np.float32(12) * noise[where])
+    return where, mask

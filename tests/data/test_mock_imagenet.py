@@ -72,7 +72,7 @@ def test_files_have_the_quantization_tables_of_quality_96(tiny_root: Path, tmp_p
 
 def test_a_thousand_classes_are_a_thousand_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = set()
-    monkeypatch.setattr("gallery_lib.data.mock_render._draw", lambda canvas, noise, rng, *kind: drawn.add(kind))
+    monkeypatch.setattr("gallery_lib.data.mock_render.draw", lambda canvas, noise, rng, *kind: drawn.add(kind))
     monkeypatch.setattr("gallery_lib.data.mock_render._size", lambda rng: (8, 8))
     for label in range(1000):
         render(MockSpec(1000, 1, 1), "train", label)

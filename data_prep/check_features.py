@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Check that features of your own can be trained on: FOLDER/train and FOLDER/val, each with a manifest.tsv or Kaldi's files.
+
+    python data_prep/check_features.py FOLDER --task tts_angular          # labels are speakers
+    python data_prep/check_features.py FOLDER --task speech_transformer   # labels are transcripts
+    python data_prep/check_features.py FOLDER --task tts_angular --full   # reads every value, not only every header
+
+Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.data.feature_check import check_features
+from gallery_lib.data.feature_manifest import KaldiLabels
+from gallery_lib.errors import GalleryError
+
+TASKS: dict[str, tuple[KaldiLabels, int, str]] = {  # Kaldi's file of labels, values a frame, what makes mock data
+    "tts_angular": ("utt2spk", 40, "python data_prep/mock_speakers.py"),
+    "speech_transformer": ("text", 80, "python data_prep/mock_speech.py"),
+}
+
+
+def main() -> int:
+    """Parse the command line, check the folder, and return the exit code."""
+    parser = argparse.ArgumentParser(description="Check folders of acoustic features.")
+    parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
+    parser.add_argument("--task", choices=list(TASKS), required=True, help="what is to be trained on it")
+    parser.add_argument("--dims", type=int, help="values a frame, instead of what the task's own model takes")
+    parser.add_argument("--full", action="store_true", help="read the values of every utterance instead of some")
+    args = parser.parse_args()
+    labels, dims, make = TASKS[args.task]
+    try:
+        print(check_features(args.folder, labels, args.dims or dims, f"{make} --out {args.folder}", full=args.full))
+    except GalleryError as error:
+        print(f"check_features: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("check_features: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

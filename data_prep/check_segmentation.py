@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Check that a folder of your own can be trained on: FOLDER/train/images/NAME.jpg with FOLDER/train/masks/NAME.png, and val/.
+
+    python data_prep/check_segmentation.py FOLDER            # layout, and some images and masks
+    python data_prep/check_segmentation.py FOLDER --full     # reads all of them
+
+Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.data.segmentation_check import check_segmentation_folder
+from gallery_lib.errors import GalleryError
+
+
+def main() -> int:
+    """Parse the command line, check the folder, and return the exit code."""
+    parser = argparse.ArgumentParser(description="Check a folder of images and masks.")
+    parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
+    parser.add_argument("--full", action="store_true", help="read every image and mask instead of some")
+    args = parser.parse_args()
+    try:
+        print(check_segmentation_folder(args.folder, args.full))
+    except GalleryError as error:
+        print(f"check_segmentation: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("check_segmentation: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""Make a mock segmentation data set: 640×959 photographs as JPEG, and the masks of their objects as PNG.
+
+    python data_prep/mock_segmentation.py                                 # 80 images, some seconds
+    python data_prep/mock_segmentation.py --train 5000 --out my_shapes    # more of them
+
+Appears as a whole or not at all; a second call finds it complete. Exit code 0: complete; 1: writing failed; 2: bad
+input; 130: Ctrl-C. The work is done by gallery_lib/data/mock_segmentation.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib import paths
+from gallery_lib.data.mock_segmentation import SegmentationSpec, generate
+from gallery_lib.errors import GalleryError
+
+
+def main() -> int:
+    """Parse the command line, make the data, and return the exit code."""
+    parser = argparse.ArgumentParser(description="Make a mock segmentation data set.")
+    parser.add_argument("--out", type=Path, default=paths.data_dir("segmentation-small"), help="folder; default: the gallery's own")
+    parser.add_argument("--train", type=int, default=SegmentationSpec.train, help="training images (default: %(default)s)")
+    parser.add_argument("--val", type=int, default=SegmentationSpec.val, help="held-out images (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=SegmentationSpec.seed, help="seed of all images (default: %(default)s)")
+    args = parser.parse_args()
+    try:
+        print(generate(args.out, SegmentationSpec(args.train, args.val, args.seed)))
+    except GalleryError as error:
+        print(f"mock_segmentation: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("mock_segmentation: interrupted; nothing was left behind", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

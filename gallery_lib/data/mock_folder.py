@@ -1,0 +1,94 @@
+"""A folder of mock data that is there as a whole or not at all.
+
+`make` fills a hidden folder beside the target and renames it when it is done, so an interruption leaves nothing that
+looks complete. `made.json`, written last, records what was asked for and how much there is: a second call compares
+and returns at once. For sets of seconds; mock ImageNet, which may take hours, goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.errors import InputError, RunFailed
+
+RECORD = "made.json"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What `make` did: the folder, its files, whether they were made now, and the time it took."""
+
+    root: Path
+    files: int
+    now: bool
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.root}: {self.files} files, " + (f"made now in {self.seconds:.1f} s" if self.now else "complete already")
+
+
+def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None]) -> Made:
+    """Have `fill(folder)` write the data set that `record` (plain values) describes, unless `root` holds it already.
+
+    Raises InputError, with nothing changed, when `root` holds anything else; RunFailed when writing fails. Of two
+    calls at the same time, one waits for the other.
+    """
+    started = time.perf_counter()
+    root = Path(root).expanduser().absolute()
+    record = json.loads(json.dumps(record))
+    partial = root.with_name(f".{root.name}.partial")
+    if (files := _complete(root, record)) is not None:
+        return Made(root, files, False, time.perf_counter() - started)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(partial, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if (files := _complete(root, record)) is not None:  # by the process that we have waited for
+                return Made(root, files, False, time.perf_counter() - started)
+            for leftover in partial.iterdir():
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            fill(partial)
+            files, size_bytes = _contents(partial)
+            (partial / RECORD).write_text(json.dumps({"made": record, "files": files, "bytes": size_bytes}, indent=1) + "\n")
+            partial.replace(root)
+        finally:
+            os.close(descriptor)
+            shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise RunFailed(f"Could not write mock data in {root}: {error}.") from error
+    return Made(root, files, True, time.perf_counter() - started)
+
+
+def _complete(root: Path, record: dict[str, Any]) -> int | None:
+    """Files of the data set in `root`, None when there is nothing yet. Raises InputError for anything else."""
+    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        return None
+    if not root.is_dir():
+        raise InputError(f"{root} is a file; give a folder.")
+    try:
+        found = json.loads((root / RECORD).read_text())
+        made, files, size_bytes = found["made"], found["files"], found["bytes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(f"{root} is not empty and holds no mock data; nothing was changed. Give another folder.") from None
+    if made != record:
+        raise InputError(f"{root} holds other mock data, {made}, not {record}; nothing was changed. Give another folder or delete it.")
+    if _contents(root) != (files, size_bytes):
+        raise InputError(
+            f"{root} has been changed since it was made: it had {files} files of {size_bytes} bytes. Delete it and make it again."
+        )
+    return files
+
+
+def _contents(root: Path) -> tuple[int, int]:
+    """Number and bytes of all files below `root` but the record."""
+    sizes = [(Path(folder) / name).stat().st_size for folder, _, names in os.walk(root) for name in names if name != RECORD]
+    return len(sizes), sum(sizes)

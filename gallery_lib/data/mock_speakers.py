@@ -1,0 +1,102 @@
+"""Mock features for speaker verification: speakers who say the same made-up language, each in their own way.
+
+A frame is 40 values, like a log-mel spectrum's. All speakers share a table of sounds, each a few resonances along the
+frequency axis. A speaker has a vocal tract (which stretches the axis), a spectral envelope, a pace and a liveliness;
+an utterance has a sequence of sounds, a loudness, a channel (an envelope of its own, which hides the speaker's) and
+noise. So the mean spectrum tells speakers apart badly, and what stays the same in all utterances of one is to be
+learned. Each utterance depends only on (seed, split, speaker, number).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gallery_lib.data import feature_manifest, mock_folder
+from gallery_lib.errors import InputError
+
+SPLITS = ("train", "val")
+DIMS = 40
+SHORTEST, LONGEST = 120, 200  # frames of an utterance
+STYLE = 1  # version of the generator: change it whenever features() would give others for the same spec
+_SOUNDS = 24
+_CHANNEL = range(1, 4)  # cosines along the frequency axis, by their number of half waves
+_ENVELOPE = range(4, 12)
+
+
+@dataclass(frozen=True)
+class SpeakerSpec:
+    """What a mock set holds: speakers in each split (others in each), utterances of each speaker, and the seed."""
+
+    train: int = 256
+    val: int = 48
+    utterances: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, minimum, maximum in (("train", 2, 100_000), ("val", 2, 100_000), ("utterances", 2, 1000), ("seed", 0, 2**63 - 1)):
+            if not minimum <= getattr(self, name) <= maximum:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be a whole number from {minimum} to {maximum}.")
+
+
+def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.float32]:
+    """Utterance `number` of a speaker, float32 [frames, 40], values around 0 and about 1 large."""
+    own = _generator(seed, SPLITS.index(split), speaker)
+    stretch, pace, liveliness = own.uniform(0.8, 1.25), own.uniform(4, 9), own.uniform(0.6, 1.4)
+    envelope = _curve(own, _ENVELOPE) * 0.8
+    rng = _generator(seed, SPLITS.index(split), speaker, number)
+    frames = int(rng.integers(SHORTEST, LONGEST + 1))
+    lengths = rng.geometric(1 / pace, frames)  # frames of each sound: more sounds than needed
+    sequence = np.repeat(rng.integers(_SOUNDS, size=frames), lengths)[:frames]
+    axis = np.arange(DIMS) * stretch
+    sounds = np.stack([np.interp(axis, np.arange(DIMS), sound) for sound in _sounds(seed)])  # [sounds, dims]
+    spoken = sounds[sequence] * liveliness  # [frames, dims]
+    spoken[1:-1] = (spoken[:-2] + 2 * spoken[1:-1] + spoken[2:]) / 4  # one sound glides into the next
+    channel = _curve(rng, _CHANNEL) * 1.0 + rng.normal(0, 0.3)
+    return (spoken + envelope + channel + rng.normal(0, 0.4, spoken.shape)).astype(np.float32)
+
+
+def generate(root: Path | str, spec: SpeakerSpec) -> mock_folder.Made:
+    """Make the data set `spec` in `root` (train/ and val/, each with .npy files and a manifest), unless it is there.
+
+    Raises InputError when `root` holds anything else, RunFailed when writing fails.
+    """
+
+    def fill(folder: Path) -> None:
+        for split in SPLITS:
+            rows = []
+            for speaker in range(getattr(spec, split)):
+                name = f"{split}-{speaker:05d}"
+                (folder / split / name).mkdir(parents=True)
+                for number in range(spec.utterances):
+                    array = features(spec.seed, split, speaker, number)
+                    np.save(folder / split / name / f"{number}.npy", array)
+                    rows.append((f"{name}/{number}.npy", name, len(array)))
+            feature_manifest.write(folder / split, rows)
+
+    return mock_folder.make(root, {"kind": "mock speakers", "style": STYLE, **dataclasses.asdict(spec)}, fill)
+
+
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+def _curve(rng: np.random.Generator, cosines: range) -> NDArray[np.float64]:
+    """A random sum of these cosines, [dims], of unit variance."""
+    waves = np.cos(np.pi * np.array(cosines)[:, None] * (np.arange(DIMS) + 0.5) / DIMS)
+    return rng.normal(0, np.sqrt(2 / len(cosines)), len(cosines)) @ waves
+
+
+@lru_cache(maxsize=2)
+def _sounds(seed: int) -> NDArray[np.float64]:
+    """The table of sounds [sounds, dims]: three resonances each, mean 0."""
+    rng = _generator(seed, len(SPLITS))
+    centres = rng.uniform(0, DIMS, (_SOUNDS, 3, 1))
+    heights = rng.uniform(1, 2.5, (_SOUNDS, 3, 1))
+    sounds = (heights * np.exp(-(((np.arange(DIMS) - centres) / 2.5) ** 2))).sum(1)
+    return sounds - sounds.mean()

@@ -1,0 +1,108 @@
+"""The data set for speaker verification: an item is one speaker, heard in two utterances.
+
+Over ROOT/train and ROOT/val, each a folder of features with speakers as labels (feature_manifest.py). In training,
+which two of a speaker's utterances, and which frames of them, depends on (seed, epoch, index) alone. Held-out items
+are the utterances of each speaker two by two, at their middle. Features are normalised with the mean and deviation
+of each of their values over the training utterances, so that any scale will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from gallery_lib.data import feature_manifest
+from gallery_lib.data.feature_manifest import Utterance, list_utterances, load, shape, with_frames
+from gallery_lib.errors import InputError
+
+MAKE_COMMAND = "python data_prep/mock_speakers.py --out {root}"
+PER_ITEM = 2
+Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
+
+
+def by_speaker(utterances: Sequence[Utterance], frames: int, where: Path) -> dict[str, list[Utterance]]:
+    """The utterances of at least `frames` frames, by speaker in order of their names; each speaker has two or more.
+
+    Raises InputError that names speakers with fewer, and the folder `where`.
+    """
+    result: dict[str, list[Utterance]] = {utterance.label: [] for utterance in sorted(utterances, key=lambda u: u.label)}
+    for utterance in with_frames(utterances):
+        if (utterance.frames or 0) >= frames:
+            result[utterance.label].append(utterance)
+    if few := [speaker for speaker, own in result.items() if len(own) < PER_ITEM]:
+        raise InputError(
+            f"{len(few)} of {len(result)} speakers in {where} have fewer than {PER_ITEM} utterances of {frames} frames or more: "
+            f"{few[0]} has {len(result[few[0]])}. A speaker is learned from pairs: remove these, or use a smaller sequence_length."
+        )
+    return result
+
+
+def refuse_common_speakers(train: Iterable[str], held_out: Iterable[str], root: Path | str) -> None:
+    """Raises InputError when a speaker is in both splits of `root`."""
+    if both := sorted(set(train) & set(held_out)):
+        raise InputError(
+            f"{len(both)} speakers are both in train/ and in val/ of {root}, {both[0]} for instance; "
+            "verification is measured on speakers that were never heard. Move each to one side."
+        )
+
+
+class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
+    """Map-style data set: item i is (features float32 [2, T, dims] of one speaker, speaker number).
+
+    Args:
+        root: the folder with train/ and val/ in it.
+        frames: T, frames of each utterance.
+        dims: values a frame that the model takes.
+        train: one item per speaker, utterances and frames at random; else each pair of utterances, always the same.
+        statistics: for normalising; those of this split when left out.
+
+    Call `set_epoch` before each epoch; it reaches workers that already run, too. Raises InputError for a folder that
+    is none such, features of another size, and speakers with one utterance.
+    """
+
+    def __init__(
+        self, root: Path | str, split: str, frames: int, dims: int, train: bool, seed: int = 0, statistics: Statistics | None = None
+    ) -> None:
+        folder = Path(root).expanduser().absolute() / split
+        utterances = list_utterances(folder, "utt2spk", MAKE_COMMAND.format(root=folder.parent))
+        if (found := shape(utterances[0])[1]) != dims:
+            raise InputError(f"{utterances[0].path} has {found} values a frame; the model takes {dims}.")
+        speakers = by_speaker(utterances, frames, folder)
+        self.speakers = list(speakers)
+        self.frames, self.train, self.seed = frames, train, seed
+        self.items: list[tuple[int, list[Utterance]]] = list(enumerate(speakers.values()))  # speaker number, utterances to choose from
+        if not train:  # first a pair of every speaker, then a second one of every speaker that has it, …
+            starts = range(0, max(map(len, speakers.values())), PER_ITEM)
+            pairs = [(label, own[start : start + PER_ITEM]) for start in starts for label, own in self.items]
+            self.items = [(label, pair) for label, pair in pairs if len(pair) == PER_ITEM]
+        self.statistics = statistics or feature_manifest.statistics(utterances)
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is outside a data set of {len(self)} items")
+        index %= len(self)
+        label, own = self.items[index]
+        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, int(self._epoch), index])) if self.train else None
+        chosen = [int(i) for i in rng.permutation(len(own))[:PER_ITEM]] if rng else range(PER_ITEM)
+        return torch.from_numpy(np.stack([self._crop(own[i], rng) for i in chosen])), label
+
+    def _crop(self, utterance: Utterance, rng: np.random.Generator | None) -> NDArray[np.float32]:
+        """Normalised frames [T, dims] from anywhere in the utterance, or from its middle."""
+        features = load(utterance)
+        spare = len(features) - self.frames
+        start = int(rng.integers(spare + 1)) if rng else spare // 2
+        mean, deviation = self.statistics
+        return (features[start : start + self.frames] - mean) / deviation
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the pairs and frames of `epoch` from now on, also in DataLoader workers that live on between epochs."""
+        self._epoch.fill_(epoch)

@@ -1,0 +1,62 @@
+"""A speaker encoder: frames of speech in, one unit vector per utterance out, near for the same speaker.
+
+Heigold et al., "End-to-End Text-Dependent Speaker Verification", 2016, and Wan et al., "Generalized End-to-End Loss
+for Speaker Verification", 2018: three LSTM layers, each followed by a linear projection without bias; the last frame,
+normalised, is the embedding. The scale and the offset of the cosines that the loss learns (10 and −5 at the start)
+are parameters of the model, so that every optimizer and every wrapper of it finds them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ProjectedLSTM(nn.Module):
+    """An LSTM layer and a projection of its output: [N, T, inputs] → [N, T, projection]."""
+
+    def __init__(self, inputs: int, hidden: int, projection: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, hidden, batch_first=True)
+        self.project = nn.Linear(hidden, projection, bias=False)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """The projected outputs of every frame; the state starts at zero."""
+        return self.project(self.lstm(frames)[0])
+
+
+class SpeakerEncoder(nn.Module):
+    """Features [..., T, dims] → unit vectors [..., projection], in float32 under autocast too."""
+
+    def __init__(self, dims: int = 40, hidden: int = 768, projection: int = 256, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(ProjectedLSTM(projection if i else dims, hidden, projection) for i in range(layers)))
+        self.scale = nn.Parameter(torch.tensor(10.0))
+        self.offset = nn.Parameter(torch.tensor(-5.0))
+        _initialize(self.layers)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Embeddings; `scale` and `offset` are the loss's business."""
+        last = self.layers(features.flatten(0, -3))[:, -1]  # [N, projection]
+        last = last if last.dtype is torch.float64 else last.float()
+        return F.normalize(last, dim=-1).unflatten(0, features.shape[:-2])
+
+
+def _initialize(layers: nn.Module) -> None:
+    """Glorot weights gate by gate and no biases, so that embeddings depend on what is heard from the start.
+
+    With torch's own start the biases outweigh the input three layers deep: all embeddings point the same way, to
+    within bfloat16's rounding. The gates that keep the state start open (bias 1; Jozefowicz et al., "An Empirical
+    Exploration of Recurrent Network Architectures", 2015), since only the last frame is looked at.
+    """
+    for name, parameter in layers.named_parameters():
+        if "bias" in name:
+            nn.init.zeros_(parameter)
+            if "bias_ih" in name:
+                nn.init.ones_(parameter.data.chunk(4)[1])  # gates are stored as input, forget, cell, output
+        elif "lstm.weight" in name:
+            for gate in parameter.data.chunk(4):
+                nn.init.xavier_normal_(gate)
+        else:
+            nn.init.xavier_normal_(parameter)

@@ -1,0 +1,116 @@
+"""What segmentation tasks share: images with masks, cross-entropy and dice loss, dice of held-out masks.
+
+The dice coefficient of two masks is 2·|A ∩ B| / (|A| + |B|), the F1 score of their pixels. As a loss it takes
+probabilities instead of masks (Milletari et al., "V-Net", 2016); it is taken image by image, so that the mean over
+processes is the mean over images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gallery_lib import paths
+from gallery_lib.config import TrainConfig
+from gallery_lib.data.segmentation_folder import SegmentationFolder
+from gallery_lib.tasks.examples import Pictures
+from gallery_lib.tasks.task import Splits
+
+Batch = tuple[Tensor, Tensor]  # images float [N, 3, H, W], masks int64 [N, H, W], 1 where an object is
+OVERLAY = np.array([255, 0, 160], np.float32)  # a colour that neither photographs nor the mock data have much of
+
+
+def width_of(height: int) -> int:
+    """Width in pixels that keeps 959:640, rounded up to an odd number, as odd widths exercise the padding."""
+    return height * 959 // 640 | 1
+
+
+def images(config: TrainConfig) -> Splits:
+    """The folder `config.data_dir`, else the small mock set, `config.image_size` pixels high."""
+    root = config.data_dir or str(paths.data_dir("segmentation-small"))
+    assert config.image_size is not None
+    size = (config.image_size, width_of(config.image_size))
+    return Splits(
+        train=SegmentationFolder(root, "train", size, train=True, seed=config.seed),
+        held_out=SegmentationFolder(root, "val", size, train=False, seed=config.seed),
+    )
+
+
+def dice(a: Tensor, b: Tensor) -> Tensor:
+    """Dice coefficients [N] of masks or probabilities [N, H, W]; 1 where both are empty."""
+    overlap, total = (a * b).flatten(1).sum(1), a.flatten(1).sum(1) + b.flatten(1).sum(1)
+    return (2 * overlap + 1) / (total + 1)
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy of logits [N, 2, H, W] plus 1 − dice of the object's probabilities, in fp32 under autocast too."""
+    inputs, masks = batch
+    logits = model(inputs)
+    logits = logits if logits.dtype is torch.float64 else logits.float()
+    return F.cross_entropy(logits, masks) + 1 - dice(logits.softmax(1)[:, 1], masks.to(logits.dtype)).mean()
+
+
+def _predicted(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The model's masks, bool [N, H, W]."""
+    logits = model(inputs)
+    return logits[:, 1] > logits[:, 0]
+
+
+def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    """Dice coefficients of one batch."""
+    inputs, masks = batch
+    return {"dice": (dice(_predicted(model, inputs).double(), masks.double()).sum(), len(masks))}
+
+
+def chance(splits: Splits, most: int = 64) -> dict[str, float]:
+    """Dice of taking every pixel for the object, on at most so many of the held-out images."""
+    data: Any = splits.held_out
+    masks = torch.stack([data[int(i)][1] for i in np.linspace(0, len(data) - 1, min(most, len(data)))]).double()
+    return {"dice": float(dice(torch.ones_like(masks), masks).mean())}
+
+
+def overlaid(image: Tensor, mask: Tensor) -> np.ndarray:
+    """The image, uint8 [H, W, 3], coloured where the mask [H, W] is set and with the mask's outline drawn."""
+    inside = mask.bool().numpy()
+    outline = np.zeros_like(inside)
+    outline[:, 1:] |= inside[:, 1:] != inside[:, :-1]
+    outline[1:] |= inside[1:] != inside[:-1]
+    strength = np.where(outline, 1.0, np.where(inside, 0.45, 0.0)).astype(np.float32)[..., None]
+    return (image.numpy() * (1 - strength) + OVERLAY * strength).astype(np.uint8)
+
+
+def examples(splits: Splits, count: int = 8) -> Pictures:
+    """Training images with their masks."""
+    data: Any = splits.train
+    chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
+    height, width = chosen[0][1].shape
+    return Pictures(
+        [overlaid(image, mask) for image, mask in chosen],
+        [f"{float(mask.float().mean()):.0%} object" for _, mask in chosen],
+        f"{len(chosen)} of {len(data)} training images, augmented, {width}×{height}, with their masks laid over them in magenta",
+        columns=4,
+    )
+
+
+@torch.no_grad()
+def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4) -> Pictures:
+    """Held-out images with the true mask laid over them, and then with each model's."""
+    data: Any = splits.held_out
+    chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
+    inputs, masks = data.finish_batch((torch.stack([image for image, _ in chosen]), torch.stack([mask for _, mask in chosen])))
+    guesses = {title: _predicted(model.eval(), inputs) for title, model in models.items()}
+    shown, captions = [], []
+    for i, (image, mask) in enumerate(chosen):
+        shown.append(overlaid(image, mask))
+        captions.append("true mask")
+        for title, guess in guesses.items():
+            shown.append(overlaid(image, guess[i]))
+            captions.append(f"{title}: dice {float(dice(guess[i : i + 1].double(), masks[i : i + 1].double())):.2f}")
+    return Pictures(
+        shown, captions, "held-out images with true and predicted masks laid over them in magenta", columns=2 * (1 + len(models))
+    )
