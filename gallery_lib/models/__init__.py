@@ -1,1 +1,1 @@
-"""Architectures written from their papers, where no library offers them."""
+"""Architectures that no well-kept library has, written from their papers."""

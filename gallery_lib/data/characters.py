@@ -1,0 +1,64 @@
+"""The characters that transcripts are written in, and their numbers.
+
+The vocabulary is made from training transcripts, the most frequent character first. A character that these do not
+have becomes UNKNOWN. Spaces between Chinese or Japanese characters, by which corpora mark words, are dropped; other
+spaces are characters.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from gallery_lib.errors import InputError
+
+END, BEGIN, UNKNOWN = 0, 1, 2
+_SPECIAL_TOKENS = 3
+_UNWRITABLE = "\N{REPLACEMENT CHARACTER}"
+
+_UNSPACED = r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+_MARKED_WORD = re.compile(rf"(?<={_UNSPACED}) (?={_UNSPACED})")
+
+
+def tidy(transcript: str) -> str:
+    """`transcript` with composed accents and single spaces, and none between characters that are written without."""
+    return _MARKED_WORD.sub("", " ".join(unicodedata.normalize("NFC", transcript).split()))
+
+
+class Characters:
+    """A vocabulary: three special tokens, then `characters`."""
+
+    def __init__(self, characters: Sequence[str]) -> None:
+        self.characters = list(characters)
+        self._number = {character: number for number, character in enumerate(self.characters, _SPECIAL_TOKENS)}
+
+    @classmethod
+    def of(cls, transcripts: Iterable[str], size: int, where: object) -> Characters:
+        """The characters of tidy `transcripts`; InputError naming `where` they are when `size` tokens do not hold them."""
+        counts = Counter(character for transcript in transcripts for character in transcript)
+        room = size - _SPECIAL_TOKENS
+        if len(counts) > room:
+            raise InputError(
+                f"The transcripts in {where} have {len(counts)} different characters, and the model has room for {room}. "
+                "Leave out transcripts with rare characters, or give a model of your own a larger vocabulary (FILE.py:NAME)."
+            )
+        return cls(sorted(counts, key=lambda character: (-counts[character], character)))
+
+    def __len__(self) -> int:
+        return _SPECIAL_TOKENS + len(self.characters)
+
+    def encode(self, transcript: str) -> list[int]:
+        """Numbers of the transcript's characters, without BEGIN and END."""
+        return [self._number.get(character, UNKNOWN) for character in transcript]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text that `tokens` spell up to END; those that are no character become a mark."""
+        text = []
+        for token in tokens:
+            if token == END:
+                break
+            known = _SPECIAL_TOKENS <= token < len(self)
+            text.append(self.characters[token - _SPECIAL_TOKENS] if known else _UNWRITABLE)
+        return "".join(text)

@@ -1,0 +1,147 @@
+"""Mock speech: filter banks that a made-up language would leave, to train and measure with.
+
+The language has characters, each spoken as an onset and a rime of fixed spectra, and words of two to four characters
+used as often as Zipf's law says. An utterance is a row of words; each character has a duration of its own, each
+utterance a speaker (spectral tilt, loudness, tempo) and noise. So a transcript follows from the signal. Durations and
+lengths are those of short Mandarin sentences: 480 frames of 10 ms and 15 characters on average.
+
+Everything depends on (seed, split, index) alone. ROOT/train and ROOT/val get a manifest, an alignment, and a float16
+.npy file for each utterance (mock_folder.py: as a whole or not at all).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gallery_lib.data import feature_manifest
+from gallery_lib.data.mock_folder import Made, make
+from gallery_lib.data.speech import FILTERS, Cut, write_alignment
+from gallery_lib.errors import InputError
+
+SPLITS = ("train", "val")
+STYLE = 1  # version of the language: change it whenever utterance() would give another result for the same spec
+
+_LETTERS = "aeinosrtlukmdpghbvfzcjwyxq" + "äöüåéèêíìîóòôúùûçñøæßðþ" + "αβγδεζηθικλμνξοπρστυφχψω" + "бгджзийклмнптуфцчшщъыьэюя"
+_FIRST_IDEOGRAPH = 0x4E00  # what follows the letters above
+_ONSETS, _RIMES = 24, 36
+_CHARACTERS_SAID = (7, 20)  # in an utterance, or one or two more, to end with a word: 15 on average
+_CHARACTER_FRAMES = (22, 40)
+_PAUSE_FRAMES = (0, 4)  # between words
+
+
+@dataclass(frozen=True)
+class SpeechSpec:
+    """What a mock data set holds; `characters` and `words` are those of its language."""
+
+    characters: int = 40
+    words: int = 40
+    train: int = 960
+    val: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, minimum, maximum in (
+            ("characters", 2, 4230),
+            ("words", 2, 100_000),
+            ("train", 1, 1_000_000),
+            ("val", 1, 1_000_000),
+            ("seed", 0, 2**63 - 1),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+                raise InputError(f"{name} is {value!r}; it must be a whole number from {minimum} to {maximum}.")
+
+
+@dataclass(frozen=True)
+class Language:
+    """How it is written and spoken."""
+
+    letters: list[str]
+    words: list[NDArray[np.int64]]  # numbers of letters
+    word_probabilities: NDArray[np.float64]  # [words]
+    spectra: NDArray[np.float32]  # [characters, 2, 80], log energy of onset and rime over the background's
+
+
+def language(spec: SpeechSpec) -> Language:
+    """The language of `spec`: the same for both splits, and for any number of utterances."""
+    rng = np.random.default_rng(np.random.SeedSequence((spec.seed, len(SPLITS))))
+    ideographs = (chr(_FIRST_IDEOGRAPH + i) for i in range(max(0, spec.characters - len(_LETTERS))))
+    letters = [*_LETTERS[: spec.characters], *ideographs]
+    popularity = _zipf(spec.characters, 4.0)
+    lengths = rng.choice([1, 2, 3, 4], spec.words, p=[0.1, 0.4, 0.3, 0.2])
+    words = [rng.choice(spec.characters, min(length, spec.characters), replace=False, p=popularity) for length in lengths]
+    onsets, rimes = _bumps(rng, _ONSETS, 2), _bumps(rng, _RIMES, 4)
+    said = np.resize(rng.permutation(_ONSETS * _RIMES), spec.characters)  # more characters than syllables: homophones
+    spectra = np.stack((onsets[said // _RIMES], rimes[said % _RIMES]), axis=1)
+    return Language(letters, words, _zipf(spec.words, 4.0), spectra)
+
+
+def _zipf(count: int, offset: float) -> NDArray[np.float64]:
+    """Probabilities ∝ 1 / (rank + offset), after Zipf and Mandelbrot."""
+    weights = 1.0 / (np.arange(count) + offset)
+    return weights / weights.sum()
+
+
+def _bumps(rng: np.random.Generator, count: int, formants: int) -> NDArray[np.float32]:
+    """[count, 80]: `formants` smooth maxima each."""
+    centres = rng.uniform(2, FILTERS - 2, (count, formants, 1))
+    widths, heights = rng.uniform(2.5, 6, centres.shape), rng.uniform(2, 4.5, centres.shape)
+    shapes = heights * np.exp(-(((np.arange(FILTERS) - centres) / widths) ** 2) / 2)
+    return shapes.max(axis=1).astype(np.float32)
+
+
+def utterance(spec: SpeechSpec, spoken: Language, split: str, index: int) -> tuple[NDArray[np.float16], str, list[Cut]]:
+    """Features [frames, 80] as natural logarithms, transcript, and where its words part."""
+    rng = np.random.default_rng(np.random.SeedSequence((spec.seed, SPLITS.index(split), index)))
+    wanted = rng.integers(_CHARACTERS_SAID[0], _CHARACTERS_SAID[1] + 1)
+    tempo = rng.uniform(0.9, 1.1)
+    words: list[NDArray[np.int64]] = []
+    while sum(map(len, words)) < wanted:
+        words.append(spoken.words[rng.choice(len(spoken.words), p=spoken.word_probabilities)])
+    characters = np.concatenate(words)
+    frames = np.rint(tempo * rng.uniform(*_CHARACTER_FRAMES, len(characters))).astype(int)
+    last = np.cumsum([len(word) for word in words]) - 1  # [words]: their last characters
+    pauses = np.zeros(len(characters), int)
+    pauses[last] = rng.integers(_PAUSE_FRAMES[0], _PAUSE_FRAMES[1] + 1, len(words))
+    lead = int(rng.integers(2, 8))
+    ends = lead + np.cumsum(frames + pauses)  # [characters]
+    energy = np.zeros((ends[-1], FILTERS), np.float32)
+    for character, length, start in zip(characters, frames, ends - pauses - frames, strict=True):
+        energy[start : start + length] = _speak(spoken.spectra[character], length)
+    tilt = rng.uniform(-1, 1) * np.linspace(-1, 1, FILTERS, dtype=np.float32)
+    noise = rng.standard_normal(energy.shape, np.float32) * np.float32(0.7)
+    features = energy + np.float32(rng.uniform(7, 9)) + tilt + noise
+    cuts = [(int(number) + 1, int(ends[number])) for number in last[:-1]]
+    return features.astype(np.float16), "".join(spoken.letters[c] for c in characters), cuts
+
+
+def _speak(spectra: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
+    """[frames, 80]: onset [80], then rime [80], one gliding into the other, with a soft begin and end."""
+    time_ = np.linspace(0, 1, frames, dtype=np.float32)[:, None]
+    rime = np.clip((time_ - 0.25) / 0.15, 0, 1)
+    loudness = np.clip(np.minimum(time_, 1 - time_) * 10, 0.2, 1)
+    return loudness * ((1 - rime) * spectra[0] + rime * spectra[1])
+
+
+def generate(root: Path | str, spec: SpeechSpec) -> Made:
+    """Make the mock data set `spec` in `root`, or find that it is there; errors are those of mock_folder.make."""
+    return make(root, {"kind": "mock-speech", "style": STYLE, "spec": asdict(spec)}, lambda folder: _write(folder, spec))
+
+
+def _write(folder: Path, spec: SpeechSpec) -> None:
+    spoken = language(spec)
+    for split in SPLITS:
+        (folder / split).mkdir()
+        rows, alignment = [], []
+        for index in range(getattr(spec, split)):
+            features, transcript, cuts = utterance(spec, spoken, split, index)
+            name = f"{index:06d}.npy"
+            np.save(folder / split / name, features)
+            rows.append((name, transcript, len(features)))
+            alignment.append((name, cuts))
+        feature_manifest.write(folder / split, rows)
+        write_alignment(folder / split, alignment)

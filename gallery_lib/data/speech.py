@@ -1,0 +1,200 @@
+"""Utterances with their transcripts, for speech recognition: `FOLDER` as data/feature_manifest.py reads it.
+
+An item is (features float32 [T, 320], characters int64 [U]). Features are 80 log filter-bank values a frame, made
+zero-mean with unit variance over the training data; four frames are stacked every three, so T is a third of the
+frames (Sak et al., "Fast and Accurate Recurrent Neural Network Acoustic Models", 2015). `collate` pads: frames to a
+multiple of 16 and targets to a multiple of 4, which keeps rows aligned for kernels.
+
+`sequence_length` is the usual T. Utterances of more than twice that are cut into pieces where `alignment.tsv` says how
+(columns `path` and `cuts`: `3:96 5:160` if the first three characters end by frame 96, the first five by frame 160),
+and left out where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from gallery_lib.data.characters import BEGIN, END, Characters, tidy
+from gallery_lib.data.feature_manifest import Utterance, list_utterances, load, shape, statistics, with_frames
+from gallery_lib.errors import InputError
+
+FILTERS = 80
+STACKED, STRIDE = 4, 3
+FRAME_MULTIPLE, TARGET_MULTIPLE = 16, 4
+IGNORED = -100
+"""The label of what pads targets; torch's own default."""
+ALIGNMENT = "alignment.tsv"
+MAKE_COMMAND = "python data_prep/mock_speech.py"
+
+Cut = tuple[int, int]  # a place where an utterance may be cut: characters before it, frames before it
+
+
+class SpeechBatch(NamedTuple):
+    """Padded utterances; T and U are those of the longest, rounded up."""
+
+    features: Tensor  # float32 [N, T, 320], zeros behind each end
+    lengths: Tensor  # int64 [N], frames that are no padding
+    inputs: Tensor  # int64 [N, U], BEGIN and the characters, padded with END
+    labels: Tensor  # int64 [N, U], the characters and END, padded with IGNORED
+
+
+def stack_frames(frames: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[F, 80] → [⌈F / 3⌉, 320]: row t holds frames 3t to 3t + 3; the last frame is repeated where there are no more."""
+    first = np.arange(0, len(frames), STRIDE)[:, None]  # [T, 1]
+    return frames[np.minimum(first + np.arange(STACKED), len(frames) - 1)].reshape(len(first), -1)
+
+
+def stacked_length(frames: int) -> int:
+    """T of an utterance of so many frames."""
+    return -(-frames // STRIDE)
+
+
+def _padded(sequences: Sequence[Tensor], value: float, multiple: int) -> Tensor:
+    """[L, …] each → [N, ⌈longest L⌉ to `multiple`, …]."""
+    batch = pad_sequence(list(sequences), batch_first=True, padding_value=value)
+    missing = -batch.shape[1] % multiple
+    return torch.cat((batch, batch.new_full((len(batch), missing, *batch.shape[2:]), value)), dim=1)
+
+
+def collate(items: Sequence[tuple[Tensor, Tensor]]) -> SpeechBatch:
+    """Items to a batch."""
+    features, characters = zip(*items, strict=True)
+    begin, end = torch.tensor([BEGIN]), torch.tensor([END])
+    return SpeechBatch(
+        features=_padded(features, 0.0, FRAME_MULTIPLE),
+        lengths=torch.tensor([len(f) for f in features]),
+        inputs=_padded([torch.cat((begin, c)) for c in characters], END, TARGET_MULTIPLE),
+        labels=_padded([torch.cat((c, end)) for c in characters], IGNORED, TARGET_MULTIPLE),
+    )
+
+
+def finish_batch(batch: SpeechBatch, memory_format: torch.memory_format = torch.contiguous_format) -> SpeechBatch:
+    """Tell a compiler that T and U change, so that the first graph serves all lengths; changes no value."""
+    for tensor in (batch.features, batch.inputs):
+        torch._dynamo.maybe_mark_dynamic(tensor, 1)
+    return batch
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An utterance, or what is between two of its characters: frames `start` to `stop`, and what is said there."""
+
+    utterance: Utterance
+    start: int
+    stop: int
+    transcript: str
+
+
+class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
+    """Map-style data set over one folder; `lengths` has the T of each item.
+
+    The training data defines the vocabulary and the normalisation; held-out data is given it as `train`. Raises
+    InputError for a folder that cannot be used, and for a damaged file when its item is read.
+    """
+
+    collate = staticmethod(collate)
+    finish_batch = staticmethod(finish_batch)
+
+    def __init__(self, folder: Path | str, sequence_length: int, vocabulary_size: int, train: SpeechFolder | None = None) -> None:
+        self.folder = Path(folder).expanduser().absolute()
+        utterances = list_utterances(self.folder, "text", MAKE_COMMAND)
+        _refuse_missing_files(self.folder, utterances)
+        utterances = with_frames(utterances)
+        if (found := shape(utterances[0])[1]) != FILTERS:
+            raise InputError(f"{utterances[0].path} has {found} values a frame; speech recognition takes {FILTERS} log filter-bank values.")
+        self.characters = train.characters if train else Characters.of((tidy(u.label) for u in utterances), vocabulary_size, self.folder)
+        self.mean, self.deviation = (train.mean, train.deviation) if train else statistics(utterances)  # [80] each
+        self.pieces = _pieces(self.folder, utterances, sequence_length)
+        self.lengths = [stacked_length(piece.stop - piece.start) for piece in self.pieces]
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        piece = self.pieces[index]
+        frames = load(piece.utterance)[piece.start : piece.stop]
+        if frames.shape[1] != FILTERS or not len(frames):
+            raise InputError(
+                f"{piece.utterance.path} ({piece.utterance.name}) has the frames {list(frames.shape)} "
+                f"from {piece.start} on; it must have {FILTERS} values a frame, and as many frames as are listed."
+            )
+        features = stack_frames((frames - self.mean) / self.deviation)
+        return torch.from_numpy(features), torch.tensor(self.characters.encode(piece.transcript))
+
+
+def _refuse_missing_files(folder: Path, utterances: Sequence[Utterance]) -> None:
+    missing = [path for path in dict.fromkeys(utterance.path for utterance in utterances) if not path.is_file()]
+    if missing:
+        raise InputError(
+            f"{folder} lists {len(missing)} feature file(s) that do not exist, the first being {missing[0]}. "
+            "Complete the folder, or remove their lines."
+        )
+
+
+def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int) -> list[Piece]:
+    """The utterances of at most twice `sequence_length`, and pieces of the longer ones where they are aligned."""
+    alignment = _alignment(folder / ALIGNMENT)
+    pieces: list[Piece] = []
+    for number, utterance in enumerate(utterances):
+        assert utterance.frames is not None
+        whole = Piece(utterance, 0, utterance.frames, tidy(utterance.label))
+        if stacked_length(utterance.frames) <= 2 * sequence_length:
+            pieces.append(whole)
+        elif utterance.name in alignment:
+            cuts = alignment[utterance.name]
+            if not all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise([(0, 0), *cuts, (len(whole.transcript), utterance.frames)])):
+                raise InputError(
+                    f"{folder / ALIGNMENT}: the cuts of {utterance.name} must ascend, below its {len(whole.transcript)} characters "
+                    f"and {utterance.frames} frames; found {cuts}."
+                )
+            pieces += _cut(whole, cuts, STRIDE * sequence_length, np.random.default_rng(number))
+    if not pieces:
+        shortest = min(stacked_length(utterance.frames or 0) for utterance in utterances)
+        raise InputError(
+            f"sequence_length={sequence_length}: no utterance in {folder} has at most {2 * sequence_length} stacked frames; "
+            f"the shortest has {shortest}. Use a larger sequence_length."
+        )
+    return pieces
+
+
+def _cut(whole: Piece, cuts: Sequence[Cut], frames: int, rng: np.random.Generator) -> Iterator[Piece]:
+    """`whole` in pieces that are as near as `cuts` allow to lengths drawn from half of `frames` to one and a half."""
+    begin = (0, 0)
+    wanted = rng.uniform(0.5, 1.5) * frames
+    end = (len(whole.transcript), whole.stop)
+    for cut, following in pairwise([*cuts, end]):
+        if abs(cut[1] - begin[1] - wanted) <= abs(following[1] - begin[1] - wanted):
+            yield Piece(whole.utterance, begin[1], cut[1], whole.transcript[begin[0] : cut[0]])
+            begin, wanted = cut, rng.uniform(0.5, 1.5) * frames
+    yield Piece(whole.utterance, begin[1], end[1], whole.transcript[begin[0] :])
+
+
+def write_alignment(folder: Path, rows: Sequence[tuple[str, Sequence[Cut]]]) -> None:
+    """Write `alignment.tsv` in `folder` from rows (path as in the manifest, cuts)."""
+    lines = ["path\tcuts", *(f"{path}\t{' '.join(f'{a}:{b}' for a, b in cuts)}" for path, cuts in rows)]
+    (folder / ALIGNMENT).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _alignment(file: Path) -> dict[str, list[Cut]]:
+    """Cuts by utterance; empty where there is no such file."""
+    if not file.is_file():
+        return {}
+    found: dict[str, list[Cut]] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()[1:], 2):
+        try:
+            name, cuts = line.split("\t")
+            found[name] = [(int(characters), int(frame)) for characters, frame in (cut.split(":") for cut in cuts.split())]
+        except ValueError:
+            raise InputError(f"{file}, line {number}: expected an utterance, a tab and cuts like 3:96, found {line!r}.") from None
+    return found
