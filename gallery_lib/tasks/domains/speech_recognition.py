@@ -1,0 +1,110 @@
+"""What speech recognition takes: utterances with transcripts, label-smoothed cross-entropy, character error rate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gallery_lib import paths
+from gallery_lib.config import TrainConfig
+from gallery_lib.data.characters import END, UNKNOWN
+from gallery_lib.data.speech import FILTERS, IGNORED, SpeechBatch, SpeechFolder
+from gallery_lib.tasks.examples import Matrices, Rows
+from gallery_lib.tasks.task import Splits
+
+LABEL_SMOOTHING = 0.1
+
+
+def utterances(config: TrainConfig, vocabulary_size: int) -> Splits:
+    """`train/` and `val/` of the folder `config.data_dir`, else of the mock speech, of about `config.sequence_length` frames."""
+    root = Path(config.data_dir or paths.data_dir("speech-small"))
+    assert config.sequence_length is not None
+    train = SpeechFolder(root / "train", config.sequence_length, vocabulary_size)
+    return Splits(train=train, held_out=SpeechFolder(root / "val", config.sequence_length, vocabulary_size, train))
+
+
+def loss(model: nn.Module, batch: SpeechBatch) -> Tensor:
+    """Cross-entropy with smoothed labels, over what is no padding; in fp32 under autocast too."""
+    logits = model(batch.features, batch.lengths, batch.inputs)  # [N, U, vocabulary]
+    logits = logits.float() if logits.dtype is not torch.float64 else logits
+    return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, label_smoothing=LABEL_SMOOTHING)
+
+
+def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
+    """Fewest insertions, deletions and substitutions that turn `a` into `b` (Levenshtein, 1966)."""
+    row = list(range(len(b) + 1))  # distances from what has been seen of a to each prefix of b
+    for i, x in enumerate(a, 1):
+        diagonal, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (x != y))
+    return row[-1]
+
+
+def _until_end(tokens: Sequence[int]) -> list[int]:
+    """The tokens before END or padding."""
+    stops = [i for i, token in enumerate(tokens) if token in (END, IGNORED)]
+    return list(tokens[: stops[0]] if stops else tokens)
+
+
+def _transcribe(model: Any, batch: SpeechBatch) -> list[list[int]]:
+    """Tokens of each utterance by greedy search, which stops at the padded length of the batch's transcripts at the latest."""
+    return [_until_end(tokens) for tokens in model.transcribe(batch.features, batch.lengths, batch.labels.shape[1]).tolist()]
+
+
+def metrics(model: nn.Module, batch: SpeechBatch) -> dict[str, tuple[Tensor, int]]:
+    """Character error rate of greedy search, and accuracy of the next character when all before it are given.
+
+    An unknown character is never right.
+    """
+    spoken = [_until_end(labels) for labels in batch.labels.tolist()]
+    heard = [[-1 if token == UNKNOWN else token for token in tokens] for tokens in _transcribe(model, batch)]
+    errors = sum(edit_distance(said, found) for said, found in zip(spoken, heard, strict=True))
+    counted = (batch.labels != IGNORED) & (batch.labels != END)  # [N, U]
+    best = model(batch.features, batch.lengths, batch.inputs).argmax(-1)
+    right = (best == batch.labels) & counted & (batch.labels != UNKNOWN)
+    characters = sum(map(len, spoken))
+    return {
+        "character_error_rate": (torch.tensor(errors, device=batch.labels.device), characters),
+        "character_accuracy": (right.sum(), characters),
+    }
+
+
+def chance(splits: Splits) -> dict[str, float]:
+    """An empty transcript misses every character; and the share of the most frequent character among the held-out ones."""
+    data: Any = splits.held_out
+    counts = Counter("".join(piece.transcript for piece in data.pieces))
+    return {"character_error_rate": 1.0, "character_accuracy": max(counts.values()) / counts.total()}
+
+
+def examples(splits: Splits, count: int = 3) -> Matrices:
+    """Filter banks of training utterances as the model sees them, under their transcripts."""
+    data: Any = splits.train
+    shown = {}
+    for index in np.linspace(0, len(data) - 1, count).astype(int):
+        features, _ = data[int(index)]
+        shown[f"“{data.pieces[index].transcript}”"] = features[:, :FILTERS].numpy().T[::-1]
+    return Matrices(
+        shown,
+        f"{len(shown)} of {len(data)} training utterances, whose characters are bands of their own one after the other",
+        row_label="filter, high to low",
+        column_label="stacked frame (30 ms)",
+    )
+
+
+@torch.no_grad()
+def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8) -> Rows:
+    """Held-out transcripts beside what each model makes of the sound."""
+    data: Any = splits.held_out
+    chosen = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int).tolist()
+    batch = data.collate([data[index] for index in chosen])
+    columns = [[data.pieces[index].transcript for index in chosen]]
+    for model in models.values():
+        columns.append([data.characters.decode(tokens) or "(nothing)" for tokens in _transcribe(model.eval(), batch)])
+    return Rows(["said", *models], list(zip(*columns, strict=True)))

@@ -1,0 +1,50 @@
+"""Speech-Transformer on filter banks of short utterances.
+
+Dong, Xu and Xu, "Speech-Transformer: A No-Recurrence Sequence-to-Sequence Model for Speech Recognition", 2018, written
+from the paper (models/speech_transformer.py) at TorchBench's sizes and batch size: 4,233 characters, 160 stacked
+frames, 15 characters. Lengths differ from batch to batch, so shapes do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+
+from gallery_lib.optim import OptimizerSpec
+from gallery_lib.optim.schedules import noam
+from gallery_lib.tasks.domains import speech_recognition
+from gallery_lib.tasks.task import Task
+
+VOCABULARY = 4233
+
+
+def build_model() -> nn.Module:
+    """The base model; Xavier's weights keep rounding errors small."""
+    from gallery_lib.models.speech_transformer import Sizes, SpeechTransformer
+
+    return SpeechTransformer(Sizes(vocabulary=VOCABULARY))
+
+
+TASK = Task(
+    name="speech_transformer",
+    title="Speech-Transformer",
+    domain="speech recognition",
+    batch_size=32,
+    sequence_length=160,
+    build_model=build_model,
+    data=partial(speech_recognition.utterances, vocabulary_size=VOCABULARY),
+    loss=speech_recognition.loss,
+    metrics=speech_recognition.metrics,
+    chance=speech_recognition.chance,
+    optimizer=OptimizerSpec("Adam", lr=5e-4, arguments={"betas": (0.9, 0.98), "eps": 1e-9}, schedule=noam(20)),
+    data_examples=speech_recognition.examples,
+    predictions=speech_recognition.predictions,
+    parameters=46_471_168,  # 44,303,872 and 512 for each of 4,233 tokens
+    # 4.11 G multiplications and additions forward at 160 frames and 16 targets (encoder 3.20, keys and values for the
+    # decoder 0.50, the rest of the decoder 0.37, output 0.03), two FLOPs each; backward costs twice as much as forward
+    flops_per_sample=24.7e9,
+    where_time_goes="in matrix products of its linear layers, most of them the encoder's, and at small batches in Adam",
+    quick={"batch_size": 8, "sequence_length": 40, "rounds": 6, "block_steps": 5, "parity_steps": 2},
+    full={"batch_size": 32, "sequence_length": 160, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+)
