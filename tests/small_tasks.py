@@ -5,14 +5,44 @@ from __future__ import annotations
 from typing import Any
 
 SMALL: dict[str, dict[str, Any]] = {
+    "alexnet": {"batch_size": 4, "image_size": 64},
+    "resnet18": {"batch_size": 4, "image_size": 64},
     "resnet50": {"batch_size": 4, "image_size": 64},
+    "vgg16": {"batch_size": 2, "image_size": 32},
+    "timm_vovnet": {"batch_size": 4, "image_size": 64},
+    "timm_vision_transformer": {"batch_size": 4, "image_size": 64},
+    "pytorch_unet": {"batch_size": 2, "image_size": 64},
+    "hf_Bart": {"batch_size": 2, "sequence_length": 16},
+    "hf_Bert": {"batch_size": 2, "sequence_length": 16},
+    "speech_transformer": {"batch_size": 4, "sequence_length": 40},
+    "tts_angular": {"batch_size": 8, "sequence_length": 16},
 }
 
 LEARNING: dict[str, dict[str, Any]] = {
+    "alexnet": {"batch_size": 16, "image_size": 64, "max_steps": 40},
+    "resnet18": {"batch_size": 16, "image_size": 64, "max_steps": 30},
     "resnet50": {"batch_size": 16, "image_size": 64, "max_steps": 30},
+    "vgg16": {"batch_size": 16, "image_size": 32, "max_steps": 30},
+    "timm_vovnet": {"batch_size": 16, "image_size": 64, "max_steps": 30},
+    "timm_vision_transformer": {"batch_size": 16, "image_size": 64, "max_steps": 50},
+    "pytorch_unet": {"batch_size": 2, "image_size": 64, "max_steps": 30},
+    "hf_Bart": {"batch_size": 4, "sequence_length": 32, "max_steps": 20},
+    "hf_Bert": {"batch_size": 4, "sequence_length": 32, "max_steps": 20},
+    "speech_transformer": {"batch_size": 8, "sequence_length": 40, "max_steps": 40},
+    "tts_angular": {"batch_size": 32, "sequence_length": 32, "max_steps": 20},
 }
 
 MOVES: dict[str, tuple[str, float]] = {
+    "alexnet": ("top1", 0.1),
+    "resnet18": ("top1", 0.1),
     "resnet50": ("top1", 0.1),
+    "vgg16": ("top1", 0.05),
+    "timm_vovnet": ("top1", 0.1),
+    "timm_vision_transformer": ("top1", 0.1),
+    "pytorch_unet": ("dice", 0.2),
+    "hf_Bart": ("perplexity", -1000.0),
+    "hf_Bert": ("perplexity", -1000.0),
+    "speech_transformer": ("token_accuracy", 0.05),
+    "tts_angular": ("eer", -0.1),
 }
 """The held-out metric, and by how much training makes it better at least (negative: lower is better)."""
