@@ -42,7 +42,7 @@ MOVES: dict[str, tuple[str, float]] = {
     "pytorch_unet": ("dice", 0.2),
     "hf_Bart": ("perplexity", -1000.0),
     "hf_Bert": ("perplexity", -1000.0),
-    "speech_transformer": ("token_accuracy", 0.05),
+    "speech_transformer": ("character_accuracy", 0.05),
     "tts_angular": ("eer", -0.1),
 }
 """The held-out metric, and by how much training makes it better at least (negative: lower is better)."""

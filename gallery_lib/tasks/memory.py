@@ -3,9 +3,8 @@
     python -m gallery_lib.tasks.memory NAME     activation bytes per sample, for the task's declaration
 
 An estimate: weights, gradients and optimizer state from the number of parameters, activations from what a task
-declares per sample at its own size, in fp32. What a task declares was counted on the meta device, where tensors have
-sizes and no memory, as the bytes that autograd keeps between forward and backward. GPUs are not asked about theirs:
-that would initialise CUDA in the wrong process.
+declares per sample at its own size, in fp32: the bytes that autograd keeps between forward and backward, which the
+command above counts. GPUs are not asked about their memory: that would initialise CUDA in the wrong process.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from gallery_lib import hardware
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.device_loader import to_device
 from gallery_lib.errors import InputError
 from gallery_lib.tasks import Task, get, with_sizes
 
@@ -29,9 +27,8 @@ _RESERVE = 0.05  # of the memory, for everything else
 
 
 def activation_bytes(task: Task, batch: Any, samples: int) -> int:
-    """Bytes per sample that the backward pass keeps of a forward pass over `batch`, counted without doing it."""
-    with torch.device("meta"):
-        model = task.build_model().train()
+    """Bytes per sample that autograd keeps of a forward pass over `batch`, which has `samples` samples, on the CPU."""
+    model = task.build_model().train()
     own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}  # by storage; the tensors stay referenced, so that no storage is counted for another
 
@@ -41,7 +38,7 @@ def activation_bytes(task: Task, batch: Any, samples: int) -> int:
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        task.loss(model, to_device(batch, torch.device("meta")))
+        task.loss(model, batch)
     return sum(value.untyped_storage().nbytes() for value in kept.values()) // samples
 
 
