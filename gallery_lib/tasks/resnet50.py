@@ -11,23 +11,16 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
+from gallery_lib.tasks.domains.initial_weights import start_branches_small
 from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
-    """ResNet-50 for 1000 classes whose residual branches start small.
-
-    Goyal et al., "Accurate, Large Minibatch SGD", 2017, start the last batch norm of each branch at zero, so that
-    the network starts as its trunk; here it starts at 0.1, which leaves every parameter a gradient. From torchvision's
-    own start, where every branch is as large as its trunk, rounding errors double from block to block, so that two
-    correct runs part at once and nothing can be told from comparing them.
-    """
+    """ResNet-50 for 1000 classes whose residual branches start small."""
     from torchvision.models.resnet import Bottleneck, resnet50
 
     model = resnet50(num_classes=1000)
-    for module in model.modules():
-        if isinstance(module, Bottleneck):
-            nn.init.constant_(module.bn3.weight, 0.1)
+    start_branches_small(module.bn3.weight for module in model.modules() if isinstance(module, Bottleneck))
     return model
 
 

@@ -13,16 +13,24 @@ from torch import Tensor, nn
 from gallery_lib import paths
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.image_folder import ImageFolder
+from gallery_lib.errors import InputError
 from gallery_lib.tasks.examples import Pictures
 from gallery_lib.tasks.task import Splits
 
 Batch = tuple[Tensor, Tensor]  # images float [N, 3, S, S], labels int64 [N]
 
 
-def images(config: TrainConfig) -> Splits:
-    """The folder `config.data_dir` (ImageNet's layout), else the small mock ImageNet, at `config.image_size`."""
+def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> Splits:
+    """The folder `config.data_dir` (ImageNet's layout), else the small mock ImageNet, at `config.image_size`.
+
+    Raises InputError for an image size in pixels that the model cannot take: below `smallest`, or not a `multiple_of`.
+    """
     root = config.data_dir or str(paths.data_dir("imagenet-small"))
     assert config.image_size is not None
+    if config.image_size < smallest:
+        raise InputError(f"image_size={config.image_size}: {config.model} needs images of at least {smallest} pixels.")
+    if config.image_size % multiple_of:
+        raise InputError(f"image_size={config.image_size}: {config.model} needs a multiple of {multiple_of} pixels.")
     return Splits(
         train=ImageFolder(root, "train", config.image_size, train=True, seed=config.seed),
         held_out=ImageFolder(root, "val", config.image_size, train=False, seed=config.seed),

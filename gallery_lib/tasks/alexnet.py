@@ -1,0 +1,46 @@
+"""AlexNet on ImageNet-like images.
+
+Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", 2012, in the one-column form of
+Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, as torchvision has it. TorchBench's
+batch size. Five convolutions are followed by three linear layers that hold 96 % of the parameters, so the optimizer
+costs as much as the model unless batches are large.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from torch import nn
+
+from gallery_lib.optim import OptimizerSpec
+from gallery_lib.tasks.domains import classification
+from gallery_lib.tasks.task import Task
+
+
+def build_model() -> nn.Module:
+    """AlexNet for 1000 classes, with torchvision's own initial weights: eight layers are too few for rounding errors to grow."""
+    from torchvision.models import alexnet
+
+    return alexnet(num_classes=1000)
+
+
+TASK = Task(
+    name="alexnet",
+    title="AlexNet",
+    domain="computer vision",
+    batch_size=128,
+    image_size=224,
+    build_model=build_model,
+    data=functools.partial(classification.images, smallest=63),  # below, nothing is left after the last pooling
+    loss=classification.loss,
+    metrics=classification.metrics,
+    chance=classification.chance,
+    optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=1e-2),
+    data_examples=classification.examples,
+    predictions=classification.predictions,
+    parameters=61_100_840,
+    flops_per_sample=4.28e9,  # 0.714 G multiply-adds forward (convolutions and linear layers), twice that backward, 2 operations each
+    where_time_goes="in the convolutions and the first linear layer; with small batches, in the optimizer's passes over 61 million parameters",
+    quick={"batch_size": 32, "image_size": 96, "rounds": 6, "block_steps": 5, "parity_steps": 2},
+    full={"batch_size": 128, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+)

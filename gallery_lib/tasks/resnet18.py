@@ -1,0 +1,45 @@
+"""ResNet-18 on ImageNet-like images.
+
+He et al., "Deep Residual Learning for Image Recognition", 2015; torchvision's form of it. TorchBench's batch size.
+Its blocks are two 3×3 convolutions each, so more of its time is arithmetic than in ResNet-50.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gallery_lib.optim import OptimizerSpec
+from gallery_lib.tasks.domains import classification
+from gallery_lib.tasks.domains.initial_weights import start_branches_small
+from gallery_lib.tasks.task import Task
+
+
+def build_model() -> nn.Module:
+    """ResNet-18 for 1000 classes whose residual branches start small."""
+    from torchvision.models.resnet import BasicBlock, resnet18
+
+    model = resnet18(num_classes=1000)
+    start_branches_small(module.bn2.weight for module in model.modules() if isinstance(module, BasicBlock))
+    return model
+
+
+TASK = Task(
+    name="resnet18",
+    title="ResNet-18",
+    domain="computer vision",
+    batch_size=16,
+    image_size=224,
+    build_model=build_model,
+    data=classification.images,
+    loss=classification.loss,
+    metrics=classification.metrics,
+    chance=classification.chance,
+    optimizer=OptimizerSpec("AdamW", lr=1e-3, weight_decay=1e-2),
+    data_examples=classification.examples,
+    predictions=classification.predictions,
+    parameters=11_689_512,
+    flops_per_sample=10.9e9,  # 1.81 G multiply-adds forward (convolutions and the last layer), twice that backward, 2 operations each
+    where_time_goes="mostly in 3×3 convolutions, the rest in the batch norms, ReLUs and additions between them, which move memory",
+    quick={"batch_size": 32, "image_size": 64, "rounds": 8, "block_steps": 6, "parity_steps": 2},
+    full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+)

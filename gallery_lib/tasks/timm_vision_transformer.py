@@ -1,0 +1,48 @@
+"""Vision transformer ViT-S/16 on ImageNet-like images.
+
+Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020, in the small size of Touvron et al., "Training data-efficient
+image transformers", 2020; timm's `vit_small_patch16_224`. Batch 32 where TorchBench has 8: at 8 its step time varied by
+17 % from run to run. Nearly all of it is matrix products that run at the machine's rate already.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from torch import nn
+
+from gallery_lib.optim import OptimizerSpec
+from gallery_lib.tasks.domains import classification
+from gallery_lib.tasks.task import Task
+
+
+def build_model() -> nn.Module:
+    """ViT-S/16 for 1000 classes.
+
+    For images of another size than 224² the position embeddings are resampled in each step; the parameters stay the same.
+    """
+    import timm
+
+    return timm.create_model("vit_small_patch16_224", pretrained=False, num_classes=1000, dynamic_img_size=True)
+
+
+TASK = Task(
+    name="timm_vision_transformer",
+    title="Vision transformer ViT-S/16",
+    domain="computer vision",
+    batch_size=32,
+    image_size=224,
+    build_model=build_model,
+    data=functools.partial(classification.images, multiple_of=16),  # the side of a patch
+    loss=classification.loss,
+    metrics=classification.metrics,
+    chance=classification.chance,
+    optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=5e-2),
+    data_examples=classification.examples,
+    predictions=classification.predictions,
+    parameters=22_050_664,
+    flops_per_sample=27.6e9,  # 4.60 G multiply-adds forward (products with weights, and attention), twice that backward, 2 operations each
+    where_time_goes="nearly all in matrix products; attention over 197 tokens and the layer norms are small beside them",
+    quick={"batch_size": 16, "image_size": 96, "rounds": 6, "block_steps": 5, "parity_steps": 2},
+    full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+)

@@ -1,0 +1,48 @@
+"""VoVNet-39 on ImageNet-like images.
+
+Lee et al., "An Energy and GPU-Computation Efficient Backbone Network for Real-Time Object Detection", 2019; timm's
+`vovnet39a`. TorchBench's batch size. Its blocks run five 3×3 convolutions in a row and concatenate what all of them
+found ("one-shot aggregation"): large tensors are copied, normalised and copied again, so layout and fusion decide.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gallery_lib.optim import OptimizerSpec
+from gallery_lib.tasks.domains import classification
+from gallery_lib.tasks.domains.initial_weights import start_branches_small
+from gallery_lib.tasks.task import Task
+
+
+def build_model() -> nn.Module:
+    """VoVNet-39 for 1000 classes whose chains of convolutions start small beside the input they are concatenated with."""
+    import timm
+    from timm.models.vovnet import OsaBlock
+
+    model = timm.create_model("vovnet39a", pretrained=False, num_classes=1000)
+    blocks = [module for module in model.modules() if isinstance(module, OsaBlock)]
+    start_branches_small(convolution.bn.weight for block in blocks for convolution in block.conv_mid)  # type: ignore[union-attr, misc]
+    return model
+
+
+TASK = Task(
+    name="timm_vovnet",
+    title="VoVNet-39",
+    domain="computer vision",
+    batch_size=32,
+    image_size=224,
+    build_model=build_model,
+    data=classification.images,
+    loss=classification.loss,
+    metrics=classification.metrics,
+    chance=classification.chance,
+    optimizer=OptimizerSpec("SGD", lr=0.05, weight_decay=1e-4, arguments={"momentum": 0.9, "nesterov": True}),
+    data_examples=classification.examples,
+    predictions=classification.predictions,
+    parameters=22_600_296,
+    flops_per_sample=42.4e9,  # 7.07 G multiply-adds forward (convolutions and the last layer), twice that backward, 2 operations each
+    where_time_goes="in 3×3 convolutions, and in the batch norms, ReLUs and concatenations between them, which move memory",
+    quick={"batch_size": 16, "image_size": 64, "rounds": 6, "block_steps": 5, "parity_steps": 2},
+    full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+)

@@ -1,0 +1,44 @@
+"""VGG-16 on ImageNet-like images.
+
+Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, configuration D,
+without batch norm, as torchvision has it. TorchBench's batch size. Thirteen wide 3×3 convolutions make it the task with
+the most arithmetic per image, and its first linear layer alone, 103 million parameters, the one with the longest
+gradients to average.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gallery_lib.optim import OptimizerSpec
+from gallery_lib.tasks.domains import classification
+from gallery_lib.tasks.task import Task
+
+
+def build_model() -> nn.Module:
+    """VGG-16 for 1000 classes, with torchvision's own initial weights (He et al., 2015): without batch norm, errors keep their size."""
+    from torchvision.models import vgg16
+
+    return vgg16(num_classes=1000)
+
+
+TASK = Task(
+    name="vgg16",
+    title="VGG-16",
+    domain="computer vision",
+    batch_size=64,
+    image_size=224,
+    build_model=build_model,
+    data=classification.images,
+    loss=classification.loss,
+    metrics=classification.metrics,
+    chance=classification.chance,
+    optimizer=OptimizerSpec("AdamW", lr=1e-4, weight_decay=1e-2),
+    data_examples=classification.examples,
+    predictions=classification.predictions,
+    parameters=138_357_544,
+    flops_per_sample=92.8e9,  # 15.5 G multiply-adds forward (convolutions and linear layers), twice that backward, 2 operations each
+    where_time_goes="nearly all in 3×3 convolutions; with small images, in the optimizer's passes over 138 million parameters",
+    quick={"batch_size": 8, "image_size": 64, "rounds": 5, "block_steps": 4, "parity_steps": 2},
+    full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+)

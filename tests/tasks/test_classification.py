@@ -1,0 +1,119 @@
+"""Image classification: what the tasks show and count, which images they take, and how far rounding carries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gallery_lib import tasks
+from gallery_lib.config import TrainConfig
+from gallery_lib.data.mock_imagenet import MockSpec, generate
+from gallery_lib.errors import InputError
+from gallery_lib.tasks.domains import classification
+from gallery_lib.tasks.domains.initial_weights import BRANCH_SCALE
+from gallery_lib.tasks.task import Splits
+
+NAMES = ("alexnet", "resnet18", "resnet50", "timm_vision_transformer", "timm_vovnet", "vgg16")
+CLASSES = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small mock ImageNet. Not to be changed."""
+    root = tmp_path_factory.mktemp("data") / "imagenet"
+    generate(root, MockSpec(classes=CLASSES, train_per_class=6, val_per_class=2), workers=1, progress=False)
+    return str(root)
+
+
+@pytest.fixture(scope="module")
+def splits(folder: str) -> Splits:
+    """It, as the tasks load it, 32 pixels wide."""
+    return tasks.data_of(TrainConfig(model="resnet18", data_dir=folder, image_size=32))
+
+
+class Always(nn.Module):
+    """Takes every image for class `first`, or for `second` where `first` is not among those asked for."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = torch.zeros(len(images), 1000)
+        logits[:, self.first], logits[:, self.second] = 2.0, 1.0
+        return logits
+
+
+def test_the_examples_are_augmented_training_images_of_every_class(splits: Splits) -> None:
+    shown = classification.examples(splits, count=9)
+    assert len(shown.images) == len(shown.captions) == 9
+    assert all(image.shape == (32, 32, 3) and image.dtype == np.uint8 for image in shown.images)
+    assert shown.captions == ["n00000001"] * 3 + ["n00000002"] * 3 + ["n00000003"] * 3
+    assert "9 of 18 training images, augmented, 32×32, of 3 classes" in shown.description
+    assert all(np.array_equal(image, splits.train[2 * i][0].numpy()) for i, image in enumerate(shown.images))
+
+
+def test_the_predictions_say_what_each_model_takes_a_held_out_image_for(splits: Splits) -> None:
+    shown = classification.predictions({"one": Always(0, 1), "two": Always(999, 2)}, splits, count=6)
+    assert all(image.shape == (32, 32, 3) and image.dtype == np.uint8 for image in shown.images)
+    assert shown.captions == [
+        f"is {name}\none: n00000001 {'✓' if name == 'n00000001' else '✗'}\ntwo: n00000003 {'✓' if name == 'n00000003' else '✗'}"
+        for name in ("n00000001", "n00000001", "n00000002", "n00000002", "n00000003", "n00000003")
+    ]
+
+
+def test_chance_is_that_of_guessing_among_the_classes_of_the_data(splits: Splits) -> None:
+    assert classification.chance(splits) == {"top1": 1 / CLASSES, "top5": 1.0}
+
+
+def test_top1_and_top5_count_hits() -> None:
+    labels = torch.tensor([0, 1, 5, 999])
+    counted = classification.metrics(lambda images: torch.arange(1000.0, 0, -1).repeat(4, 1), (torch.empty(4, 3, 32, 32), labels))  # type: ignore[arg-type]
+    assert {name: (int(hits), count) for name, (hits, count) in counted.items()} == {"top1": (1, 4), "top5": (2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)]
+)
+def test_the_loss_is_computed_in_float32_at_least(dtype: torch.dtype, expected: torch.dtype) -> None:
+    logits = torch.randn(4, 1000, dtype=dtype)
+    loss = classification.loss(lambda images: logits, (torch.empty(4), torch.arange(4)))  # type: ignore[arg-type]
+    assert loss.dtype is expected
+    assert float(loss) == float(nn.functional.cross_entropy(logits.to(expected), torch.arange(4)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_takes_images_of_its_real_and_of_its_quick_size(name: str) -> None:
+    task = tasks.get(name)
+    with torch.device("meta"):
+        model = task.build_model().eval()
+        for size in (task.image_size, task.quick["image_size"]):
+            assert model(torch.empty(2, 3, size, size)).shape == (2, 1000)
+
+
+@pytest.mark.parametrize(("name", "size", "message"), [("alexnet", 62, "at least 63"), ("timm_vision_transformer", 100, "multiple of 16")])
+def test_an_image_size_that_a_model_cannot_take_is_refused(name: str, size: int, message: str, folder: str) -> None:
+    with pytest.raises(InputError, match=f"image_size={size}: {name} needs .*{message} pixels"):
+        tasks.data_of(TrainConfig(model=name, data_dir=folder, image_size=size))
+
+
+@pytest.mark.parametrize("size", [32, 96, 256])
+def test_the_vision_transformer_takes_images_of_other_sizes_with_the_same_parameters(size: int) -> None:
+    with torch.device("meta"):
+        model = tasks.get("timm_vision_transformer").build_model()
+        assert model.pos_embed.shape == (1, 1 + 14 * 14, 384)  # type: ignore[union-attr]
+        assert model(torch.empty(2, 3, size, size)).shape == (2, 1000)
+        assert model.forward_features(torch.empty(2, 3, size, size)).shape == (2, 1 + (size // 16) ** 2, 384)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("name", "branches"), [("resnet18", 8), ("resnet50", 16), ("timm_vovnet", 30)])
+def test_every_branch_starts_small_and_nothing_else_does(name: str, branches: int) -> None:
+    torch.manual_seed(0)
+    scales = [p for p in tasks.get(name).build_model().parameters() if p.ndim == 1 and float(p.detach().amax()) > 0]
+    small = [p for p in scales if torch.all(p == BRANCH_SCALE)]
+    assert len(small) == branches
+    assert all(torch.all(p == 1) for p in scales if not any(p is s for s in small) and len(p) != 1000)
