@@ -41,6 +41,7 @@ TASK = Task(
     data_examples=classification.examples,
     predictions=classification.predictions,
     parameters=22_050_664,
+    activation_bytes_per_sample=70_500_000,
     flops_per_sample=27.6e9,  # 4.60 G multiply-adds forward (products with weights, and attention), twice that backward, 2 operations each
     where_time_goes="nearly all in matrix products; attention over 197 tokens and the layer norms are small beside them",
     quick={"batch_size": 16, "image_size": 96, "rounds": 6, "block_steps": 5, "parity_steps": 2},

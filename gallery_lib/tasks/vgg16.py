@@ -37,6 +37,7 @@ TASK = Task(
     data_examples=classification.examples,
     predictions=classification.predictions,
     parameters=138_357_544,
+    activation_bytes_per_sample=73_400_000,
     flops_per_sample=92.8e9,  # 15.5 G multiply-adds forward (convolutions and linear layers), twice that backward, 2 operations each
     where_time_goes="nearly all in 3×3 convolutions; with small images, in the optimizer's passes over 138 million parameters",
     quick={"batch_size": 8, "image_size": 64, "rounds": 5, "block_steps": 4, "parity_steps": 2},
