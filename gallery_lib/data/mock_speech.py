@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gallery_lib.data import feature_manifest
+from gallery_lib.data.alignment import Cut, write_alignment
 from gallery_lib.data.mock_folder import Made, make
-from gallery_lib.data.speech import FILTERS, Cut, write_alignment
 from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")
@@ -27,6 +27,7 @@ STYLE = 1  # version of the language: change it whenever utterance() would give 
 
 _LETTERS = "aeinosrtlukmdpghbvfzcjwyxq" + "äöüåéèêíìîóòôúùûçñøæßðþ" + "αβγδεζηθικλμνξοπρστυφχψω" + "бгджзийклмнптуфцчшщъыьэюя"
 _FIRST_IDEOGRAPH = 0x4E00  # what follows the letters above
+FILTERS = 80
 _ONSETS, _RIMES = 24, 36
 _CHARACTERS_SAID = (7, 20)  # in an utterance, or one or two more, to end with a word: 15 on average
 _CHARACTER_FRAMES = (22, 40)

@@ -5,9 +5,8 @@ zero-mean with unit variance over the training data; four frames are stacked eve
 frames (Sak et al., "Fast and Accurate Recurrent Neural Network Acoustic Models", 2015). `collate` pads: frames to a
 multiple of 16 and targets to a multiple of 4, which keeps rows aligned for kernels.
 
-`sequence_length` is the usual T. Utterances of more than twice that are cut into pieces where `alignment.tsv` says how
-(columns `path` and `cuts`: `3:96 5:160` if the first three characters end by frame 96, the first five by frame 160),
-and left out where it does not.
+`sequence_length` is the usual T. Utterances of more than twice that are cut into pieces where an alignment says how
+(data/alignment.py), and left out where there is none.
 """
 
 from __future__ import annotations
@@ -25,19 +24,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from gallery_lib.data.alignment import ALIGNMENT, Cut, read_alignment
 from gallery_lib.data.characters import BEGIN, END, Characters, tidy
 from gallery_lib.data.feature_manifest import Utterance, list_utterances, load, shape, statistics, with_frames
 from gallery_lib.errors import InputError
 
-FILTERS = 80
+FILTERS = 80  # values of a frame
 STACKED, STRIDE = 4, 3
 FRAME_MULTIPLE, TARGET_MULTIPLE = 16, 4
 IGNORED = -100
 """The label of what pads targets; torch's own default."""
-ALIGNMENT = "alignment.tsv"
 MAKE_COMMAND = "python data_prep/mock_speech.py"
-
-Cut = tuple[int, int]  # a place where an utterance may be cut: characters before it, frames before it
 
 
 class SpeechBatch(NamedTuple):
@@ -144,7 +141,7 @@ def _refuse_missing_files(folder: Path, utterances: Sequence[Utterance]) -> None
 
 def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int) -> list[Piece]:
     """The utterances of at most twice `sequence_length`, and pieces of the longer ones where they are aligned."""
-    alignment = _alignment(folder / ALIGNMENT)
+    alignment = read_alignment(folder)
     pieces: list[Piece] = []
     for number, utterance in enumerate(utterances):
         assert utterance.frames is not None
@@ -178,23 +175,3 @@ def _cut(whole: Piece, cuts: Sequence[Cut], frames: int, rng: np.random.Generato
             yield Piece(whole.utterance, begin[1], cut[1], whole.transcript[begin[0] : cut[0]])
             begin, wanted = cut, rng.uniform(0.5, 1.5) * frames
     yield Piece(whole.utterance, begin[1], end[1], whole.transcript[begin[0] :])
-
-
-def write_alignment(folder: Path, rows: Sequence[tuple[str, Sequence[Cut]]]) -> None:
-    """Write `alignment.tsv` in `folder` from rows (path as in the manifest, cuts)."""
-    lines = ["path\tcuts", *(f"{path}\t{' '.join(f'{a}:{b}' for a, b in cuts)}" for path, cuts in rows)]
-    (folder / ALIGNMENT).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _alignment(file: Path) -> dict[str, list[Cut]]:
-    """Cuts by utterance; empty where there is no such file."""
-    if not file.is_file():
-        return {}
-    found: dict[str, list[Cut]] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()[1:], 2):
-        try:
-            name, cuts = line.split("\t")
-            found[name] = [(int(characters), int(frame)) for characters, frame in (cut.split(":") for cut in cuts.split())]
-        except ValueError:
-            raise InputError(f"{file}, line {number}: expected an utterance, a tab and cuts like 3:96, found {line!r}.") from None
-    return found

@@ -1,0 +1,37 @@
+"""Where utterances may be cut, between words say: `alignment.tsv`, beside a folder's manifest.
+
+Columns `path` (the utterance's name) and `cuts`: `3:96 5:160` if the first three characters have been said by frame
+96, and the first five by frame 160. A forced alignment gives such numbers; mock speech knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gallery_lib.errors import InputError
+
+ALIGNMENT = "alignment.tsv"
+
+Cut = tuple[int, int]  # characters before it, frames before it
+
+
+def write_alignment(folder: Path, rows: Sequence[tuple[str, Sequence[Cut]]]) -> None:
+    """Write `alignment.tsv` in `folder` from rows (path as in the manifest, cuts)."""
+    lines = ["path\tcuts", *(f"{path}\t{' '.join(f'{a}:{b}' for a, b in cuts)}" for path, cuts in rows)]
+    (folder / ALIGNMENT).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_alignment(folder: Path) -> dict[str, list[Cut]]:
+    """Cuts by utterance; empty where there is no such file. Raises InputError for a line that is none."""
+    file = folder / ALIGNMENT
+    if not file.is_file():
+        return {}
+    found: dict[str, list[Cut]] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()[1:], 2):
+        try:
+            name, cuts = line.split("\t")
+            found[name] = [(int(characters), int(frame)) for characters, frame in (cut.split(":") for cut in cuts.split())]
+        except ValueError:
+            raise InputError(f"{file}, line {number}: expected an utterance, a tab and cuts like 3:96, found {line!r}.") from None
+    return found
