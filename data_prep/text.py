@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Make tokenised text for the language models: two sub-word vocabularies, and the text in the pieces of each.
+
+    python data_prep/text.py                         # English that every machine has, some seconds, a few MB
+    python data_prep/text.py --data_dir FOLDER       # your own .txt files (UTF-8), found below FOLDER
+
+A task that is given FOLDER as its data_dir finds what was made of it here; without this command it makes the same
+itself, more slowly. Nothing is downloaded. Exit code 0: it is there; 1: writing failed; 2: bad input; 130: Ctrl-C.
+The work is done by gallery_lib/data/text.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.data.text import prepare
+from gallery_lib.errors import GalleryError
+
+
+def main() -> int:
+    """Parse the command line, make the text, and return the exit code."""
+    parser = argparse.ArgumentParser(description="Make tokenised text for the language models.")
+    parser.add_argument("--data_dir", "--data-dir", type=Path, help="folder of .txt files; default: English of Python's standard library")
+    parser.add_argument("--out", type=Path, help="folder to write; default: where the gallery looks for this text")
+    args = parser.parse_args()
+    try:
+        done = prepare(args.data_dir, args.out)
+    except GalleryError as error:
+        print(f"text: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("text: interrupted; nothing was left behind", file=sys.stderr)
+        return 130
+    counts = "; ".join(f"{kind}: {count['train']:,} + {count['held_out']:,}" for kind, count in done.tokens.items())
+    state = f"made now in {done.seconds:.1f} s" if done.made else "complete already"
+    print(f"{done.root}: {done.source}; training and held-out tokens, {counts}; {state}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""English text to learn from, without a download: documents of the standard library's prose, or of a folder of text files.
+
+Wherever Python is there are megabytes of English: docstrings, comments and messages of its standard library, and
+the chapters of the language reference that `help()` prints. Code is left out, and so is what occurs a second time
+(licences). Where too little of it is installed, a made-up language takes its place (text_grammar.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+from gallery_lib.data import text_grammar
+from gallery_lib.errors import InputError
+
+MINIMUM_CHARACTERS = 20_000
+"""Less text than this is no corpus: neither a vocabulary nor a held-out part can be made of it."""
+ENOUGH_ENGLISH = 500_000
+"""With fewer characters of prose in the standard library, the made-up language is used instead."""
+HELD_OUT_EVERY = 10
+"""One document in so many is held out."""
+
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_COMMENT_BLOCK = re.compile(r"(?:^[ \t]*#.*\n)+", re.MULTILINE)
+_COMMENT_MARK = re.compile(r"^[ \t]*#+[ \t]?", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n\s*\n")
+_NEITHER_LETTER_NOR_SPACE = re.compile(r"[^A-Za-z ]+")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents in a fixed order, a paragraph a line. `source` says in a few words where they are from."""
+
+    source: str
+    documents: tuple[str, ...]
+
+    @property
+    def characters(self) -> int:
+        """Of all documents together."""
+        return sum(map(len, self.documents))
+
+    def split(self) -> tuple[list[str], list[str]]:
+        """(training, held-out) documents: every tenth is held out. A long one counts as several."""
+        length = min(50_000, max(MINIMUM_CHARACTERS // HELD_OUT_EVERY, self.characters // (2 * HELD_OUT_EVERY)))
+        parts = [part for document in self.documents for part in _parts(document, length)]
+        held_out = parts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+        return [part for number, part in enumerate(parts, 1) if number % HELD_OUT_EVERY], held_out
+
+
+def default() -> Corpus:
+    """The standard library's English, or the made-up language where there is too little of it."""
+    english = standard_library(Path(sysconfig.get_path("stdlib")))
+    if english.characters >= ENOUGH_ENGLISH:
+        return english
+    return Corpus("a made-up language", tuple(text_grammar.documents()))
+
+
+# --------------------------------------------------------------------------------------------------------------
+# The standard library
+
+
+def standard_library(folder: Path) -> Corpus:
+    """The prose in the Python sources below `folder`, a document per module, in the order of their paths."""
+    seen: set[str] = set()
+    documents = []
+    for path in _modules(folder):
+        new = [text for text in _prose(path) if text not in seen]
+        seen.update(new)
+        if new:
+            documents.append("\n".join(new))
+    return Corpus("docstrings, comments and messages of Python's standard library", tuple(documents))
+
+
+def _modules(folder: Path) -> list[Path]:
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+        found += [Path(place, name) for name in files if name.endswith(".py")]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _prose(path: Path) -> Iterator[str]:
+    """Paragraphs of English in a Python source; none where it cannot be read or compiled."""
+    try:
+        source = path.read_text(encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old sources have odd escapes
+            code = compile(source, str(path), "exec", dont_inherit=True)
+    except (OSError, ValueError, SyntaxError):
+        return
+    texts = [*_strings(code), *(_COMMENT_MARK.sub("", block) for block in _COMMENT_BLOCK.findall(source))]
+    for text in texts:
+        yield from filter(_is_prose, _paragraphs(text))
+
+
+def _strings(code: CodeType) -> Iterator[str]:
+    """Docstrings and all other string constants, in about the order of the source."""
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _strings(constant)
+
+
+def _is_prose(paragraph: str) -> bool:
+    """Six words at least, four characters of five letters or spaces, and no interactive session."""
+    if paragraph.count(" ") < 5 or paragraph.startswith(">>>"):
+        return False
+    return len(_NEITHER_LETTER_NOR_SPACE.sub("", paragraph)) >= 0.8 * len(paragraph)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# A folder of text files
+
+
+def text_files(root: Path) -> list[Path]:
+    """The `*.txt` files below `root`, sorted. Raises InputError where there is no such folder, or none in it."""
+    if not root.exists():
+        raise InputError(f"The text folder {root} does not exist. Give a folder with .txt files in it (UTF-8).")
+    if not root.is_dir():
+        raise InputError(f"The text folder {root} is a file. Give the folder that it is in.")
+    files = sorted(path for path in root.rglob("*.txt") if path.is_file())
+    if not files:
+        others = sorted(path.name for path in root.iterdir())
+        holds = f"It holds {', '.join(others[:5])}{', …' if len(others) > 5 else ''}." if others else "It is empty."
+        raise InputError(f"The text folder {root} has no .txt files in it or below. {holds}")
+    return files
+
+
+def digest(root: Path, files: Iterable[Path]) -> str:
+    """Sixteen hexadecimal digits that change with the name or the content of any of the files."""
+    total = hashlib.sha256()
+    for path in files:
+        total.update(f"{path.relative_to(root).as_posix()}\0".encode("utf-8", "surrogateescape"))
+        total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()[:16]
+
+
+def text_folder(root: Path, files: Iterable[Path]) -> Corpus:
+    """The files of `text_files(root)`, a document each. Raises InputError for bytes that are no text, or too little."""
+    documents = tuple("\n".join(_paragraphs(_read(path))) for path in files)
+    corpus = Corpus(f"text files of {root.name}", tuple(filter(None, documents)))
+    if corpus.characters < MINIMUM_CHARACTERS:
+        raise InputError(
+            f"The .txt files of {root} hold {corpus.characters} characters of text; at least {MINIMUM_CHARACTERS} are "
+            "needed to train a vocabulary and hold a part out. Add more text."
+        )
+    return corpus
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start]
+        raise InputError(
+            f"{path} is not UTF-8 text: byte 0x{bad:02x} at position {error.start}. "
+            "Convert it (iconv -f latin1 -t utf-8), or take it out of the folder."
+        ) from None
+
+
+# --------------------------------------------------------------------------------------------------------------
+
+
+def _paragraphs(text: str) -> list[str]:
+    """What stands between blank lines, each on one line with single spaces."""
+    return [joined for block in _BLANK_LINES.split(text) if (joined := " ".join(block.split()))]
+
+
+def _parts(document: str, length: int) -> Iterator[str]:
+    """`document` in parts of at most `length` characters, cut between paragraphs where possible, else between words."""
+    start = 0
+    while len(document) - start > length:
+        end = max(document.rfind("\n", start + 1, start + length), 0) or document.rfind(" ", start + 1, start + length)
+        end = end if end > start else start + length
+        yield document[start:end].strip()
+        start = end
+    if rest := document[start:].strip():
+        yield rest

@@ -1,0 +1,131 @@
+"""Gaps to fill: samples of consecutive text, with some of it hidden as BERT and as BART are trained.
+
+A sample is `sequence_length` tokens: a start token, text as it comes (packed, across documents, with an end token
+between them) and an end token. What is hidden depends on (seed, epoch, index) alone in training, and on the index
+alone in held-out data, so any number of workers, in any order, and a resumed run see the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from gallery_lib.data.text import TokenisedText
+from gallery_lib.errors import InputError
+
+IGNORED = -100
+"""The label of a token that is not to be predicted: what cross-entropy ignores."""
+MASKED_SHARE = 0.15
+HIDDEN_SHARE = 0.30
+MEAN_SPAN = 3.0
+
+Hide = Callable[[np.ndarray, np.random.Generator, TokenisedText], dict[str, np.ndarray]]
+"""(words int64 [n], random numbers, vocabulary) → the fields of a sample, each int64 [n + 2]."""
+
+
+def mask_tokens(words: np.ndarray, rng: np.random.Generator, text: TokenisedText) -> dict[str, np.ndarray]:
+    """BERT's masked language modelling (Devlin et al., 2018), on one segment: `input_ids` and `labels`, int64 [n + 2].
+
+    15 % of the words are to be predicted; of these 80 % are masked, 10 % replaced by any piece and 10 % left as they
+    are. `labels` holds the true pieces there and −100 elsewhere.
+    """
+    special = text.specials
+    inputs = np.concatenate([[special.start], words, [special.end]])
+    candidates = 1 + np.flatnonzero(words >= len(special.tokens))
+    chosen = rng.choice(candidates, min(len(candidates), max(1, round(MASKED_SHARE * len(candidates)))), replace=False)
+    labels = np.full(len(inputs), IGNORED)
+    labels[chosen] = inputs[chosen]
+    fate = rng.random(len(chosen))
+    inputs[chosen[fate < 0.8]] = special.mask
+    replaced = chosen[fate >= 0.9]
+    inputs[replaced] = rng.integers(len(special.tokens), text.pieces, len(replaced))
+    return {"input_ids": inputs, "labels": labels}
+
+
+def infill(words: np.ndarray, rng: np.random.Generator, text: TokenisedText) -> dict[str, np.ndarray]:
+    """BART's text infilling (Lewis et al., 2019): the encoder sees gaps, the decoder writes the whole text.
+
+    30 % of the words are hidden in spans of Poisson(3) length, each replaced by a single mask; a span of length 0 is
+    a mask where nothing is missing. All fields are int64 [n + 2]: `input_ids` (padded) with `attention_mask` for the
+    encoder, `decoder_input_ids` (the labels, shifted right), `labels`, and `hidden`, 1 where the label was in a gap.
+    """
+    special = text.specials
+    count = len(words)
+    lengths = _spans(rng, max(1, round(HIDDEN_SHARE * count)))  # [spans]
+    visible_before = np.sort(rng.choice(count - lengths.sum() + 1, len(lengths), replace=False))
+    starts = visible_before + np.cumsum(lengths) - lengths  # [spans]; two spans never touch
+    parts, end = [np.array([special.start])], 0
+    hidden = np.zeros(count + 2, np.int64)
+    for start, length in zip(starts, lengths, strict=True):
+        parts += [words[end:start], np.array([special.mask])]
+        end = start + length
+        hidden[1 + start : 1 + end] = 1
+    source = np.concatenate([*parts, words[end:], [special.end]])
+    padding = count + 2 - len(source)
+    labels = np.concatenate([[special.start], words, [special.end]])
+    return {
+        "input_ids": np.pad(source, (0, padding), constant_values=special.pad),
+        "attention_mask": np.pad(np.ones_like(source), (0, padding)),
+        "decoder_input_ids": np.concatenate([[special.end], labels[:-1]]),
+        "labels": labels,
+        "hidden": hidden,
+    }
+
+
+def _spans(rng: np.random.Generator, total: int) -> np.ndarray:
+    """Poisson-distributed lengths that add up to `total`, at most `total` of them; the last is cut to fit: [spans]."""
+    lengths = rng.poisson(MEAN_SPAN, total)
+    enough = min(int(np.searchsorted(np.cumsum(lengths), total)), total - 1)
+    lengths = lengths[: enough + 1]
+    lengths[-1] += total - lengths.sum()
+    return lengths
+
+
+class PackedText(Dataset[dict[str, Tensor]]):
+    """Map-style data set: item i is a dict of int64 tensors [sequence_length], as `hide` makes them; batches are [N, …].
+
+    In training (`train`) the gaps are drawn anew in every epoch: call `set_epoch` before each; it reaches workers
+    that already run, too. `at_most` takes that many samples, spread over the text. Raises InputError when the text is
+    shorter than a sample.
+    """
+
+    def __init__(
+        self, text: TokenisedText, split: str, sequence_length: int, hide: Hide, *, train: bool, seed: int = 0, at_most: int | None = None
+    ) -> None:
+        self.text, self.sequence_length, self.hide = text, sequence_length, hide
+        self.seed = seed if train else 0
+        self._train = train
+        self._tokens = text.tokens(split)
+        self._words = sequence_length - 2  # in a sample
+        samples = len(self._tokens) // self._words
+        if samples < 1:
+            raise InputError(
+                f"sequence_length={sequence_length}: the {split} text in {text.folder} has only {len(self._tokens)} tokens. "
+                "Use shorter samples or more text."
+            )
+        self._length = min(samples, at_most or samples)
+        self._stride = samples / self._length
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is outside a data set of {len(self)} samples")
+        index %= len(self)
+        start = int(index * self._stride) * self._words
+        words = self._tokens[start : start + self._words].astype(np.int64)
+        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, int(self._epoch), index]))
+        return {name: torch.from_numpy(values) for name, values in self.hide(words, rng, self.text).items()}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the gaps of `epoch` from now on, also in DataLoader workers that live on; held-out data stays as it is."""
+        if epoch < 0:
+            raise InputError(f"epoch is {epoch}; it must be 0 or more.")
+        if self._train:
+            self._epoch.fill_(epoch)

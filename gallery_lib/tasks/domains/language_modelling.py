@@ -1,0 +1,147 @@
+"""What the language-modelling tasks share: text with gaps, cross-entropy, and how well the gaps are filled."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from gallery_lib.config import TrainConfig
+from gallery_lib.data import text
+from gallery_lib.data.text_masking import IGNORED, Hide, PackedText, infill, mask_tokens
+from gallery_lib.errors import InputError
+from gallery_lib.tasks.examples import Rows
+from gallery_lib.tasks.task import Splits
+
+Batch = dict[str, Tensor]  # each int64 [N, L]; see data/text_masking.py for the fields
+
+HELD_OUT_SAMPLES = 64
+SHOWN_TOKENS = 28
+_MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
+
+
+def masked_text(config: TrainConfig) -> Splits:
+    """Text for BERT: `config.data_dir` (see data/text.py), else the English at hand; at most 512 tokens a sample."""
+    return _splits(config, "wordpiece", mask_tokens, positions=512)
+
+
+def infilled_text(config: TrainConfig) -> Splits:
+    """Text for BART: the same, at most 1024 tokens a sample."""
+    return _splits(config, "byte-bpe", infill, positions=1024)
+
+
+def _splits(config: TrainConfig, kind: str, hide: Hide, positions: int) -> Splits:
+    length = config.sequence_length
+    assert length is not None
+    if length > positions:
+        raise InputError(f"sequence_length={length}: {config.model} has {positions} positions. Use at most {positions} tokens.")
+    tokens = text.find(config.data_dir, kind)
+    return Splits(
+        train=PackedText(tokens, "train", length, hide, train=True, seed=config.seed),
+        held_out=PackedText(tokens, "held_out", length, hide, train=False, at_most=HELD_OUT_SAMPLES),
+    )
+
+
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    """[N, L, vocabulary], at least in float32."""
+    logits = model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}).logits
+    return logits.float() if logits.dtype is not torch.float64 else logits
+
+
+def _hidden(batch: Batch) -> Tensor:
+    """Where the model has to guess, bool [N, L]: the decoder of BART also has to write what its encoder sees."""
+    return batch["hidden"].bool() if "hidden" in batch else batch["labels"] != IGNORED
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy over the labels, in fp32 under autocast too (the models' own would make float64 float32)."""
+    return F.cross_entropy(_logits(model, batch).flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+
+
+def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
+    """Hits and negative log-likelihood (in nats) of the hidden tokens."""
+    hidden = _hidden(batch)
+    logits, labels = _logits(model, batch)[hidden], batch["labels"][hidden]  # [M, vocabulary], [M]
+    return {
+        "masked_accuracy": ((logits.argmax(dim=1) == labels).sum(), len(labels)),
+        "negative_log_likelihood": (F.cross_entropy(logits, labels, reduction="sum"), len(labels)),
+    }
+
+
+def summary(means: Mapping[str, Tensor]) -> dict[str, float]:
+    """Share of hidden tokens that were guessed, and perplexity: among how many equally likely ones the model wavers."""
+    return {
+        "masked_accuracy": float(means["masked_accuracy"]),
+        "perplexity": math.exp(min(700.0, float(means["negative_log_likelihood"]))),
+    }
+
+
+def chance(splits: Splits) -> dict[str, float]:
+    """Accuracy of always guessing the most frequent hidden token, and the perplexity of wavering between all pieces."""
+    data: Any = splits.held_out
+    samples = [data[index] for index in range(len(data))]
+    labels = torch.cat([sample["labels"][_hidden(sample)] for sample in samples])
+    return {"masked_accuracy": float(labels.bincount().max()) / len(labels), "perplexity": float(data.text.pieces)}
+
+
+# --------------------------------------------------------------------------------------------------------------
+# What is shown
+
+
+def examples(splits: Splits, count: int = 4) -> Rows:
+    """The beginnings of some training samples, as the model sees them beside the true text."""
+    data: Any = splits.train
+    tokenizer = data.text.tokenizer()
+    rows = []
+    for sample in _spread(data, count):
+        seen, true = _beginning(sample, data.text.specials.mask)
+        rows.append([tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in (seen, true)])
+    return Rows(["what the model sees", "the text"], rows)
+
+
+@torch.no_grad()
+def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4) -> Rows:
+    """Held-out text with gaps, what was there, and what each model puts there.
+
+    A decoder is asked for each token with the true ones before it, as in training.
+    """
+    data: Any = splits.held_out
+    tokenizer, pieces, mask = data.text.tokenizer(), data.text.pieces, data.text.specials.mask
+    rows = []
+    for sample in _spread(data, count):
+        seen, true = _beginning(sample, mask)
+        gaps = _gaps(sample, len(true), mask)
+        batch = default_collate([sample])
+        guesses = [_logits(model.eval(), batch)[0, :, :pieces].argmax(dim=1) for model in models.values()]  # each [L]
+        filled = [" / ".join(tokenizer.decode(ids[gap].tolist()).strip() for gap in gaps) for ids in (true, *guesses)]
+        rows.append([tokenizer.decode(seen.tolist(), skip_special_tokens=False), *filled])
+    return Rows(["held-out text", "in the gaps", *models], rows)
+
+
+def _spread(data: Any, count: int) -> list[Batch]:
+    return [data[index * len(data) // count] for index in range(min(count, len(data)))]
+
+
+def _beginning(sample: Batch, mask: int) -> tuple[Tensor, Tensor]:
+    """(what is seen, what is true) of the first SHOWN_TOKENS tokens after the start token: two rows of ids."""
+    inputs, labels = sample["input_ids"], sample["labels"]
+    end = 1 + SHOWN_TOKENS
+    if "hidden" not in sample:
+        return inputs[1:end], torch.where(labels == IGNORED, inputs, labels)[1:end]
+    visible = int((sample["hidden"][:end] == 0).sum())
+    following = (inputs != mask).nonzero().flatten()[visible:]  # the encoder's text is shorter: a gap is one token
+    return inputs[1 : int(following[0]) if len(following) else None], labels[1:end]
+
+
+def _gaps(sample: Batch, count: int, mask: int) -> Sequence[slice]:
+    """The runs of masked tokens among the first `count` after the start token, as slices of the whole sample."""
+    masked = sample["hidden"].bool() if "hidden" in sample else sample["input_ids"] == mask
+    runs = itertools.groupby(range(1, 1 + count), key=lambda position: bool(masked[position]))
+    positions = [list(run) for is_masked, run in runs if is_masked]
+    return [slice(run[0], run[-1] + 1) for run in positions]

@@ -1,0 +1,59 @@
+"""BART-base, trained to write down a text of which it has seen a version with gaps.
+
+Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, Translation, and
+Comprehension", 2019; the model is transformers' at the sizes of bart-base, TorchBench's batch size. Text infilling is
+the only corruption: sentences stay in their order.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gallery_lib.optim import OptimizerSpec
+from gallery_lib.tasks.domains import language_modelling
+from gallery_lib.tasks.task import Task
+
+
+def build_model() -> nn.Module:
+    """6 encoder and 6 decoder layers of width 768 with random weights (transformers' default would be bart-large)."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    config = BartConfig(
+        vocab_size=50265,
+        d_model=768,
+        encoder_layers=6,
+        decoder_layers=6,
+        encoder_attention_heads=12,
+        decoder_attention_heads=12,
+        encoder_ffn_dim=3072,
+        decoder_ffn_dim=3072,
+        use_cache=False,
+    )
+    return BartForConditionalGeneration(config)
+
+
+TASK = Task(
+    name="hf_Bart",
+    title="BART",
+    domain="language",
+    batch_size=4,
+    sequence_length=512,
+    build_model=build_model,
+    data=language_modelling.infilled_text,
+    loss=language_modelling.loss,
+    metrics=language_modelling.metrics,
+    summary=language_modelling.summary,
+    chance=language_modelling.chance,
+    optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=1e-2),
+    data_examples=language_modelling.examples,
+    predictions=language_modelling.predictions,
+    parameters=139_420_416,
+    activation_bytes_per_sample=531_000_000,
+    # Multiply-adds of one token in and one out: 6 encoder layers of 4·768² + 2·768·3072 in linear layers and 2·512·768
+    # in attention, 6 decoder layers of 8·768² + 2·768·3072 and 4·512·768 (its own half, which is causal, counted
+    # whole), and 768·50265 in the head; ×2 FLOP, ×3 for forward and backward, ×512 tokens.
+    flops_per_sample=466e9,
+    where_time_goes="linear layers, two thirds of them in the twelve blocks, one quarter in the 50,265 logits of each token",
+    quick={"batch_size": 4, "sequence_length": 32, "rounds": 5, "block_steps": 4, "parity_steps": 2},
+    full={"batch_size": 32, "sequence_length": 512, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+)

@@ -1,0 +1,47 @@
+"""BERT-base, trained to fill in masked words.
+
+Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding", 2018; the model is
+transformers' with its default configuration, TorchBench's batch size. Masked language modelling alone, on one
+segment of packed text (as RoBERTa does it), without the next-sentence task.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gallery_lib.optim import OptimizerSpec
+from gallery_lib.tasks.domains import language_modelling
+from gallery_lib.tasks.task import Task
+
+
+def build_model() -> nn.Module:
+    """12 layers of width 768 with random weights; no attention mask is needed, since every sample is of full length."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig())
+
+
+TASK = Task(
+    name="hf_Bert",
+    title="BERT",
+    domain="language",
+    batch_size=4,
+    sequence_length=512,
+    build_model=build_model,
+    data=language_modelling.masked_text,
+    loss=language_modelling.loss,
+    metrics=language_modelling.metrics,
+    summary=language_modelling.summary,
+    chance=language_modelling.chance,
+    optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=1e-2),
+    data_examples=language_modelling.examples,
+    predictions=language_modelling.predictions,
+    parameters=109_514_298,
+    activation_bytes_per_sample=865_000_000,
+    # Multiply-adds of one token: 12 layers of 4·768² + 2·768·3072 in linear layers and 2·512·768 in attention, and
+    # 768² + 768·30522 in the head; ×2 FLOP, ×3 for forward and backward, ×512 tokens.
+    flops_per_sample=364e9,
+    where_time_goes="linear layers, four fifths of them in the twelve blocks, one fifth in the 30,522 logits of each token",
+    quick={"batch_size": 4, "sequence_length": 32, "rounds": 5, "block_steps": 4, "parity_steps": 2},
+    full={"batch_size": 32, "sequence_length": 512, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+)

@@ -1,0 +1,139 @@
+"""Speakers heard in pairs of utterances: the mock set, the data set, and what is said about unfit data."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gallery_lib.data.mock_speakers import SpeakerSpec, features, generate
+from gallery_lib.data.speakers import SpeakerPairs, refuse_common_speakers
+from gallery_lib.errors import InputError
+
+COMMAND = [sys.executable, str(Path(__file__).resolve().parents[2] / "data_prep" / "mock_speakers.py")]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six speakers to train on and three held out, with five utterances each. Not to be changed."""
+    folder = tmp_path_factory.mktemp("speakers") / "small"
+    generate(folder, SpeakerSpec(train=6, val=3, utterances=5, seed=2))
+    return folder
+
+
+def training(root: Path, frames: int = 20, seed: int = 0) -> SpeakerPairs:
+    return SpeakerPairs(root, "train", frames, 40, train=True, seed=seed)
+
+
+def items(data: SpeakerPairs, workers: int = 0) -> torch.Tensor:
+    return torch.cat([batch for batch, _ in DataLoader(data, 4, num_workers=workers)])
+
+
+def test_an_utterance_depends_on_seed_split_speaker_and_number_alone() -> None:
+    first = features(0, "train", 3, 1)
+    assert first.dtype == np.float32 and first.shape[1] == 40 and 120 <= len(first) <= 200
+    assert np.array_equal(first, features(0, "train", 3, 1))
+    for other in ((1, "train", 3, 1), (0, "val", 3, 1), (0, "train", 4, 1), (0, "train", 3, 2)):
+        assert not np.array_equal(first[:120], features(*other)[:120])
+
+
+def test_a_training_item_is_a_speaker_in_two_different_utterances(root: Path) -> None:
+    data = training(root, frames=120)
+    assert len(data) == 6 and data.speakers == [f"train-{i:05d}" for i in range(6)]
+    pair, label = data[4]
+    assert (pair.shape, pair.dtype, label) == ((2, 120, 40), torch.float32, 4)
+    mean, deviation = data.statistics
+    own = [(features(2, "train", 4, number) - mean) / deviation for number in range(5)]
+    found = []
+    for utterance in pair.numpy():
+        matches = [
+            n for n, whole in enumerate(own) for s in range(len(whole) - 119) if np.allclose(whole[s : s + 120], utterance, atol=1e-5)
+        ]
+        assert len(matches) == 1
+        found += matches
+    assert len(set(found)) == 2
+
+
+def test_items_are_normalised_by_the_training_utterances(root: Path) -> None:
+    train = training(root, frames=100)
+    values = torch.cat([items(train) for _ in range(3)])
+    assert abs(values.mean()) < 0.2 and abs(values.std() - 1) < 0.2
+    held_out = SpeakerPairs(root, "val", 100, 40, train=False, statistics=train.statistics)
+    mean, deviation = train.statistics
+    whole = features(2, "val", 0, 0)
+    start = (len(whole) - 100) // 2
+    assert np.allclose(held_out[0][0][0].numpy(), (whole[start : start + 100] - mean) / deviation, atol=1e-5)
+
+
+def test_crops_are_the_same_for_any_number_of_workers_and_others_in_another_epoch_or_seed(root: Path) -> None:
+    data = training(root)
+    first = items(data)
+    assert torch.equal(first, items(data, workers=2))
+    data.set_epoch(1)
+    second = items(data)
+    assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    data.set_epoch(0)
+    assert torch.equal(first, items(data)) and not torch.equal(first, items(training(root, seed=1)))
+
+
+def test_set_epoch_reaches_persistent_workers(root: Path) -> None:
+    data = training(root)
+    loader = DataLoader(data, 6, num_workers=1, persistent_workers=True)
+    seen = []
+    for epoch in (0, 1, 0):
+        data.set_epoch(epoch)
+        seen.append(next(iter(loader))[0])
+    assert torch.equal(seen[0], seen[2]) and not torch.equal(seen[0], seen[1])
+
+
+def test_held_out_items_are_all_pairs_of_each_speaker_always_the_same(root: Path) -> None:
+    data = SpeakerPairs(root, "val", 20, 40, train=False)
+    assert [data[i][1] for i in range(len(data))] == [0, 1, 2, 0, 1, 2]  # five utterances are two pairs
+    first = items(data)
+    data.set_epoch(3)
+    assert torch.equal(first, items(data))
+    assert len({tuple(values) for values in first[:, :, 0, 0].tolist()}) == 6
+
+
+def test_held_out_speakers_are_other_speakers(root: Path) -> None:
+    train, held_out = training(root), SpeakerPairs(root, "val", 20, 40, train=False)
+    refuse_common_speakers(train.speakers, held_out.speakers, root)
+    with pytest.raises(InputError, match="1 speakers are both in train/ and in val/.*val-00001"):
+        refuse_common_speakers([*train.speakers, "val-00001"], held_out.speakers, root)
+
+
+def test_a_speaker_with_one_utterance_is_named(root: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    lines = (copy / "train" / "manifest.tsv").read_text().splitlines(keepends=True)
+    (copy / "train" / "manifest.tsv").write_text("".join(lines[:7]))  # the header, five utterances of the first, one of the second
+    with pytest.raises(InputError, match=r"1 of 2 speakers in .* have fewer than 2 utterances.*train-00001 has 1"):
+        training(copy)
+
+
+def test_utterances_shorter_than_a_crop_do_not_count(root: Path) -> None:
+    with pytest.raises(InputError, match="utterances of 201 frames or more: train-00000 has 0.*smaller sequence_length"):
+        training(root, frames=201)
+
+
+def test_features_of_another_size_and_a_missing_folder_are_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"0\.npy has 40 values a frame; the model takes 80"):
+        SpeakerPairs(root, "train", 20, 80, train=True)
+    with pytest.raises(InputError, match=f"data_prep/mock_speakers.py --out {tmp_path}/none"):
+        training(tmp_path / "none")
+
+
+def test_the_command_makes_it_once_and_ends_with_0_or_2(tmp_path: Path) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        sizes = ("--train", "2", "--val", "2", "--utterances", "2", "--out", str(tmp_path / "made"))
+        return subprocess.run([*COMMAND, *sizes, *arguments], capture_output=True, text=True, timeout=60)
+
+    assert "made now" in run().stdout and "complete already" in run().stdout
+    other = run("--seed", "1")
+    assert other.returncode == 2 and "holds other mock data" in other.stderr and "Traceback" not in other.stderr
+    assert run("--utterances", "1").returncode == 2

@@ -1,0 +1,171 @@
+"""What is particular to the language-modelling tasks: their loss, metrics and examples, and what they ask of transformers."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from gallery_lib import tasks
+from gallery_lib.config import TrainConfig
+from gallery_lib.data import text, text_grammar
+from gallery_lib.errors import InputError
+from gallery_lib.measure.worker import _without_dropout
+from gallery_lib.report import examples
+from gallery_lib.tasks.domains import language_modelling
+from gallery_lib.tasks.task import Splits
+
+NAMES = ("hf_Bert", "hf_Bart")
+
+
+@pytest.fixture(scope="session")
+def text_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small tokenised text."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "files").mkdir()
+    (folder / "files" / "all.txt").write_text("\n\n".join(text_grammar.documents(count=8)))
+    return str(text.prepare(folder / "files", folder / "tokens").root)
+
+
+def splits(name: str, text_dir: str, length: int = 32) -> Splits:
+    return tasks.data_of(TrainConfig(model=name, sequence_length=length, data_dir=text_dir))
+
+
+class Knowing(nn.Module):
+    """Gives the true piece of every position the logit `logit` and all others 0; it is told by the test."""
+
+    def __init__(self, labels: Tensor, pieces: int, logit: float) -> None:
+        super().__init__()
+        self.table = logit * F.one_hot(labels.clamp(min=0), pieces).float()
+
+    def forward(self, **inputs: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.table)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary_and_one_that_knows_all_has_1(name: str, text_dir: str) -> None:
+    task, data = tasks.get(name), splits(name, text_dir)
+    batch = default_collate([data.held_out[index] for index in range(8)])
+    pieces = data.held_out.text.pieces  # type: ignore[attr-defined]
+    for logit, perplexity, accuracy in ((0.0, pieces, 0.0), (40.0, 1.0, 1.0)):
+        model = Knowing(batch["labels"], pieces, logit)
+        sums = task.metrics(model, batch)
+        assert task.summary is not None
+        metrics = task.summary({key: total.double() / count for key, (total, count) in sums.items()})
+        assert metrics["perplexity"] == pytest.approx(perplexity, rel=1e-4) and metrics["masked_accuracy"] == accuracy
+        assert float(task.loss(model, batch)) == pytest.approx(math.log(perplexity), abs=1e-4)
+    assert task.chance(data)["perplexity"] == pieces
+    assert 1 / pieces < task.chance(data)["masked_accuracy"] < 0.5
+
+
+def test_only_what_the_encoder_does_not_see_counts_for_bart(text_dir: str) -> None:
+    data = splits("hf_Bart", text_dir)
+    batch = default_collate([data.held_out[index] for index in range(8)])
+    model = Knowing(batch["labels"], data.held_out.text.pieces, 40.0)  # type: ignore[attr-defined]
+    model.table[batch["hidden"] == 1] = 0.0
+    hits, count = tasks.get("hf_Bart").metrics(model, batch)["masked_accuracy"]
+    assert int(hits) == 0 and count == int(batch["hidden"].sum()) == 8 * 9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_loss_keeps_float64_and_widens_bfloat16(name: str, text_dir: str) -> None:
+    data = splits(name, text_dir)
+    batch = default_collate([data.train[0]])
+    for dtype, expected in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
+        model = Knowing(batch["labels"], data.train.text.pieces, 1.0)  # type: ignore[attr-defined]
+        model.table = model.table.to(dtype)
+        assert tasks.get(name).loss(model, batch).dtype is expected
+
+
+@pytest.mark.parametrize(("name", "positions"), [("hf_Bert", 512), ("hf_Bart", 1024)])
+def test_samples_longer_than_the_model_has_positions_are_refused(name: str, positions: int, text_dir: str) -> None:
+    with pytest.raises(InputError, match=rf"sequence_length={positions + 1}: {name} has {positions} positions"):
+        splits(name, text_dir, positions + 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_that_does_not_exist_is_named(name: str) -> None:
+    with pytest.raises(InputError, match="/nowhere does not exist"):
+        splits(name, "/nowhere")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_show_the_text_with_and_without_gaps(name: str, text_dir: str) -> None:
+    task, data = tasks.get(name), splits(name, text_dir)
+    assert task.data_examples is not None
+    rows = task.data_examples(data).rows  # type: ignore[union-attr]
+    assert len(rows) == 4
+    for seen, true in rows:
+        assert "mask" in seen.lower() and "mask" not in true.lower() and len(true.split()) > 5
+        assert set(seen.lower().replace("[mask]", " ").replace("<mask>", " ").split()) & set(true.lower().split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predictions_fill_each_gap_with_what_the_model_takes_for_it(name: str, text_dir: str) -> None:
+    task, data = tasks.get(name), splits(name, text_dir)
+    held_out = data.held_out
+
+    class Oracle(nn.Module):
+        """Knows the sample it is asked about."""
+
+        def forward(self, input_ids: Tensor, **others: Tensor) -> SimpleNamespace:
+            samples = (held_out[index] for index in range(len(held_out)))  # type: ignore[arg-type]
+            sample = next(sample for sample in samples if torch.equal(sample["input_ids"], input_ids[0]))
+            pieces = held_out.text.pieces  # type: ignore[attr-defined]
+            return SimpleNamespace(logits=F.one_hot(sample["labels"].clamp(min=0), pieces + 7).float()[None])
+
+    assert task.predictions is not None
+    shown = task.predictions({"oracle": Oracle()}, data)
+    assert list(shown.header) == ["held-out text", "in the gaps", "oracle"]  # type: ignore[union-attr]
+    for seen, true, guessed in shown.rows:  # type: ignore[union-attr]
+        assert true == guessed and true and len(true.split(" / ")) <= seen.lower().count("mask")
+    assert examples.markdown(shown).count("\n") >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_building_a_model_prints_nothing_and_opens_no_connection(name: str, checkout: Path) -> None:
+    code = (
+        "import socket, torch\n"
+        "def refuse(*arguments): raise AssertionError('a connection was opened')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "from gallery_lib import tasks\n"
+        f"task = tasks.get({name!r})\n"
+        "import sys; assert 'transformers' not in sys.modules\n"
+        "with torch.device('meta'): model = task.build_model()\n"
+        "assert model.config._attn_implementation == 'sdpa'\n"
+        "assert model.config.vocab_size >= 8000\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    result = subprocess.run(
+        [sys.executable, "-W", "error::FutureWarning", "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_is_one_graph_and_without_dropout_the_same_twice(name: str, text_dir: str) -> None:
+    task = tasks.get(name)
+    torch.manual_seed(0)
+    model = task.build_model()
+    data = splits(name, text_dir, 8)
+    batch = default_collate([data.train[0], data.train[1]])
+    model.train()
+    assert float(task.loss(model, batch)) != float(task.loss(model, batch))
+    _without_dropout(model)
+    expected = task.loss(model, batch)
+    assert float(expected) == float(task.loss(model, batch))
+    expected.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.compile(backend="eager", fullgraph=True)
+    torch.testing.assert_close(task.loss(model, batch), expected.detach())
