@@ -110,8 +110,12 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         utterances = with_frames(utterances)
         if (found := shape(utterances[0])[1]) != FILTERS:
             raise InputError(f"{utterances[0].path} has {found} values a frame; speech recognition takes {FILTERS} log filter-bank values.")
-        self.characters = train.characters if train else Characters.of((tidy(u.label) for u in utterances), vocabulary_size, self.folder)
-        self.mean, self.deviation = (train.mean, train.deviation) if train else statistics(utterances)  # [80] each
+        self.characters: Characters = (
+            train.characters if train else Characters.of((tidy(u.label) for u in utterances), vocabulary_size, self.folder)
+        )
+        self.mean: np.ndarray  # [80], like the deviation
+        self.deviation: np.ndarray
+        self.mean, self.deviation = (train.mean, train.deviation) if train else statistics(utterances)
         self.pieces = _pieces(self.folder, utterances, sequence_length)
         self.lengths = [stacked_length(piece.stop - piece.start) for piece in self.pieces]
 

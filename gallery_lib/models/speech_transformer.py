@@ -143,7 +143,7 @@ class SpeechTransformer(nn.Module):
 
     def _memories(self, encoded: Tensor) -> list[KeysValues]:
         """What each decoder layer attends to."""
-        return [layer.attention_to_encoder.keys_values(encoded) for layer in self.decoder]
+        return [layer.attention_to_encoder.keys_values(encoded) for layer in self.decoder]  # type: ignore[union-attr, operator]
 
     def _decode(self, tokens: Tensor, memories: list[KeysValues], mask: Tensor) -> Tensor:
         """Tokens int64 [N, U] → [N, U, width]."""

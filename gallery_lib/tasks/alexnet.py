@@ -40,8 +40,8 @@ TASK = Task(
     predictions=classification.predictions,
     parameters=61_100_840,
     activation_bytes_per_sample=3_700_000,
-    flops_per_sample=4.28e9,  # 0.714 G multiply-adds forward (convolutions and linear layers), twice that backward, 2 operations each
-    where_time_goes="in the convolutions and the first linear layer; with small batches, in the optimizer's passes over 61 million parameters",
+    flops_per_sample=4.28e9,  # 0.714 G multiply-adds forward, twice that backward, 2 operations each
+    where_time_goes="in the convolutions and the first linear layer; at small batches, in the optimizer (61 million parameters)",
     quick={"batch_size": 32, "image_size": 96, "rounds": 6, "block_steps": 5, "parity_steps": 2},
     full={"batch_size": 128, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
 )

@@ -104,7 +104,7 @@ def test_held_out_items_are_all_pairs_of_each_speaker_always_the_same(root: Path
 def test_held_out_speakers_are_other_speakers(root: Path) -> None:
     train, held_out = training(root), SpeakerPairs(root, "val", 20, 40, train=False)
     refuse_common_speakers(train.speakers, held_out.speakers, root)
-    with pytest.raises(InputError, match="1 speakers are both in train/ and in val/.*val-00001"):
+    with pytest.raises(InputError, match=r"1 speakers are both in train/ and in val/.*val-00001"):
         refuse_common_speakers([*train.speakers, "val-00001"], held_out.speakers, root)
 
 
@@ -117,7 +117,7 @@ def test_a_speaker_with_one_utterance_is_named(root: Path, tmp_path: Path) -> No
 
 
 def test_utterances_shorter_than_a_crop_do_not_count(root: Path) -> None:
-    with pytest.raises(InputError, match="utterances of 201 frames or more: train-00000 has 0.*smaller sequence_length"):
+    with pytest.raises(InputError, match=r"utterances of 201 frames or more: train-00000 has 0.*smaller sequence_length"):
         training(root, frames=201)
 
 

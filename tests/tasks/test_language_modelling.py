@@ -21,7 +21,6 @@ from gallery_lib.data import text, text_grammar
 from gallery_lib.errors import InputError
 from gallery_lib.measure.worker import _without_dropout
 from gallery_lib.report import examples
-from gallery_lib.tasks.domains import language_modelling
 from gallery_lib.tasks.task import Splits
 
 NAMES = ("hf_Bert", "hf_Bart")
