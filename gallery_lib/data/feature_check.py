@@ -7,18 +7,20 @@ both splits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gallery_lib.data.feature_manifest import KaldiLabels, Utterance, check, list_utterances, statistics, with_frames
-from gallery_lib.data.speakers import by_speaker, refuse_common_speakers
+from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")
+PER_ITEM = 2  # utterances that a speaker is heard in at a time
 
 
 @dataclass(frozen=True)
 class FeatureSummary:
-    """What a checked folder holds: utterances, labels and hours (of 10 ms frames) by split, and how the values lie."""
+    """What a checked folder holds: utterances, different labels and frames by split, and how the values lie."""
 
     root: Path
     utterances: dict[str, int]
@@ -65,3 +67,29 @@ def check_features(
         float(mean.mean()),
         float(deviation.mean()),
     )
+
+
+def by_speaker(utterances: Sequence[Utterance], frames: int, where: Path) -> dict[str, list[Utterance]]:
+    """The utterances of at least `frames` frames, by speaker in order of their names; each speaker has two or more.
+
+    Raises InputError that names speakers with fewer, and the folder `where`.
+    """
+    result: dict[str, list[Utterance]] = {utterance.label: [] for utterance in sorted(utterances, key=lambda u: u.label)}
+    for utterance in with_frames(utterances):
+        if (utterance.frames or 0) >= frames:
+            result[utterance.label].append(utterance)
+    if few := [speaker for speaker, own in result.items() if len(own) < PER_ITEM]:
+        raise InputError(
+            f"{len(few)} of {len(result)} speakers in {where} have fewer than {PER_ITEM} utterances of {frames} frames or more: "
+            f"{few[0]} has {len(result[few[0]])}. A speaker is learned from pairs: remove these, or use a smaller sequence_length."
+        )
+    return result
+
+
+def refuse_common_speakers(train: Iterable[str], held_out: Iterable[str], root: Path | str) -> None:
+    """Raises InputError when a speaker is in both splits of `root`."""
+    if both := sorted(set(train) & set(held_out)):
+        raise InputError(
+            f"{len(both)} speakers are both in train/ and in val/ of {root}, {both[0]} for instance; "
+            "verification is measured on speakers that were never heard. Move each to one side."
+        )

@@ -8,7 +8,6 @@ of each of their values over the training utterances, so that any scale will do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,38 +16,12 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from gallery_lib.data import feature_manifest
-from gallery_lib.data.feature_manifest import Utterance, list_utterances, load, shape, with_frames
+from gallery_lib.data.feature_check import PER_ITEM, by_speaker
+from gallery_lib.data.feature_manifest import Utterance, list_utterances, load, shape
 from gallery_lib.errors import InputError
 
 MAKE_COMMAND = "python data_prep/mock_speakers.py --out {root}"
-PER_ITEM = 2
 Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
-
-
-def by_speaker(utterances: Sequence[Utterance], frames: int, where: Path) -> dict[str, list[Utterance]]:
-    """The utterances of at least `frames` frames, by speaker in order of their names; each speaker has two or more.
-
-    Raises InputError that names speakers with fewer, and the folder `where`.
-    """
-    result: dict[str, list[Utterance]] = {utterance.label: [] for utterance in sorted(utterances, key=lambda u: u.label)}
-    for utterance in with_frames(utterances):
-        if (utterance.frames or 0) >= frames:
-            result[utterance.label].append(utterance)
-    if few := [speaker for speaker, own in result.items() if len(own) < PER_ITEM]:
-        raise InputError(
-            f"{len(few)} of {len(result)} speakers in {where} have fewer than {PER_ITEM} utterances of {frames} frames or more: "
-            f"{few[0]} has {len(result[few[0]])}. A speaker is learned from pairs: remove these, or use a smaller sequence_length."
-        )
-    return result
-
-
-def refuse_common_speakers(train: Iterable[str], held_out: Iterable[str], root: Path | str) -> None:
-    """Raises InputError when a speaker is in both splits of `root`."""
-    if both := sorted(set(train) & set(held_out)):
-        raise InputError(
-            f"{len(both)} speakers are both in train/ and in val/ of {root}, {both[0]} for instance; "
-            "verification is measured on speakers that were never heard. Move each to one side."
-        )
 
 
 class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):

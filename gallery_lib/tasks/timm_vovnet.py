@@ -37,7 +37,7 @@ TASK = Task(
     loss=classification.loss,
     metrics=classification.metrics,
     chance=classification.chance,
-    optimizer=OptimizerSpec("SGD", lr=0.05, weight_decay=1e-4, arguments={"momentum": 0.9, "nesterov": True}),
+    optimizer=OptimizerSpec("SGD", lr=0.02, weight_decay=1e-4, arguments={"momentum": 0.9, "nesterov": True}),
     data_examples=classification.examples,
     predictions=classification.predictions,
     parameters=22_600_296,

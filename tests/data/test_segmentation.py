@@ -173,14 +173,18 @@ def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(DATA_PREP / command), *arguments], capture_output=True, text=True, timeout=60)
 
 
-def test_the_commands_make_and_check_and_end_with_0_or_2(tmp_path: Path) -> None:
+def test_the_command_makes_it_once_and_ends_with_0_or_2(tmp_path: Path) -> None:
     arguments = ("--train", "2", "--val", "1", "--out", str(tmp_path / "made"))
     made, again = run("mock_segmentation.py", *arguments), run("mock_segmentation.py", *arguments)
     assert made.returncode == again.returncode == 0 and "made now" in made.stdout and "complete already" in again.stdout
     other = run("mock_segmentation.py", *arguments, "--seed", "1")
     assert other.returncode == 2 and "holds other mock data" in other.stderr and "Traceback" not in other.stderr
     assert run("mock_segmentation.py", "--train", "0", "--out", str(tmp_path / "none")).returncode == 2
-    good = run("check_segmentation.py", str(tmp_path / "made"))
-    assert (good.returncode, good.stderr) == (0, "") and "2 train, 1 val images with masks; 3 read, all fine" in good.stdout
+
+
+@pytest.mark.slow
+def test_the_check_ends_with_0_or_2_and_one_message(root: Path, tmp_path: Path) -> None:
+    good = run("check_segmentation.py", str(root))
+    assert (good.returncode, good.stderr) == (0, "") and "5 train, 2 val images with masks; 7 read, all fine" in good.stdout
     bad = run("check_segmentation.py", str(tmp_path))
     assert bad.returncode == 2 and "has no train/images/ in it" in bad.stderr and "Traceback" not in bad.stderr

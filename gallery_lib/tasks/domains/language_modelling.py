@@ -116,9 +116,9 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4)
     rows = []
     for sample in _spread(data, count):
         seen, true = _beginning(sample, mask)
-        gaps = _gaps(sample, len(true), mask)
+        gaps = _gaps(sample, mask)
         batch = default_collate([sample])
-        guesses = [_logits(model.eval(), batch)[0, :, :pieces].argmax(dim=1) for model in models.values()]  # each [L]
+        guesses = [_logits(model.eval(), batch)[0, 1:, :pieces].argmax(dim=1) for model in models.values()]  # each [L − 1]
         filled = [" / ".join(tokenizer.decode(ids[gap].tolist()).strip() for gap in gaps) for ids in (true, *guesses)]
         rows.append([tokenizer.decode(seen.tolist(), skip_special_tokens=False), *filled])
     return Rows(["held-out text", "in the gaps", *models], rows)
@@ -139,9 +139,8 @@ def _beginning(sample: Batch, mask: int) -> tuple[Tensor, Tensor]:
     return inputs[1 : int(following[0]) if len(following) else None], labels[1:end]
 
 
-def _gaps(sample: Batch, count: int, mask: int) -> Sequence[slice]:
-    """The runs of masked tokens among the first `count` after the start token, as slices of the whole sample."""
-    masked = sample["hidden"].bool() if "hidden" in sample else sample["input_ids"] == mask
-    runs = itertools.groupby(range(1, 1 + count), key=lambda position: bool(masked[position]))
-    positions = [list(run) for is_masked, run in runs if is_masked]
-    return [slice(run[0], run[-1] + 1) for run in positions]
+def _gaps(sample: Batch, mask: int) -> Sequence[slice]:
+    """The runs of hidden tokens in what `_beginning` gives, as slices of the true ids."""
+    hidden = (sample["hidden"] == 1 if "hidden" in sample else sample["input_ids"] == mask)[1 : 1 + SHOWN_TOKENS].tolist()
+    runs = [list(run) for is_hidden, run in itertools.groupby(range(len(hidden)), key=hidden.__getitem__) if is_hidden]
+    return [slice(run[0], run[-1] + 1) for run in runs]
