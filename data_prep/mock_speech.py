@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make mock speech: filter banks of utterances in a made-up language, with transcripts, to train and measure with.
 
-    python data_prep/mock_speech.py                                    # 992 utterances, 78 MB, some seconds
+    python data_prep/mock_speech.py                                    # 980 utterances, 75 MB, some seconds
     python data_prep/mock_speech.py --characters 4230 --words 20000 --train 20000 --out my_speech    # nearer to Mandarin
 
 May be interrupted at any time: the folder appears when it is complete. Exit code 0: it is there; 1: writing failed;

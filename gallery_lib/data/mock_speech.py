@@ -1,6 +1,6 @@
 """Mock speech: filter banks that a made-up language would leave, to train and measure with.
 
-The language has characters, each spoken as an onset and a rime of fixed spectra, and words of two to four characters
+The language has characters, each spoken as an onset and a rime of fixed spectra, and words of one to four characters
 used as often as Zipf's law says. An utterance is a row of words; each character has a duration of its own, each
 utterance a speaker (spectral tilt, loudness, tempo) and noise. So a transcript follows from the signal. Durations and
 lengths are those of short Mandarin sentences: 480 frames of 10 ms and 15 characters on average.
