@@ -15,7 +15,7 @@ from small_tasks import LEARNING, MOVES, SMALL
 
 from gallery_lib import hardware, tasks
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.measure import reference
+from gallery_lib.measure import reference, worker
 from gallery_lib.train import Observer, Session, evaluate, train
 
 PARAMETERS = {
@@ -82,10 +82,10 @@ TWO_PROCESSES_TOLERANCE = 0.05
 @pytest.mark.slow
 @every_task
 def test_two_processes_train_as_one_does_with_the_same_global_batch(name: str, tmp_path: Path) -> None:
-    small = TrainConfig(model=name, seed=1, **SMALL[name])
-    losses = {}
-    for processes in (1, 2):
-        config = dataclasses.replace(small, batch_size=SMALL[name]["batch_size"] * 2 // processes, run_dir=str(tmp_path / f"{processes}"))
-        config = reference.configuration(config, 3)
-        losses[processes] = reference.run_reference(config, LaunchConfig(nproc_per_node=processes)).losses
-    assert losses[2] == pytest.approx(losses[1], rel=TWO_PROCESSES_TOLERANCE)
+    steps = 2
+    each = TrainConfig(model=name, seed=1, run_dir=str(tmp_path / "two"), **SMALL[name])
+    two = reference.run_reference(reference.configuration(each, steps), LaunchConfig(nproc_per_node=2)).losses
+    together = dataclasses.replace(each, batch_size=2 * SMALL[name]["batch_size"], run_dir=str(tmp_path / "one"), log_interval=1)
+    role = worker.Role("reference", None, 0, steps, reference.PROBE_BATCHES)
+    one = train(reference.configuration(together, steps), worker.Reference(role)).loss["curve"]
+    assert two == pytest.approx([loss for _, loss in one], rel=TWO_PROCESSES_TOLERANCE)
