@@ -19,24 +19,24 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 LEARNING: dict[str, dict[str, Any]] = {
-    "alexnet": {"batch_size": 32, "image_size": 64, "max_steps": 60},
+    "alexnet": {"batch_size": 32, "image_size": 64, "max_steps": 40},
     "resnet18": {"batch_size": 32, "image_size": 64, "max_steps": 40},
     "resnet50": {"batch_size": 16, "image_size": 64, "max_steps": 30},
-    "vgg16": {"batch_size": 16, "image_size": 32, "max_steps": 30},
+    "vgg16": {"batch_size": 8, "image_size": 32, "max_steps": 16},
     "timm_vovnet": {"batch_size": 16, "image_size": 64, "max_steps": 40},
     "timm_vision_transformer": {"batch_size": 32, "image_size": 64, "max_steps": 40},
     "pytorch_unet": {"batch_size": 2, "image_size": 64, "max_steps": 30},
-    "hf_Bart": {"batch_size": 4, "sequence_length": 32, "max_steps": 15},
-    "hf_Bert": {"batch_size": 4, "sequence_length": 32, "max_steps": 20},
+    "hf_Bart": {"batch_size": 2, "sequence_length": 16, "max_steps": 10},
+    "hf_Bert": {"batch_size": 2, "sequence_length": 16, "max_steps": 12},
     "speech_transformer": {"batch_size": 8, "sequence_length": 40, "max_steps": 50},
     "tts_angular": {"batch_size": 32, "sequence_length": 32, "max_steps": 30},
 }
 
 MOVES: dict[str, tuple[str, float]] = {
-    "alexnet": ("top1", 0.12),
+    "alexnet": ("top5", 0.4),
     "resnet18": ("top1", 0.2),
     "resnet50": ("top1", 0.12),
-    "vgg16": ("top5", 0.4),
+    "vgg16": ("top5", 0.2),
     "timm_vovnet": ("top1", 0.12),
     "timm_vision_transformer": ("top1", 0.12),
     "pytorch_unet": ("dice", 0.2),
