@@ -15,7 +15,6 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_filters_centred
-from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
@@ -28,20 +27,14 @@ def build_model() -> nn.Module:
     return model
 
 
-TASK = Task(
+TASK = classification.image_classifier(
     name="alexnet",
     title="AlexNet",
-    domain="computer vision",
     batch_size=128,
     image_size=224,
     build_model=build_model,
     data=functools.partial(classification.images, smallest=63),  # below, nothing is left after the last pooling
-    loss=classification.loss,
-    metrics=classification.metrics,
-    chance=classification.chance,
     optimizer=OptimizerSpec("AdamW", lr=1e-4, weight_decay=1e-2),
-    data_examples=classification.examples,
-    predictions=classification.predictions,
     parameters=61_100_840,
     activation_bytes_per_sample=3_700_000,
     flops_per_sample=4.28e9,  # 0.714 G multiply-adds forward, twice that backward, 2 operations each

@@ -11,7 +11,6 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import language_modelling
-from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
@@ -32,21 +31,14 @@ def build_model() -> nn.Module:
     return BartForConditionalGeneration(config)
 
 
-TASK = Task(
+TASK = language_modelling.language_model(
     name="hf_Bart",
     title="BART",
-    domain="language",
     batch_size=4,
     sequence_length=512,
     build_model=build_model,
     data=language_modelling.infilled_text,
-    loss=language_modelling.loss,
-    metrics=language_modelling.metrics,
-    summary=language_modelling.summary,
-    chance=language_modelling.chance,
     optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=1e-2),
-    data_examples=language_modelling.examples,
-    predictions=language_modelling.predictions,
     parameters=139_420_416,
     activation_bytes_per_sample=531_000_000,
     # Multiply-adds of one token in and one out: 6 encoder layers of 4·768² + 2·768·3072 in linear layers and 2·512·768

@@ -11,7 +11,6 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import language_modelling
-from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
@@ -21,21 +20,14 @@ def build_model() -> nn.Module:
     return BertForMaskedLM(BertConfig())
 
 
-TASK = Task(
+TASK = language_modelling.language_model(
     name="hf_Bert",
     title="BERT",
-    domain="language",
     batch_size=4,
     sequence_length=512,
     build_model=build_model,
     data=language_modelling.masked_text,
-    loss=language_modelling.loss,
-    metrics=language_modelling.metrics,
-    summary=language_modelling.summary,
-    chance=language_modelling.chance,
     optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=1e-2),
-    data_examples=language_modelling.examples,
-    predictions=language_modelling.predictions,
     parameters=109_514_298,
     activation_bytes_per_sample=865_000_000,
     # Multiply-adds of one token: 12 layers of 4·768² + 2·768·3072 in linear layers and 2·512·768 in attention, and

@@ -11,7 +11,6 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
-from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
@@ -23,20 +22,13 @@ def build_model() -> nn.Module:
     return model
 
 
-TASK = Task(
+TASK = classification.image_classifier(
     name="resnet18",
     title="ResNet-18",
-    domain="computer vision",
     batch_size=16,
     image_size=224,
     build_model=build_model,
-    data=classification.images,
-    loss=classification.loss,
-    metrics=classification.metrics,
-    chance=classification.chance,
     optimizer=OptimizerSpec("AdamW", lr=1e-3, weight_decay=1e-2),
-    data_examples=classification.examples,
-    predictions=classification.predictions,
     parameters=11_689_512,
     activation_bytes_per_sample=22_200_000,
     flops_per_sample=10.9e9,  # 1.81 G multiply-adds forward (convolutions and the last layer), twice that backward, 2 operations each

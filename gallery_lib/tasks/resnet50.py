@@ -12,7 +12,6 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
-from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
@@ -24,20 +23,13 @@ def build_model() -> nn.Module:
     return model
 
 
-TASK = Task(
+TASK = classification.image_classifier(
     name="resnet50",
     title="ResNet-50",
-    domain="computer vision",
     batch_size=32,
     image_size=224,
     build_model=build_model,
-    data=classification.images,
-    loss=classification.loss,
-    metrics=classification.metrics,
-    chance=classification.chance,
     optimizer=OptimizerSpec("AdamW", lr=1e-3, weight_decay=1e-2),
-    data_examples=classification.examples,
-    predictions=classification.predictions,
     parameters=25_557_032,
     activation_bytes_per_sample=86_000_000,
     flops_per_sample=24.5e9,

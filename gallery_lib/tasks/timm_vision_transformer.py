@@ -13,7 +13,6 @@ from torch import nn
 
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
-from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
@@ -26,20 +25,14 @@ def build_model() -> nn.Module:
     return timm.create_model("vit_small_patch16_224", pretrained=False, num_classes=1000, dynamic_img_size=True)
 
 
-TASK = Task(
+TASK = classification.image_classifier(
     name="timm_vision_transformer",
     title="Vision transformer ViT-S/16",
-    domain="computer vision",
     batch_size=32,
     image_size=224,
     build_model=build_model,
     data=functools.partial(classification.images, multiple_of=16),  # the side of a patch
-    loss=classification.loss,
-    metrics=classification.metrics,
-    chance=classification.chance,
     optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=5e-2),
-    data_examples=classification.examples,
-    predictions=classification.predictions,
     parameters=22_050_664,
     activation_bytes_per_sample=70_500_000,
     flops_per_sample=27.6e9,  # 4.60 G multiply-adds forward (products with weights, and attention), twice that backward, 2 operations each

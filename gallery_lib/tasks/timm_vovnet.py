@@ -12,7 +12,6 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
-from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
@@ -26,20 +25,13 @@ def build_model() -> nn.Module:
     return model
 
 
-TASK = Task(
+TASK = classification.image_classifier(
     name="timm_vovnet",
     title="VoVNet-39",
-    domain="computer vision",
     batch_size=32,
     image_size=224,
     build_model=build_model,
-    data=classification.images,
-    loss=classification.loss,
-    metrics=classification.metrics,
-    chance=classification.chance,
     optimizer=OptimizerSpec("SGD", lr=0.02, weight_decay=1e-4, arguments={"momentum": 0.9, "nesterov": True}),
-    data_examples=classification.examples,
-    predictions=classification.predictions,
     parameters=22_600_296,
     activation_bytes_per_sample=74_800_000,
     flops_per_sample=42.4e9,  # 7.07 G multiply-adds forward (convolutions and the last layer), twice that backward, 2 operations each

@@ -13,7 +13,6 @@ from torch import nn
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_filters_centred
-from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
@@ -26,20 +25,13 @@ def build_model() -> nn.Module:
     return model
 
 
-TASK = Task(
+TASK = classification.image_classifier(
     name="vgg16",
     title="VGG-16",
-    domain="computer vision",
     batch_size=64,
     image_size=224,
     build_model=build_model,
-    data=classification.images,
-    loss=classification.loss,
-    metrics=classification.metrics,
-    chance=classification.chance,
     optimizer=OptimizerSpec("AdamW", lr=5e-5, weight_decay=1e-2),
-    data_examples=classification.examples,
-    predictions=classification.predictions,
     parameters=138_357_544,
     activation_bytes_per_sample=73_400_000,
     flops_per_sample=92.8e9,  # 15.5 G multiply-adds forward (convolutions and linear layers), twice that backward, 2 operations each

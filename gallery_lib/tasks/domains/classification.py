@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.data.image_folder import ImageFolder
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.examples import Pictures
-from gallery_lib.tasks.task import Splits
+from gallery_lib.tasks.task import Splits, Task
 
 Batch = tuple[Tensor, Tensor]  # images float [N, 3, S, S], labels int64 [N]
 
@@ -84,3 +85,16 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8)
         for i, (guess, label) in enumerate(zip(guesses.tolist(), labels.tolist(), strict=True)):
             captions[i] += f"\n{title}: {data.classes[guess]} {'✓' if guess == label else '✗'}"
     return Pictures([image.numpy() for image, _ in chosen], captions, "held-out images and what the models take them for", columns=4)
+
+
+image_classifier = partial(
+    Task,
+    domain="computer vision",
+    data=images,
+    loss=loss,
+    metrics=metrics,
+    chance=chance,
+    data_examples=examples,
+    predictions=predictions,
+)
+"""An image classifier's Task, but for its name, model, sizes and optimizer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from gallery_lib.data import text
 from gallery_lib.data.text_masking import IGNORED, Hide, PackedText, infill, mask_tokens
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.examples import Rows
-from gallery_lib.tasks.task import Splits
+from gallery_lib.tasks.task import Splits, Task
 
 Batch = dict[str, Tensor]  # each int64 [N, L]; see data/text_masking.py for the fields
 
@@ -144,3 +145,16 @@ def _gaps(sample: Batch, mask: int) -> Sequence[slice]:
     hidden = (sample["hidden"] == 1 if "hidden" in sample else sample["input_ids"] == mask)[1 : 1 + SHOWN_TOKENS].tolist()
     runs = [list(run) for is_hidden, run in itertools.groupby(range(len(hidden)), key=hidden.__getitem__) if is_hidden]
     return [slice(run[0], run[-1] + 1) for run in runs]
+
+
+language_model = partial(
+    Task,
+    domain="language",
+    loss=loss,
+    metrics=metrics,
+    summary=summary,
+    chance=chance,
+    data_examples=examples,
+    predictions=predictions,
+)
+"""A language model's Task, but for its name, data, model, sizes and optimizer."""
