@@ -6,7 +6,7 @@ from typing import Any
 
 SMALL: dict[str, dict[str, Any]] = {
     "alexnet": {"batch_size": 4, "image_size": 64},
-    "resnet18": {"batch_size": 4, "image_size": 64},
+    "resnet18": {"batch_size": 8, "image_size": 64},
     "resnet50": {"batch_size": 4, "image_size": 64},
     "vgg16": {"batch_size": 2, "image_size": 32},
     "timm_vovnet": {"batch_size": 4, "image_size": 64},
