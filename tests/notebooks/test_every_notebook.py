@@ -47,7 +47,7 @@ def shown(code: list[Any]) -> tuple[str, list[Any]]:
 def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(
     checkout: Path, tmp_path: Path, kernel: dict[str, str], runs_dir: Path, name: str
 ) -> None:
-    processes = 2 if name == "resnet50" else 1  # on several is the same code for all, and takes as long again
+    processes = 2 if name == "tts_angular" else 1  # on several is the same code for all, and takes as long again
     code = executed(checkout, tmp_path, kernel, name, {**SMALL[name], **TURNS, "amp_level": "O0", "processes": processes})
     text, figures = shown(code)
     assert len(figures) >= 4
