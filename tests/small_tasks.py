@@ -22,7 +22,7 @@ LEARNING: dict[str, dict[str, Any]] = {
     "alexnet": {"batch_size": 32, "image_size": 64, "max_steps": 40},
     "resnet18": {"batch_size": 32, "image_size": 64, "max_steps": 40},
     "resnet50": {"batch_size": 16, "image_size": 64, "max_steps": 30},
-    "vgg16": {"batch_size": 8, "image_size": 32, "max_steps": 16},
+    "vgg16": {"batch_size": 8, "image_size": 32, "max_steps": 24},
     "timm_vovnet": {"batch_size": 16, "image_size": 64, "max_steps": 40},
     "timm_vision_transformer": {"batch_size": 32, "image_size": 64, "max_steps": 40},
     "pytorch_unet": {"batch_size": 2, "image_size": 64, "max_steps": 30},
