@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
+from gallery_lib.command import exit_code_of
 from gallery_lib.data.feature_check import check_features
 from gallery_lib.data.feature_manifest import KaldiLabels
-from gallery_lib.errors import GalleryError
 
 TASKS: dict[str, tuple[KaldiLabels, int, str]] = {  # Kaldi's file of labels, values a frame, what makes mock data
     "tts_angular": ("utt2spk", 40, "python data_prep/mock_speakers.py"),
@@ -35,15 +35,11 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="read the values of every utterance instead of some")
     args = parser.parse_args()
     labels, dims, make = TASKS[args.task]
-    try:
-        print(check_features(args.folder, labels, args.dims or dims, f"{make} --out {args.folder}", full=args.full))
-    except GalleryError as error:
-        print(f"check_features: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("check_features: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code_of(
+        lambda: print(check_features(args.folder, labels, args.dims or dims, f"{make} --out {args.folder}", full=args.full)),
+        error_prefix="check_features",
+        interrupted="check_features: interrupted",
+    )
 
 
 if __name__ == "__main__":

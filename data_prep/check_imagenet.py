@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
+from gallery_lib.command import exit_code_of
 from gallery_lib.data.folder_check import check_image_folder
-from gallery_lib.errors import GalleryError
 
 
 def main() -> int:
@@ -26,17 +26,13 @@ def main() -> int:
     parser.add_argument("--split", choices=["train", "val"], help="check this split alone")
     parser.add_argument("--full", action="store_true", help="decode every image instead of a few per class")
     args = parser.parse_args()
-    try:
+
+    def body() -> None:
         summary = check_image_folder(args.folder, args.split, args.full)
-    except GalleryError as error:
-        print(f"check_imagenet: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("check_imagenet: interrupted", file=sys.stderr)
-        return 130
-    counts = ", ".join(f"{count} {split}" for split, count in summary.images.items())
-    print(f"{summary.root}: {summary.classes} classes, {counts} images; {summary.decoded} read, all fine")
-    return 0
+        counts = ", ".join(f"{count} {split}" for split, count in summary.images.items())
+        print(f"{summary.root}: {summary.classes} classes, {counts} images; {summary.decoded} read, all fine")
+
+    return exit_code_of(body, error_prefix="check_imagenet", interrupted="check_imagenet: interrupted")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
+from gallery_lib.command import exit_code_of
 from gallery_lib.data.segmentation_check import check_segmentation_folder
-from gallery_lib.errors import GalleryError
 
 
 def main() -> int:
@@ -25,15 +25,11 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
     parser.add_argument("--full", action="store_true", help="read every image and mask instead of some")
     args = parser.parse_args()
-    try:
-        print(check_segmentation_folder(args.folder, args.full))
-    except GalleryError as error:
-        print(f"check_segmentation: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("check_segmentation: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code_of(
+        lambda: print(check_segmentation_folder(args.folder, args.full)),
+        error_prefix="check_segmentation",
+        interrupted="check_segmentation: interrupted",
+    )
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib import paths
+from gallery_lib.command import exit_code_of
 from gallery_lib.data.mock_imagenet import PRESETS, generate, verify
-from gallery_lib.errors import GalleryError
 
 
 def main() -> int:
@@ -38,23 +38,19 @@ def main() -> int:
     args = parser.parse_args()
 
     root = args.out or paths.data_dir("imagenet-small" if args.preset == "small" else args.preset)
-    try:
+
+    def body() -> int:
         if args.verify:
             return _verify(root)
         changes = {name: getattr(args, name) for name in ("classes", "train_per_class", "val_per_class", "seed")}
         spec = dataclasses.replace(PRESETS[args.preset], **{name: value for name, value in changes.items() if value is not None})
         done = generate(root, spec, args.workers)
-    except GalleryError as error:
-        print(f"mock_imagenet: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(f"mock_imagenet: interrupted; run it again to go on. Folder: {root}", file=sys.stderr)
-        return 130
-    if done.made:
-        print(f"{done.root}: {done.images} images, {done.made} of them made now in {done.seconds:.1f} s")
-    else:
-        print(f"{done.root}: {done.images} images, complete already")
-    return 0
+        made = f"{done.made} of them made now in {done.seconds:.1f} s" if done.made else "complete already"
+        print(f"{done.root}: {done.images} images, {made}")
+        return 0
+
+    interrupted = f"mock_imagenet: interrupted; run it again to go on. Folder: {root}"
+    return exit_code_of(body, error_prefix="mock_imagenet", interrupted=interrupted)
 
 
 def _verify(root: Path) -> int:

@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib import paths
+from gallery_lib.command import exit_code_of
 from gallery_lib.data.mock_segmentation import SegmentationSpec, generate
-from gallery_lib.errors import GalleryError
 
 
 def main() -> int:
@@ -29,15 +29,11 @@ def main() -> int:
     parser.add_argument("--val", type=int, default=SegmentationSpec.val, help="held-out images (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SegmentationSpec.seed, help="seed of all images (default: %(default)s)")
     args = parser.parse_args()
-    try:
-        print(generate(args.out, SegmentationSpec(args.train, args.val, args.seed)))
-    except GalleryError as error:
-        print(f"mock_segmentation: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("mock_segmentation: interrupted; nothing was left behind", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code_of(
+        lambda: print(generate(args.out, SegmentationSpec(args.train, args.val, args.seed))),
+        error_prefix="mock_segmentation",
+        interrupted="mock_segmentation: interrupted; nothing was left behind",
+    )
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib import paths
+from gallery_lib.command import exit_code_of
 from gallery_lib.data.mock_speakers import SpeakerSpec, generate
-from gallery_lib.errors import GalleryError
 
 
 def main() -> int:
@@ -30,15 +30,11 @@ def main() -> int:
     parser.add_argument("--utterances", type=int, default=SpeakerSpec.utterances, help="of each speaker (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SpeakerSpec.seed, help="seed of everything (default: %(default)s)")
     args = parser.parse_args()
-    try:
-        print(generate(args.out, SpeakerSpec(args.train, args.val, args.utterances, args.seed)))
-    except GalleryError as error:
-        print(f"mock_speakers: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("mock_speakers: interrupted; nothing was left behind", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code_of(
+        lambda: print(generate(args.out, SpeakerSpec(args.train, args.val, args.utterances, args.seed))),
+        error_prefix="mock_speakers",
+        interrupted="mock_speakers: interrupted; nothing was left behind",
+    )
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib import paths
+from gallery_lib.command import exit_code_of
 from gallery_lib.data.mock_speech import SpeechSpec, generate
-from gallery_lib.errors import GalleryError
 
 
 def main() -> int:
@@ -34,15 +34,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help=f"seed of language and utterances (default: {default.seed})")
     values = vars(parser.parse_args())
     root = values.pop("out") or paths.data_dir("speech-small")
-    try:
-        print(generate(root, dataclasses.replace(default, **{name: value for name, value in values.items() if value is not None})))
-    except GalleryError as error:
-        print(f"mock_speech: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(f"mock_speech: interrupted; {root} was not made", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code_of(
+        lambda: print(generate(root, dataclasses.replace(default, **{name: value for name, value in values.items() if value is not None}))),
+        error_prefix="mock_speech",
+        interrupted=f"mock_speech: interrupted; {root} was not made",
+    )
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
+from gallery_lib.command import exit_code_of
 from gallery_lib.data.text import prepare
-from gallery_lib.errors import GalleryError
 
 
 def main() -> int:
@@ -27,18 +27,14 @@ def main() -> int:
     parser.add_argument("--data_dir", "--data-dir", type=Path, help="folder of .txt files; default: English of Python's standard library")
     parser.add_argument("--out", type=Path, help="folder to write; default: where the gallery looks for this text")
     args = parser.parse_args()
-    try:
+
+    def body() -> None:
         done = prepare(args.data_dir, args.out)
-    except GalleryError as error:
-        print(f"text: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("text: interrupted; nothing was left behind", file=sys.stderr)
-        return 130
-    counts = "; ".join(f"{kind}: {count['train']:,} + {count['held_out']:,}" for kind, count in done.tokens.items())
-    state = f"made now in {done.seconds:.1f} s" if done.made else "complete already"
-    print(f"{done.root}: {done.source}; training and held-out tokens, {counts}; {state}")
-    return 0
+        counts = "; ".join(f"{kind}: {count['train']:,} + {count['held_out']:,}" for kind, count in done.tokens.items())
+        state = f"made now in {done.seconds:.1f} s" if done.made else "complete already"
+        print(f"{done.root}: {done.source}; training and held-out tokens, {counts}; {state}")
+
+    return exit_code_of(body, error_prefix="text", interrupted="text: interrupted; nothing was left behind")
 
 
 if __name__ == "__main__":

@@ -9,21 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from gallery_lib.command import exit_code_of
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
-from gallery_lib.errors import GalleryError, InputError, did_you_mean
+from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import parse_command_line
 
 
 def _guarded(body: Callable[[], None]) -> int:
-    try:
-        body()
-    except GalleryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted: every process of the run has been ended.", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code_of(body, error_prefix="error", interrupted="interrupted: every process of the run has been ended.")
 
 
 def launch_single_task(arguments: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FLOORS: dict[float, tuple[str, ...]] = {
-    0: ("errors", "options", "config", "paths", "hardware", "stats", "log", "clock", "results", "progress", "processes"),
+    0: ("errors", "options", "config", "paths", "hardware", "stats", "log", "clock", "results", "progress", "processes", "command"),
     1: ("compiler", "precision", "optim", "kernels", "comm", "data", "models"),
     1.5: ("acceleration",),  # made of the parts on floor 1, which do not know it
     2: ("tasks",),
