@@ -231,3 +231,15 @@ def options_table(cls: type) -> str:
         default = default_of(f)
         rows.append(f"| `{f.name}` | {'' if default is None else f'`{default}`'} | {f.metadata['unit']} | {f.metadata['help']} |")
     return "\n".join(rows)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Plain dataclasses of numbers
+
+
+def check_whole_numbers(values: Any, limits: Mapping[str, tuple[int, int]]) -> None:
+    """InputError for an attribute of `values` that is no whole number from the first to the second of its `limits`."""
+    for name, (minimum, maximum) in limits.items():
+        value = getattr(values, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise InputError(f"{name} is {value!r}; it must be a whole number from {minimum} to {maximum}.")

@@ -21,6 +21,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from gallery_lib.errors import InputError
+from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")
 JPEG_QUALITY = 96
@@ -43,15 +44,8 @@ class MockSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, minimum, maximum in (
-            ("classes", 2, MAX_CLASSES),
-            ("train_per_class", 1, 1_000_000),
-            ("val_per_class", 1, 1_000_000),
-            ("seed", 0, 2**63 - 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-                raise InputError(f"{name} is {value!r}; it must be a whole number from {minimum} to {maximum}.")
+        images = (1, 1_000_000)
+        check_whole_numbers(self, {"classes": (2, MAX_CLASSES), "train_per_class": images, "val_per_class": images, "seed": (0, 2**63 - 1)})
 
     def per_class(self, split: str) -> int:
         """Images per class in `split`."""

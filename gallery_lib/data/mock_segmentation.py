@@ -20,7 +20,7 @@ from PIL import Image
 
 from gallery_lib.data import mock_folder
 from gallery_lib.data.mock_render import draw, encode, ground
-from gallery_lib.errors import InputError
+from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")
 HEIGHT, WIDTH = 640, 959
@@ -38,9 +38,7 @@ class SegmentationSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, minimum, maximum in (("train", 1, 1_000_000), ("val", 1, 1_000_000), ("seed", 0, 2**63 - 1)):
-            if not minimum <= getattr(self, name) <= maximum:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be a whole number from {minimum} to {maximum}.")
+        check_whole_numbers(self, {"train": (1, 1_000_000), "val": (1, 1_000_000), "seed": (0, 2**63 - 1)})
 
 
 def render(seed: int, split: str, index: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gallery_lib.data import feature_manifest, mock_folder
-from gallery_lib.errors import InputError
+from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")
 DIMS = 40
@@ -39,9 +39,7 @@ class SpeakerSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, minimum, maximum in (("train", 2, 100_000), ("val", 2, 100_000), ("utterances", 2, 1000), ("seed", 0, 2**63 - 1)):
-            if not minimum <= getattr(self, name) <= maximum:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be a whole number from {minimum} to {maximum}.")
+        check_whole_numbers(self, {"train": (2, 100_000), "val": (2, 100_000), "utterances": (2, 1000), "seed": (0, 2**63 - 1)})
 
 
 def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.float32]:

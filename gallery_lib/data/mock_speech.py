@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gallery_lib.data import feature_manifest
 from gallery_lib.data.alignment import Cut, write_alignment
 from gallery_lib.data.mock_folder import Made, make
-from gallery_lib.errors import InputError
+from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")
 STYLE = 1  # version of the language: change it whenever utterance() would give another result for the same spec
@@ -45,16 +45,11 @@ class SpeechSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, minimum, maximum in (
-            ("characters", 2, 4230),
-            ("words", 2, 100_000),
-            ("train", 1, 1_000_000),
-            ("val", 1, 1_000_000),
-            ("seed", 0, 2**63 - 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-                raise InputError(f"{name} is {value!r}; it must be a whole number from {minimum} to {maximum}.")
+        utterances = (1, 1_000_000)
+        check_whole_numbers(
+            self,
+            {"characters": (2, 4230), "words": (2, 100_000), "train": utterances, "val": utterances, "seed": (0, 2**63 - 1)},
+        )
 
 
 @dataclass(frozen=True)
