@@ -27,7 +27,8 @@ WORKER = "gallery_lib.measure.worker"
 """The module that launched processes run."""
 
 
-DIGESTED_BATCHES = 4
+FIRST_BATCHES = 4
+"""Batches that a run keeps, to probe gradients on some and to show that all runs saw the same."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +66,22 @@ class Probing(Observer):
         self.role = role
         self.initial: dict[str, Tensor] = {}
         self.batches: list[Any] = []
-        self.digests: list[str] = []
 
     def model_built(self, model: nn.Module) -> None:
         _without_dropout(model)
         self.initial = probe.initial_state(model)
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
-        if len(self.batches) < self.role.probe_batches:
+        if step < FIRST_BATCHES:
             self.batches.append(batch)
-        if step < DIGESTED_BATCHES:
-            self.digests.append(probe.digest(batch))
 
     def probe(self, session: Session) -> None:
         """Run the probe and write what it found, from rank 0."""
-        result = probe.run_probe(session, self.initial, self.batches)
-        self.batches.clear()
+        result = probe.run_probe(session, self.initial, self.batches[: self.role.probe_batches])
         if session.log.rank == 0:
-            result |= {"weights": probe.digest(self.initial), "first_batches": self.digests}
+            result |= {"weights": probe.digest(self.initial), "first_batches": [probe.digest(batch) for batch in self.batches]}
             probe.save(result, session.log.run_dir / PROBE_FILE)
+        self.batches.clear()
 
     def after_training(self, session: Session) -> None:
         self.probe(session)
