@@ -120,7 +120,7 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     return result
 
 
-def your_settings(build_model: Callable[[], Any], batch_size_of_the_task: int) -> Settings:
+def your_settings(build_model: Callable[[], Any], batch_size: int) -> Settings:
     """Make a task of the cell that defines `build_model`, `loss` and `make_batch`, and settle the parameters for it.
 
     The cell's source is written to `task.py` in a new run directory, where the training processes import it from.
@@ -130,7 +130,7 @@ def your_settings(build_model: Callable[[], Any], batch_size_of_the_task: int) -
     if missing:
         raise InputError(f"the cell that defines build_model must define {' and '.join(missing)} as well.")
     path = paths.new_run_dir("your-model") / "task.py"
-    call = f"task_from(build_model, loss, make_batch, batch_size={batch_size_of_the_task})"
+    call = f"task_from(build_model, loss, make_batch, batch_size={batch_size})"
     path.write_text(f"{source}\n\nfrom gallery_lib.tasks.domains.own_functions import task_from\n\nTASK = {call}\n")
     return settings(f"{path}:TASK")
 
