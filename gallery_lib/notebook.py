@@ -188,14 +188,21 @@ def compare(settings: Settings, processes: int) -> Comparison:
 
 
 def compare_on_several(settings: Settings) -> Comparison | None:
-    """The same on all devices, in half as many turns and without evaluation; None where there is only one device."""
+    """The same on all devices, in half as many turns and without evaluation; None where there is only one device.
+
+    Each GPU takes a whole batch. Processes that share the cores of one CPU share the batch as well.
+    """
     if settings.processes == 1:
         return None
+    train = dataclasses.replace(settings.train, evaluate=False)
+    if hardware.device_type() == "cpu":
+        together, item = tasks.with_sizes(train).batch_size or 1, settings.task.samples_per_item
+        train = dataclasses.replace(train, batch_size=max(1, together // item // settings.processes) * item)
     fewer = dataclasses.replace(
         settings.compare, rounds=max(4, settings.compare.rounds // 2), block_steps=max(3, settings.compare.block_steps // 2)
     )
     launch = LaunchConfig(nproc_per_node=settings.processes)
-    return measure.compare_backend(dataclasses.replace(settings.train, evaluate=False), launch, fewer)
+    return measure.compare_backend(train, launch, fewer)
 
 
 def show_comparison(comparison: Comparison | None) -> None:
@@ -239,7 +246,8 @@ def show_scaling(one: Comparison, several: Comparison | None) -> None:
         rows.append([name, f"{alone:.1f} samples/s", f"{together:.1f} samples/s", f"{together / alone / n:.0%}"])
     note = ""
     if one.baseline.environment["device"] == "cpu":
-        note = "\n\nOne process already uses every CPU core; several share the same cores, so no gain is to be expected."
+        batches = f"{one.baseline.config['batch_size']} samples a step here, {several.baseline.config['batch_size']} a process there"
+        note = f"\n\nOne process already uses every CPU core; several share the same cores ({batches}), so no gain is to be expected."
     display_markdown(tables.markdown_table(rows) + note)
 
 

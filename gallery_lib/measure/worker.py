@@ -46,7 +46,7 @@ class Role:
         return {ROLE_VARIABLE: json.dumps(dataclasses.asdict(self))}
 
 
-def _without_dropout(model: nn.Module) -> None:
+def without_dropout(model: nn.Module) -> None:
     """Dropout draws different numbers in different backends, so it is off while parity is judged.
 
     Both the modules and the plain rates that models hand to functions (`self.dropout = 0.1`) are set to zero.
@@ -68,7 +68,7 @@ class Probing(Observer):
         self.batches: list[Any] = []
 
     def model_built(self, model: nn.Module) -> None:
-        _without_dropout(model)
+        without_dropout(model)
         self.initial = probe.initial_state(model)
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:

@@ -6,16 +6,21 @@ That baseline and backend compute the same training is tested with each task's n
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import two_processes
 from small_tasks import LEARNING, MOVES, SMALL
 
+import gallery_lib
 from gallery_lib import hardware, tasks
-from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.measure import reference, worker
+from gallery_lib.config import TrainConfig
+from gallery_lib.results import read_results
 from gallery_lib.train import Observer, Session, evaluate, train
 
 PARAMETERS = {
@@ -79,13 +84,25 @@ TWO_PROCESSES_TOLERANCE = 0.05
 """Relative difference of losses: batch norm takes its statistics, and a mean over tokens its count, per process."""
 
 
+@pytest.fixture(scope="module")
+def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder with each task's run on two processes, and what these printed."""
+    folder = tmp_path_factory.mktemp("two")
+    script = Path(two_processes.__file__)
+    root = Path(gallery_lib.__file__).parent.parent
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root}:{script.parent}", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    return folder, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 @every_task
-def test_two_processes_train_as_one_does_with_the_same_global_batch(name: str, tmp_path: Path) -> None:
-    steps = 2
-    each = TrainConfig(model=name, seed=1, run_dir=str(tmp_path / "two"), **SMALL[name])
-    two = reference.run_reference(reference.configuration(each, steps), LaunchConfig(nproc_per_node=2)).losses
-    together = dataclasses.replace(each, batch_size=2 * SMALL[name]["batch_size"], run_dir=str(tmp_path / "one"), log_interval=1)
-    role = worker.Role("reference", None, 0, steps, reference.PROBE_BATCHES)
-    one = train(reference.configuration(together, steps), worker.Reference(role)).loss["curve"]
-    assert two == pytest.approx([loss for _, loss in one], rel=TWO_PROCESSES_TOLERANCE)
+def test_two_processes_train_as_one_does_with_the_same_global_batch(name: str, tmp_path: Path, on_two_processes: tuple[Path, str]) -> None:
+    folder, printed = on_two_processes
+    assert (folder / name / "results.json").exists(), printed[-5000:]
+    two = read_results(folder / name)
+    each = two_processes.config(name, tmp_path)
+    one = train(dataclasses.replace(each, batch_size=2 * SMALL[name]["batch_size"], threads=hardware.cores()))
+    assert (two.world_size, one.world_size) == (2, 1)
+    assert [loss for _, loss in two.loss["curve"]] == pytest.approx([loss for _, loss in one.loss["curve"]], rel=TWO_PROCESSES_TOLERANCE)

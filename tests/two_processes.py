@@ -1,0 +1,37 @@
+"""Trains every task for two steps, one after another, in each process that torchrun starts: `two_processes.py FOLDER`.
+
+One start of the processes serves all tasks. A task that fails leaves no results, and the ones behind it are tried too.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+import without_dropout
+from small_tasks import SMALL
+
+from gallery_lib.comm import process_group
+from gallery_lib.config import TrainConfig
+from gallery_lib.processes import die_with_parent
+from gallery_lib.train import train
+
+
+def config(name: str, folder: Path) -> TrainConfig:
+    """Two steps of the task `name` at its small size."""
+    model = f"{Path(without_dropout.__file__)}:{name}"
+    return TrainConfig(
+        model=model, seed=1, max_steps=2, log_interval=1, workers=0, evaluate=False, run_dir=str(folder / name), **SMALL[name]
+    )
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    process_group.ensure_initialized()
+    process_group.leave = lambda: None  # every run leaves the group at its end; one group serves all here
+    for name in SMALL:
+        try:
+            train(config(name, Path(sys.argv[1])))
+        except Exception:
+            traceback.print_exc()

@@ -1,0 +1,24 @@
+"""Each task without dropout, as `--model tests/without_dropout.py:NAME`: what two runs draw at random would differ."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import nn
+
+from gallery_lib import tasks
+from gallery_lib.measure.worker import without_dropout
+from gallery_lib.tasks.task import Task
+
+
+def __getattr__(name: str) -> Task:
+    if name not in tasks.names():
+        raise AttributeError(name)
+    task = tasks.get(name)
+
+    def build_model() -> nn.Module:
+        model = task.build_model()
+        without_dropout(model)
+        return model
+
+    return dataclasses.replace(task, build_model=build_model)
