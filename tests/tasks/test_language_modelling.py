@@ -19,7 +19,7 @@ from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.data import text, text_grammar
 from gallery_lib.errors import InputError
-from gallery_lib.measure.worker import _without_dropout
+from gallery_lib.measure.worker import without_dropout
 from gallery_lib.report import examples
 from gallery_lib.tasks.task import Splits
 
@@ -161,7 +161,7 @@ def test_a_model_is_one_graph_and_without_dropout_the_same_twice(name: str, text
     batch = default_collate([data.train[0], data.train[1]])
     model.train()
     assert float(task.loss(model, batch).detach()) != float(task.loss(model, batch).detach())
-    _without_dropout(model)
+    without_dropout(model)
     expected = task.loss(model, batch)
     assert torch.equal(expected, task.loss(model, batch))
     expected.backward()
