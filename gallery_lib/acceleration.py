@@ -2,13 +2,15 @@
 
 Afterwards `model.device` exists, the loader yields batches on that device, sharded over the ranks of the run and
 reshuffled every epoch, gradients are averaged over ranks by the time `optimizer.step()` runs, and
-`model.state_dict()` has the plain model's keys. Each part is usable alone: `compiler.layout`, `compiler.backend`,
+`model.state_dict()` has the plain model's keys. `with model.no_sync():` around the first batches of an accumulation
+spares their communication, whether there are several processes or one. Each part is usable alone: `compiler.layout`, `compiler.backend`,
 `comm.ddp`, `data.device_loader`. Nothing global is patched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distribute
 from gallery_lib.compiler import allocator
 from gallery_lib.compiler.backend import compile_model
+from gallery_lib.compiler.first_call import announce_first_call
 from gallery_lib.compiler.layout import memory_format
 from gallery_lib.config import Config
 from gallery_lib.data.device_loader import DeviceLoader
@@ -32,7 +35,7 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
 
     Args:
         model: any module, on any device; it is changed in place and, with several processes, wrapped.
-        loader: a map-style DataLoader whose batch size is per process, or None.
+        loader: a DataLoader whose batch size is per process, or None.
         config: what to do; `Config()` when left out.
 
     Returns the model and a DeviceLoader (None without a loader). Raises InputError when the model has been through
@@ -40,10 +43,18 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
     """
     if hasattr(model, _TECHNIQUES):
         raise InputError("accelerate() was called twice on the same model. Call it once, and keep what it returned.")
+    if without_values := [name for name, p in model.named_parameters() if p.is_meta]:
+        raise InputError(
+            f"the model's parameter {without_values[0]} has no values (it is on the meta device). Load or initialise it first."
+        )
     config = config or Config()
     process_group.ensure_initialized()
+    process_group.ensure_group_of_one()
     device = process_group.device()
     done: dict[str, str] = {}
+    if config.compute.fp16 and device.type == "cpu":
+        done["precision"] = "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; bfloat16 is"
+        warnings.warn(f"accelerate(): {done['precision']}", stacklevel=2)
 
     layout = memory_format(model, config.memory)
     model.to(device)
@@ -51,21 +62,18 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
         model.to(memory_format=layout)
         done["layout"] = "channels_last"
     if config.memory.allocator:
-        if device.type == "cpu":
-            why_not = allocator.reason_not_applied() or "the process was not started by the launcher"
-            done["allocator"] = "glibc keeps large blocks" if allocator.active() else f"not applied: {why_not}"
-        else:
-            done["allocator"] = "torch's caching allocator (CUDA)"
+        done["allocator"] = allocator.apply() if device.type == "cpu" else "torch's caching allocator (CUDA)"
     if config.compiler.enabled:
         done["compiler"] = compile_model(model, config.compiler, device)
+        announce_first_call(model, done)
     if process_group.world_size() > 1 and any(p.requires_grad for p in model.parameters()):
         model = distribute(model, device)
     for module in {model, plain_module(model)}:
         object.__setattr__(module, _TECHNIQUES, done)
-    with contextlib.suppress(AttributeError):  # DDP has a `device` of its own, and so have Hugging Face models
-        if not hasattr(model, "device"):
-            model.device = device  # type: ignore[assignment]
-    return model, None if loader is None else DeviceLoader(loader, device, layout)
+    for name, value in {"device": device, "no_sync": contextlib.nullcontext}.items():
+        if not hasattr(model, name):  # DDP has both of its own, and Hugging Face models have a device
+            object.__setattr__(model, name, value)
+    return model, None if loader is None else DeviceLoader(loader, device, layout, config.loader)
 
 
 def techniques(model: nn.Module) -> dict[str, str]:

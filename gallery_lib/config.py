@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gallery_lib.options import option
+from gallery_lib.options import Settable, option
 
 _NO_LOSS_PARITY = (
     "it keeps half-precision weights, whose training is not the baseline's, and PyTorch has no such mode. Use O1 (autocast) or O0 (fp32)."
@@ -83,7 +83,7 @@ class CompareConfig:
 
 
 @dataclass
-class Compute:
+class Compute(Settable):
     """Precision, and own kernels."""
 
     fp16: bool = option(False, "the caller trains under float16 autocast (and a GradScaler of their own)")
@@ -92,7 +92,7 @@ class Compute:
 
 
 @dataclass
-class Compiler:
+class Compiler(Settable):
     """The compiler behind the accelerated backend."""
 
     enabled: bool = option(True, "compile the model")
@@ -101,7 +101,7 @@ class Compiler:
 
 
 @dataclass
-class Memory:
+class Memory(Settable):
     """Where tensors lie."""
 
     layout: Literal["auto", "contiguous", "channels_last"] = option(
@@ -113,12 +113,22 @@ class Memory:
 
 
 @dataclass
-class Config:
+class Loader(Settable):
+    """How batches come to the device."""
+
+    prefetch: int = option(2, "batches copied to the GPU ahead of their use", unit="batches", minimum=0)
+    buckets: tuple[int, ...] = option((), "lengths that batches are padded to; none: batches stay as they are", unit="tokens or frames")
+    pad_values: dict[str | int, float] = option(dict, "what fills the parts of a batch that have a length, by name or position")
+
+
+@dataclass
+class Config(Settable):
     """What `accelerate(model, loader, config)` does. `Config()` switches everything on that is known to help."""
 
     compute: Compute = option(Compute, "precision and kernels")
     compiler: Compiler = option(Compiler, "the compiler")
     memory: Memory = option(Memory, "memory layout and allocator")
+    loader: Loader = option(Loader, "the way of batches to the device")
 
     @staticmethod
     def plain() -> Config:

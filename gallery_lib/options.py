@@ -128,6 +128,22 @@ def checked(config: T) -> T:
     return from_mapping(type(config), dataclasses.asdict(config))  # type: ignore[call-overload]
 
 
+class Settable:
+    """Base of option dataclasses that are changed in place: a misspelt name or an impossible value is refused at once."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [f.name for f in fields(self)]  # type: ignore[arg-type]
+        where = type(self).__name__
+        if name not in known:
+            raise InputError(f"{where} has no option `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+        (inner,) = _alternatives(_type_of(type(self), name))
+        if inner in (int, float, bool, str) or typing.get_origin(inner) is Literal:
+            value = check_value(type(self), name, value)
+        elif not isinstance(value, typing.get_origin(inner) or inner):
+            raise InputError(f"{where}.{name}={value!r} must be a {(typing.get_origin(inner) or inner).__name__}.")
+        object.__setattr__(self, name, value)
+
+
 def to_mapping(config: Any) -> dict[str, Any]:
     """The options as plain values, as `config.json` holds them."""
     return dataclasses.asdict(config)

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +72,78 @@ def test_a_second_call_is_refused_for_the_baseline_too() -> None:
     once, _ = accelerate(model(), None, Config.plain())
     with pytest.raises(InputError, match="twice"):
         accelerate(once, None, Config.plain())
+
+
+def test_a_misspelt_option_or_an_impossible_value_is_refused_when_it_is_set() -> None:
+    config = Config()
+    with pytest.raises(InputError, match=r"Compute has no option `fp61`\. Did you mean `fp16`"):
+        config.compute.fp61 = True
+    with pytest.raises(InputError, match="prefetch=-1 must be at least 0"):
+        config.loader.prefetch = -1
+    with pytest.raises(InputError, match=r"Config\.loader=3 must be a Loader"):
+        config.loader = 3
+    with pytest.raises(InputError, match="layout='nhwc' must be auto or contiguous or channels_last"):
+        Config().memory.layout = "nhwc"
+
+
+def test_a_script_may_ask_for_its_rank_when_it_runs_alone() -> None:
+    accelerate(model(), None, Config.plain())
+    assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (0, 1)
+
+
+def test_float16_on_a_cpu_is_said_to_be_fp32() -> None:
+    config = Config.plain()
+    config.compute.fp16 = True
+    with pytest.warns(UserWarning, match="float16 was asked for, and this run is on the CPU"):
+        changed, _ = accelerate(model(), None, config)
+    assert techniques(changed)["precision"].startswith("fp32")
+
+
+def test_a_model_without_values_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"parameter weight has no values \(it is on the meta device\)"):
+        accelerate(nn.Linear(2, 2, device="meta"), None, Config.plain())
+
+
+def test_an_optimizer_made_before_goes_on_working() -> None:
+    plain = model()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    changed, _ = accelerate(plain, None, Config.plain())
+    before = changed[0].weight.detach().clone()
+    changed(torch.randn(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(changed[0].weight, before)
+
+
+def test_a_model_of_buffers_only_and_one_with_frozen_parameters_pass_through() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("factor", torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    scale, _ = accelerate(Scale(), None, Config.plain())
+    assert scale(torch.ones(2)).tolist() == [2.0, 2.0]
+    frozen = model()
+    frozen[0].requires_grad_(False)
+    changed, _ = accelerate(frozen, None, Config.plain())
+    changed(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert changed[0].weight.grad is None and changed[4].weight.grad is not None
+
+
+def test_no_sync_is_there_also_on_one_process() -> None:
+    changed, _ = accelerate(model(), None, Config.plain())
+    with changed.no_sync():
+        changed(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert changed[0].weight.grad is not None
+
+
+def test_the_state_dict_is_read_back_with_weights_only(tmp_path: Path) -> None:
+    changed, _ = accelerate(model(), None, Config.plain())
+    torch.save(changed.state_dict(), tmp_path / "weights.pt")
+    fresh = model()
+    fresh.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
 
 
 def test_an_unknown_compiler_backend_is_named() -> None:

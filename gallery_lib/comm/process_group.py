@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,15 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
         )
 
 
+def ensure_group_of_one() -> None:
+    """A group for a run of one process, so that scripts may ask `torch.distributed` for their rank also when alone."""
+    if world_size() > 1 or not dist.is_available() or dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend=backend, store=dist.HashStore(), rank=0, world_size=1)
+    atexit.register(leave)
+
+
 def leave() -> None:
     """Leave the process group, if this process is in one."""
     if dist.is_initialized():
@@ -52,6 +62,15 @@ def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """`values` added up over all ranks, in place; unchanged in a run of one process."""
     if dist.is_initialized():
         dist.all_reduce(values)
+    return values
+
+
+def all_ranks(value: T) -> list[T]:
+    """Every rank's `value`, by rank, on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
     return values
 
 

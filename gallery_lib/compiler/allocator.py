@@ -1,12 +1,14 @@
 """The host allocator: keep large blocks instead of giving them back to the kernel every step.
 
 glibc maps a block above its threshold afresh each time and unmaps it when freed, so every training step pays page
-faults for every activation. With the thresholds raised, and huge pages on, the same pages are used again. The
-tunables are read when a process starts: hence environment variables for processes that the launcher starts.
+faults for every activation. With the thresholds raised, and huge pages on, the same pages are used again. Tunables
+are read when a process starts: hence environment variables for processes that the launcher starts. In any other
+process the thresholds, though not the huge pages, are set while it runs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 
@@ -15,6 +17,9 @@ _TUNABLES = {
     "glibc.malloc.trim_threshold": str(16 * 2**30),
     "glibc.malloc.hugetlb": "1",
 }
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""mallopt's parameters, from malloc.h."""
 
 
 def reason_not_applied() -> str | None:
@@ -42,3 +47,15 @@ def environment() -> dict[str, str]:
 def active() -> bool:
     """Whether this process was started with the tunables."""
     return "glibc.malloc.mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")
+
+
+def apply() -> str:
+    """Make this process keep large blocks, if it does not yet, and say in a line what was done, or why not."""
+    if reason := reason_not_applied():
+        return f"not applied: {reason}"
+    if active():
+        return "glibc keeps large blocks"
+    library = ctypes.CDLL(None)
+    # mallopt takes an int, so 2 GiB is the most; 1 is success.
+    kept = all(library.mallopt(parameter, 2**31 - 1) == 1 for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
+    return "glibc keeps large blocks (set at run time, without huge pages)" if kept else "not applied: glibc refused the thresholds"

@@ -1,0 +1,57 @@
+"""What the user is told about compilation: that it is going on, and where it had to break the graph.
+
+A compiled model compiles at its first call, for half a minute or so, in silence; and where Dynamo cannot follow the
+code (a branch on a value, say) it compiles the pieces and runs the rest as it is, in silence too. Both are said here:
+the wait when it begins, the breaks when they are known, once per model.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+from torch import nn
+
+from gallery_lib.comm import process_group
+
+PATIENCE_SECONDS = 2.0
+"""A first call that took less than this came from the cache, and is not worth a line."""
+
+
+def _breaks() -> dict[str, int]:
+    """Graph breaks that Dynamo has counted in this process so far, by reason."""
+    from torch._dynamo.utils import counters
+
+    # Newer releases count the reasons as `unimplemented`, older ones as `graph_break`.
+    return {**counters["unimplemented"], **counters["graph_break"]}
+
+
+def _say(message: str) -> None:
+    if process_group.rank() == 0:
+        print(message, file=sys.stderr, flush=True)
+
+
+def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> None:
+    """Have `model`, compiled in place, say what its first call does; graph breaks are added to `done["graph breaks"]`."""
+    compiled: Any = model._compiled_call_impl
+    name = type(model).__name__
+
+    def first_call(*args: Any, **kwargs: Any) -> Any:
+        model._compiled_call_impl = compiled
+        before, began = _breaks(), time.monotonic()
+        _say(f"compiling {name}: usually 20 to 60 s, afterwards from the cache")
+        result = compiled(*args, **kwargs)
+        seconds = time.monotonic() - began
+        found = {reason: count - before.get(reason, 0) for reason, count in _breaks().items() if count > before.get(reason, 0)}
+        if found:
+            reason = next(iter(found)).strip().splitlines()[0]
+            done["graph breaks"] = f"{sum(found.values())}: {reason}" + (" and others" if len(found) > 1 else "")
+        if seconds > PATIENCE_SECONDS:
+            _say(f"compiled {name}'s forward pass in {seconds:.0f} s")
+        if found:
+            _say(f"{name} is not one graph; the parts between the breaks are compiled: {done['graph breaks']}")
+        return result
+
+    model._compiled_call_impl = first_call

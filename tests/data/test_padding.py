@@ -1,0 +1,51 @@
+"""Padding to buckets: few shapes, nothing else changed, and clear words about what cannot be padded."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gallery_lib.config import Loader
+from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.data.padding import pad_to_bucket
+from gallery_lib.errors import InputError
+
+BUCKETS = (8, 4, 16)
+
+
+@pytest.mark.parametrize(("length", "padded"), [(1, 4), (4, 4), (5, 8), (16, 16), (17, 17)])
+def test_a_batch_gets_the_smallest_bucket_that_holds_it(length: int, padded: int) -> None:
+    ids = torch.arange(1, 2 * length + 1).reshape(2, length)
+    batch = pad_to_bucket({"ids": ids, "labels": ids, "n": 3}, BUCKETS, {"ids": 0, "labels": -100})
+    assert batch["ids"].shape == batch["labels"].shape == (2, padded)
+    assert torch.equal(batch["ids"][:, :length], ids)
+    assert (batch["ids"][:, length:] == 0).all() and (batch["labels"][:, length:] == -100).all()
+    assert batch["n"] == 3
+
+
+def test_parts_of_different_length_share_the_bucket_of_the_longest() -> None:
+    batch = pad_to_bucket([torch.ones(2, 5, 3), torch.ones(2, 2)], BUCKETS, {0: 0.5, 1: 7})
+    assert [tuple(part.shape) for part in batch] == [(2, 8, 3), (2, 8)]
+    assert (batch[0][:, 5:] == 0.5).all()
+
+
+def test_named_tuples_and_tuples_keep_their_type() -> None:
+    Pair = namedtuple("Pair", "x y")
+    assert type(pad_to_bucket(Pair(torch.ones(1, 3), torch.ones(1)), BUCKETS, {0: 0})) is Pair
+    assert type(pad_to_bucket((torch.ones(1, 3), torch.ones(1)), BUCKETS, {0: 0})) is tuple
+
+
+def test_what_is_not_there_or_has_no_length_is_named() -> None:
+    with pytest.raises(InputError, match=r"'idz'; the batch has 'ids'"):
+        pad_to_bucket({"ids": torch.ones(1, 3)}, BUCKETS, {"idz": 0})
+    with pytest.raises(InputError, match="'labels', which is no tensor with a batch and a length"):
+        pad_to_bucket({"ids": torch.ones(1, 3), "labels": torch.ones(3)}, BUCKETS, {"ids": 0, "labels": 0})
+
+
+def test_a_loader_of_variable_length_yields_only_the_shapes_of_the_buckets() -> None:
+    items = [torch.ones(length) for length in range(1, 17)]
+    loader = DataLoader(items, batch_size=2, collate_fn=lambda group: {"x": torch.nn.utils.rnn.pad_sequence(group, batch_first=True)})  # type: ignore[arg-type]
+    options = Loader(buckets=BUCKETS, pad_values={"x": 0.0})
+    shapes = {tuple(batch["x"].shape) for batch in DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, options)}
+    assert shapes == {(2, 4), (2, 8), (2, 16)}

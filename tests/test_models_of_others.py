@@ -1,0 +1,89 @@
+"""accelerate() on models that are not ours: the same loss and gradients as without it, and graph breaks are reported."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gallery_lib import accelerate
+from gallery_lib.acceleration import techniques
+
+
+def gpt2() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Hugging Face's GPT-2 with two small layers, without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=100, n_positions=16, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    ids = torch.randint(100, (2, 16))
+    return GPT2LMHeadModel(config), lambda model: model(input_ids=ids, labels=ids).loss
+
+
+def convnext() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """torchvision's ConvNeXt with two narrow stages."""
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    images, labels = torch.randn(2, 3, 32, 32), torch.tensor([1, 2])
+    model = ConvNeXt([CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 1)], num_classes=10, stochastic_depth_prob=0.0, layer_scale=1.0)
+    return model, lambda network: F.cross_entropy(network(images), labels)
+
+
+class Tagger(nn.Module):
+    """An LSTM over embedded tokens with a tag for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm, self.out = nn.Embedding(50, 16), nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.lstm(self.embed(ids))[0])
+
+
+def lstm() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    ids, tags = torch.randint(50, (3, 7)), torch.randint(5, (3, 7))
+    return Tagger(), lambda model: F.cross_entropy(model(ids).flatten(0, 1), tags.flatten())
+
+
+class Branching(nn.Module):
+    """Takes another layer when the values say so: no single graph can hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.one(x)) if x.sum() > 0 else torch.relu(self.other(x))
+
+
+def branching() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    x = torch.randn(4, 8).abs()
+    return Branching(), lambda model: (model(x) + model(-x)).sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [gpt2, convnext, lstm, branching])
+def test_an_accelerated_model_computes_the_same_gradients(build: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    plain, loss_of = build()
+    keys = list(plain.state_dict())
+    accelerated, _ = accelerate(copy.deepcopy(plain))
+    losses = [loss_of(model) for model in (plain, accelerated)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
+    for loss in losses:
+        loss.backward()
+    for (name, ours), theirs in zip(accelerated.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    assert list(accelerated.state_dict()) == keys
+    said = capfd.readouterr().err
+    assert f"compiling {type(plain).__name__}: usually 20 to 60 s" in said
+    breaks = techniques(accelerated).get("graph breaks")
+    if build is branching:
+        assert breaks and breaks.startswith("1: ") and "ata-dependent" in breaks
+        assert "Branching is not one graph" in said
+    if build is convnext:
+        assert breaks is None and "not one graph" not in said

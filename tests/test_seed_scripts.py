@@ -1,0 +1,92 @@
+"""Scripts written for `torchacc` run with the import line changed and nothing else: alone, and on two processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import time
+import torch
+import gallery_lib as torchacc
+import torchvision
+batch_size = 8
+log_steps = 1
+inputs = torch.randn(32, 3, 32, 32)
+labels = torch.randint(0, 100, (32,))
+dataset = torch.utils.data.TensorDataset(inputs, labels)
+train_loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, shuffle=True, num_workers=4)
+model = torchvision.models.resnet18()
+num_ftrs = model.fc.in_features
+model.fc = torch.nn.Linear(num_ftrs, 100)
+"""
+PLAIN = "model, train_loader = torchacc.accelerate(model, train_loader)"
+FP16 = "config = torchacc.Config()\nconfig.compute.fp16 = True\nmodel, train_loader = torchacc.accelerate(model, train_loader, config)"
+LOOP = """
+device = model.device
+criterion = torch.nn.CrossEntropyLoss()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+{scaler}
+for epoch in range(2):
+    model.train()
+    start_time = time.time()
+    for i, (inputs, labels) in enumerate(train_loader, 1):
+        optimizer.zero_grad()
+{step}
+        if i % log_steps == 0{rank_0}:
+            iteration_time = time.time() - start_time
+            throughputs = batch_size * log_steps / iteration_time{times_world}
+            print(f'Epoch: {{epoch}}, Step: {{i}}, Loss: {{loss:.4f}}, Throughputs: {{throughputs:.4f}} samples/s', flush=True)
+            start_time = time.time()
+"""
+FP32_STEP = """
+        outputs = model(inputs)
+        loss = criterion(outputs, labels)
+        loss.backward()
+        optimizer.step()
+"""
+AMP_STEP = """
+        with torch.cuda.amp.autocast(dtype=torch.float16):
+            outputs = model(inputs)
+            loss = criterion(outputs, labels)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+ON_RANK_0 = {"rank_0": " and torch.distributed.get_rank() == 0", "times_world": " * torch.distributed.get_world_size()"}
+SCRIPTS = {
+    "single": HEAD + PLAIN + LOOP.format(scaler="", step=FP32_STEP, rank_0="", times_world=""),
+    "data_parallel": HEAD + PLAIN + LOOP.format(scaler="", step=FP32_STEP, **ON_RANK_0),
+    "amp": HEAD + FP16 + LOOP.format(scaler="scaler = torch.cuda.amp.GradScaler()", step=AMP_STEP, **ON_RANK_0),
+}
+BATCHES = 4
+
+
+def steps_printed(command: list[str], checkout: Path) -> list[tuple[int, int]]:
+    """(epoch, step) of each line that the script printed."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.replace(",", "").split() for line in done.stdout.splitlines() if line.startswith("Epoch:")]
+    return [(int(words[1]), int(words[3])) for words in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(SCRIPTS))
+def test_a_script_runs_alone(name: str, tmp_path: Path, checkout: Path) -> None:
+    script = tmp_path / f"{name}.py"
+    script.write_text(SCRIPTS[name])
+    assert steps_printed([sys.executable, str(script)], checkout) == [(e, s) for e in range(2) for s in range(1, BATCHES + 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["data_parallel", "amp"])
+def test_on_two_processes_an_epoch_has_half_the_steps(name: str, tmp_path: Path, checkout: Path) -> None:
+    script = tmp_path / f"{name}.py"
+    script.write_text(SCRIPTS[name])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    assert steps_printed(torchrun, checkout) == [(e, s) for e in range(2) for s in range(1, BATCHES // 2 + 1)]
