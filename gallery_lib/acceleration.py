@@ -26,6 +26,8 @@ from gallery_lib.compiler.layout import memory_format
 from gallery_lib.config import Config
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
+from gallery_lib.tune.candidates import Candidate
+from gallery_lib.tune.first_batch import tune_at_first_step
 
 _TECHNIQUES = "gallery_techniques"
 
@@ -63,7 +65,10 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
         done["layout"] = "channels_last"
     if config.memory.allocator:
         done["allocator"] = allocator.apply() if device.type == "cpu" else "torch's caching allocator (CUDA)"
-    if config.compiler.enabled:
+    batches = None if loader is None else DeviceLoader(loader, device, layout, config.loader)
+    if config.tune.enabled:
+        tune_at_first_step(model, config, device, done, lambda candidate: _follow(candidate, done, batches))
+    elif config.compiler.enabled:
         done["compiler"] = compile_model(model, config.compiler, device)
         announce_first_call(model, done)
     if process_group.world_size() > 1 and any(p.requires_grad for p in model.parameters()):
@@ -73,7 +78,14 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
     for name, value in {"device": device, "no_sync": contextlib.nullcontext}.items():
         if not hasattr(model, name):  # DDP has both of its own, and Hugging Face models have a device
             object.__setattr__(model, name, value)
-    return model, None if loader is None else DeviceLoader(loader, device, layout, config.loader)
+    return model, batches
+
+
+def _follow(candidate: Candidate, done: dict[str, str], batches: DeviceLoader | None) -> None:
+    """What else changes with the candidate that was chosen: how batches are laid out, and what is said of the techniques."""
+    done |= {"layout": candidate.layout, "compiler": candidate.backend or "none: eager"}
+    if batches is not None:
+        batches.memory_format = candidate.memory_format
 
 
 def techniques(model: nn.Module) -> dict[str, str]:

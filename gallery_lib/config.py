@@ -27,6 +27,7 @@ class TrainConfig:
     model: str = option("resnet50", "task to train: a name from `gallery list`, or FILE.py:NAME for a task of your own")
     compiler_opt: bool = option(False, "switch the accelerated backend on")
     kernels: bool = option(True, "own CUDA kernels, inside the accelerated backend")
+    tune: bool = option(False, "inside the accelerated backend, choose layout and compiler by measurement at the first step")
     amp_level: Literal["O0", "O1"] = option(
         "O0",
         "O0 is fp32; O1 is autocast, with gradient scaling where the dtype is fp16",
@@ -122,6 +123,17 @@ class Loader(Settable):
 
 
 @dataclass
+class Tune(Settable):
+    """Choice by measurement, at the first training step."""
+
+    enabled: bool = option(False, "let candidates take turns on the first batch and use the fastest that computes the same")
+    rounds: int = option(6, "turns that each candidate gets", unit="turns", minimum=4)
+    block_steps: int = option(3, "forward and backward passes in a turn; the first is not counted", unit="passes", minimum=2)
+    confidence: float = option(0.99, "confidence level of a candidate's gain", minimum=0.5, maximum=0.9999)
+    keep: bool = option(True, "keep the choice in a file, and use it next time")
+
+
+@dataclass
 class Config(Settable):
     """What `accelerate(model, loader, config)` does. `Config()` switches everything on that is known to help."""
 
@@ -129,6 +141,7 @@ class Config(Settable):
     compiler: Compiler = option(Compiler, "the compiler")
     memory: Memory = option(Memory, "memory layout and allocator")
     loader: Loader = option(Loader, "the way of batches to the device")
+    tune: Tune = option(Tune, "choice by measurement")
 
     @staticmethod
     def plain() -> Config:
@@ -145,6 +158,7 @@ def backend_config(config: TrainConfig) -> Config:
     """The accelerate() configuration that a training run asks for."""
     result = Config() if config.compiler_opt else Config.plain()
     result.compute.kernels = config.compiler_opt and config.kernels
+    result.tune.enabled = config.compiler_opt and config.tune
     return result
 
 

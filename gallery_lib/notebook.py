@@ -21,6 +21,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.measure import compare as measure
 from gallery_lib.measure.compare import Comparison
 from gallery_lib.report import examples, plots, tables
+from gallery_lib.table import markdown_table
 from gallery_lib.tasks.examples import Examples, Rows
 from gallery_lib.tasks.task import Task
 from gallery_lib.train import WEIGHTS_FILE
@@ -116,7 +117,7 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
         for name in ("amp_level", "batch_size", "image_size", "sequence_length", "rounds", "block_steps", "data_dir", "seed")
         if shown.get(name) is not None
     ]
-    display_markdown(tables.markdown_table(rows))
+    display_markdown(markdown_table(rows))
     return result
 
 
@@ -146,7 +147,7 @@ def show_machine() -> None:
         notes.append("There is no GPU here: GPU figures are **not measured**.")
     if hardware.cpp_compiler() is None:
         notes.append("There is no C++ compiler here, which compiling for the CPU needs: install g++.")
-    display_markdown("\n\n".join([tables.markdown_table(rows), *notes]))
+    display_markdown("\n\n".join([markdown_table(rows), *notes]))
 
 
 def show_examples(shown: Examples) -> None:
@@ -248,10 +249,10 @@ def show_scaling(one: Comparison, several: Comparison | None) -> None:
     if one.baseline.environment["device"] == "cpu":
         batches = f"{one.baseline.config['batch_size']} samples a step here, {several.baseline.config['batch_size']} a process there"
         note = f"\n\nOne process already uses every CPU core; several share the same cores ({batches}), so no gain is to be expected."
-    display_markdown(tables.markdown_table(rows) + note)
+    display_markdown(markdown_table(rows) + note)
 
 
 def show_techniques(comparison: Comparison) -> None:
     """What the backend did in this run."""
     rows = [["technique", "in this run"], *([name, what] for name, what in comparison.candidate.techniques.items())]
-    display_markdown(tables.markdown_table(rows))
+    display_markdown(markdown_table(rows))

@@ -16,8 +16,8 @@ from gallery_lib.config import WalkConfig
 from gallery_lib.errors import InputError
 from gallery_lib.notebook import display_markdown, given_parameters
 from gallery_lib.paths import checkout
-from gallery_lib.report import tables
 from gallery_lib.script import run_script
+from gallery_lib.table import markdown_table
 
 _LINE = re.compile(r"^Epoch: (\d+), Step: (\d+), Loss: ([\d.]+|nan|inf), Throughputs: ([\d.]+) samples/s$")
 
@@ -70,7 +70,7 @@ def settings(parameters: dict[str, Any] | None = None) -> Settings:
             f"images={result.images} make {steps} steps an epoch of {result.batch_size} × {result.processes} samples, fewer than "
             f"log_steps={result.log_steps}, so nothing would be logged. Use more images or smaller steps."
         )
-    display_markdown(tables.markdown_table([["setting", "value"], *([name, str(value)] for name, value in vars(result).items())]))
+    display_markdown(markdown_table([["setting", "value"], *([name, str(value)] for name, value in vars(result).items())]))
     return result
 
 
@@ -108,4 +108,4 @@ def show_table(*runs: ScriptRun) -> None:
         steps = max(step for _, step, _, _ in run.lines)
         rates = [f"{line[3]:.1f} samples/s" for line in (first, last)]
         rows.append([run.title, str(run.processes), str(steps), *rates, f"{first[2]:.2f} → {last[2]:.2f}"])
-    display_markdown(tables.markdown_table(rows))
+    display_markdown(markdown_table(rows))

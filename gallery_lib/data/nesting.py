@@ -1,8 +1,8 @@
-"""Batches are any nesting of tuples, named tuples, lists and mappings with tensors in it: one walk over them for all uses."""
+"""Batches are any nesting of tuples, named tuples, lists and mappings with tensors in it: how to walk over one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -19,3 +19,15 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return {key: map_tensors(change, value) for key, value in batch.items()}
     return batch
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """The tensors in `batch`, in order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors_in(value)
+    elif isinstance(batch, (tuple, list)):
+        for value in batch:
+            yield from tensors_in(value)

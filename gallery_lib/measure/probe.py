@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib.acceleration import plain_module
+from gallery_lib.data.nesting import tensors_in
 from gallery_lib.train import Session
 
 SAMPLE = 512
@@ -28,22 +28,10 @@ def initial_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in any nesting of mappings, tuples and lists, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for name in value:
-            yield from _tensors(value[name])
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-
-
 def digest(value: Any) -> str:
     """SHA-256 over shapes, dtypes and bits of all tensors in `value`, in logical element order."""
     result = hashlib.sha256()
-    for tensor in _tensors(value):
+    for tensor in tensors_in(value):
         result.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         result.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return result.hexdigest()

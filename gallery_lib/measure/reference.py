@@ -28,7 +28,7 @@ from gallery_lib.results import read_results, write_json
 PROBE_BATCHES = 1
 _LOSSES_FILE = "losses.json"
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
-_IRRELEVANT = ("run_dir", "compiler_opt", "kernels", "amp_level", "amp_dtype", "workers", "threads", "log_interval", "tensorboard")
+_IRRELEVANT = ("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads", "log_interval", "tensorboard")
 
 
 @dataclass(frozen=True)

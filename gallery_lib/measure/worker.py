@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gallery_lib import worker
 from gallery_lib.config import TrainConfig
+from gallery_lib.dropout import without_dropout
 from gallery_lib.measure import probe
 from gallery_lib.measure.turns import TurnClient
 from gallery_lib.train import Observer, Session, train
@@ -46,19 +47,6 @@ class Role:
         return {ROLE_VARIABLE: json.dumps(dataclasses.asdict(self))}
 
 
-def without_dropout(model: nn.Module) -> None:
-    """Dropout draws different numbers in different backends, so it is off while parity is judged.
-
-    Both the modules and the plain rates that models hand to functions (`self.dropout = 0.1`) are set to zero.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-
-
 class Probing(Observer):
     """Collects the first batches, keeps the initial weights, and probes the gradients once, after training."""
 
@@ -68,7 +56,7 @@ class Probing(Observer):
         self.batches: list[Any] = []
 
     def model_built(self, model: nn.Module) -> None:
-        without_dropout(model)
+        without_dropout(model)  # it would draw different numbers in each
         self.initial = probe.initial_state(model)
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 from matplotlib.figure import Figure
 
-from gallery_lib.report import tables
+from gallery_lib.table import markdown_table
 from gallery_lib.tasks.examples import Examples, Matrices, Pictures, Rows
 
 _MARKUP = re.compile(r"[\\`*_\[\]<>|#~$]")  # what Markdown would read as something else than text
@@ -37,7 +37,7 @@ def markdown(examples: Examples) -> str:
             [title, "×".join(map(str, m.shape)), f"{m.mean():.2f}", f"{m.min():.2f}", f"{m.max():.2f}"]
             for title, m in examples.values.items()
         ]
-    return tables.markdown_table([[_MARKUP.sub(r"\\\g<0>", cell).replace("\n", " ") for cell in row] for row in rows])
+    return markdown_table([[_MARKUP.sub(r"\\\g<0>", cell).replace("\n", " ") for cell in row] for row in rows])
 
 
 def _grid(pictures: Pictures) -> Figure:

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gallery_lib import hardware
 from gallery_lib.errors import InputError
 from gallery_lib.results import Results, read_results
+from gallery_lib.table import Rows, markdown_table, text_table
+from gallery_lib.table import seconds as _seconds
 
 if TYPE_CHECKING:
     from gallery_lib.measure.compare import Comparison
-
-Rows = Sequence[Sequence[str]]
-
-
-def markdown_table(rows: Rows) -> str:
-    """A Markdown table whose first row is the header."""
-    header, *body = rows
-    lines = ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *body]]
-    return "\n".join(lines)
-
-
-def text_table(rows: Rows) -> str:
-    """The same in columns, for a terminal."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def _gibibytes(value: int | None) -> str:

@@ -15,8 +15,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FLOORS: dict[float, tuple[str, ...]] = {
-    0: ("errors", "options", "config", "paths", "hardware", "stats", "log", "clock", "results", "progress", "processes", "command"),
-    1: ("compiler", "precision", "optim", "kernels", "comm", "data", "models"),
+    0: (
+        "errors",
+        "options",
+        "config",
+        "paths",
+        "hardware",
+        "stats",
+        "log",
+        "clock",
+        "results",
+        "progress",
+        "processes",
+        "command",
+        "table",
+    ),
+    1: ("compiler", "precision", "dropout", "optim", "kernels", "comm", "data", "models"),
+    1.3: ("tune",),  # chooses among what the parts on floor 1 offer
     1.5: ("acceleration",),  # made of the parts on floor 1, which do not know it
     2: ("tasks",),
     2.5: ("train",),  # trains any of the tasks

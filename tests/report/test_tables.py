@@ -7,6 +7,7 @@ from gallery_lib.measure.parity import Check, Parity
 from gallery_lib.report import plots, tables
 from gallery_lib.results import Results
 from gallery_lib.stats import Ratio
+from gallery_lib.table import markdown_table, text_table
 
 ENVIRONMENT = {"device": "cpu", "cpu": "A CPU", "cores": 2, "isa": ["avx2"], "memory_bytes": 2**34, "python": "3", "torch": "2"}
 
@@ -71,8 +72,8 @@ def test_break_even_has_words_for_every_case() -> None:
 def test_tables_are_rectangular_in_both_forms() -> None:
     rows = tables.comparison_rows(comparison(Ratio(1.0, 0.9, 1.1), None))
     assert {len(row) for row in rows} == {3}
-    assert len(tables.markdown_table(rows).splitlines()) == len(rows) + 1
-    assert len(tables.text_table(rows).splitlines()) == len(rows) + 1
+    assert len(markdown_table(rows).splitlines()) == len(rows) + 1
+    assert len(text_table(rows).splitlines()) == len(rows) + 1
 
 
 def test_a_loss_that_is_not_finite_is_drawn_and_described() -> None:

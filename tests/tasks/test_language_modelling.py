@@ -18,8 +18,8 @@ from torch.utils.data import default_collate
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.data import text, text_grammar
+from gallery_lib.dropout import without_dropout
 from gallery_lib.errors import InputError
-from gallery_lib.measure.worker import without_dropout
 from gallery_lib.report import examples
 from gallery_lib.tasks.task import Splits
 

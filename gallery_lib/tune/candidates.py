@@ -1,0 +1,50 @@
+"""What there is to choose from: a memory layout, and a compiler backend or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gallery_lib.compiler.backend import compile_model
+from gallery_lib.compiler.layout import memory_format
+from gallery_lib.config import Compiler, Config
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run a model; the one without anything is the baseline."""
+
+    layout: str = "contiguous"
+    backend: str | None = None
+
+    @property
+    def name(self) -> str:
+        """`eager`, `inductor, channels_last`, …"""
+        return (self.backend or "eager") + (f", {self.layout}" if self.layout != "contiguous" else "")
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """The layout as torch has it."""
+        return torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
+
+    def apply(self, model: nn.Module, options: Compiler, device: torch.device) -> None:
+        """Lay `model` out and compile it, in place; compilation itself happens at its next call."""
+        for parameter in [*model.parameters(), *model.buffers()]:
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=self.memory_format)
+        if self.backend:
+            compile_model(model, Compiler(backend=self.backend, mode=options.mode), device)
+
+
+BASELINE = Candidate()
+
+
+def candidates(model: nn.Module, config: Config) -> list[Candidate]:
+    """The baseline first, then what `config` allows: its layout, its compiler, and both."""
+    layout = "channels_last" if memory_format(model, config.memory) is torch.channels_last else "contiguous"
+    found = [BASELINE, Candidate(layout)]
+    if config.compiler.enabled:
+        found.append(Candidate(layout, config.compiler.backend))
+    return list(dict.fromkeys(found))

@@ -1,0 +1,188 @@
+"""Let candidates take turns and decide: the fastest whose gain is certain and whose gradients are the baseline's.
+
+A candidate that raises, or whose gradients differ, is dropped with the reason. The choice is kept in a file that
+people may read and edit, one for each model, kind of input, machine and set of versions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gallery_lib import hardware, paths, stats
+from gallery_lib.comm import process_group
+from gallery_lib.config import Config
+from gallery_lib.data.nesting import tensors_in
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.table import seconds, text_table
+from gallery_lib.tune.candidates import BASELINE, Candidate, candidates
+from gallery_lib.tune.trial import Inputs, Trial, worst_deviation
+
+SCALE_TOLERANCE = {"fp32": 4e-3, "half": 8e-2}
+"""Largest deviation of a gradient norm: what rounding does on one batch stays below (benchmarks/notes.md, *Parity*)."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came out for one candidate. Seconds are of forward and backward; the ratio is baseline over candidate."""
+
+    candidate: str
+    step_seconds: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    gradient_deviation: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidate that is used, and why. `kept` says that it was taken from an earlier run's file."""
+
+    chosen: str
+    rows: tuple[Row, ...]
+    kept: bool = False
+    path: str = ""
+
+    def table(self) -> str:
+        """Candidate, step time, ratio with interval, gradients, verdict."""
+        lines = [["candidate", "forward + backward", "over eager (interval)", "gradient norms differ by", "verdict"]]
+        for row in self.rows:
+            ratio = "" if row.ratio is None else f"{row.ratio:.2f}× ({row.low:.2f} to {row.high:.2f})"
+            deviation = "" if row.gradient_deviation is None else f"{row.gradient_deviation:.1e}"
+            lines.append([row.candidate, "" if row.step_seconds is None else seconds(row.step_seconds), ratio, deviation, row.verdict])
+        return text_table(lines)
+
+
+def _failure(step: Callable[[], Any]) -> str:
+    """Run `step`; the reason why it failed on some rank, or ''."""
+    try:
+        step()
+        reason = ""
+    except Exception as error:  # whatever a compiler or a model raises: the candidate is dropped, the run goes on
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
+    return next((found for found in process_group.all_ranks(reason) if found), "")
+
+
+def _slowest_rank(ranks: list[list[list[float]]]) -> list[list[float]]:
+    """Step times by round, of the rank that took longest over each step: the others wait for it."""
+    return [[max(step) for step in zip(*blocks, strict=True)] for blocks in zip(*ranks, strict=True)]
+
+
+def take_turns(model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]) -> tuple[list[Row], str]:
+    """A row for each of the candidates, baseline first, and the name of the one to use."""
+    half = torch.is_autocast_enabled(device.type)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    trials: dict[str, Trial] = {}
+    norms: dict[str, dict[str, float]] = {}
+    dropped: dict[str, tuple[str, float | None]] = {}
+    for candidate in found:
+
+        def set_up(candidate: Candidate = candidate) -> None:
+            trial = Trial(model, candidate, config.compiler, inputs, device)
+            trial.step()
+            trials[candidate.name], norms[candidate.name] = trial, trial.gradient_norms()
+
+        if reason := _failure(set_up):
+            dropped[candidate.name] = (f"dropped: {reason}", None)
+        elif candidate != BASELINE:
+            deviation, where = worst_deviation(norms[BASELINE.name], norms[candidate.name], sizes)
+            deviation, where = max(process_group.all_ranks((deviation, where)))
+            if deviation > SCALE_TOLERANCE["half" if half else "fp32"]:
+                dropped[candidate.name] = (f"dropped: other gradients, first of all in {where}", deviation)
+        if candidate.name in dropped:
+            trials.pop(candidate.name, None)
+            if candidate == BASELINE:
+                return [Row(BASELINE.name, None, None, None, None, None, dropped[BASELINE.name][0])], BASELINE.name
+    rounds: dict[str, list[list[float]]] = {name: [] for name in trials}
+    for number in range(config.tune.rounds):
+        order = list(trials) if number % 2 == 0 else list(reversed(trials))
+        for name in order:
+            rounds[name].append([trials[name].step() for _ in range(config.tune.block_steps)][1:])
+    slowest = {
+        name: [[max(step) for step in zip(*r, strict=True)] for r in zip(*process_group.all_ranks(rounds[name]), strict=True)]
+        for name in rounds
+    }
+    rows, best = [], (1.0, BASELINE.name)
+    for candidate in found:
+        name = candidate.name
+        if name in dropped:
+            rows.append(Row(name, None, None, None, None, dropped[name][1], dropped[name][0]))
+            continue
+        p50 = stats.percentiles([step for block in slowest[name] for step in block])["p50"]
+        if candidate == BASELINE:
+            rows.append(Row(name, p50, None, None, None, None, "baseline"))
+            continue
+        ratio = stats.ratio_of_medians(slowest[BASELINE.name], slowest[name], confidence=config.tune.confidence)
+        deviation, _ = worst_deviation(norms[BASELINE.name], norms[name], sizes)
+        rows.append(Row(name, p50, ratio.ratio, ratio.low, ratio.high, deviation, ratio.verdict))
+        if ratio.verdict == "faster" and ratio.ratio > best[0]:
+            best = (ratio.ratio, name)
+    return rows, best[1]
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Keeping the choice
+
+
+def key(model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]) -> str:
+    """Names a kept choice: a digest of the model's structure, its inputs' shapes, the candidates, the machine and the versions."""
+    facts = [
+        [(name, type(module).__qualname__) for name, module in model.named_modules()],
+        [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()],
+        [(tuple(t.shape), str(t.dtype)) for t in tensors_in(inputs)],
+        [candidate.name for candidate in found],
+        config.compiler.mode,
+        str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "fp32",
+        torch.cuda.get_device_name(device) if device.type == "cuda" else hardware.cpu_model(),
+        torch.get_num_threads(),
+        process_group.world_size(),
+        os.environ.get("GLIBC_TUNABLES", ""),
+        torch.__version__,
+        version("gallery_lib"),
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def _read(path: Path, found: list[Candidate]) -> Choice:
+    values = json.loads(path.read_text())
+    names = [candidate.name for candidate in found]
+    if values["chosen"] not in names:
+        close = did_you_mean(str(values["chosen"]), names)
+        raise InputError(
+            f"{path} chooses {values['chosen']!r}, which is no candidate.{close} Known: {', '.join(names)}; or delete the file."
+        )
+    return Choice(values["chosen"], tuple(Row(**row) for row in values["rows"]), kept=True, path=str(path))
+
+
+def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.device) -> Choice:
+    """The choice for `model` on `inputs`, the same on every rank: a kept one, or one measured now and kept.
+
+    The model, its gradients and torch's random numbers are as before. Raises InputError for a kept file that has been
+    edited to a candidate that there is not.
+    """
+    found = candidates(model, config)
+    path = paths.cache_dir() / "tuning" / f"{key(model, inputs, config, device, found)}.json"
+    kept = process_group.from_rank_0(_read(path, found) if config.tune.keep and path.is_file() else None)
+    if kept is not None:
+        return kept
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        rows, chosen = take_turns(model, inputs, config, device, found)
+    choice = Choice(process_group.from_rank_0(chosen), tuple(rows), path=str(path) if config.tune.keep else "")
+    if config.tune.keep and process_group.rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = {"model": type(model).__name__, "chosen": choice.chosen, "rows": [dataclasses.asdict(row) for row in choice.rows]}
+        new = path.with_suffix(f".{os.getpid()}.new")
+        new.write_text(json.dumps(values, indent=1) + "\n")
+        new.replace(path)
+    return choice

@@ -1,0 +1,51 @@
+"""Tune a model at its first training step, when a real batch is there, and go on as chosen.
+
+Hooked into the model as torch's own in-place compilation is, so that neither the module nor its state dict changes.
+Calls before it (evaluation, no gradients) run eagerly and do not tune.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from gallery_lib.comm import process_group
+from gallery_lib.config import Config
+from gallery_lib.tune.candidates import Candidate, candidates
+from gallery_lib.tune.choice import Choice, choose
+
+
+def _explain(model: nn.Module, choice: Choice) -> None:
+    if process_group.rank() != 0:
+        return
+    origin = "kept from an earlier run" if choice.kept else "measured now on the first batch"
+    where = f"; {choice.path} may be edited or deleted" if choice.path else ""
+    print(f"{choice.table()}\n{type(model).__name__} runs as `{choice.chosen}` ({origin}{where}).", file=sys.stderr, flush=True)
+
+
+def tune_at_first_step(
+    model: nn.Module, config: Config, device: torch.device, done: MutableMapping[str, str], chosen: Callable[[Candidate], None]
+) -> None:
+    """Have `model` choose how it runs when it is first called to train.
+
+    `chosen` is called with the candidate, after the model has been changed to it; `done` gets a line about it.
+    """
+    eager: Any = model._call_impl
+
+    def first_call(*args: Any, **kwargs: Any) -> Any:
+        if not (model.training and torch.is_grad_enabled()):
+            return eager(*args, **kwargs)
+        model._compiled_call_impl = None
+        choice = choose(model, (args, kwargs), config, device)
+        candidate = next(c for c in candidates(model, config) if c.name == choice.chosen)
+        candidate.apply(model, config.compiler, device)
+        done["tuning"] = f"{choice.chosen}, of {len(choice.rows)} candidates" + (" (kept choice)" if choice.kept else "")
+        chosen(candidate)
+        _explain(model, choice)
+        return model(*args, **kwargs)
+
+    model._compiled_call_impl = first_call  # type: ignore[assignment]

@@ -1,0 +1,160 @@
+"""The fastest candidate that computes the same is used; a slow, a wrong and a crashing one are dropped with the reason."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gallery_lib import accelerate
+from gallery_lib.acceleration import techniques
+from gallery_lib.compiler import backend
+from gallery_lib.config import Config
+from gallery_lib.errors import InputError
+
+SLEEP_SECONDS = 0.02
+
+
+class Sleepy(nn.Module):
+    """A small network whose forward pass waits, as a model would that has something to gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.dropout, self.seconds = nn.Linear(8, 8), nn.Linear(8, 3), nn.Dropout(0.5), SLEEP_SECONDS
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return self.other(self.dropout(torch.tanh(self.one(x))))
+
+
+def _faster(model: nn.Module, *_: object) -> str:
+    model.seconds = 0.0
+    return "does not wait"
+
+
+def _slower(model: nn.Module, *_: object) -> str:
+    model.seconds = 2 * SLEEP_SECONDS
+    return "waits twice as long"
+
+
+def _wrong(model: nn.Module, *_: object) -> str:
+    model.seconds = 0.0
+    model.one.weight.register_hook(lambda gradient: gradient * 1.01)
+    return "does not wait, and scales a gradient"
+
+
+def _crashing(model: nn.Module, *_: object) -> str:
+    raise torch.OutOfMemoryError("planted: no memory left")
+
+
+@pytest.fixture(autouse=True)
+def planted_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(backend, "_BACKENDS", dict(backend._BACKENDS))
+    for name, planted in {"faster": _faster, "slower": _slower, "wrong": _wrong, "crashing": _crashing}.items():
+        backend.register_backend(name, planted)
+    yield
+
+
+def tuned(name: str) -> tuple[nn.Module, Config]:
+    config = Config()
+    config.tune.enabled, config.tune.rounds, config.compiler.backend = True, 4, name
+    torch.manual_seed(0)
+    model, _ = accelerate(Sleepy(), None, config)
+    return model, config
+
+
+def losses(model: nn.Module, steps: int = 4) -> list[float]:
+    """The loss curve of a few steps with dropout, which draws random numbers."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    curve = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        curve.append(float(loss.detach()))
+    return curve
+
+
+def test_a_faster_candidate_is_used_and_the_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    model, _ = tuned("faster")
+    losses(model)
+    assert model.seconds == 0.0
+    assert techniques(model)["tuning"] == "faster, of 2 candidates"
+    said = capsys.readouterr().err
+    assert "forward + backward" in said and "faster" in said and "Sleepy runs as `faster` (measured now" in said
+
+
+@pytest.mark.parametrize(
+    ("planted", "reason"),
+    [("slower", "slower"), ("wrong", "dropped: other gradients, first of all in one.weight"), ("crashing", "OutOfMemoryError: planted")],
+)
+def test_a_slow_a_wrong_and_a_crashing_candidate_are_rejected_with_the_reason(
+    planted: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = tuned(planted)
+    losses(model)
+    assert model.seconds == SLEEP_SECONDS
+    said = capsys.readouterr().err
+    assert reason in said and "Sleepy runs as `eager`" in said
+
+
+@pytest.mark.parametrize("planted", ["faster", "wrong"])
+def test_the_loss_curve_is_that_of_a_run_without_tuning(planted: str) -> None:
+    torch.manual_seed(0)
+    plain = Sleepy()
+    model, _ = tuned(planted)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    assert losses(model) == losses(plain)
+
+
+def test_evaluation_before_the_first_step_does_not_tune() -> None:
+    model, _ = tuned("faster")
+    model.eval()
+    model(torch.randn(2, 8))
+    model.train()
+    with torch.no_grad():
+        model(torch.randn(2, 8))
+    assert "tuning" not in techniques(model)
+    losses(model, 1)
+    assert "tuning" in techniques(model)
+
+
+def test_a_choice_is_kept_used_again_and_may_be_edited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    losses(tuned("faster")[0])
+    (path,) = (tmp_path / "cache" / "tuning").glob("*.json")
+    model, _ = tuned("faster")
+    losses(model)
+    assert techniques(model)["tuning"].endswith("(kept choice)")
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "chosen": "eager"}))
+    capsys.readouterr()
+    by_hand, _ = tuned("faster")
+    losses(by_hand)
+    assert by_hand.seconds == SLEEP_SECONDS and "runs as `eager` (kept" in capsys.readouterr().err
+    path.write_text(json.dumps({**values, "chosen": "fastest"}))
+    with pytest.raises(InputError, match=r"chooses 'fastest', which is no candidate\. Did you mean `faster`"):
+        losses(tuned("faster")[0])
+
+
+def test_another_shape_of_input_is_tuned_anew(tmp_path: Path) -> None:
+    losses(tuned("faster")[0])
+    model, _ = tuned("faster")
+    model(torch.randn(5, 8)).sum().backward()
+    assert len(list((tmp_path / "cache" / "tuning").glob("*.json"))) == 2
+
+
+def test_state_and_gradients_are_as_before_tuning() -> None:
+    model, _ = tuned("slower")
+    before = copy.deepcopy(model.state_dict())
+    model(torch.randn(4, 8)).sum().backward()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert list(before) == list(Sleepy().state_dict())
