@@ -1,7 +1,8 @@
-"""ResNet-50 with a defect planted in it, to see whether a comparison finds it (see trust.py).
+"""Tasks with a defect planted in them, to see whether a comparison finds it (see trust.py).
 
-`SLOW`: every step takes 5 % longer. `WRONG_O0` and `WRONG_O1`: one parameter's gradient is too large by 1 % and by
-10 %. `SAME`: the task as it is, from this file.
+`SAME` is a small convolutional network whose step takes some 40 ms on two cores, and `SLOW` the same with every step
+taking 5 % longer: many short turns, so that the machine's mood changes little within a round. `WRONG_O0` and `WRONG_O1`
+are ResNet-50 with one parameter's gradient too large by 1 % and by 10 %.
 """
 
 from __future__ import annotations
@@ -11,15 +12,60 @@ import time
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from gallery_lib import tasks
 from gallery_lib.optim import OptimizerSpec
-from gallery_lib.tasks.task import Task
+from gallery_lib.tasks.task import Splits, Task
 
 SLOWER_BY = 0.05
 WRONG_PARAMETER = "layer3.0.conv1.weight"
-SAME = tasks.get("resnet50")
+CLASSES = 10
+
+
+class Noise(Dataset[Any]):
+    """Random images [3, 64, 64] with random labels: what is learned does not matter here."""
+
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(3, 64, 64, generator=generator), index % CLASSES
+
+
+def _build_model() -> nn.Module:
+    def block(channels_in: int, channels: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels_in, channels, 3, stride=2, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+
+    return nn.Sequential(*block(3, 64), *block(64, 128), *block(128, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES))
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def _metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
+    return {"top1": ((model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1]))}
+
+
+SAME = Task(
+    name="small",
+    title="Small network",
+    domain="benchmark",
+    batch_size=24,
+    build_model=_build_model,
+    data=lambda config: Splits(Noise(), Noise()),
+    loss=_loss,
+    metrics=_metrics,
+    chance=lambda splits: {"top1": 1 / CLASSES},
+    optimizer=OptimizerSpec("SGD", lr=0.01),
+    flops_per_sample=3e8,
+)
+
+_step_began = [0.0]
 
 
 class _SlowOptimizer(OptimizerSpec):
@@ -37,23 +83,24 @@ class _SlowOptimizer(OptimizerSpec):
         return optimizer
 
 
-_step_began = [0.0]
-
-
 def _slow_loss(model: nn.Module, batch: Any) -> Tensor:
     _step_began[0] = time.perf_counter()
-    return SAME.loss(model, batch)
-
-
-def _wrong(factor: float) -> Task:
-    def build_model() -> nn.Module:
-        model = SAME.build_model()
-        model.get_parameter(WRONG_PARAMETER).register_hook(lambda gradient: gradient * factor)
-        return model
-
-    return dataclasses.replace(SAME, build_model=build_model)
+    return _loss(model, batch)
 
 
 SLOW = dataclasses.replace(SAME, loss=_slow_loss, optimizer=_SlowOptimizer(**vars(SAME.optimizer)))
+
+
+def _wrong(factor: float) -> Task:
+    right = tasks.get("resnet50")
+
+    def build_model() -> nn.Module:
+        model = right.build_model()
+        model.get_parameter(WRONG_PARAMETER).register_hook(lambda gradient: gradient * factor)
+        return model
+
+    return dataclasses.replace(right, build_model=build_model)
+
+
 WRONG_O0 = _wrong(1.01)
 WRONG_O1 = _wrong(1.1)

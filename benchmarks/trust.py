@@ -2,12 +2,12 @@
 
     python benchmarks/trust.py --out benchmarks/results/trust-MACHINE.json
 
-It takes most of an hour of a machine that does nothing else. What is already in the file is not measured again, so it
+It takes half an hour of a machine that does nothing else. What is already in the file is not measured again, so it
 can be interrupted and go on later; delete the file to begin anew.
 
-20 comparisons of ResNet-50 with itself must nearly all say `no measurable difference`; a variant slowed by 5 % must be
-called `slower`; one with a wrong gradient must be `not comparable`, at O0 and at O1. Small images, so that it takes
-minutes; every comparison starts processes of its own.
+20 comparisons of a small network with itself must nearly all say `no measurable difference`; a variant slowed by 5 %
+must be called `slower`; ResNet-50 with one wrong gradient must be `not comparable`, at O0 and at O1, five times each
+(planted.py). Every comparison starts processes of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure.compare import compare
 
 PLANTED = Path(__file__).resolve().parent / "planted.py"
-SMALL = TrainConfig(batch_size=4, image_size=32, warmup_steps=6, evaluate=False, workers=0)
+WRONG = TrainConfig(batch_size=4, image_size=32, warmup_steps=6, evaluate=False, workers=0)
+SPEED = TrainConfig(model=f"{PLANTED}:SAME", warmup_steps=20, evaluate=False, workers=0)
+BLOCK_STEPS = 4
 EXPECTED = {
     "same": ("no measurable difference", 18, 20),
     "slower by 5 %": ("slower", 9, 10),
@@ -39,9 +41,9 @@ EXPECTED = {
 
 def variants(kind: str, seed: int) -> dict[str, TrainConfig]:
     """Baseline, and what is compared with it."""
-    level = "O1" if kind.endswith("O1") else "O0"
+    wrong = kind.startswith("wrong")
+    base = dataclasses.replace(WRONG if wrong else SPEED, amp_level="O1" if kind.endswith("O1") else "O0", seed=seed)
     name = {"same": "SAME", "slower by 5 %": "SLOW", "wrong gradient, O0": "WRONG_O0", "wrong gradient, O1": "WRONG_O1"}[kind]
-    base = dataclasses.replace(SMALL, amp_level=level, seed=seed)
     return {"baseline": base, "candidate": dataclasses.replace(base, model=f"{PLANTED}:{name}")}
 
 
@@ -49,7 +51,7 @@ def one(kind: str, seed: int, rounds: int) -> dict[str, Any]:
     """One comparison, reduced to what is judged."""
     began = time.time()
     with TemporaryDirectory() as folder:
-        options = CompareConfig(rounds=rounds if "wrong" not in kind else 4, block_steps=3 if "wrong" not in kind else 2)
+        options = CompareConfig(rounds=4, block_steps=2) if "wrong" in kind else CompareConfig(rounds=rounds, block_steps=BLOCK_STEPS)
         outcome = compare(variants(kind, seed), LaunchConfig(), options, folder=Path(folder), progress=False)
     interval = dataclasses.asdict(outcome.speedup) if outcome.speedup else None
     row = {"kind": kind, "seed": seed, "verdict": outcome.verdict, "speedup": interval, "parity": outcome.parity.as_json()["checks"]}
@@ -61,7 +63,7 @@ def one(kind: str, seed: int, rounds: int) -> dict[str, Any]:
 def main() -> int:
     """Run all; exit code 1 when any kind misses what is expected of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="turns of each variant (default: 40)")
+    parser.add_argument("--rounds", type=int, default=100, help="turns of each variant (default: 100)")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     parser.add_argument("--only", choices=list(EXPECTED), help="one kind only")
     arguments = parser.parse_args()

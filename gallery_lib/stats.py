@@ -51,7 +51,10 @@ def ratio_of_medians(
     process_spread: float = PROCESS_SPREAD,
     seed: int = 0,
 ) -> Ratio:
-    """Ratio of median step times, baseline over candidate, from rounds in which both took a turn.
+    """Ratio of median step times in a round, baseline over candidate; its median over the rounds, and the interval of that.
+
+    Within a round both had the machine in about the same mood. The medians over all steps of each would carry the
+    drift between rounds as well, and are a little noisier.
 
     Args:
         baseline_rounds, candidate_rounds: step times in seconds, one sequence per round, the same number of rounds.
@@ -65,17 +68,12 @@ def ratio_of_medians(
         raise ValueError(f"needs the same number (at least 2) of non-empty rounds, got {rounds} and {len(candidate_rounds)}")
     # A round's own ratio is free of drift that is slower than a round; the spread of these ratios is what is resampled.
     log_ratios = np.array([np.log(np.median(b)) - np.log(np.median(c)) for b, c in zip(baseline_rounds, candidate_rounds, strict=True)])
-    ratio = float(
-        np.median(np.concatenate([np.asarray(r) for r in baseline_rounds]))
-        / np.median(np.concatenate([np.asarray(r) for r in candidate_rounds]))
-    )
     draws = np.random.default_rng(seed).integers(0, rounds, size=(resamples, rounds))
     centre = float(np.median(log_ratios))
     deviations = np.median(log_ratios[draws], axis=1) - centre
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(deviations, [tail, 1.0 - tail])
-    # The bootstrap of few rounds is too narrow by about sqrt(n / (n - 1)); the interval always holds the ratio itself.
-    widen = np.sqrt(rounds / (rounds - 1.0))
-    low_bound = np.exp(min(centre + low * widen, np.log(ratio))) / (1.0 + process_spread)
-    high_bound = np.exp(max(centre + high * widen, np.log(ratio))) * (1.0 + process_spread)
-    return Ratio(ratio=ratio, low=float(low_bound), high=float(high_bound))
+    widen = np.sqrt(rounds / (rounds - 1.0))  # the bootstrap of few rounds is too narrow by about that
+    low_bound = np.exp(centre + low * widen) / (1.0 + process_spread)
+    high_bound = np.exp(centre + high * widen) * (1.0 + process_spread)
+    return Ratio(ratio=float(np.exp(centre)), low=float(low_bound), high=float(high_bound))

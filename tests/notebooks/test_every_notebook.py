@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
+from notebook_lanes import Executed, Lanes, execute
 from small_tasks import SMALL
 
+YOUR_MODEL = "your_model"
 TURNS = {"rounds": 4, "block_steps": 2}
 OTHERS: dict[str, dict[str, Any]] = {
-    "your_model": TURNS,
+    YOUR_MODEL: {**TURNS, "processes": 1},
     "data_parallel": {"images": 32, "image_size": 32, "batch_size": 4, "epochs": 1, "log_steps": 4},
     "index": {},
 }
+PARAMETERS = {**{name: {**sizes, **TURNS, "amp_level": "O0", "processes": 1} for name, sizes in SMALL.items()}, **OTHERS}
 
 
-def executed(checkout: Path, folder: Path, kernel: dict[str, str], name: str, parameters: dict[str, Any]) -> list[Any]:
-    """The code cells of the notebook `name` after papermill has run it with `parameters`."""
-    words = [word for parameter, value in parameters.items() for word in ("-p", parameter, str(value))]
-    source, out = checkout / "notebooks" / f"{name}.ipynb", folder / "out.ipynb"
-    command = [sys.executable, "-m", "papermill", str(source), str(out), "--cwd", str(source.parent), *words]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=590, env={**os.environ, **kernel})
-    assert result.returncode == 0, result.stderr[-3000:]
-    code = [cell for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code"]
-    assert all(cell.execution_count for cell in code)
-    return code
+@pytest.fixture(scope="module")
+def lanes(
+    checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Lanes]:
+    """The notebooks that the selected tests ask for, two at a time."""
+    here = [item for item in request.session.items if item.path == request.path]
+    asked = {item.callspec.params.get("name") if hasattr(item, "callspec") else YOUR_MODEL for item in here}
+    sources = {name: checkout / "notebooks" / f"{name}.ipynb" for name in (*SMALL, YOUR_MODEL) if name in asked}
+    running = Lanes(sources, PARAMETERS, tmp_path_factory.mktemp("notebooks"), kernel)
+    yield running
+    running.close()
 
 
 def shown(code: list[Any]) -> tuple[str, list[Any]]:
@@ -42,30 +45,47 @@ def shown(code: list[Any]) -> tuple[str, list[Any]]:
     return "\n".join(output.data["text/markdown"] for output in outputs if "text/markdown" in output.data), figures
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(SMALL))
-def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(
-    checkout: Path, tmp_path: Path, kernel: dict[str, str], runs_dir: Path, name: str
-) -> None:
-    processes = 2 if name == "tts_angular" else 1  # on several is the same code for all, and takes as long again
-    code = executed(checkout, tmp_path, kernel, name, {**SMALL[name], **TURNS, "amp_level": "O0", "processes": processes})
-    text, figures = shown(code)
+def check_a_tasks_notebook(executed: Executed, comparisons: int) -> None:
+    """It shows what each task's notebook shows, for so many comparisons, and baseline and backend train alike."""
+    text, figures = shown(executed.code)
     assert len(figures) >= 4
     for part in ("step time p50", "start-up", "gradient scale", "compiler-opt against baseline", "Break-even", "before", "after"):
         assert part in text
-    comparisons = [json.loads(path.read_text()) for path in runs_dir.rglob("comparison.json")]
-    assert len(comparisons) == processes
-    for values in comparisons:
+    found = [json.loads(path.read_text()) for path in executed.runs.rglob("comparison.json")]
+    assert len(found) == comparisons
+    for values in found:
         assert list(values["variants"]) == ["baseline", "compiler-opt"]
         assert values["parity"]["passed"], values["parity"]
         assert all(v["techniques"].get("compiler") for v in list(values["variants"].values())[1:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(OTHERS))
-def test_the_other_notebooks_run(checkout: Path, tmp_path: Path, kernel: dict[str, str], name: str) -> None:
-    text, _ = shown(executed(checkout, tmp_path, kernel, name, OTHERS[name]))
-    assert {"your_model": "compiler-opt against baseline", "data_parallel": "mixed_precision | 2 |", "index": "this machine"}[name] in text
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", list(SMALL))
+def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(lanes: Lanes, name: str) -> None:
+    check_a_tasks_notebook(lanes.wait(name), comparisons=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_readers_own_model_is_measured_like_the_tasks(lanes: Lanes) -> None:
+    text, _ = shown(lanes.wait(YOUR_MODEL).code)
+    assert "compiler-opt against baseline" in text
+
+
+@pytest.mark.slow
+def test_a_tasks_notebook_compares_on_several_processes(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> None:
+    parameters = {**PARAMETERS["tts_angular"], "processes": 2}
+    executed = execute(checkout / "notebooks" / "tts_angular.ipynb", tmp_path, parameters, kernel)
+    check_a_tasks_notebook(executed, comparisons=2)
+    assert "scaling efficiency" in shown(executed.code)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "part"), [("data_parallel", "mixed_precision | 2 |"), ("index", "this machine")])
+def test_the_other_notebooks_run(checkout: Path, tmp_path: Path, kernel: dict[str, str], name: str, part: str) -> None:
+    executed = execute(checkout / "notebooks" / f"{name}.ipynb", tmp_path, OTHERS[name], kernel)
+    assert part in shown(executed.code)[0]
 
 
 def test_the_committed_notebooks_are_what_their_sources_give(checkout: Path) -> None:

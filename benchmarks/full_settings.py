@@ -1,0 +1,78 @@
+"""Do the `full` settings run here? A few steps of every task at its full size, at O1 with the accelerated backend.
+
+    python benchmarks/full_settings.py --out benchmarks/results/full-MACHINE.json [--only resnet50 …] [--steps 3]
+
+A task that does not fit into memory says so before it starts, and its message is the outcome. What a step takes here
+is written down as it is: a few steps, not a measurement of speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from common import conditions, write_result
+
+from gallery_lib import tasks
+from gallery_lib.config import CompareConfig, TrainConfig
+from gallery_lib.errors import GalleryError
+from gallery_lib.launcher import launch
+
+_OF_COMPARISONS = {field.name for field in dataclasses.fields(CompareConfig)} | {"warmup_steps"}
+
+
+def one(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:
+    """What came of `steps` steps of the task `name`."""
+    sizes = {option: value for option, value in tasks.get(name).full.items() if option not in _OF_COMPARISONS}
+    with TemporaryDirectory() as folder:
+        config = TrainConfig(
+            model=name,
+            amp_level="O1",
+            compiler_opt=compiler_opt,
+            max_steps=steps,
+            warmup_steps=1,
+            log_interval=1,
+            evaluate=False,
+            run_dir=str(Path(folder) / "run"),
+            **sizes,
+        )
+        try:
+            results = launch(config, show_log=False, progress=False)
+        except GalleryError as error:
+            return {"sizes": sizes, "outcome": str(error).splitlines()[0]}
+    assert results is not None
+    return {
+        "sizes": sizes,
+        "outcome": f"{results.steps} steps",
+        "loss": [loss for _, loss in results.loss["curve"]],
+        "step_seconds": results.step_seconds["p50"],
+        "startup_seconds": results.startup_seconds["total"],
+        "peak_memory_bytes": results.peak_memory_bytes["host"],
+    }
+
+
+def main() -> int:
+    """Run all, printing and writing each outcome."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=tasks.names(), default=tasks.names(), help="some tasks only")
+    parser.add_argument("--steps", type=int, default=3, help="steps of each (default: 3)")
+    parser.add_argument("--eager", action="store_true", help="the baseline instead of the accelerated backend")
+    parser.add_argument("--out", type=Path, help="JSON file to write or bring up to date")
+    arguments = parser.parse_args()
+    rows = json.loads(arguments.out.read_text())["tasks"] if arguments.out and arguments.out.exists() else {}
+    for name in arguments.only:
+        rows[name] = one(name, arguments.steps, compiler_opt=not arguments.eager)
+        step = f"  {rows[name]['step_seconds']:.1f} s a step" if "step_seconds" in rows[name] else ""
+        print(f"{name:26} {rows[name]['outcome']}{step}", flush=True)
+        if arguments.out:
+            write_result(arguments.out, {**conditions(), "tasks": dict(sorted(rows.items()))})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
