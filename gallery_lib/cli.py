@@ -64,6 +64,14 @@ def _show(arguments: Sequence[str]) -> None:
     print(tables.folder_text(arguments[0]))
 
 
+def _doctor(arguments: Sequence[str]) -> None:
+    if any(word.startswith("-") for word in arguments):
+        raise InputError("usage: gallery doctor [RUN [RUN_ON_SEVERAL_PROCESSES]]")
+    from gallery_lib.report import doctor
+
+    print(doctor.text(arguments))
+
+
 def _plot(arguments: Sequence[str]) -> None:
     if len(arguments) != 2 or not arguments[1].endswith(".png"):
         raise InputError("usage: gallery plot COMPARISON_FOLDER PICTURE.png (throughput since launch)")
@@ -89,6 +97,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "list": (_list, "the tasks of the gallery"),
     "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help)"),
     "show": (_show, "the tables of what a folder of runs holds"),
+    "doctor": (_doctor, "what this machine offers; where a run's step went; why several processes are slower than one"),
     "plot": (_plot, "a comparison's throughput since launch, as a picture"),
 }
 

@@ -1,4 +1,4 @@
-"""Time of each training step, on the device that does the work.
+"""Time of each training step and of its phases, on the device that does the work.
 
 On the CPU a step ends when the call returns. On CUDA the host runs ahead of the device, so steps are timed by
 events on the stream and read later, which does not make the device wait; `pause` and `resume` cut out the time
@@ -12,14 +12,20 @@ from typing import Any
 
 
 class StepClock:
-    """Durations in seconds of steps marked by `step_done()`, without the time between `pause()` and `resume()`."""
+    """Durations in seconds of steps marked by `step_done()`, without the time between `pause()` and `resume()`.
+
+    `phase_done(name)` marks the end of a part of the step; what follows the last mark belongs to no phase.
+    """
 
     def __init__(self, device_type: str) -> None:
         self.cuda = device_type == "cuda"
         self.durations: list[float] = []
+        self.phases: dict[str, list[float]] = {}
         self.paused_seconds = 0.0
         self._pending: list[tuple[Any, Any]] = []
+        self._pending_phases: list[tuple[str, Any, Any]] = []
         self._last: Any = None
+        self._last_phase: Any = None
         self._paused_at = 0.0
 
     def _mark(self) -> Any:
@@ -33,7 +39,16 @@ class StepClock:
 
     def start(self) -> None:
         """The first step begins now."""
-        self._last = self._mark()
+        self._last = self._last_phase = self._mark()
+
+    def phase_done(self, name: str) -> None:
+        """A part of the current step has ended (on CUDA: has been queued)."""
+        now = self._mark()
+        if self.cuda:
+            self._pending_phases.append((name, self._last_phase, now))
+        else:
+            self.phases.setdefault(name, []).append(now - self._last_phase)
+        self._last_phase = now
 
     def step_done(self) -> None:
         """One step has ended (on CUDA: has been queued) and the next begins."""
@@ -42,14 +57,17 @@ class StepClock:
             self._pending.append((self._last, now))
         else:
             self.durations.append(now - self._last)
-        self._last = now
+        self._last = self._last_phase = now
 
     def read(self) -> list[float]:
         """All durations so far; on CUDA this waits for the device."""
         if self._pending:
             self._pending[-1][1].synchronize()
             self.durations.extend(begin.elapsed_time(end) / 1000.0 for begin, end in self._pending)
+            for name, begin, end in self._pending_phases:
+                self.phases.setdefault(name, []).append(begin.elapsed_time(end) / 1000.0)
             self._pending.clear()
+            self._pending_phases.clear()
         return self.durations
 
     def pause(self) -> None:
@@ -58,6 +76,6 @@ class StepClock:
         self._paused_at = time.perf_counter()
 
     def resume(self) -> None:
-        """The clock goes on; the next step begins now."""
+        """The clock goes on, in the middle of a step whose time begins anew."""
         self.paused_seconds += time.perf_counter() - self._paused_at
         self.start()

@@ -27,6 +27,7 @@ from gallery_lib import hardware, options, paths, precision, stats, tasks
 from gallery_lib.acceleration import accelerate, plain_module, techniques
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
+from gallery_lib.comm.ddp import exposed_communication
 from gallery_lib.config import TrainConfig, backend_config
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.data.length_buckets import LengthBucketSampler
@@ -58,17 +59,23 @@ class Session:
     losses: list[Tensor] = field(default_factory=list)  # of this rank, one scalar a step
     skipped_steps: int = 0
 
-    def forward_backward(self, batch: Any) -> Tensor:
-        """Gradients of one batch, added to `.grad`, scaled by the scaler; returns the loss, detached."""
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of one batch."""
         with precision.autocast(self.autocast_dtype, self.loader.device.type):
-            loss = self.task.loss(self.model, batch)
+            return self.task.loss(self.model, batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """The loss's gradients, added to `.grad`, scaled by the scaler."""
         self.scaler.scale(loss).backward()
-        return loss.detach()
 
     def step(self, batch: Any) -> None:
         """One training step."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.losses.append(self.forward_backward(batch))
+        loss = self.forward(batch)
+        self.clock.phase_done("forward")
+        self.backward(loss)
+        self.clock.phase_done("backward")
+        self.losses.append(loss.detach())
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -76,6 +83,7 @@ class Session:
         self.skipped_steps += skipped
         if self.schedule is not None and not skipped:
             self.schedule.step()
+        self.clock.phase_done("optimizer")
 
 
 class Observer:
@@ -224,6 +232,7 @@ def _run_steps(session: Session, total_steps: int, observer: Observer) -> list[l
     curve: list[list[float]] = []
     clock.start()
     for epoch, step, batch in _batches(session, total_steps):
+        clock.phase_done("input")
         observer.before_step(session, step, batch)
         session.step(batch)
         clock.step_done()
@@ -250,6 +259,12 @@ def save_weights(model: nn.Module, run_dir: Path) -> Path:
     torch.save({name: value.cpu() for name, value in plain_module(model).state_dict().items()}, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
     return path
+
+
+def _phase_seconds(session: Session, warmup: int) -> dict[str, float]:
+    """Medians over the steps after the warm-up; of communication, what DDP saw that no computation hid."""
+    medians = {name: stats.percentiles(values[warmup:])["p50"] for name, values in session.clock.phases.items()}
+    return {**medians, **exposed_communication(session.model)}
 
 
 def _finite(value: float) -> float | None:
@@ -311,6 +326,7 @@ def train(config: TrainConfig, observer: Observer | None = None) -> Results:
                 "compile": first_steps_excess if "compiler" in done else 0.0,
             },
             peak_memory_bytes=peak_memory_bytes(session.loader.device.type),
+            phase_seconds=_phase_seconds(session, warmup),
             skipped_steps=session.skipped_steps,
             techniques=done,
         )

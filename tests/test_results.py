@@ -15,7 +15,8 @@ from gallery_lib.results import Results, read_results, write_json, write_results
 def results() -> Results:
     return Results(
         task="tiny", config={}, environment={}, world_size=1, nodes=1, steps=3, warmup_steps=1, loss={}, metrics={},
-        step_seconds={"p50": 1.0}, samples_per_second={}, startup_seconds={}, peak_memory_bytes={"host": 1, "device": None},
+        step_seconds={"p50": 1.0}, samples_per_second={}, phase_seconds={}, startup_seconds={},
+        peak_memory_bytes={"host": 1, "device": None},
         skipped_steps=0, techniques={},
     )  # fmt: skip
 

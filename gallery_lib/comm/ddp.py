@@ -33,3 +33,17 @@ class PlainKeysDDP(nn.parallel.DistributedDataParallel):
 def distribute(model: nn.Module, device: torch.device) -> nn.Module:
     """`model`, already on `device`, with gradients averaged over all ranks."""
     return PlainKeysDDP(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def exposed_communication(model: nn.Module) -> dict[str, float]:
+    """Seconds of a backward pass in which communication went on and no computation hid it: {"exposed_communication": …}.
+
+    The mean of the steps that DDP samples by itself. Empty for a model that is not distributed, or before any sample.
+    """
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return {}
+    seen = model._get_ddp_logging_data()
+    communication, hidden = (seen.get(f"avg_backward_{name}_time") for name in ("comm", "compute_comm_overlap"))
+    if not communication or hidden is None:
+        return {}
+    return {"exposed_communication": max(0, communication - hidden) / 1e9}

@@ -66,7 +66,7 @@ def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any]) 
     samples: dict[str, list[float]] = {}
     for number, batch in enumerate(batches):
         session.optimizer.zero_grad(set_to_none=True)
-        session.forward_backward(batch)
+        session.backward(session.forward(batch))
         for name, gradient in _gradients(session).items():
             square_norms[name] = square_norms.get(name, 0.0) + float(gradient.square().sum())
             if number == 0:

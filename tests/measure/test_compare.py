@@ -79,7 +79,7 @@ def test_the_first_step_of_a_turn_is_not_counted() -> None:
 def results(p50: float, startup: float) -> Results:
     return Results(
         task="t", config={}, environment={}, world_size=1, nodes=1, steps=1, warmup_steps=0, loss={}, metrics={}, step_seconds={"p50": p50},
-        samples_per_second={}, startup_seconds={"total": startup}, peak_memory_bytes={}, skipped_steps=0, techniques={},
+        samples_per_second={}, startup_seconds={"total": startup}, phase_seconds={}, peak_memory_bytes={}, skipped_steps=0, techniques={},
     )  # fmt: skip
 
 

@@ -1,0 +1,160 @@
+"""`gallery doctor`: what this machine is and which techniques apply; where a run's step went, and what to change.
+
+Everything said of a run comes from its `results.json`. Advice follows from shares of the step, by the rules in `advice`,
+each of which names the figure that it stands on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from gallery_lib import hardware
+from gallery_lib.compiler import allocator
+from gallery_lib.errors import InputError
+from gallery_lib.results import Results, read_results
+from gallery_lib.table import Rows, seconds, text_table
+
+PHASES = {
+    "input": "waiting for the batch",
+    "forward": "forward pass and loss",
+    "backward": "backward pass",
+    "optimizer": "optimizer",
+}
+MUCH = {"input": 0.10, "optimizer": 0.25, "exposed_communication": 0.10}
+"""Shares of a step from which on a phase is worth a change."""
+
+
+# --------------------------------------------------------------------------------------------------------------
+# The machine
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def machine_rows() -> Rows:
+    """Technique by technique: does it apply on this machine, and if not, what is missing."""
+    compiler = hardware.cpp_compiler()
+    gpus = hardware.gpu_count()
+    rows = [["technique", "here"]]
+    rows.append(["compiler on the CPU", compiler or "missing: a C++ compiler (Debian, Ubuntu: apt-get install g++)"])
+    rows.append(["allocator", "applies" if (why := allocator.reason_not_applied()) is None else f"does not apply: {why}"])
+    if hardware.computes_in_bf16("cpu"):
+        rows.append(["bfloat16 on the CPU", "has units for it: O1 gains"])
+    else:
+        rows.append(
+            ["bfloat16 on the CPU", "no units for it: O1 is emulated and slower than O0; compiler-opt computes it on the fp32 units"]
+        )
+    rows.append(["GPU", f"{gpus}" if gpus else "none: everything for CUDA is not measured here"])
+    rows.append(["own CUDA kernels", "not part of this version"])
+    rows.append(["several processes", f"{gpus} GPU(s)" if gpus else f"{hardware.cores()} core(s), shared by all processes"])
+    rows.append(["TensorBoard log", "available" if _has("tensorboard") else "missing: pip install tensorboard"])
+    return rows
+
+
+def machine_text() -> str:
+    """What this machine is, and what follows."""
+    return f"{hardware.describe(hardware.environment())}\n{platform.platform()}\n\n{text_table(machine_rows())}"
+
+
+# --------------------------------------------------------------------------------------------------------------
+# A run
+
+
+def shares(results: Results) -> dict[str, float]:
+    """Each phase's share of the median step; `exposed_communication` is a part of `backward`."""
+    step = results.step_seconds["p50"]
+    return {name: value / step for name, value in results.phase_seconds.items()}
+
+
+def step_rows(results: Results) -> Rows:
+    """Where the median step of a run goes."""
+    part = shares(results)
+    rows = [["phase", "median", "of the step"]]
+    for name, meaning in PHASES.items():
+        if name in part:
+            rows.append([meaning, seconds(results.phase_seconds[name]), f"{part[name]:.0%}"])
+            if name == "backward" and "exposed_communication" in part:
+                exposed = results.phase_seconds["exposed_communication"]
+                rows.append(["  of it communication alone", seconds(exposed), f"{part['exposed_communication']:.0%}"])
+    rows.append(["whole step", seconds(results.step_seconds["p50"]), ""])
+    return rows
+
+
+def advice(results: Results) -> list[str]:
+    """What limits the run, and what to change, most rewarding first; one line when nothing stands out."""
+    part = shares(results)
+    config, environment = results.config, results.environment
+    found: list[tuple[float, str]] = []
+    if (wait := part.get("input", 0.0)) >= MUCH["input"]:
+        remedy = f"--workers {config['workers'] + 1}" if config["workers"] < environment["cores"] else "smaller or pre-decoded data"
+        found.append((wait, f"{wait:.0%} of the step waits for data: try {remedy}."))
+    if (update := part.get("optimizer", 0.0)) >= MUCH["optimizer"]:
+        remedy = "a larger batch" if config["compiler_opt"] else "compiler-opt (its fused optimizer), or a larger batch"
+        found.append((update, f"{update:.0%} of the step is the optimizer, which costs the same for any batch: try {remedy}."))
+    if (exposed := part.get("exposed_communication", 0.0)) >= MUCH["exposed_communication"]:
+        found.append(
+            (exposed, f"{exposed:.0%} of the step is communication that no computation hides: a larger batch, or fewer processes.")
+        )
+    slow_precision = environment["device"] == "cpu" and not {"avx512_bf16", "amx_bf16", "bf16"} & set(environment["isa"])
+    if config["amp_level"] == "O1" and slow_precision and not config["compiler_opt"]:
+        found.append((1.0, "this CPU has no bfloat16 units, so O1 is emulated: use O0, or compiler-opt."))
+    if (breaks := results.techniques.get("graph breaks")) is not None:
+        found.append((0.05, f"the model is not one graph, and what is between the breaks is compiled: {breaks}."))
+    if results.techniques.get("allocator", "").startswith("not applied"):
+        found.append((0.05, f"the allocator technique was {results.techniques['allocator']}."))
+    if not found:
+        return ["nothing stands out: forward and backward pass are the work itself."]
+    return [text for _, text in sorted(found, reverse=True)]
+
+
+def run_text(run_dir: Path | str) -> str:
+    """Where the step of the run in `run_dir` went, and what to change. Raises InputError when it did not finish."""
+    results = read_results(run_dir)
+    head = f"{results.task}, {results.config['amp_level']}, batch size {results.config['batch_size']}, {results.world_size} process(es)"
+    return "\n".join([head, text_table(step_rows(results)), "", *(f"- {line}" for line in advice(results))])
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Several processes against one
+
+
+def several_text(one_dir: Path | str, several_dir: Path | str) -> str:
+    """Why the run on several processes is as fast as it is, beside the one on one process."""
+    one, several = read_results(one_dir), read_results(several_dir)
+    if one.world_size != 1 or several.world_size < 2 or one.task != several.task:
+        raise InputError("give the run on one process first, then one of the same task on several.")
+    n = several.world_size
+    rates = one.samples_per_second["global"], several.samples_per_second["global"]
+    lines = [
+        f"{one.task}: {rates[0]:.1f} samples/s on one process, {rates[1]:.1f} on {n}: {rates[1] / rates[0]:.2f}× "
+        f"(scaling efficiency {rates[1] / rates[0] / n:.0%})"
+    ]
+    rows = [["phase", "1 process", f"{n} processes"]]
+    for name, meaning in {**PHASES, "exposed_communication": "  of it communication alone"}.items():
+        a, b = one.phase_seconds.get(name), several.phase_seconds.get(name)
+        if a is not None or b is not None:
+            rows.append([meaning, "" if a is None else seconds(a), "" if b is None else seconds(b)])
+    lines.append(text_table(rows))
+    if several.environment["device"] == "cpu":
+        threads = one.config["threads"], several.config["threads"]
+        lines.append(f"- One process already uses every core ({threads[0]} threads); the {n} have {threads[1]} thread(s) each.")
+    if one.config["batch_size"] != several.config["batch_size"]:
+        sizes = f"{one.config['batch_size']} and {several.config['batch_size']}"
+        lines.append(f"- Batch sizes a process differ ({sizes}): what costs the same for any batch weighs differently.")
+    exposed = several.phase_seconds.get("exposed_communication")
+    if exposed is not None:
+        lines.append(f"- {exposed / several.step_seconds['p50']:.0%} of the step on {n} is communication that no computation hides.")
+    return "\n".join(lines)
+
+
+def text(folders: Sequence[str]) -> str:
+    """The machine without a folder, a run with one, one process against several with two."""
+    if len(folders) > 2:
+        raise InputError("usage: gallery doctor [RUN [RUN_ON_SEVERAL_PROCESSES]]")
+    if not folders:
+        return machine_text()
+    return run_text(folders[0]) if len(folders) == 1 else several_text(folders[0], folders[1])

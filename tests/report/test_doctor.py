@@ -1,0 +1,88 @@
+"""`gallery doctor`: shares of the step add up, and advice follows from figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_task import config
+
+from gallery_lib.cli import main
+from gallery_lib.config import LaunchConfig
+from gallery_lib.launcher import launch
+from gallery_lib.report import doctor
+from gallery_lib.results import Results, read_results, write_results
+from gallery_lib.train import train
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A real run of the tiny task."""
+    return train(config(max_steps=12, run_dir=str(tmp_path_factory.mktemp("run"))))
+
+
+def changed(measured: Results, **values: Any) -> Results:
+    environment = {**measured.environment, "device": "cpu", "isa": ["avx512_bf16"]}
+    return dataclasses.replace(measured, **{"environment": environment, "step_seconds": {"p50": 1.0}, **values})
+
+
+def test_the_phases_of_a_real_run_make_up_its_step(measured: Results) -> None:
+    assert set(measured.phase_seconds) == {"input", "forward", "backward", "optimizer"}
+    assert 0.5 < sum(doctor.shares(measured).values()) < 1.2
+    assert "backward pass" in doctor.run_text(measured.config["run_dir"])
+
+
+@pytest.mark.parametrize(
+    ("phases", "said"),
+    [
+        ({"input": 0.4, "forward": 0.3, "backward": 0.3}, "40% of the step waits for data: try --workers 1"),
+        ({"input": 0.0, "forward": 0.3, "backward": 0.3, "optimizer": 0.4}, "40% of the step is the optimizer"),
+        ({"forward": 0.3, "backward": 0.7, "exposed_communication": 0.3}, "30% of the step is communication that no computation hides"),
+        ({"input": 0.01, "forward": 0.33, "backward": 0.6, "optimizer": 0.05}, "nothing stands out"),
+    ],
+)
+def test_advice_names_the_phase_that_limits(measured: Results, phases: dict[str, float], said: str) -> None:
+    assert doctor.advice(changed(measured, phase_seconds=phases))[0].startswith(said)
+
+
+def test_emulated_bfloat16_is_what_is_said_first(measured: Results) -> None:
+    run = changed(measured, phase_seconds={"input": 0.5}, config={**measured.config, "amp_level": "O1"})
+    run.environment["isa"] = ["avx512f"]
+    assert doctor.advice(run)[0].startswith("this CPU has no bfloat16 units")
+
+
+def test_several_processes_are_explained_beside_one(measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = {**measured.samples_per_second, "global": measured.samples_per_second["global"] * 1.2}
+    phases = {**measured.phase_seconds, "exposed_communication": 0.2}
+    several = changed(measured, world_size=2, samples_per_second=rates, phase_seconds=phases)
+    for name, results in {"one": measured, "two": several}.items():
+        (tmp_path / name).mkdir()
+        write_results(tmp_path / name, results)
+    assert main(["doctor", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    said = capsys.readouterr().out
+    assert "1.20× (scaling efficiency 60%)" in said
+    assert "20% of the step on 2 is communication that no computation hides" in said
+    assert "already uses every core" in said
+
+
+def test_wrong_folders_end_with_2_and_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "did not finish" in capsys.readouterr().err
+    assert main(["doctor", "a", "b", "c"]) == 2
+    assert "usage: gallery doctor" in capsys.readouterr().err
+
+
+def test_the_machine_is_described_technique_by_technique(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    for technique in ("compiler on the CPU", "allocator", "bfloat16 on the CPU", "GPU"):
+        assert technique in said
+
+
+@pytest.mark.slow
+def test_a_run_on_two_processes_tells_its_exposed_communication(tmp_path: Path) -> None:
+    launch(config(max_steps=12, run_dir=str(tmp_path / "two")), LaunchConfig(nproc_per_node=2), show_log=False)
+    phases = read_results(tmp_path / "two").phase_seconds
+    assert 0 <= phases["exposed_communication"] < 10 * phases["backward"]

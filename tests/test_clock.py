@@ -1,0 +1,35 @@
+"""Steps and their phases are timed; what happens while the clock is paused is not."""
+
+import time
+
+import pytest
+
+from gallery_lib.clock import StepClock
+
+
+def test_phases_add_up_to_the_step() -> None:
+    clock = StepClock("cpu")
+    clock.start()
+    for _ in range(2):
+        time.sleep(0.01)
+        clock.phase_done("input")
+        time.sleep(0.03)
+        clock.phase_done("forward")
+        clock.step_done()
+    steps = clock.read()
+    assert [len(values) for values in clock.phases.values()] == [2, 2]
+    for step, (total, wait, forward) in enumerate(zip(steps, clock.phases["input"], clock.phases["forward"], strict=True)):
+        assert wait >= 0.01 and forward >= 0.03, step
+        assert total == pytest.approx(wait + forward, abs=0.01)
+
+
+def test_a_pause_is_in_no_step_and_no_phase() -> None:
+    clock = StepClock("cpu")
+    clock.start()
+    clock.pause()
+    time.sleep(0.05)
+    clock.resume()
+    clock.phase_done("forward")
+    clock.step_done()
+    assert clock.read()[0] < 0.05 and clock.phases["forward"][0] < 0.05
+    assert clock.paused_seconds >= 0.05
