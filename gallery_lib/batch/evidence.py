@@ -79,6 +79,14 @@ def started_cell(log: list[str]) -> int | None:
     return None
 
 
+def _tail(log: list[str]) -> list[str]:
+    """The last lines of the log; where a kernel died, those before papermill's own traceback."""
+    if any("DeadKernelError" in line for line in log):
+        ended = max((i for i, line in enumerate(log) if line.startswith("Ending Cell")), default=0)
+        log = log[: next((i for i, line in enumerate(log) if i > ended and line.startswith("Traceback ")), None)]
+    return log[-TAIL_LINES:]
+
+
 def _first_line(text: str) -> str:
     line = next((line for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= _REASON_CHARACTERS else line[:_REASON_CHARACTERS] + " …"
@@ -172,7 +180,7 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
         return ("failed", problem) if problem else ("passed", None)
 
     status, reason = verdict()
-    return Outcome(status, reason, len(code) - len(missing), len(code), log[-TAIL_LINES:])
+    return Outcome(status, reason, len(code) - len(missing), len(code), _tail(log))
 
 
 def signature(status: Status, reason: str | None) -> str:
