@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from gallery_lib.command import INTERRUPTED, exit_code_of
 from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, TrainConfig
@@ -105,10 +106,12 @@ def _compare(arguments: Sequence[str]) -> int | None:
 
 def _show(arguments: Sequence[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise InputError("usage: gallery show FOLDER (a run, a comparison, or a folder that holds some)")
+        raise InputError("usage: gallery show FOLDER (a run, a comparison, a batch, or a folder that holds runs and comparisons)")
+    from gallery_lib.batch import record, summary
     from gallery_lib.report import tables
 
-    print(tables.folder_text(arguments[0]))
+    folder = Path(arguments[0])
+    print(summary.text(record.read_report(folder)) if (folder / record.REPORT_FILE).exists() else tables.folder_text(folder))
 
 
 def _plot(arguments: Sequence[str]) -> None:
@@ -136,7 +139,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "list": (_list, "the tasks of the gallery"),
     "run": (_run, "notebooks, headless, and which of them really ran (options: gallery run --help)"),
     "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help); or two batch runs"),
-    "show": (_show, "the tables of what a folder of runs holds"),
+    "show": (_show, "the tables of what a folder of runs holds, or of a batch"),
     "plot": (_plot, "a comparison's throughput since launch, as a picture"),
 }
 

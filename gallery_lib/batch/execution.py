@@ -35,13 +35,26 @@ LOOK_FOR_PROCESSES_SECONDS = 1.0
 PARAMETERS_FILE = "parameters.yaml"
 
 
-def _held_bytes(processes: list[psutil.Process], kind: Literal["rss", "pss"]) -> int:
-    """Memory of the processes together; `pss` divides shared pages among those that share them, and costs more to ask."""
-    total = 0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            total += process.memory_info().rss if kind == "rss" else process.memory_full_info().pss
-    return total
+def _held_bytes(process: psutil.Process, *, shared_once: bool = False) -> int:
+    """Resident memory of a process, 0 once it is gone; its share of shared pages is divided where that is asked, at a cost."""
+    with contextlib.suppress(psutil.Error):
+        if not shared_once:
+            return process.memory_info().rss
+        full = process.memory_full_info()
+        return getattr(full, "pss", full.uss)  # only Linux counts shared pages
+    return 0
+
+
+def progress(folder: Path, cells: int) -> str:
+    """How far the notebook of that folder is, of `cells` cells: `cell 5 of 24, step 40 of 66`, say."""
+    cell = evidence.started_cell(evidence.read_log(folder))
+    if cell is None:
+        return "starting"
+    text = f"cell {cell} of {cells}"
+    for config in (folder / RUNS_FOLDER).rglob("config.json"):
+        if not (config.parent / "results.json").exists() and (step := last_step(config.parent)):
+            return f"{text}, step {step} of {json.loads(config.read_text())['max_steps']}"
+    return text
 
 
 class Execution:
@@ -95,24 +108,17 @@ class Execution:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._processes = psutil.Process(self._process.pid).children(recursive=True)
             self._listed = time.monotonic()
-        if _held_bytes(self._processes, "rss") <= limit:
+        if sum(_held_bytes(process) for process in self._processes) <= limit:
             return
-        held = _held_bytes(self._processes, "pss")
+        held = sum(_held_bytes(process, shared_once=True) for process in self._processes)
         if held > limit:
             with contextlib.suppress(psutil.NoSuchProcess):  # at once: it may go on growing while it is asked to end
-                max(self._processes, key=lambda process: _held_bytes([process], "rss")).kill()
+                max(self._processes, key=_held_bytes).kill()
             self.stop("out of memory", f"its processes held {held / 2**30:.2f} GiB together, and {limit_gibibytes:g} are allowed")
 
     def progress(self) -> str:
-        """How far it is: `cell 5 of 24, step 40 of 66`, say."""
-        cell = evidence.started_cell(evidence.read_log(self.folder))
-        if cell is None:
-            return "starting"
-        text = f"cell {cell} of {self.planned.cells + bool(self.planned.parameters)}"
-        for config in (self.folder / RUNS_FOLDER).rglob("config.json"):
-            if not (config.parent / "results.json").exists() and (step := last_step(config.parent)):
-                return f"{text}, step {step} of {json.loads(config.read_text())['max_steps']}"
-        return text
+        """How far it is."""
+        return progress(self.folder, self.planned.cells + bool(self.planned.parameters))
 
     def stop(self, ended_by: Literal["timeout", "out of memory", "not run"], because: str) -> None:
         """End every process of the notebook, for the reason given; returns when they are gone."""

@@ -20,9 +20,7 @@ def _environment() -> jinja2.Environment:
 def _machine(report: Report) -> str:
     """The machine in a sentence; its GPUs are known once a run has recorded them."""
     devices = [c["device"] for record in report.notebooks.values() for c in record.comparisons]
-    return hardware.describe({**report.machine, "device": next(iter(devices), "cpu")}).replace(
-        "no GPU", "no GPU" if devices else "GPUs not asked about"
-    )
+    return hardware.describe({**report.machine, "device": next(iter(devices), "GPUs not asked about")})
 
 
 def html(report: Report) -> str:

@@ -69,7 +69,7 @@ def profile_values(profile: str | None) -> dict[str, Any]:
 def digest(path: Path, values: Mapping[str, Any]) -> str:
     """Names what a run of the notebook depends on: its file and the scripts beside it, parameters, package and versions."""
     package = Path(gallery_lib.__file__).parent
-    facts = {"parameters": dict(values), "python": platform.python_version()}
+    facts: dict[str, Any] = {"parameters": dict(values), "python": platform.python_version()}
     for library in _LIBRARIES:
         try:
             facts[library] = version(library)

@@ -11,6 +11,7 @@ import pytest
 
 from gallery_lib.batch import files, junit, page, summary
 from gallery_lib.batch.record import Record, Report, read_report
+from gallery_lib.cli import main
 from gallery_lib.errors import InputError
 
 MEASURED = {
@@ -60,6 +61,12 @@ def test_the_text_has_every_status_and_failures_of_the_same_kind_once(report: Re
     assert "1p O0 1.50× (1.40 to 1.60); 2p O0 not comparable" in text
     assert "passed (kept, attempt 2)" in text
     assert "ValueError: 18" not in text
+
+
+def test_gallery_show_prints_the_table_of_a_batch(report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write(tmp_path, report)
+    assert main(["show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == summary.text(report) + "\n"
 
 
 def test_the_json_comes_back_as_it_was(report: Report, tmp_path: Path) -> None:
