@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+import yaml
 
 import gallery_lib
 from gallery_lib.batch import evidence
@@ -64,8 +65,7 @@ class Execution:
         self.planned, self.folder, self.config, self.share = planned, folder, config, share
         self.executed = folder / f"{planned.name}.ipynb"
         folder.mkdir(parents=True)
-        # JSON is YAML; the values keep the types that they were checked to have
-        (folder / PARAMETERS_FILE).write_text(json.dumps(planned.parameters) + "\n")
+        (folder / PARAMETERS_FILE).write_text(yaml.safe_dump(planned.parameters))  # the values keep their types
         command = [sys.executable, "-m", "papermill", str(planned.path), str(self.executed), "-f", str(folder / PARAMETERS_FILE)]
         command += ["--cwd", str(planned.path.parent), "--log-output", "--no-progress-bar"]
         package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)

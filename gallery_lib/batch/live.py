@@ -14,23 +14,24 @@ from gallery_lib.batch.record import Record, Report
 from gallery_lib.batch.schedule import Observer
 
 LINE_SECONDS = 30.0
-REDRAW_SECONDS = 0.5
+REDRAW_SECONDS = 1.0  # drawing takes time from what is measured
 
 
 class Lines(Observer):
     """A line at every start and end, and now and then one for what runs."""
 
     def __init__(self, count: int) -> None:
-        self._count, self._done, self._said = count, 0, time.monotonic()
+        self._count, self._said = count, time.monotonic()
+        self._ended: set[str] = set()
 
     def started(self, name: str) -> None:
         print(f"{name}: started", flush=True)
 
     def ended(self, name: str, record: Record) -> None:
-        self._done += 1
-        parts = [f"{name}: {summary.status(record)}", record.reason or "", summary.speedups(record)]
+        self._ended.add(name)
+        details = "; ".join(filter(None, [record.reason, summary.speedups(record)]))
         after = "" if record.kept else f" after {summary.duration(record.seconds)}"
-        print(f"{'; '.join(filter(None, parts))}{after} [{self._done}/{self._count}]", flush=True)
+        print(f"[{len(self._ended)}/{self._count}] {name}: {summary.status(record)}{after}{': ' if details else ''}{details}", flush=True)
 
     def goes_on(self, running: Sequence[Execution], report: Report) -> None:
         if time.monotonic() - self._said < LINE_SECONDS:
@@ -49,6 +50,7 @@ class Table(Observer):
     def goes_on(self, running: Sequence[Execution], report: Report) -> None:
         if time.monotonic() - self._drawn < REDRAW_SECONDS:
             return
+        from rich.markup import escape
         from rich.table import Table as Drawn
 
         self._drawn = time.monotonic()
@@ -62,7 +64,7 @@ class Table(Observer):
             else:
                 colour = "green" if record.status == "passed" else "red"
                 what = record.reason or summary.speedups(record)
-                drawn.add_row(name, f"[{colour}]{summary.status(record)}[/]", summary.duration(record.seconds), what.replace("[", r"\["))
+                drawn.add_row(name, f"[{colour}]{summary.status(record)}[/]", summary.duration(record.seconds), escape(what))
         self._live.update(drawn, refresh=True)
 
 

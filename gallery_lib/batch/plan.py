@@ -50,10 +50,13 @@ def notebooks_dir() -> Path:
 
 def _found(names: Sequence[str]) -> list[Path]:
     """The notebooks that are meant: names, or paths of `.ipynb` files; all of the gallery's when there are none."""
-    own = {} if names and all(Path(name).is_file() for name in names) else {path.stem: path for path in notebooks_dir().glob("*.ipynb")}
+    own: dict[str, Path] = {}
     chosen: dict[str, Path] = {}
+    if not names or not all(name.endswith(".ipynb") and Path(name).is_file() for name in names):
+        own = {path.stem: path for path in notebooks_dir().glob("*.ipynb")}
     for name in names or sorted(own):
-        path = own.get(name) or (Path(name).resolve() if name.endswith(".ipynb") else None)
+        is_path = name.endswith(".ipynb") and Path(name).is_file()
+        path = Path(name).resolve() if is_path else own.get(name.removesuffix(".ipynb"))
         if path is None:
             raise InputError(f"there is no notebook `{name}`.{did_you_mean(name, own)} Known: {', '.join(sorted(own))}; or a path.")
         if chosen.setdefault(path.stem, path) != path:

@@ -44,7 +44,7 @@ def test_every_shipped_notebook_declares_one_of_the_gallerys_options_classes(che
         (["index", "-p", "seed", "1"], "These notebooks have no parameters"),
         (["--profile", "quik"], "profile='quik' must be quick or full"),
         (["resnet5"], "there is no notebook `resnet5`. Did you mean `resnet50`"),
-        (["/nowhere/x.ipynb"], "/nowhere/x.ipynb does not exist"),
+        (["/nowhere/x.ipynb"], "there is no notebook `/nowhere/x.ipynb`"),
         (["--jobs", "0"], "jobs='0' must be at least 1"),
         (["--resume"], "--resume needs --out"),
     ],
@@ -133,6 +133,15 @@ def test_the_digest_changes_with_notebook_and_parameters_and_with_nothing_else(t
     assert second != first
     write_notebook(tmp_path, "one", "2")
     assert plan.digest(path, {"seed": 1}) != second
+
+
+def test_a_notebook_is_found_by_name_by_file_name_and_by_path(checkout: Path, tmp_path: Path, any_kernel: None) -> None:
+    own = checkout / "notebooks" / "index.ipynb"
+    for name in ("index", "index.ipynb", str(own)):
+        assert [planned.path for planned in plan.plan([name])] == [own]
+    other = write_notebook(tmp_path, "index", "1")
+    with pytest.raises(InputError, match="two notebooks are called index"):
+        plan.plan(["index", str(other)])
 
 
 def test_a_damaged_notebook_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`gallery run` with real kernels: each fault gets its status, nothing is left running, an interrupted batch goes on."""
+"""`gallery run` with real kernels: each fault gets its status, nothing is left running, an interrupted batch is resumed."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Runner:
     mark: str
 
     def start(self, out: Path, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Without waiting for it."""
         command = [sys.executable, "-m", "gallery_lib.cli", "run", "--out", str(out), *words]
         environment = {**os.environ, **self.environment, MARK: self.mark}
         return subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True)
@@ -46,6 +47,7 @@ class Runner:
         return process.returncode, output
 
     def left(self) -> list[psutil.Process]:
+        """Those of its processes, and of theirs, that are still there."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -81,7 +83,11 @@ def read(out: Path) -> dict[str, Any]:
 
 FAULTS = {
     "fine": ["1 + 1", "print(2)"],
-    "dies": ["import os", "os.kill(os.getpid(), 9)", "print('never')"],
+    "dies": [
+        "import os, subprocess\nchild = subprocess.Popen(['sleep', '500'], start_new_session=True)",
+        "os.kill(os.getpid(), 9)",
+        "print('never')",
+    ],
     "hungry": ["blocks = []", "while True:\n    blocks.append(b'x' * 2**24)", "print('never')"],
     "leaves": ["1 + 1", "raise SystemExit(0)", "print('never')"],
     "raises": ["1 + 1", "raise ValueError('planted')", "print('never')"],
@@ -238,11 +244,11 @@ def test_several_at_a_time_have_cores_of_their_own(tmp_path: Path, runner: Runne
 
 def test_a_retry_is_counted_parameters_arrive_with_their_type_and_a_terminal_gets_a_table(tmp_path: Path, runner: Runner) -> None:
     again = tmp_path / "again"
-    check = "import os\nassert (steps, rate) == (5, 0.25)"
+    check = "import os\nassert (steps, rate) == (5, 1e-5)"
     flaky = f"{check}\nif not os.path.exists({str(again)!r}):\n    open({str(again)!r}, 'w')\n    1 / 0"
     path = write_notebook(tmp_path, "flaky", flaky, parameters="steps: int = 3\nrate: float = None")
     terminal, other_end = pty.openpty()
-    words = ["-p", "steps", "5", "-p", "rate", "0.25", "--retries", "1"]
+    words = ["-p", "steps", "5", "-p", "rate", "1e-5", "--retries", "1"]
     with os.fdopen(terminal, "rb") as screen:
         process = runner.start(tmp_path / "out", str(path), *words, stdout=other_end)
         os.close(other_end)
@@ -253,7 +259,7 @@ def test_a_retry_is_counted_parameters_arrive_with_their_type_and_a_terminal_get
     assert process.wait(timeout=60) == 0
     record = read(tmp_path / "out")["notebooks"]["flaky"]
     assert (record["status"], record["attempts"], record["folder"]) == ("passed", 2, "flaky-2")
-    assert record["parameters"] == {"steps": 5, "rate": 0.25}
+    assert record["parameters"] == {"steps": 5, "rate": 1e-5}
     text = shown.decode()
     assert "running" in text and "\x1b[" in text  # a table that is drawn again and again
     assert "1 of 1 passed" in text
