@@ -116,8 +116,7 @@ def _fell(losses: list[float]) -> bool:
     return sum(losses[-quarter:]) < sum(losses[:quarter])
 
 
-def _problem_of_run(run_dir: Path, name: str) -> str | None:
-    asked = json.loads((run_dir / "config.json").read_text())["max_steps"]
+def _problem_of_run(run_dir: Path, name: str, asked: int) -> str | None:
     try:
         results = read_results(run_dir)
     except InputError as error:
@@ -137,8 +136,9 @@ def problem_of_runs(folder: Path, measures: bool) -> str | None:
 
     `measures`: the notebook compares two variants, so that there must be a comparison.
     """
-    for config in sorted(folder.rglob("config.json")):
-        if problem := _problem_of_run(config.parent, str(config.parent.relative_to(folder))):
+    for path in sorted(folder.rglob("config.json")):
+        asked = json.loads(path.read_text()).get("max_steps")  # else it is not of a run: a model's own, say
+        if asked and (problem := _problem_of_run(path.parent, str(path.parent.relative_to(folder)), asked)):
             return problem
     if measures and not any(folder.rglob("comparison.json")):
         return "it ran, but left no comparison"
@@ -166,10 +166,7 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
         if error := _error_of(cells, ended.oom_kills):
             return error
         if not cells:
-            return (
-                "failed",
-                f"papermill ended with exit code {ended.exit_code} before anything ran: {log[-1] if log else 'it said nothing'}",
-            )
+            return "failed", f"papermill ended with exit code {ended.exit_code} before anything ran: {said}"
         if missing:
             first = _where(cells, missing[0]).removeprefix("in ")
             left = "; a cell left with SystemExit" if any(cell.error and cell.error[0] == "SystemExit" for cell in code) else ""

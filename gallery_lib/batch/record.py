@@ -33,7 +33,7 @@ class Record:
     attempts: int  # in this batch, retries and what --resume ran again included
     kept: bool  # by --resume, from before
     parameters: dict[str, Any]
-    digest: str
+    digest: str  # of what ran (`plan.digest`), unless it was changed meanwhile
     folder: str | None  # of the last attempt, in the folder of the batch
     cells_run: int = 0
     cells: int = 0

@@ -21,7 +21,7 @@ from gallery_lib import options, paths
 from gallery_lib.batch import files, shares
 from gallery_lib.batch.evidence import RUNS_FOLDER
 from gallery_lib.batch.execution import Execution
-from gallery_lib.batch.plan import Planned
+from gallery_lib.batch.plan import Planned, digest
 from gallery_lib.batch.record import REPORT_FILE, Record, Report, comparisons_in, machine, read_report
 from gallery_lib.config import BatchConfig
 from gallery_lib.errors import InputError
@@ -158,6 +158,7 @@ class _Batch:
             self.running.remove((execution, date))
             self.free.append(execution.share)
             planned, outcome = execution.planned, execution.outcome()
+            unchanged = digest(planned.path, planned.parameters) == planned.digest
             record = Record(
                 status=outcome.status,
                 reason=outcome.reason,
@@ -166,7 +167,7 @@ class _Batch:
                 attempts=self.report.notebooks[planned.name].attempts + 1,
                 kept=False,
                 parameters=planned.parameters,
-                digest=planned.digest,
+                digest=planned.digest if unchanged else "changed while it ran",
                 folder=execution.folder.name,
                 cells_run=outcome.cells_run,
                 cells=outcome.cells,

@@ -78,6 +78,12 @@ def test_a_run_that_did_not_finish_or_left_half_a_file_is_named(tmp_path: Path) 
     assert "did not finish" in str(problem_of_runs(tmp_path, measures=False))
 
 
+def test_a_models_own_config_is_not_taken_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"hidden_size": 768}')
+    assert problem_of_runs(tmp_path, measures=False) is None
+
+
 def test_a_notebook_that_should_measure_must_leave_a_comparison(tmp_path: Path) -> None:
     assert problem_of_runs(tmp_path, measures=False) is None
     assert problem_of_runs(tmp_path, measures=True) == "it ran, but left no comparison"
