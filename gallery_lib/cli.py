@@ -79,9 +79,9 @@ def _run(arguments: Sequence[str]) -> int:
 def _compare_batches(before: str, after: str) -> int:
     from gallery_lib.batch import changes
 
-    found = changes.changes(changes.read_batch(before), changes.read_batch(after))
-    print(changes.text(found))
-    return 1 if any(change.regression for change in found) else 0
+    batches = changes.read_batch(before), changes.read_batch(after)
+    print(changes.text(*batches))
+    return 1 if any(change.regression for change in changes.changes(*batches)) else 0
 
 
 def _compare(arguments: Sequence[str]) -> int | None:

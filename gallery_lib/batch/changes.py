@@ -1,12 +1,14 @@
 """What changed between two batches of notebooks, on one machine or on two: `gallery compare BEFORE AFTER`.
 
 A speed-up comes with an interval, so its change has one too, and only a change whose interval does not hold 1 is
-marked: the rest is noise. Parity that is lost and a notebook that no longer passes are regressions as well. The
-duration of a notebook is measured once and has no interval: it is shown, and not judged.
+marked: the rest is noise. Parity that is lost and a notebook that no longer passes are regressions as well. Speed-ups
+of other parameters are other figures: they are shown and not judged, and so is the duration of a notebook, which is
+measured once and has no interval.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,23 +37,34 @@ class Change:
         return self.mark.startswith("regression")
 
 
-def read_batch(path: Path | str) -> dict[str, dict[str, Any]]:
-    """Status, seconds and comparisons of each notebook, by name.
+@dataclass(frozen=True)
+class Batch:
+    """What is compared: status, seconds, parameters and comparisons of each notebook, and where they were measured."""
 
-    `path` is a folder that `gallery run` wrote, its `report.json`, or a file that `benchmarks/gallery.py` wrote.
+    notebooks: dict[str, dict[str, Any]]
+    machine: dict[str, Any]
+
+
+def read_batch(path: Path | str) -> Batch:
+    """The batch in a folder that `gallery run` wrote, its `report.json`, or a file that `benchmarks/gallery.py` wrote.
+
     Raises InputError for anything else.
     """
     file = Path(path) / REPORT_FILE if Path(path).is_dir() else Path(path)
     try:
-        notebooks = json.loads(file.read_text())["notebooks"]
-        return {
+        content = json.loads(file.read_text())
+        machine = content["machine"] if "machine" in content else content["environment"]
+        notebooks = {
             name: {
                 "status": values["status"] if "status" in values else "failed" if values["problem"] else "passed",
                 "seconds": values["seconds"],
+                "parameters": values.get("parameters", content.get("parameters", {})),
                 "comparisons": values["comparisons"],
             }
-            for name, values in notebooks.items()
+            for name, values in content["notebooks"].items()
         }
+        facts = {name: machine.get(name) for name in ("cpu", "cores", "python")}
+        return Batch(notebooks, {**facts, "torch": machine.get("torch", "").partition("+")[0]})  # less the name of its build
     except FileNotFoundError:
         raise InputError(f"{file} does not exist: give two folders of `gallery run`, or two files of benchmarks/gallery.py.") from None
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
@@ -84,22 +97,26 @@ def _by_conditions(side: dict[str, Any] | None) -> dict[tuple[int, str], dict[st
     return {(c["processes"], c["amp_level"]): c for c in (side["comparisons"] if side else [])}
 
 
-def changes(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[Change]:
+def changes(before: Batch, after: Batch) -> list[Change]:
     """A line per notebook of either batch, and one per comparison that both have made under the same conditions."""
     found = []
-    for name in dict.fromkeys([*before, *after]):
-        sides = before.get(name), after.get(name)
+    for name in dict.fromkeys([*before.notebooks, *after.notebooks]):
+        sides = before.notebooks.get(name), after.notebooks.get(name)
         found.append(_of_status(name, *sides))
         earlier, later = (_by_conditions(side) for side in sides)
-        for key in earlier:
-            if key in later:
-                found.append(_of_comparison(f"  {key[0]} process(es), {key[1]}", earlier[key], later[key]))
+        for key in [key for key in earlier if key in later]:
+            change = _of_comparison(f"  {key[0]} process(es), {key[1]}", earlier[key], later[key])
+            same = sides[0] and sides[1] and sides[0]["parameters"] == sides[1]["parameters"]
+            found.append(change if same else dataclasses.replace(change, change="", mark="not judged: other parameters"))
     return found
 
 
-def text(found: list[Change]) -> str:
-    """The lines as a table, and how many regressions there are."""
+def text(before: Batch, after: Batch) -> str:
+    """The lines as a table, how many regressions there are, and whether it was the same machine."""
+    found = changes(before, after)
     rows = [["notebook", "before", "after", "after / before", ""], *([c.what, c.before, c.after, c.change, c.mark] for c in found)]
     regressions = sum(change.regression for change in found)
     count = "no regression beyond the intervals" if not regressions else f"{regressions} regression(s) beyond the intervals"
-    return f"{text_table(rows)}\n\n{count}; durations have no interval and are not judged."
+    differing = [f"{name}: {value} → {after.machine[name]}" for name, value in before.machine.items() if value != after.machine[name]]
+    elsewhere = f"\nNot measured under the same conditions ({'; '.join(differing)})." if differing else ""
+    return f"{text_table(rows)}\n\n{count}; durations have no interval and are not judged.{elsewhere}"

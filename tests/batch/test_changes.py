@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gallery_lib import stats
-from gallery_lib.batch.changes import Change, changes, read_batch
+from gallery_lib.batch.changes import Batch, Change, changes, read_batch, text
 from gallery_lib.cli import main
 
 
@@ -18,11 +18,11 @@ def side(ratio: float, *, width: float = 0.03, seconds: float = 100.0, status: s
     speedup = {"ratio": ratio, "low": ratio * (1 - width), "high": ratio * (1 + width)} if parity else None
     verdict = "faster" if parity else "not comparable"
     comparison = {"processes": 1, "amp_level": "O0", "verdict": verdict, "speedup": speedup, "parity_passed": parity}
-    return {"status": status, "seconds": seconds, "comparisons": [comparison] if status == "passed" else []}
+    return {"status": status, "seconds": seconds, "parameters": {}, "comparisons": [comparison] if status == "passed" else []}
 
 
 def marks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [change.mark for change in changes({"x": before}, {"x": after})]
+    return [change.mark for change in changes(Batch({"x": before}, {}), Batch({"x": after}, {}))]
 
 
 def test_noise_within_the_intervals_is_not_marked() -> None:
@@ -61,8 +61,18 @@ def test_lost_parity_is_a_regression_whatever_the_speed() -> None:
 
 
 def test_notebooks_and_comparisons_of_one_side_only_are_shown_and_not_judged() -> None:
-    found = changes({"gone": side(1.5)}, {"new": side(1.5)})
+    found = changes(Batch({"gone": side(1.5)}, {}), Batch({"new": side(1.5)}, {}))
     assert found == [Change("gone", "passed, 1 min 40 s", "absent", "", ""), Change("new", "absent", "passed, 1 min 40 s", "", "")]
+
+
+def test_speedups_of_other_parameters_are_not_judged() -> None:
+    assert marks(side(1.5), {**side(1.2), "parameters": {"profile": "full"}}) == ["", "not judged: other parameters"]
+
+
+def test_another_machine_is_said() -> None:
+    here, there = {"cpu": "A", "cores": 2, "torch": "2"}, {"cpu": "A", "cores": 8, "torch": "2"}
+    assert "Not measured under the same conditions (cores: 2 → 8)." in text(Batch({}, here), Batch({}, there))
+    assert "same conditions" not in text(Batch({}, here), Batch({}, here))
 
 
 @pytest.fixture
@@ -108,4 +118,4 @@ def test_a_problem_in_a_benchmarks_file_counts_as_failed(committed: Path) -> Non
     values = json.loads(committed.read_text())
     values["notebooks"]["alexnet"]["problem"] = "ValueError"
     committed.write_text(json.dumps(values))
-    assert {name: entry["status"] for name, entry in read_batch(committed).items()} == {"alexnet": "failed", "resnet50": "passed"}
+    assert {name: entry["status"] for name, entry in read_batch(committed).notebooks.items()} == {"alexnet": "failed", "resnet50": "passed"}
