@@ -1,21 +1,23 @@
 """The `gallery` command and `launch_single_task.py`: a thin face over the package.
 
-Exit code 0: done. 2: bad input, nothing was started. 1: a run failed. 130: interrupted. One message on standard
-error; a traceback only for what is a defect of ours.
+Exit code 0: done. 2: bad input, nothing was started. 1: a run failed, or a regression was found. 130: interrupted. One
+message on standard error; a traceback only for what is a defect of ours.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from gallery_lib.command import exit_code_of
-from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.command import INTERRUPTED, exit_code_of
+from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import parse_command_line
 
 
-def _guarded(body: Callable[[], None]) -> int:
+def _guarded(body: Callable[[], int | None]) -> int:
     return exit_code_of(body, error_prefix="error", interrupted="interrupted: every process of the run has been ended.")
 
 
@@ -40,28 +42,76 @@ def launch_single_task(arguments: Sequence[str]) -> int:
     return _guarded(body)
 
 
-def _compare(arguments: Sequence[str]) -> None:
+def _run(arguments: Sequence[str]) -> int:
+    def operands(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks of the gallery, or paths of others (default: all)")
+        parser.add_argument(
+            "-p",
+            nargs=2,
+            action="append",
+            default=[],
+            metavar=("PARAMETER", "VALUE"),
+            dest="given",
+            help="a parameter, for the notebooks that have it; may be repeated",
+        )
+
+    config, namespace = parse_command_line(
+        arguments,
+        BatchConfig,
+        prog="gallery run",
+        description="Run notebooks headless and say which of them really ran. Exit code 0: all passed; 1: not all; 130: interrupted.",
+        operands=operands,
+    )
+    from gallery_lib.batch import plan
+
+    planned = plan.plan(namespace.names, config.profile, dict(namespace.given))
+    from gallery_lib.batch import files, live, schedule, summary
+
+    with live.shown(len(planned)) as observer:
+        folder, report = schedule.run(planned, config, command=["gallery", "run", *arguments], observer=observer)
+    print(summary.text(report))
+    print(files.named(folder))
+    if report.interrupted_by:
+        return INTERRUPTED
+    return 0 if report.passed else 1
+
+
+def _compare_batches(before: str, after: str) -> int:
+    from gallery_lib.batch import changes
+
+    batches = changes.read_batch(before), changes.read_batch(after)
+    print(changes.text(*batches))
+    return 1 if any(change.regression for change in changes.changes(*batches)) else 0
+
+
+def _compare(arguments: Sequence[str]) -> int | None:
+    if len(arguments) == 2 and not any(word.startswith("-") for word in arguments):
+        return _compare_batches(*arguments)
     config, launch_config, compare_config = parse_command_line(
         arguments,
         TrainConfig,
         LaunchConfig,
         CompareConfig,
         prog="gallery compare",
-        description="Train a task as baseline and with the accelerated backend, in turns, and say what the difference is.",
+        description="Train a task as baseline and with the accelerated backend, in turns, and say what the difference is.\n"
+        "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or files in benchmarks/results/, compares those.",
         fixed={"compiler_opt": False, "dry_run": False},
     )
     from gallery_lib.measure.compare import compare_backend
     from gallery_lib.report import tables
 
     print(tables.comparison_text(compare_backend(config, launch_config, compare_config)))
+    return None
 
 
 def _show(arguments: Sequence[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise InputError("usage: gallery show FOLDER (a run, a comparison, or a folder that holds some)")
+        raise InputError("usage: gallery show FOLDER (a run, a comparison, a batch, or a folder that holds runs and comparisons)")
+    from gallery_lib.batch import record, summary
     from gallery_lib.report import tables
 
-    print(tables.folder_text(arguments[0]))
+    folder = Path(arguments[0])
+    print(summary.text(record.read_report(folder)) if (folder / record.REPORT_FILE).exists() else tables.folder_text(folder))
 
 
 def _doctor(arguments: Sequence[str]) -> None:
@@ -93,10 +143,11 @@ def _list(arguments: Sequence[str]) -> None:
         print(f"{name:28} {task.title:28} {task.domain}")
 
 
-_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "list": (_list, "the tasks of the gallery"),
-    "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help)"),
-    "show": (_show, "the tables of what a folder of runs holds"),
+    "run": (_run, "notebooks, headless, and which of them really ran (options: gallery run --help)"),
+    "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help); or two batch runs"),
+    "show": (_show, "the tables of what a folder of runs holds, or of a batch"),
     "doctor": (_doctor, "what this machine offers; where a run's step went; why several processes are slower than one"),
     "plot": (_plot, "a comparison's throughput since launch, as a picture"),
 }
@@ -106,15 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The `gallery` command."""
     words = list(sys.argv[1:] if arguments is None else arguments)
 
-    def body() -> None:
+    def body() -> int | None:
         if not words or words[0] in ("-h", "--help", "help"):
             print("usage: gallery COMMAND …\n")
             print("\n".join(f"  {name:10} {meaning}" for name, (_, meaning) in _COMMANDS.items()))
             print("\nTraining one task: python launch_single_task.py --help")
-            return
+            return None
         if words[0] not in _COMMANDS:
             raise InputError(f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: {', '.join(_COMMANDS)}.")
-        _COMMANDS[words[0]][0](words[1:])
+        return _COMMANDS[words[0]][0](words[1:])
 
     return _guarded(body)
 

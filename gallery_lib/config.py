@@ -203,3 +203,25 @@ class WalkConfig:
     epochs: int = option(2, "passes over the images", unit="epochs", minimum=1)
     log_steps: int = option(5, "steps between two lines of the log", unit="steps", minimum=1)
     processes: int | None = option(None, "processes of the parallel runs; default: one per device, at most 8", unit="processes", minimum=1)
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """How `gallery run` runs notebooks."""
+
+    profile: Literal["quick", "full"] | None = option(
+        None, "parameters from notebooks/profiles/, for the notebooks that have them; default: the notebooks' own"
+    )
+    jobs: int = option(
+        1,
+        "notebooks at a time, each on its share of the cores or GPUs; they disturb each other's figures",
+        unit="notebooks",
+        minimum=1,
+    )
+    deadline: float | None = option(None, "end a notebook that takes longer; default: wait", unit="seconds", minimum=1)
+    retries: int = option(0, "how often a notebook that did not pass is run again", unit="times", minimum=0)
+    memory_limit: float | None = option(
+        None, "end a notebook whose processes together hold more; default: no limit", unit="GiB", minimum=0.01
+    )
+    resume: bool = option(False, "go on in --out: keep what passed with the same notebook, parameters, package and versions")
+    out: str | None = option(None, "folder of the executed notebooks and reports; default: a new one below runs/")

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields
 from typing import Any, Literal, TypeVar, Union
 
@@ -189,23 +189,32 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_command_line(
-    arguments: Sequence[str], *classes: type, prog: str, description: str, fixed: Mapping[str, Any] | None = None
+    arguments: Sequence[str],
+    *classes: type,
+    prog: str,
+    description: str,
+    fixed: Mapping[str, Any] | None = None,
+    operands: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> list[Any]:
     """An instance of each options class from command-line words.
 
-    `fixed` holds options that the caller has decided: they are not offered. Raises InputError on anything wrong;
-    `--help` prints every option with its default and unit and ends with exit code 0.
+    `fixed` holds options that the caller has decided: they are not offered. `operands` declares what is no option of
+    a class (names of files, say); the namespace that holds them is then the last of the results. Raises InputError on
+    anything wrong; `--help` prints every option with its default and unit and ends with exit code 0.
     """
     parser = _Parser(prog=prog, description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if operands is not None:
+        operands(parser)
     for cls in classes:
         add_arguments(parser, cls, skip=tuple(fixed or ()))
-    namespace, unknown = parser.parse_known_args(list(arguments))
+    namespace, unknown = parser.parse_known_intermixed_args(list(arguments))
     known = [f.name for cls in classes for f in fields(cls)]
     if unknown:
         name = unknown[0].split("=")[0].lstrip("-").replace("-", "_")
         raise InputError(f"unknown option `{unknown[0]}`.{did_you_mean(name, known)} See --help.")
     given = {**vars(namespace), **(fixed or {})}
-    return [from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given}) for cls in classes]
+    instances: list[Any] = [from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given}) for cls in classes]
+    return [*instances, namespace] if operands is not None else instances
 
 
 def command_line(*configs: Any) -> list[str]:

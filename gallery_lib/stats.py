@@ -77,3 +77,14 @@ def ratio_of_medians(
     low_bound = np.exp(centre + low * widen) / (1.0 + process_spread)
     high_bound = np.exp(centre + high * widen) * (1.0 + process_spread)
     return Ratio(ratio=float(np.exp(centre)), low=float(low_bound), high=float(high_bound))
+
+
+def change_of_ratio(before: Ratio, after: Ratio) -> Ratio:
+    """`after` over `before`, two ratios that were measured independently (so: verdict `faster` when the ratio has grown).
+
+    Their relative errors add up as independent ones do, by the root of the sum of squares, on each side.
+    """
+    below = np.hypot(np.log(after.ratio / after.low), np.log(before.high / before.ratio))
+    above = np.hypot(np.log(after.high / after.ratio), np.log(before.ratio / before.low))
+    change = after.ratio / before.ratio
+    return Ratio(ratio=change, low=float(change * np.exp(-below)), high=float(change * np.exp(above)))

@@ -1,5 +1,6 @@
 """Options: declared once, checked everywhere in the same way."""
 
+import argparse
 import dataclasses
 import os
 import subprocess
@@ -94,3 +95,14 @@ def test_help_shows_every_option_with_default_and_unit(checkout: Path) -> None:
         assert f"--{f.name}" in result.stdout
     assert "[samples]" in result.stdout
     assert "(default: resnet50)" in result.stdout
+
+
+def test_operands_stand_anywhere_among_the_options_and_come_last() -> None:
+    def operands(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("names", nargs="*")
+
+    words = ["one", "--batch_size=4", "two"]
+    config, namespace = parse_command_line(words, TrainConfig, prog="test", description="", operands=operands)
+    assert (config.batch_size, namespace.names) == (4, ["one", "two"])
+    with pytest.raises(InputError, match="Did you mean `batch_size`"):
+        parse_command_line([*words, "--batch_sise=4"], TrainConfig, prog="test", description="", operands=operands)

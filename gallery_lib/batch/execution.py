@@ -1,0 +1,140 @@
+"""One notebook on its way: papermill in a process of its own, in its own session, under the supervisor.
+
+The supervisor ends every descendant (kernel, torchrun, workers, loaders) when papermill ends, when it is told to, and
+when this process is gone, however it went. The whole of a notebook has one deadline, and one memory limit: the bytes
+of all its processes together, shared pages counted once. The limit is watched, not enforced by Linux (that would take
+rights that a user seldom has), so a process can be over it for a tenth of a second, a new one for a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import yaml
+
+import gallery_lib
+from gallery_lib.batch import evidence
+from gallery_lib.batch.evidence import LOG_FILE, RUNS_FOLDER, Ended, Outcome
+from gallery_lib.batch.plan import Planned
+from gallery_lib.batch.shares import Share
+from gallery_lib.config import BatchConfig
+from gallery_lib.log import last_step
+
+STOP_SECONDS = 8.0
+"""How long the supervisor may take to end everything before it is killed itself."""
+LOOK_FOR_PROCESSES_SECONDS = 1.0
+"""How often a watched notebook's processes are listed anew; listing them takes milliseconds, asking each microseconds."""
+PARAMETERS_FILE = "parameters.yaml"
+
+
+def _held_bytes(process: psutil.Process, *, shared_once: bool = False) -> int:
+    """Resident memory of a process, 0 once it is gone; its share of shared pages is divided where that is asked, at a cost."""
+    with contextlib.suppress(psutil.Error):
+        if not shared_once:
+            return process.memory_info().rss
+        full = process.memory_full_info()
+        return getattr(full, "pss", full.uss)  # only Linux counts shared pages
+    return 0
+
+
+def progress(folder: Path, cells: int) -> str:
+    """How far the notebook of that folder is, of `cells` cells: `cell 5 of 24, step 40 of 66`, say."""
+    cell = evidence.started_cell(evidence.read_log(folder))
+    if cell is None:
+        return "starting"
+    text = f"cell {cell} of {cells}"
+    for config in (folder / RUNS_FOLDER).rglob("config.json"):
+        if not (config.parent / "results.json").exists() and (step := last_step(config.parent)):
+            return f"{text}, step {step} of {json.loads(config.read_text())['max_steps']}"
+    return text
+
+
+class Execution:
+    """The processes of one notebook. Owns them: `stop` ends them all, and so does the end of this process."""
+
+    def __init__(self, planned: Planned, folder: Path, config: BatchConfig, share: Share) -> None:
+        self.planned, self.folder, self.config, self.share = planned, folder, config, share
+        self.executed = folder / f"{planned.name}.ipynb"
+        folder.mkdir(parents=True)
+        (folder / PARAMETERS_FILE).write_text(yaml.safe_dump(planned.parameters))  # the values keep their types
+        command = [sys.executable, "-m", "papermill", str(planned.path), str(self.executed), "-f", str(folder / PARAMETERS_FILE)]
+        command += ["--cwd", str(planned.path.parent), "--log-output", "--no-progress-bar"]
+        package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
+        search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
+        own = {"PYTHONPATH": search_path, "GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER), "PYTHONUNBUFFERED": "1"}
+        self._oom_kills_before = evidence.oom_kills()
+        self._ended_by: Literal["timeout", "out of memory", "not run"] | None = None
+        self._because = ""
+        self._processes: list[psutil.Process] = []
+        self._listed = 0.0
+        self._began = time.monotonic()
+        with (folder / LOG_FILE).open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gallery_lib.supervisor", *share.prefix, *command],
+                env={**os.environ, **own, **share.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Time since it was started."""
+        return time.monotonic() - self._began
+
+    def running(self) -> bool:
+        """Whether it has not ended yet; ends it when it is over its deadline or its memory limit."""
+        if self._process.poll() is not None:
+            return False
+        if self.config.deadline is not None and self.seconds > self.config.deadline:
+            self.stop("timeout", f"still running at its deadline of {self.config.deadline:g} s")
+        elif self.config.memory_limit is not None:
+            self._hold_to(self.config.memory_limit)
+        return self._process.poll() is None
+
+    def _hold_to(self, limit_gibibytes: float) -> None:
+        limit = limit_gibibytes * 2**30
+        if time.monotonic() - self._listed > LOOK_FOR_PROCESSES_SECONDS:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._processes = psutil.Process(self._process.pid).children(recursive=True)
+            self._listed = time.monotonic()
+        if sum(_held_bytes(process) for process in self._processes) <= limit:
+            return
+        held = sum(_held_bytes(process, shared_once=True) for process in self._processes)
+        if held > limit:
+            with contextlib.suppress(psutil.NoSuchProcess):  # at once: it may go on growing while it is asked to end
+                max(self._processes, key=_held_bytes).kill()
+            self.stop("out of memory", f"its processes held {held / 2**30:.2f} GiB together, and {limit_gibibytes:g} are allowed")
+
+    def progress(self) -> str:
+        """How far it is."""
+        return progress(self.folder, self.planned.cells + bool(self.planned.parameters))
+
+    def stop(self, ended_by: Literal["timeout", "out of memory", "not run"], because: str) -> None:
+        """End every process of the notebook, for the reason given; returns when they are gone."""
+        if self._process.poll() is not None:
+            return
+        self._ended_by, self._because = ended_by, because
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def outcome(self) -> Outcome:
+        """What the evidence says, once it has ended."""
+        code = self._process.wait()
+        ended = Ended(code if code >= 0 else 128 - code, self._ended_by, self._because, evidence.oom_kills() - self._oom_kills_before)
+        return evidence.judge(self.executed, ended, measures=self.planned.measures)

@@ -1,0 +1,80 @@
+"""How a batch goes, while it goes: a table that is kept up to date on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gallery_lib.batch import summary
+from gallery_lib.batch.execution import Execution
+from gallery_lib.batch.record import Record, Report
+from gallery_lib.batch.schedule import Observer
+
+LINE_SECONDS = 30.0
+REDRAW_SECONDS = 1.0  # drawing takes time from what is measured
+
+
+class Lines(Observer):
+    """A line at every start and end, and now and then one for what runs."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._said = count, time.monotonic()
+        self._ended: set[str] = set()
+
+    def started(self, name: str) -> None:
+        print(f"{name}: started", flush=True)
+
+    def ended(self, name: str, record: Record) -> None:
+        self._ended.add(name)
+        details = "; ".join(filter(None, [record.reason, summary.speedups(record)]))
+        after = "" if record.kept else f" after {summary.duration(record.seconds)}"
+        print(f"[{len(self._ended)}/{self._count}] {name}: {summary.status(record)}{after}{': ' if details else ''}{details}", flush=True)
+
+    def goes_on(self, running: Sequence[Execution], report: Report) -> None:
+        if time.monotonic() - self._said < LINE_SECONDS:
+            return
+        self._said = time.monotonic()
+        for execution in running:
+            print(f"{execution.planned.name}: {execution.progress()}, {summary.duration(execution.seconds)}", flush=True)
+
+
+class Table(Observer):
+    """The table on a terminal; it goes when the batch has ended, since the summary follows. NO_COLOR is heeded."""
+
+    def __init__(self, live: Any) -> None:
+        self._live, self._drawn = live, 0.0
+
+    def goes_on(self, running: Sequence[Execution], report: Report) -> None:
+        if time.monotonic() - self._drawn < REDRAW_SECONDS:
+            return
+        from rich.markup import escape
+        from rich.table import Table as Drawn
+
+        self._drawn = time.monotonic()
+        by_name = {execution.planned.name: execution for execution in running}
+        drawn = Drawn("notebook", "status", "duration", "what", title=summary.totals(report))
+        for name, record in report.notebooks.items():
+            if name in by_name:
+                drawn.add_row(name, "[bold]running[/]", summary.duration(by_name[name].seconds), by_name[name].progress())
+            elif record.date is None:
+                drawn.add_row(name, "[dim]waiting[/]", "", "")
+            else:
+                colour = "green" if record.status == "passed" else "red"
+                what = record.reason or summary.speedups(record)
+                drawn.add_row(name, f"[{colour}]{summary.status(record)}[/]", summary.duration(record.seconds), escape(what))
+        self._live.update(drawn, refresh=True)
+
+
+@contextlib.contextmanager
+def shown(count: int) -> Iterator[Observer]:
+    """The observer that suits standard output, for a batch of `count` notebooks."""
+    if not sys.stdout.isatty():
+        yield Lines(count)
+        return
+    from rich.live import Live
+
+    with Live(auto_refresh=False, transient=True) as live:
+        yield Table(live)

@@ -1,0 +1,145 @@
+"""Checks the conventions of the notebooks: what a reader, papermill and another machine rely on.
+
+    python notebooks/conventions.py [FOLDER]     every notebook in FOLDER (default: this one); exit code 1 when one breaks a rule
+
+Reads the files and executes nothing. That figures have alternative text is seen from their being drawn by
+gallery_lib's functions, which add it (the tests that execute the notebooks look at the figures themselves). Links into
+the network are not followed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from gallery_lib.batch.notebook_file import Cell, NotebookFile, read_notebook  # noqa: E402
+from gallery_lib.batch.parameters import options_class  # noqa: E402
+from gallery_lib.errors import InputError  # noqa: E402
+from gallery_lib.options import parameters_source  # noqa: E402
+
+MAX_CODE_LINES = 30
+KERNEL = "gallery"
+HEADER = (("a title", r"\A# \S"), ("what one learns", r"\*\*You will learn\*\* \S"), ("what one needs", r"\*\*You need\*\* \S"))
+
+SHELL = re.compile(
+    r"^\s*!|^\s*\w+\s*=\s*!|^\s*%%?(bash|sh|script|sx|system|cmd)\b|\bos\.system\(|\bsubprocess\b|\.getoutput\(", re.MULTILINE
+)
+PLOTTING = re.compile(r"\b(matplotlib|plt|seaborn|plotly|bokeh|altair|IPython\.display)\b")
+ABSOLUTE_PATH = re.compile(r"(?:^|(?<=[\s\"'`(=\[]))(?:/[A-Za-z][\w.-]*|~/|[A-Z]:\\)[^\s\"'`)\]]*", re.MULTILINE)
+IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)[^)]*\)|<img\b(?P<attributes>[^>]*)>")
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)[^)]*\)|<a\b[^>]*href=[\"']([^\"']+)")
+CODE_IN_TEXT = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+MENTIONED_FILE = re.compile(r"\b(?:notebooks|data_prep|benchmarks|docs|gallery_lib|tests)/[\w./-]*\w\.(?:py|ipynb|md|json|yaml)\b")
+
+Problems = Iterator[tuple[int | None, str]]
+"""Number of the cell from 1 (None: the whole notebook), and what is wrong with it."""
+
+
+def _cells(notebook: NotebookFile, *, code: bool) -> Iterator[tuple[int, Cell]]:
+    return ((number, cell) for number, cell in enumerate(notebook.cells, 1) if cell.is_code == code)
+
+
+def header(notebook: NotebookFile, path: Path) -> Problems:
+    """Title, what one learns, what one needs, and the gallery's kernel."""
+    text = "\n\n".join(cell.source for _, cell in _cells(notebook, code=False))
+    for what, pattern in HEADER:
+        if not re.search(pattern, text):
+            yield None, f"its header lacks {what}"
+    if notebook.kernel != KERNEL:
+        yield None, f"its kernel is `{notebook.kernel}`, not `{KERNEL}`"
+
+
+def parameters(notebook: NotebookFile, path: Path) -> Problems:
+    """What settles parameters has a parameters cell, which says what the options class says."""
+    source = notebook.parameters_source
+    if source is None:
+        if any("settings(" in cell.source for cell in notebook.code):
+            yield None, "it settles parameters, and has no cell tagged `parameters`"
+    elif source != parameters_source(options_class(notebook, path)):
+        yield None, "its parameters cell is not what gallery_lib.config declares"
+
+
+def outputs(notebook: NotebookFile, path: Path) -> Problems:
+    """A committed notebook has not been executed."""
+    for number, cell in _cells(notebook, code=True):
+        if cell.outputs or cell.execution_count is not None:
+            yield number, "has outputs or an execution count: run nbstripout"
+
+
+def code(notebook: NotebookFile, path: Path) -> Problems:
+    """Code cells are short, call no shell, whose failure would go unseen, and leave figures to the gallery's functions."""
+    for number, cell in _cells(notebook, code=True):
+        if (lines := len(cell.source.splitlines())) > MAX_CODE_LINES:
+            yield number, f"has {lines} lines; at most {MAX_CODE_LINES} fit on a screen"
+        if match := SHELL.search(cell.source):
+            yield number, f"starts a command (`{match[0].strip()}`), and would not fail with it: call gallery_lib.script.run_script"
+        if match := PLOTTING.search(cell.source):
+            yield number, f"draws by itself (`{match[0]}`), without alternative text: call a function of gallery_lib"
+
+
+def paths(notebook: NotebookFile, path: Path) -> Problems:
+    """No path that only one machine has."""
+    for number, cell in enumerate(notebook.cells, 1):
+        for match in ABSOLUTE_PATH.finditer(cell.source):
+            yield number, f"holds the absolute path {match[0]}"
+
+
+def _anchors(notebook: NotebookFile) -> set[str]:
+    """What JupyterLab calls the headings: their text with dashes for spaces."""
+    headings = re.findall(r"^#+ (.+)$", "\n".join(cell.source for _, cell in _cells(notebook, code=False)), re.MULTILINE)
+    return {heading.strip().replace(" ", "-") for heading in headings}
+
+
+def links(notebook: NotebookFile, path: Path) -> Problems:
+    """Pictures have alternative text; files that are linked to or named, and headings that are linked to, exist."""
+    for number, cell in _cells(notebook, code=False):
+        text = CODE_IN_TEXT.sub("", cell.source)
+        targets = [target for match in LINK.finditer(text) for target in match.groups() if target]
+        for match in IMAGE.finditer(text):
+            attributes = match["attributes"] or ""
+            alternative = re.search(r"alt=[\"']([^\"']*)", attributes)
+            if not (match["alt"] or (alternative and alternative[1].strip())):
+                yield number, f"shows a picture without alternative text: {match[0]}"
+            source = re.search(r"src=[\"']([^\"']+)", attributes)
+            targets += [match["target"] or (source[1] if source else "")]
+        for target in targets:
+            file, _, anchor = target.partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            if file and not (path.parent / file).exists():
+                yield number, f"links to {file}, which does not exist"
+            elif anchor and not file and anchor not in _anchors(notebook):
+                yield number, f"links to the heading #{anchor}, which is not in this notebook"
+        for mentioned in MENTIONED_FILE.findall(cell.source):
+            if not (ROOT / mentioned).exists():
+                yield number, f"names {mentioned}, which does not exist"
+
+
+RULES: tuple[Callable[[NotebookFile, Path], Problems], ...] = (header, parameters, outputs, code, paths, links)
+
+
+def broken(path: Path) -> list[str]:
+    """A message for each breach of a rule in the notebook at `path`."""
+    try:
+        notebook = read_notebook(path)
+        found = [problem for rule in RULES for problem in rule(notebook, path)]
+    except InputError as error:
+        return [str(error)]
+    return [f"{path.name}{f', cell {number}' if number else ''}: {problem}" for number, problem in found]
+
+
+def main(folder: Path) -> int:
+    """Print what is broken in any notebook of the folder."""
+    notebooks = sorted(folder.glob("*.ipynb"))
+    messages = [message for path in notebooks for message in broken(path)]
+    print("\n".join([*messages, f"checked: {len(notebooks)} notebook(s), {len(messages)} breach(es)"]))
+    return 1 if messages or not notebooks else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "notebooks"))

@@ -1,0 +1,148 @@
+"""One report in four forms that say the same: text, JSON, JUnit XML, HTML."""
+
+from __future__ import annotations
+
+import dataclasses
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from gallery_lib.batch import files, junit, page, summary
+from gallery_lib.batch.record import Record, Report, read_report
+from gallery_lib.cli import main
+from gallery_lib.errors import InputError
+
+MEASURED = {
+    "processes": 1,
+    "amp_level": "O0",
+    "device": "cpu",
+    "verdict": "faster",
+    "speedup": {"ratio": 1.5, "low": 1.4, "high": 1.6},
+    "parity_passed": True,
+    "break_even_steps": 30,
+    "metrics": {},
+    "chance": {},
+}
+
+
+def record(status: str, reason: str | None = None, **values: object) -> Record:
+    ran = Record(status, reason, 65.0, "2026-11-21T12:00:00+0000", 1, False, {"seed": 3}, "abc", "x", 4, 5, ["<last> & words"])  # type: ignore[arg-type]
+    return dataclasses.replace(ran, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def report() -> Report:
+    return Report(
+        command="gallery run --profile quick",
+        began="2026-11-21T12:00:00+0000",
+        ended="2026-11-21T12:10:00+0000",
+        interrupted_by="SIGTERM",
+        seconds=600.0,
+        options={"jobs": 1},
+        machine={"python": "3.11", "torch": "2.15", "cpu": "A CPU", "cores": 2, "isa": ["avx2"], "memory_bytes": 2**34},
+        notebooks={
+            "alexnet": record("passed", comparisons=[MEASURED, {**MEASURED, "processes": 2, "verdict": "not comparable", "speedup": None}]),
+            "bert": record("failed", "ValueError: 17 is <wrong>"),
+            "bart": record("failed", "ValueError: 18 is <wrong>"),
+            "unet": record("kernel died", "the kernel was gone, in cell 2 of 5, `x`"),
+            "vgg": record("timeout", "still running"),
+            "vit": record("not run", "interrupted by SIGTERM before its turn", date=None, folder=None),
+            "kept": record("passed", kept=True, attempts=2),
+        },
+    )
+
+
+def test_the_text_has_every_status_and_failures_of_the_same_kind_once(report: Report) -> None:
+    text = summary.text(report)
+    assert "2 of 7 passed; 2 failed, 1 timeout, 1 kernel died, 1 not run, interrupted by SIGTERM, in 10 min 0 s." in text
+    assert "bert, bart: failed\n  ValueError: 17 is <wrong>\n  | <last> & words" in text
+    assert "1p O0 1.50× (1.40 to 1.60); 2p O0 not comparable" in text
+    assert "passed (kept, attempt 2)" in text
+    assert "ValueError: 18" not in text
+
+
+def test_gallery_show_prints_the_table_of_a_batch(report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.write(tmp_path, report)
+    assert main(["show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == summary.text(report) + "\n"
+
+
+def test_the_json_comes_back_as_it_was(report: Report, tmp_path: Path) -> None:
+    files.write(tmp_path, report)
+    assert read_report(tmp_path) == report
+    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.xml", "report.html"}
+
+
+@pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "damaged"), ('{"schema": 99}', "another schema")])
+def test_a_report_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+    if text:
+        (tmp_path / "report.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_report(tmp_path)
+
+
+def test_junit_has_a_case_per_notebook_with_its_reason_and_log(report: Report) -> None:
+    (suite,) = ElementTree.fromstring(junit.document(report))
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "7",
+        "failures": "2",
+        "errors": "2",
+        "skipped": "1",
+    }
+    kinds = {case.get("name"): [element.tag for element in case] for case in suite}
+    assert kinds["alexnet"] == [] and kinds["bert"] == ["failure"] and kinds["vgg"] == ["error"] and kinds["vit"] == ["skipped"]
+    failure = suite.find("./testcase[@name='bert']/failure")
+    assert failure is not None
+    assert (failure.get("message"), failure.text) == ("ValueError: 17 is <wrong>", "<last> & words")
+
+
+class Elements(HTMLParser):
+    """Collects (tag, attributes), and checks that what is opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_suits_a_phone_and_the_dark(report: Report) -> None:
+    text = page.html(report)
+    elements = Elements(text).found
+    tags = {tag for tag, _ in elements}
+    assert not tags & {"script", "link", "img", "iframe"} and "url(" not in text and "http" not in text
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in elements
+    assert "prefers-color-scheme: dark" in text
+    assert all("data-label" in attributes for tag, attributes in elements if tag == "td")
+
+
+def test_the_page_says_what_the_text_says_and_escapes_what_notebooks_print(report: Report) -> None:
+    text = page.html(report)
+    for part in (
+        "2 of 7 passed",
+        "ValueError: 18 is &lt;wrong&gt;",
+        "&lt;last&gt; &amp; words",
+        "1.50× (1.40 to 1.60)",
+        "seed=3",
+        "bert, bart",
+    ):
+        assert part in text
+    assert "<wrong>" not in text
+
+
+def test_a_batch_that_all_passed_shows_no_failures(report: Report) -> None:
+    fine = dataclasses.replace(report, notebooks={"alexnet": report.notebooks["alexnet"]}, interrupted_by=None)
+    assert fine.passed
+    assert "What went wrong" not in page.html(fine)
+    assert "1 of 1 passed, in 10 min 0 s." in summary.text(fine)

@@ -1,0 +1,70 @@
+"""Several notebooks at a time: no more than there are devices and memory, and none on another's share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gallery_lib import hardware
+from gallery_lib.batch import evidence
+from gallery_lib.batch.execution import progress
+from gallery_lib.batch.shares import check, shares
+from gallery_lib.config import BatchConfig
+from gallery_lib.errors import InputError
+
+SMALL = [(f"notebook{i}", {}) for i in range(200)]
+
+
+def test_one_at_a_time_has_the_whole_machine() -> None:
+    (share,) = shares(1)
+    assert (share.prefix, share.environment) == ([], {})
+    check(BatchConfig(), SMALL)
+
+
+def test_more_notebooks_at_a_time_than_devices_are_refused() -> None:
+    with pytest.raises(InputError, match=r"jobs=150: this host has \d+ .*, so at most \d+ notebooks at a time"):
+        check(BatchConfig(jobs=150), SMALL)
+
+
+def test_limits_that_together_exceed_the_memory_are_refused() -> None:
+    too_much = hardware.memory_bytes() / 2**30 * 1.1
+    with pytest.raises(InputError, match=r"jobs=1 × memory_limit=.* GiB: this host has .* GiB of memory"):
+        check(BatchConfig(memory_limit=too_much), SMALL)
+
+
+@pytest.mark.skipif(
+    hardware.gpu_count() > 0 or hardware.cores() < 2, reason="needs two CPU cores, and no GPU, whose memory nobody asks about"
+)
+def test_notebooks_whose_estimates_do_not_fit_together_are_refused() -> None:
+    large = {"batch_size": 4000, "image_size": 224}
+    with pytest.raises(InputError, match=r"the 2 largest of these notebooks need about .* GiB of memory together"):
+        check(BatchConfig(jobs=2), [("alexnet", large), ("vgg16", large), ("index", {})])
+    check(BatchConfig(jobs=2), [("index", {}), ("your_model", {})])
+
+
+@pytest.mark.skipif(hardware.cores() < 2, reason="one core cannot be shared out")
+def test_a_share_confines_its_command_to_cores_of_its_own() -> None:
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    seen = []
+    for share in shares(2):
+        result = subprocess.run([*share.prefix, sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        seen.append(set(map(int, result.stdout.strip("[]\n").split(","))))
+    assert seen[0] | seen[1] == os.sched_getaffinity(0)
+    assert not seen[0] & seen[1]
+
+
+def test_progress_tells_the_cell_and_the_step_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    assert progress(tmp_path, 9) == "starting"
+    (tmp_path / evidence.LOG_FILE).write_text("Executing Cell 4-----\nEnding Cell 4-----\nExecuting Cell 5-----\n")
+    assert progress(tmp_path, 9) == "cell 5 of 9"
+    run = tmp_path / evidence.RUNS_FOLDER / "compare" / "baseline"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text('{"max_steps": 66}')
+    (run / "steps.jsonl").write_text('{"step": 40}\n')
+    assert progress(tmp_path, 9) == "cell 5 of 9, step 40 of 66"
+    (run / "results.json").write_text("{}")
+    assert progress(tmp_path, 9) == "cell 5 of 9"

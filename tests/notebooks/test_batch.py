@@ -1,0 +1,261 @@
+"""`gallery run` with real kernels: each fault gets its status, nothing is left running, an interrupted batch is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+from tiny_notebooks import write_notebook
+
+pytestmark = pytest.mark.slow
+
+MARK = "GALLERY_TEST_MARK"
+DEADLINE_SECONDS = 15
+
+
+@dataclass
+class Runner:
+    """Starts `gallery run` on notebooks, and finds every process that stems from it."""
+
+    environment: dict[str, str]
+    mark: str
+
+    def start(self, out: Path, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Without waiting for it."""
+        command = [sys.executable, "-m", "gallery_lib.cli", "run", "--out", str(out), *words]
+        environment = {**os.environ, **self.environment, MARK: self.mark}
+        return subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True)
+
+    def run(self, out: Path, *words: str) -> tuple[int, str]:
+        """Exit code and output."""
+        process = self.start(out, *words)
+        output, _ = process.communicate(timeout=200)
+        return process.returncode, output
+
+    def left(self) -> list[psutil.Process]:
+        """Those of its processes, and of theirs, that are still there."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
+@pytest.fixture(scope="module")
+def runner_for(kernel: dict[str, str]) -> Callable[[], Runner]:
+    return lambda: Runner(kernel, uuid.uuid4().hex)
+
+
+@pytest.fixture
+def runner(runner_for: Callable[[], Runner]) -> Iterator[Runner]:
+    """One that has left nothing behind in the end, whatever happened."""
+    one = runner_for()
+    yield one
+    for process in one.left():
+        process.kill()
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def read(out: Path) -> dict[str, Any]:
+    return json.loads((out / "report.json").read_text())
+
+
+FAULTS = {
+    "dies": [
+        "import os, subprocess\nchild = subprocess.Popen(['sleep', '500'], start_new_session=True)",
+        "os.kill(os.getpid(), 9)",
+        "print('never')",
+    ],
+    "hungry": ["blocks = []", "while True:\n    blocks.append(b'x' * 2**24)", "print('never')"],
+    "leaves": ["1 + 1", "raise SystemExit(0)", "print('never')"],
+    "raises": ["1 + 1", "raise ValueError('planted')", "print('never')"],
+    "sleeps": [
+        "import subprocess, time",
+        "child = subprocess.Popen(['sleep', '500'], start_new_session=True)\ntime.sleep(500)",
+        "print('never')",
+    ],
+    "unharmed": ["print('still here')"],
+}
+
+
+@dataclass
+class Faults:
+    code: int
+    output: str
+    left: list[psutil.Process]
+    out: Path
+    notebooks: Path
+
+    def metadata(self, name: str) -> list[str]:
+        """papermill's status of each cell, as it stands in the executed notebook."""
+        cells = json.loads((self.out / name / f"{name}.ipynb").read_text())["cells"]
+        return [cell["metadata"]["papermill"]["status"] for cell in cells]
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory, runner_for: Callable[[], Runner]) -> Faults:
+    """One batch of a notebook for each fault, and a last one in which nothing is wrong."""
+    folder, runner = tmp_path_factory.mktemp("faults"), runner_for()
+    paths = [str(write_notebook(folder / "notebooks", name, *sources)) for name, sources in FAULTS.items()]
+    code, output = runner.run(folder / "out", *paths, "--deadline", str(DEADLINE_SECONDS), "--memory-limit", "0.5")
+    return Faults(code, output, runner.left(), folder / "out", folder / "notebooks")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("dies", "kernel died", "the kernel was gone, in cell 2 of 3, `os.kill(os.getpid(), 9)`"),
+        ("hungry", "out of memory", "GiB together, and 0.5 are allowed, in cell 2 of 3"),
+        ("leaves", "failed", "1 of 3 code cells never ran; a cell left with SystemExit; the first is cell 3 of 3"),
+        ("raises", "failed", "ValueError: planted"),
+        ("sleeps", "timeout", f"still running at its deadline of {DEADLINE_SECONDS} s, in cell 2 of 3"),
+        ("unharmed", "passed", "None"),
+    ],
+)
+def test_each_fault_has_its_status_and_reason_and_the_others_are_unaffected(faults: Faults, name: str, status: str, reason: str) -> None:
+    record = read(faults.out)["notebooks"][name]
+    assert record["status"] == status
+    assert reason in str(record["reason"])
+    assert any("Cell" in line for line in record["log_tail"])  # the notebook's words, not papermill's insides
+    assert f"{name}: {status}" in faults.output
+    assert faults.code == 1
+
+
+def test_no_process_of_any_of_them_is_left(faults: Faults) -> None:
+    assert faults.left == []
+
+
+def test_the_other_reports_say_the_same(faults: Faults) -> None:
+    (suite,) = ElementTree.parse(faults.out / "report.xml").getroot()
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["6", "2", "3", "0"]
+    assert "1 of 6 passed; 2 failed, 1 timeout, 1 kernel died, 1 out of memory" in faults.output
+    assert "ValueError: planted" in (faults.out / "report.html").read_text()
+
+
+def papermill(faults: Faults, name: str, environment: dict[str, str], *words: str) -> tuple[int, list[str]]:
+    """Exit code and cell statuses when papermill runs the notebook by itself."""
+    out = faults.out / f"{name}-by-papermill.ipynb"
+    command = [sys.executable, "-m", "papermill", str(faults.notebooks / f"{name}.ipynb"), str(out), *words]
+    code = subprocess.run(command, capture_output=True, timeout=120, env={**os.environ, **environment}).returncode
+    return code, [cell["metadata"]["papermill"]["status"] for cell in json.loads(out.read_text())["cells"] if "source" in cell]
+
+
+def test_papermills_own_metadata_calls_dead_and_never_run_cells_completed(faults: Faults, kernel: dict[str, str]) -> None:
+    assert faults.metadata("dies") == ["completed"] * 3
+    write_notebook(faults.notebooks, "waits", "1", "import time\ntime.sleep(30)", "print('never')")
+    _, statuses = papermill(faults, "waits", kernel, "--execution-timeout", "2")
+    assert statuses == ["completed"] * 3
+
+
+def test_papermills_exit_code_is_0_for_a_notebook_that_left_half_way(faults: Faults, kernel: dict[str, str]) -> None:
+    assert papermill(faults, "leaves", kernel)[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_everything_and_reports_what_was_done(tmp_path: Path, runner: Runner, number: signal.Signals) -> None:
+    paths = [write_notebook(tmp_path, "first", "import time\ntime.sleep(500)"), write_notebook(tmp_path, "second", "1")]
+    process = runner.start(tmp_path / "out", *map(str, paths))
+    log = tmp_path / "out" / "first" / "papermill.txt"
+    wait_for(lambda: log.exists() and "Executing Cell 1" in log.read_text())
+    code, output = runner.run(tmp_path / "out", *map(str, paths), "--resume")
+    assert (code, "another `gallery run` is at work" in output) == (2, True)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert runner.left() == []
+    report = read(tmp_path / "out")
+    assert (report["interrupted_by"], report["ended"] is None) == (number.name, False)
+    assert {name: record["status"] for name, record in report["notebooks"].items()} == {"first": "not run", "second": "not run"}
+    assert f"interrupted by {number.name} after" in report["notebooks"]["first"]["reason"]
+    assert report["notebooks"]["second"]["reason"] == f"interrupted by {number.name} before its turn"
+    assert f"0 of 2 passed; 2 not run, interrupted by {number.name}" in output
+
+
+def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_changed(tmp_path: Path, runner: Runner) -> None:
+    go, count, itself = tmp_path / "go", tmp_path / "count", str(tmp_path / "second.ipynb")
+    counting = f"with open({str(count)!r}, 'a') as file:\n    file.write('x')"
+    waiting = f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.1)"
+    changing = f"with open({itself!r}, 'a') as file:\n    file.write(' ')"
+    paths = [str(write_notebook(tmp_path, "first", counting)), str(write_notebook(tmp_path, "second", waiting, changing))]
+    out = tmp_path / "out"
+    process = runner.start(out, *paths)
+    log = out / "second" / "papermill.txt"
+    wait_for(lambda: log.exists() and "Executing Cell 1" in log.read_text())
+    process.kill()
+    process.wait()
+    wait_for(lambda: not runner.left(), 10)  # nothing outlives the runner, however it went
+    report = read(out)
+    assert report["ended"] is None
+    assert {name: record["status"] for name, record in report["notebooks"].items()} == {"first": "passed", "second": "not run"}
+
+    go.touch()
+    code, output = runner.run(out, *paths)
+    assert (code, "Add --resume to go on with it" in output) == (2, True)
+    for folder in ("second-2", "second-3"):  # it changed while it ran, so what passed was another notebook
+        code, output = runner.run(out, *paths, "--resume")
+        assert code == 0, output
+        records = read(out)["notebooks"]
+        assert (records["first"]["kept"], records["second"]["kept"], records["second"]["folder"]) == (True, False, folder)
+        assert "first: passed (kept)" in output and "2 of 2 passed" in output
+    assert count.read_text() == "x"
+
+
+def test_several_at_a_time_have_cores_of_their_own(tmp_path: Path, runner: Runner) -> None:
+    """Each waits for the other, so they pass only when both run at once."""
+    paths = []
+    for name, other in (("left", "right"), ("right", "left")):
+        here, there = tmp_path / f"{name}-is-here", tmp_path / f"{other}-is-here"
+        source = f"import os, time\nopen({str(here)!r}, 'w').write(str(sorted(os.sched_getaffinity(0))))\n"
+        source += f"while not os.path.exists({str(there)!r}):\n    time.sleep(0.1)"
+        paths.append(str(write_notebook(tmp_path, name, source)))
+    code, output = runner.run(tmp_path / "out", *paths, "--jobs", "2", "--deadline", "60")
+    if len(os.sched_getaffinity(0)) < 2:
+        assert (code, "so at most 1 notebooks at a time" in output) == (2, True)
+        return
+    assert code == 0, output
+    cores = [set(json.loads((tmp_path / f"{name}-is-here").read_text())) for name in ("left", "right")]
+    assert cores[0] and cores[1] and not cores[0] & cores[1]
+
+
+def test_a_retry_is_counted_parameters_arrive_with_their_type_and_a_terminal_gets_a_table(tmp_path: Path, runner: Runner) -> None:
+    again = tmp_path / "again"
+    check = "import os\nassert (steps, rate) == (5, 1e-5)"
+    flaky = f"{check}\nif not os.path.exists({str(again)!r}):\n    open({str(again)!r}, 'w')\n    1 / 0"
+    path = write_notebook(tmp_path, "flaky", flaky, parameters="steps: int = 3\nrate: float = None")
+    terminal, other_end = pty.openpty()
+    words = ["-p", "steps", "5", "-p", "rate", "1e-5", "--retries", "1"]
+    with os.fdopen(terminal, "rb") as screen:
+        process = runner.start(tmp_path / "out", str(path), *words, stdout=other_end)
+        os.close(other_end)
+        shown = b""
+        with contextlib.suppress(OSError):  # what the end of a terminal gives
+            while part := screen.read1(65536):
+                shown += part
+    assert process.wait(timeout=60) == 0
+    record = read(tmp_path / "out")["notebooks"]["flaky"]
+    assert (record["status"], record["attempts"], record["folder"]) == ("passed", 2, "flaky-2")
+    assert record["parameters"] == {"steps": 5, "rate": 1e-5}
+    text = shown.decode()
+    assert "running" in text and "\x1b[" in text  # a table that is drawn again and again
+    assert "1 of 1 passed" in text
