@@ -122,6 +122,15 @@ def _doctor(arguments: Sequence[str]) -> None:
     print(doctor.text(arguments))
 
 
+def _pack(arguments: Sequence[str]) -> None:
+    if len(arguments) not in (1, 3) or arguments[0].startswith("-") or (len(arguments) == 3 and arguments[1] != "--out"):
+        raise InputError("usage: gallery pack TASK [--out FILE.tar.gz] (default: gallery-TASK.tar.gz in this folder)")
+    from gallery_lib.pack import pack
+
+    name = arguments[0]
+    print(pack(name, Path(arguments[2] if len(arguments) == 3 else f"gallery-{name}.tar.gz")))
+
+
 def _plot(arguments: Sequence[str]) -> None:
     if len(arguments) != 2 or not arguments[1].endswith(".png"):
         raise InputError("usage: gallery plot COMPARISON_FOLDER PICTURE.png (throughput since launch)")
@@ -149,6 +158,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help); or two batch runs"),
     "show": (_show, "the tables of what a folder of runs holds, or of a batch"),
     "doctor": (_doctor, "what this machine offers; where a run's step went; why several processes are slower than one"),
+    "pack": (_pack, "one task as an archive that runs by itself on another machine"),
     "plot": (_plot, "a comparison's throughput since launch, as a picture"),
 }
 

@@ -57,10 +57,13 @@ def _gradients(session: Session) -> dict[str, Tensor]:
     return {name: p.grad.detach().double().contiguous().flatten() / scale for name, p in parameters if p.grad is not None}
 
 
-def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any]) -> dict[str, Any]:
-    """Gradient statistics on `batches` at the initial weights; the session's state is as before."""
+def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any], *, restore: bool = True) -> dict[str, Any]:
+    """Gradient statistics on `batches` at the initial weights.
+
+    The session's state is as before; without `restore`, which spares a copy of the weights, it has the initial ones.
+    """
     model = plain_module(session.model)
-    current = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    current = {name: value.detach().clone() for name, value in model.state_dict().items()} if restore else None
     model.load_state_dict(initial)
     square_norms: dict[str, float] = {}
     samples: dict[str, list[float]] = {}
@@ -72,7 +75,8 @@ def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any]) 
             if number == 0:
                 samples[name] = gradient[_sample_indices(gradient.numel()).to(gradient.device)].tolist()
     session.optimizer.zero_grad(set_to_none=True)
-    model.load_state_dict(current)
+    if current is not None:
+        model.load_state_dict(current)
     return {"batches": len(batches), "square_norms": square_norms, "samples": samples}
 
 

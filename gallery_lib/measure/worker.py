@@ -48,7 +48,7 @@ class Role:
 
 
 class Probing(Observer):
-    """Collects the first batches, keeps the initial weights, and probes the gradients once, after training."""
+    """Collects the first batches, keeps the initial weights, and can probe the gradients."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -63,16 +63,13 @@ class Probing(Observer):
         if step < FIRST_BATCHES:
             self.batches.append(batch)
 
-    def probe(self, session: Session) -> None:
+    def probe(self, session: Session, *, restore: bool = True) -> None:
         """Run the probe and write what it found, from rank 0."""
-        result = probe.run_probe(session, self.initial, self.batches[: self.role.probe_batches])
+        result = probe.run_probe(session, self.initial, self.batches[: self.role.probe_batches], restore=restore)
         if session.log.rank == 0:
             result |= {"weights": probe.digest(self.initial), "first_batches": [probe.digest(batch) for batch in self.batches]}
             probe.save(result, session.log.run_dir / PROBE_FILE)
         self.batches.clear()
-
-    def after_training(self, session: Session) -> None:
-        self.probe(session)
 
 
 class Variant(Probing):
@@ -112,6 +109,10 @@ class Reference(Probing):
             return tuple(widened(a) for a in args), {k: widened(v) for k, v in kwargs.items()}
 
         model.register_forward_pre_hook(to_float64, with_kwargs=True)
+
+    def after_training(self, session: Session) -> None:
+        session.optimizer.state.clear()  # memory that the probe can use; nothing is trained any more
+        self.probe(session, restore=False)
 
 
 def body(config: TrainConfig) -> None:

@@ -33,6 +33,7 @@ TASK = Task(
     metrics=segmentation.metrics,
     chance=segmentation.chance,
     optimizer=OptimizerSpec("RMSprop", lr=1e-4, weight_decay=1e-8, arguments={"momentum": 0.9}),
+    data_commands=("mock_segmentation", "check_segmentation"),
     data_examples=segmentation.examples,
     predictions=segmentation.predictions,
     parameters=17_267_458,

@@ -40,6 +40,7 @@ TASK = Task(
     # The paper's formula with a short warm-up, for runs of dozens of steps. Of the peaks tried at the quick sizes,
     # 1e-4 to 1e-3, this one had the lowest loss and error rate after 60 steps; a long training wants a longer warm-up.
     optimizer=OptimizerSpec("Adam", lr=2e-4, arguments={"betas": (0.9, 0.98), "eps": 1e-9}, schedule=noam(30)),
+    data_commands=("mock_speech", "check_features"),
     data_examples=speech_recognition.examples,
     predictions=speech_recognition.predictions,
     parameters=46_471_168,  # 44,303,872 and 512 for each of 4,233 tokens

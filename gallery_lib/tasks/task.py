@@ -57,5 +57,6 @@ class Task:
     sequence_length: int | None = None  # tokens or frames, where inputs are sequences
     samples_per_item: int = 1  # of the data set: two utterances of a speaker are two samples
     summary: Callable[[Mapping[str, Tensor]], dict[str, float]] | None = None
+    data_commands: tuple[str, ...] = ()  # in data_prep/: what makes its mock data, and what checks or prepares real data
     data_examples: Callable[[Splits], Examples] | None = None  # a look at the training data
     predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = None  # of models by title, on held-out data

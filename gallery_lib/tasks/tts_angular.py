@@ -36,6 +36,7 @@ TASK = Task(
     summary=speaker_verification.summary,
     chance=speaker_verification.chance,
     optimizer=OptimizerSpec("RAdam", lr=1e-3),
+    data_commands=("mock_speakers", "check_features"),
     data_examples=speaker_verification.examples,
     predictions=speaker_verification.predictions,
     parameters=9_381_890,

@@ -37,7 +37,7 @@ FLOORS: dict[float, tuple[str, ...]] = {
     2.5: ("train",),  # trains any of the tasks
     3: ("launcher", "supervisor", "worker", "script", "cluster"),
     4: ("measure",),
-    5: ("report",),
+    5: ("report", "pack"),
     5.5: ("batch",),  # its summary uses the tables
     6: ("cli", "notebook", "__main__"),
     6.5: ("walk",),

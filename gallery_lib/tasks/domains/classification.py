@@ -94,6 +94,7 @@ image_classifier = partial(
     loss=loss,
     metrics=metrics,
     chance=chance,
+    data_commands=("mock_imagenet", "check_imagenet"),
     data_examples=examples,
     predictions=predictions,
 )

@@ -154,6 +154,7 @@ language_model = partial(
     metrics=metrics,
     summary=summary,
     chance=chance,
+    data_commands=("text",),
     data_examples=examples,
     predictions=predictions,
 )

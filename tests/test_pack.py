@@ -1,0 +1,60 @@
+"""A packed task runs by itself elsewhere; the archive is the same every time and holds no surprising names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from gallery_lib import tasks
+from gallery_lib.cli import main
+from gallery_lib.pack import pack
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_an_archive_has_the_task_its_data_commands_and_nothing_of_other_notebooks(name: str, tmp_path: Path) -> None:
+    with tarfile.open(pack(name, tmp_path / "out.tar.gz")) as archive:
+        names = archive.getnames()
+    folder = f"gallery-{name}/"
+    assert all(entry.startswith(folder) and ".." not in Path(entry).parts for entry in names)
+    assert [entry for entry in names if entry.endswith(".ipynb")] == [f"{folder}notebooks/{name}.ipynb"]
+    commands = {Path(entry).stem for entry in names if entry.startswith(f"{folder}data_prep/")}
+    assert commands == set(tasks.get(name).data_commands) != set()
+    assert {f"{folder}{file}" for file in ("prepare.sh", "launch_single_task.py", "README.md", "gallery_lib/train.py")} <= set(names)
+
+
+def test_the_bytes_are_the_same_every_time(tmp_path: Path) -> None:
+    one, other = pack("alexnet", tmp_path / "one.tar.gz"), pack("alexnet", tmp_path / "other.tgz")
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["resnet5"], "Did you mean `resnet50`"),
+        (["resnet50", "--out", "x.zip"], "must end with .tar.gz"),
+        (["resnet50", "--out", "/nowhere/x.tar.gz"], "the folder /nowhere does not exist"),
+        ([], "usage: gallery pack"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_unpacked_launcher_and_data_command_run_in_their_folder(tmp_path: Path) -> None:
+    with tarfile.open(pack("resnet18", tmp_path / "out.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    here = tmp_path / "gallery-resnet18"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GALLERY_CACHE_DIR", "GALLERY_RUNS_DIR")}
+    small = ["--classes", "2", "--train-per-class", "8", "--val-per-class", "2"]
+    train = ["--model", "resnet18", "--batch_size=4", "--image_size=32", "--max_steps=2", "--workers=0"]
+    for command in ([sys.executable, "data_prep/mock_imagenet.py", *small], [sys.executable, "launch_single_task.py", *train]):
+        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    assert list((here / "runs").glob("*/results.json"))
