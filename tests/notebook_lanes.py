@@ -19,7 +19,7 @@ from typing import Any
 
 import nbformat
 
-LARGE = ("alexnet", "vgg16", "hf_Bart", "hf_Bert", "timm_vision_transformer")
+LARGE = ("alexnet", "vgg16", "hf_Bart", "hf_Bert")
 LIMIT_SECONDS = 590
 
 

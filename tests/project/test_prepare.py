@@ -90,6 +90,8 @@ class Checkout:
 def copy(tmp_path: Path, checkout: Path) -> Checkout:
     root, bin = tmp_path / "check out", tmp_path / "bin"  # a space, since some folders have one
     (root / "notebooks").mkdir(parents=True)
+    (root / "data_prep").mkdir()
+    (root / "data_prep" / "mock_imagenet.py").touch()
     bin.mkdir()
     for name in ("prepare.sh", "pyproject.toml", "requirements.lock"):
         shutil.copy(checkout / name, root)
