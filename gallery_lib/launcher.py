@@ -81,6 +81,14 @@ def torchrun_command(config: TrainConfig, launch: LaunchConfig, module: str = "g
     return [*command, "-m", module, *options.command_line(config)]
 
 
+def _direct_command(config: TrainConfig, launch: LaunchConfig, module: str) -> list[str]:
+    """The command line of a run on this host without torchrun."""
+    alone = ["-m", module, *options.command_line(config)]
+    if launch.nproc_per_node == 1:
+        return [sys.executable, *alone]
+    return [sys.executable, "-m", "gallery_lib.spawn", str(launch.nproc_per_node), str(config.run_dir), *alone]
+
+
 def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
     """The command that `launch` would run, with its environment, as a line for a shell."""
     _check(config, launch)
@@ -203,7 +211,7 @@ def start(
         module: what each process runs with `python -m`; it takes the options of TrainConfig.
         environment: more variables for the processes.
         show_log: pass rank 0's log lines on to standard output.
-        torchrun: False starts the only process of a run directly, which saves the seconds of torchrun's own start.
+        torchrun: False starts the processes of a run on one host directly, which saves the seconds of torchrun's own start.
     """
     config, launch = options.checked(config), options.checked(launch or LaunchConfig())
     _check(config, launch)
@@ -214,8 +222,7 @@ def start(
     Path(config.run_dir).mkdir(parents=True, exist_ok=True)
     for old in Path(config.run_dir).glob("error-rank*.json"):
         old.unlink()
-    alone = not torchrun and launch.nproc_per_node * launch.nnodes == 1
-    command = [sys.executable, "-m", module, *options.command_line(config)] if alone else torchrun_command(config, launch, module)
+    command = _direct_command(config, launch, module) if not torchrun and launch.nnodes == 1 else torchrun_command(config, launch, module)
     return Job(config, launch, command, {**environment_of(config, launch), **(environment or {})}, show_log=show_log)
 
 

@@ -14,6 +14,9 @@ import sys
 import threading
 import time
 
+RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
+"""Where the processes of a run that was started without torchrun meet: an `init_method` of torch.distributed."""
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from gallery_lib.processes import RENDEZVOUS_VARIABLE
+
 T = TypeVar("T")
 
 
@@ -36,8 +38,12 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     """Join the run's process group, if it has more than one process and this one has not joined yet."""
     if world_size() > 1 and not dist.is_initialized():
         chosen = device()
+        meeting_point = os.environ.get(RENDEZVOUS_VARIABLE)
         dist.init_process_group(
             backend="nccl" if chosen.type == "cuda" else "gloo",
+            init_method=meeting_point,
+            rank=rank() if meeting_point else -1,
+            world_size=world_size() if meeting_point else -1,
             timeout=timedelta(seconds=timeout_seconds),
             device_id=chosen if chosen.type == "cuda" else None,
         )

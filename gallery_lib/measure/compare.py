@@ -2,8 +2,8 @@
 
 Three runs, each in processes of its own with its own environment. First the float64 reference, alone, to its end
 (or one that was kept from an earlier comparison). Then the baseline starts up, alone; then the candidate, alone while
-the baseline waits: start-up is true for both (a single process is started without torchrun, whose own seconds would
-only be added to both). Then they take turns, a block of steps each, in the order A B B A, so that drift of the machine
+the baseline waits: start-up is true for both (on one host processes are started without torchrun, whose own seconds
+would only be added to both). Then they take turns, a block of steps each, in the order A B B A, so that drift of the machine
 falls on both. Last each evaluates, in turn. Speeds are only given when parity holds.
 """
 

@@ -43,7 +43,9 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
     return [
-        p for p in process.children(recursive=True) if "gallery_lib.worker" in p.cmdline() and "torch.distributed.run" not in p.cmdline()
+        p
+        for p in process.children(recursive=True)
+        if "gallery_lib.worker" in p.cmdline() and not {"torch.distributed.run", "gallery_lib.spawn"} & set(p.cmdline())
     ]
 
 
@@ -87,8 +89,28 @@ def test_a_failing_rank_raises_with_its_traceback_and_the_log(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(tmp_path: Path) -> None:
-    job = start(config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run")), TWO)
+def test_a_run_started_without_torchrun_is_the_same(tmp_path: Path) -> None:
+    losses = {}
+    for torchrun in (True, False):
+        job = start(config(run_dir=str(tmp_path / str(torchrun))), TWO, torchrun=torchrun)
+        results = job.result()
+        assert results is not None and results.world_size == 2
+        losses[torchrun] = results.loss["curve"]
+    assert losses[True] == losses[False]
+    assert not (tmp_path / "False" / "rendezvous").exists()
+
+
+@pytest.mark.slow
+def test_a_failing_rank_is_told_without_torchrun_too(tmp_path: Path) -> None:
+    job = start(config("FAILING", run_dir=str(tmp_path / "run")), TWO, torchrun=False)
+    with pytest.raises(RunFailed, match="ValueError: planted failure"):
+        job.result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torchrun", [True, False])
+def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(tmp_path: Path, torchrun: bool) -> None:
+    job = start(config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run")), TWO, torchrun=torchrun)
     try:
         wait_for(lambda: job.steps_done() >= 2)
         tree = psutil.Process(job._process.pid)

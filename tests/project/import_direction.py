@@ -35,7 +35,7 @@ FLOORS: dict[float, tuple[str, ...]] = {
     1.5: ("acceleration",),  # made of the parts on floor 1, which do not know it
     2: ("tasks",),
     2.5: ("train",),  # trains any of the tasks
-    3: ("launcher", "supervisor", "worker", "script", "cluster"),
+    3: ("launcher", "spawn", "supervisor", "worker", "script", "cluster"),
     4: ("measure",),
     5: ("report", "pack"),
     5.5: ("batch",),  # its summary uses the tables
