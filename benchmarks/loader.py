@@ -35,8 +35,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision.transforms import v2
 
 from gallery_lib import hardware, paths
-from gallery_lib.data.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder
-from gallery_lib.data.mock_imagenet import PRESETS, generate
+from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder
+from gallery_lib.data.images.mock_imagenet import PRESETS, generate
 from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.stats import ratio_of_medians
 

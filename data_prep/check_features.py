@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib.command import exit_code_of
-from gallery_lib.data.feature_check import check_features
-from gallery_lib.data.feature_manifest import KaldiLabels
+from gallery_lib.data.speech.feature_check import check_features
+from gallery_lib.data.speech.feature_manifest import KaldiLabels
 
 TASKS: dict[str, tuple[KaldiLabels, int, str]] = {  # Kaldi's file of labels, values a frame, what makes mock data
     "tts_angular": ("utt2spk", 40, "python data_prep/mock_speakers.py"),

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib.command import exit_code_of
-from gallery_lib.data.folder_check import check_image_folder
+from gallery_lib.data.images.folder_check import check_image_folder
 
 
 def main() -> int:

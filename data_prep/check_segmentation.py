@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib.command import exit_code_of
-from gallery_lib.data.segmentation_check import check_segmentation_folder
+from gallery_lib.data.images.segmentation_check import check_segmentation_folder
 
 
 def main() -> int:

@@ -7,7 +7,7 @@
     python data_prep/mock_imagenet.py --verify                         # is what is there still what was made?
 
 May be interrupted at any time; the same command goes on. Exit code 0: complete; 1: verify found problems, or writing
-failed; 2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/mock_imagenet.py.
+failed; 2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/images/mock_imagenet.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout wo
 
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of
-from gallery_lib.data.mock_imagenet import PRESETS, generate, verify
+from gallery_lib.data.images.mock_imagenet import PRESETS, generate, verify
 
 
 def main() -> int:

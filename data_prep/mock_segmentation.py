@@ -5,7 +5,7 @@
     python data_prep/mock_segmentation.py --train 5000 --out my_shapes    # more of them
 
 Appears as a whole or not at all; a second call finds it complete. Exit code 0: complete; 1: writing failed; 2: bad
-input; 130: Ctrl-C. The work is done by gallery_lib/data/mock_segmentation.py.
+input; 130: Ctrl-C. The work is done by gallery_lib/data/images/mock_segmentation.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout wo
 
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of
-from gallery_lib.data.mock_segmentation import SegmentationSpec, generate
+from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate
 
 
 def main() -> int:

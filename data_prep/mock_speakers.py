@@ -5,7 +5,7 @@
     python data_prep/mock_speakers.py --train 5000 --out my_speakers
 
 Appears as a whole or not at all; a second call finds it complete. Exit code 0: complete; 1: writing failed; 2: bad
-input; 130: Ctrl-C. The work is done by gallery_lib/data/mock_speakers.py.
+input; 130: Ctrl-C. The work is done by gallery_lib/data/speech/mock_speakers.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout wo
 
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of
-from gallery_lib.data.mock_speakers import SpeakerSpec, generate
+from gallery_lib.data.speech.mock_speakers import SpeakerSpec, generate
 
 
 def main() -> int:

@@ -5,7 +5,7 @@
     python data_prep/mock_speech.py --characters 4230 --words 20000 --train 20000 --out my_speech    # nearer to Mandarin
 
 May be interrupted at any time: the folder appears when it is complete. Exit code 0: it is there; 1: writing failed;
-2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/mock_speech.py.
+2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/speech/mock_speech.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout wo
 
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of
-from gallery_lib.data.mock_speech import SpeechSpec, generate
+from gallery_lib.data.speech.mock_speech import SpeechSpec, generate
 
 
 def main() -> int:

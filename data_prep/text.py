@@ -6,7 +6,7 @@
 
 A task that is given FOLDER as its data_dir finds what was made of it here; without this command it makes the same
 itself, more slowly. Nothing is downloaded. Exit code 0: it is there; 1: writing failed; 2: bad input; 130: Ctrl-C.
-The work is done by gallery_lib/data/text.py.
+The work is done by gallery_lib/data/text/tokenized.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib.command import exit_code_of
-from gallery_lib.data.text import prepare
+from gallery_lib.data.text.tokenized import prepare
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 Dong, Xu and Xu, "Speech-Transformer: A No-Recurrence Sequence-to-Sequence Model for Speech Recognition", 2018; its
 layers are those of Vaswani et al., "Attention Is All You Need", 2017, with the norm after each residual addition.
-In TorchBench's variant stacked frames (data/speech.py) and a linear layer take the place of the paper's convolutions.
+In TorchBench's variant stacked frames (data/speech/utterances.py) and a linear layer take the place of the paper's convolutions.
 
 The decoder's embedding is also its output projection. Masks come from lengths: what pads a batch gets no attention,
 and padded targets need no mask, since they come last and attention among targets only looks back.
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gallery_lib.data.characters import BEGIN, END
+from gallery_lib.data.speech.characters import BEGIN, END
 
 KeysValues = tuple[Tensor, Tensor]  # each [N, heads, T, width / heads]
 

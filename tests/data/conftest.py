@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.data.mock_imagenet import MockSpec, generate
+from gallery_lib.data.images.mock_imagenet import MockSpec, generate
 
 TINY = MockSpec(classes=3, train_per_class=6, val_per_class=2, seed=5)
 

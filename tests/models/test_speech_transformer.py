@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gallery_lib.data.characters import BEGIN, END
-from gallery_lib.data.speech import SpeechBatch, finish_batch
+from gallery_lib.data.speech.characters import BEGIN, END
+from gallery_lib.data.speech.utterances import SpeechBatch, finish_batch
 from gallery_lib.models.speech_transformer import Sizes, SpeechTransformer, positions
 from gallery_lib.tasks import speech_transformer as task
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.mock_imagenet import MockSpec, generate
+from gallery_lib.data.images.mock_imagenet import MockSpec, generate
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import BRANCH_SCALE

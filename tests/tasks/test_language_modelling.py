@@ -17,7 +17,8 @@ from torch.utils.data import default_collate
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.data import text, text_grammar
+from gallery_lib.data.text import grammar
+from gallery_lib.data.text import tokenized as text
 from gallery_lib.dropout import without_dropout
 from gallery_lib.errors import InputError
 from gallery_lib.report import examples
@@ -31,7 +32,7 @@ def text_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A small tokenised text."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "files").mkdir()
-    (folder / "files" / "all.txt").write_text("\n\n".join(text_grammar.documents(count=8)))
+    (folder / "files" / "all.txt").write_text("\n\n".join(grammar.documents(count=8)))
     return str(text.prepare(folder / "files", folder / "tokens").root)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.mock_segmentation import SegmentationSpec, generate
+from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate
 from gallery_lib.tasks.domains import segmentation
 from gallery_lib.tasks.domains.segmentation import dice
 from gallery_lib.tasks.task import Splits

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.mock_speakers import SpeakerSpec, generate
+from gallery_lib.data.speech.mock_speakers import SpeakerSpec, generate
 from gallery_lib.errors import InputError
 from gallery_lib.models.speaker_encoder import SpeakerEncoder
 from gallery_lib.tasks.domains import speaker_verification as domain

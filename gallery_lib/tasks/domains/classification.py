@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gallery_lib import paths
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.image_folder import ImageFolder
+from gallery_lib.data.images.image_folder import ImageFolder
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.examples import Pictures
 from gallery_lib.tasks.task import Splits, Task

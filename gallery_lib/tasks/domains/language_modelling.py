@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.data import text
-from gallery_lib.data.text_masking import IGNORED, Hide, PackedText, infill, mask_tokens
+from gallery_lib.data.text import tokenized as text
+from gallery_lib.data.text.masking import IGNORED, Hide, PackedText, infill, mask_tokens
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.examples import Rows
 from gallery_lib.tasks.task import Splits, Task
 
-Batch = dict[str, Tensor]  # each int64 [N, L]; see data/text_masking.py for the fields
+Batch = dict[str, Tensor]  # each int64 [N, L]; see data/text/masking.py for the fields
 
 HELD_OUT_SAMPLES = 64
 SHOWN_TOKENS = 28
@@ -28,7 +28,7 @@ _MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
 def masked_text(config: TrainConfig) -> Splits:
-    """Text for BERT: `config.data_dir` (see data/text.py), else the English at hand; at most 512 tokens a sample."""
+    """Text for BERT: `config.data_dir` (see data/text/tokenized.py), else the English at hand; at most 512 tokens a sample."""
     return _splits(config, "wordpiece", mask_tokens, positions=512)
 
 

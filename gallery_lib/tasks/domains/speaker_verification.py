@@ -20,8 +20,8 @@ from gallery_lib import paths
 from gallery_lib.acceleration import plain_module
 from gallery_lib.comm.gather import gather_for_common_loss
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.feature_check import PER_ITEM, refuse_common_speakers
-from gallery_lib.data.speakers import SpeakerPairs
+from gallery_lib.data.speech.feature_check import PER_ITEM, refuse_common_speakers
+from gallery_lib.data.speech.speakers import SpeakerPairs
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.examples import Matrices
 from gallery_lib.tasks.task import Splits

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.data.mock_render import SPLITS, STYLE, MockSpec, class_id
+from gallery_lib.data.images.mock_render import SPLITS, STYLE, MockSpec, class_id
 from gallery_lib.errors import InputError
 
 SUMMARY = "manifest.json"

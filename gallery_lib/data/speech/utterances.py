@@ -1,4 +1,4 @@
-"""Utterances with their transcripts, for speech recognition: `FOLDER` as data/feature_manifest.py reads it.
+"""Utterances with their transcripts, for speech recognition: `FOLDER` as data/speech/feature_manifest.py reads it.
 
 An item is (features float32 [T, 320], characters int64 [U]). Features are 80 log filter-bank values a frame, made
 zero-mean with unit variance over the training data; four frames are stacked every three, so T is a third of the
@@ -6,7 +6,7 @@ frames (Sak et al., "Fast and Accurate Recurrent Neural Network Acoustic Models"
 multiple of 16 and targets to a multiple of 4, which keeps rows aligned for kernels.
 
 `sequence_length` is the usual T. Utterances of more than twice that are cut into pieces where an alignment says how
-(data/alignment.py), and left out where there is none.
+(data/speech/alignment.py), and left out where there is none.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from gallery_lib.data.alignment import ALIGNMENT, Cut, read_alignment
-from gallery_lib.data.characters import BEGIN, END, Characters, tidy
-from gallery_lib.data.feature_manifest import Utterance, list_utterances, load, shape, statistics, with_frames
+from gallery_lib.data.speech.alignment import ALIGNMENT, Cut, read_alignment
+from gallery_lib.data.speech.characters import BEGIN, END, Characters, tidy
+from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, shape, statistics, with_frames
 from gallery_lib.errors import InputError
 
 FILTERS = 80  # values of a frame

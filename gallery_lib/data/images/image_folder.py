@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from gallery_lib.data.crop import centre_crop, random_resized_crop
-from gallery_lib.data.decode import Box, load
-from gallery_lib.data.folder_check import FolderSummary, check_image_folder, empty_classes_error, list_classes, list_images
+from gallery_lib.data.images.crop import centre_crop, random_resized_crop
+from gallery_lib.data.images.decode import Box, load
+from gallery_lib.data.images.folder_check import FolderSummary, check_image_folder, empty_classes_error, list_classes, list_images
 from gallery_lib.errors import InputError
 
 __all__ = ["FolderSummary", "ImageFolder", "check_image_folder", "finish_batch"]

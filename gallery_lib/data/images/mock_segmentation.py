@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gallery_lib.data import mock_folder
-from gallery_lib.data.mock_render import draw, encode, ground
+from gallery_lib.data.images.mock_render import draw, encode, ground
 from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gallery_lib.data.segmentation_folder import list_pairs, load_pair, read_mask
+from gallery_lib.data.images.segmentation_folder import list_pairs, load_pair, read_mask
 from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")

@@ -6,7 +6,7 @@
 
 `prepare` makes such a folder: elsewhere first, then renamed, so it is there as a whole or not at all. `find` gives the
 one that belongs to a `data_dir`, and makes it where that is a folder of text files. Where text comes from is
-text_corpus.py's business, what a piece is text_tokenizers.py's, and what a model is asked about it text_masking.py's.
+corpus.py's business, what a piece is tokenizers.py's, and what a model is asked about it masking.py's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gallery_lib import paths
-from gallery_lib.data import text_corpus, text_tokenizers
-from gallery_lib.data.text_corpus import Corpus
-from gallery_lib.data.text_tokenizers import KINDS, Specials
+from gallery_lib.data.text import corpus as text_corpus
+from gallery_lib.data.text import tokenizers as text_tokenizers
+from gallery_lib.data.text.corpus import Corpus
+from gallery_lib.data.text.tokenizers import KINDS, Specials
 from gallery_lib.errors import InputError, RunFailed
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gallery_lib.data.mock_manifest import write_atomically
+from gallery_lib.data.images.mock_manifest import write_atomically
 from gallery_lib.errors import InputError
 
 MANIFEST = "manifest.tsv"

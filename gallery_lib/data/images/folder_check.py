@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gallery_lib.data.decode import load
+from gallery_lib.data.images.decode import load
 from gallery_lib.errors import InputError
 
 EXTENSIONS = (b".jpeg", b".jpg", b".png")

@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from gallery_lib.data.image_folder import MEAN, STANDARD_DEVIATION
-from gallery_lib.data.mock_segmentation import SegmentationSpec, generate, render
-from gallery_lib.data.segmentation_check import check_segmentation_folder
-from gallery_lib.data.segmentation_folder import SegmentationFolder
+from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION
+from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate, render
+from gallery_lib.data.images.segmentation_check import check_segmentation_folder
+from gallery_lib.data.images.segmentation_folder import SegmentationFolder
 from gallery_lib.errors import InputError
 
-DATA_PREP = Path(__file__).resolve().parents[2] / "data_prep"
+DATA_PREP = Path(__file__).resolve().parents[3] / "data_prep"
 SPEC = SegmentationSpec(train=5, val=2, seed=3)
 SIZE = (32, 47)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gallery_lib.data.feature_manifest import KaldiLabels, Utterance, check, list_utterances, statistics, with_frames
+from gallery_lib.data.speech.feature_manifest import KaldiLabels, Utterance, check, list_utterances, statistics, with_frames
 from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")

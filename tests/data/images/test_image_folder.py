@@ -13,9 +13,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
-from gallery_lib.data.crop import centre_crop, random_resized_crop
-from gallery_lib.data.decode import decode, load
-from gallery_lib.data.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder, finish_batch
+from gallery_lib.data.images.crop import centre_crop, random_resized_crop
+from gallery_lib.data.images.decode import decode, load
+from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder, finish_batch
 from gallery_lib.errors import InputError
 
 

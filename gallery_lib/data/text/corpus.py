@@ -2,7 +2,7 @@
 
 Wherever Python is there are megabytes of English: docstrings, comments and messages of its standard library, and
 the chapters of the language reference that `help()` prints. Code is left out, and so is what occurs a second time
-(licences). Where too little of it is installed, a made-up language takes its place (text_grammar.py).
+(licences). Where too little of it is installed, a made-up language takes its place (grammar.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-from gallery_lib.data import text_grammar
+from gallery_lib.data.text import grammar
 from gallery_lib.errors import InputError
 
 MINIMUM_CHARACTERS = 20_000
@@ -59,7 +59,7 @@ def default() -> Corpus:
     english = standard_library(Path(sysconfig.get_path("stdlib")))
     if english.characters >= ENOUGH_ENGLISH:
         return english
-    return Corpus("a made-up language", tuple(text_grammar.documents()))
+    return Corpus("a made-up language", tuple(grammar.documents()))
 
 
 # --------------------------------------------------------------------------------------------------------------

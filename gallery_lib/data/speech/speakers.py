@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from gallery_lib.data import feature_manifest
-from gallery_lib.data.feature_check import PER_ITEM, by_speaker
-from gallery_lib.data.feature_manifest import Utterance, list_utterances, load, shape
+from gallery_lib.data.speech import feature_manifest
+from gallery_lib.data.speech.feature_check import PER_ITEM, by_speaker
+from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, shape
 from gallery_lib.errors import InputError
 
 MAKE_COMMAND = "python data_prep/mock_speakers.py --out {root}"

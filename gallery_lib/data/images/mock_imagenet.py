@@ -28,9 +28,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gallery_lib.data import mock_manifest as manifest
-from gallery_lib.data.mock_manifest import Entry, verify
-from gallery_lib.data.mock_render import SPLITS, MockSpec, encode, render
+from gallery_lib.data.images import mock_manifest as manifest
+from gallery_lib.data.images.mock_manifest import Entry, verify
+from gallery_lib.data.images.mock_render import SPLITS, MockSpec, encode, render
 from gallery_lib.errors import InputError, RunFailed
 
 __all__ = ["PRESETS", "Generated", "MockSpec", "generate", "render", "verify"]

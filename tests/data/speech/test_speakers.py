@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gallery_lib.data.feature_check import refuse_common_speakers
-from gallery_lib.data.mock_speakers import SpeakerSpec, features, generate
-from gallery_lib.data.speakers import SpeakerPairs
+from gallery_lib.data.speech.feature_check import refuse_common_speakers
+from gallery_lib.data.speech.mock_speakers import SpeakerSpec, features, generate
+from gallery_lib.data.speech.speakers import SpeakerPairs
 from gallery_lib.errors import InputError
 
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[2] / "data_prep" / "mock_speakers.py")]
+COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "mock_speakers.py")]
 
 
 @pytest.fixture(scope="module")

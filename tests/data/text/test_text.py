@@ -13,12 +13,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gallery_lib.data import text, text_corpus, text_grammar, text_tokenizers
-from gallery_lib.data.text import TokenisedText
-from gallery_lib.data.text_masking import IGNORED, Hide, PackedText, infill, mask_tokens
+from gallery_lib.data.text import corpus as text_corpus
+from gallery_lib.data.text import grammar
+from gallery_lib.data.text import tokenized as text
+from gallery_lib.data.text import tokenizers as text_tokenizers
+from gallery_lib.data.text.masking import IGNORED, Hide, PackedText, infill, mask_tokens
+from gallery_lib.data.text.tokenized import TokenisedText
 from gallery_lib.errors import InputError
 
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[2] / "data_prep" / "text.py")]
+COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "text.py")]
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +29,7 @@ def text_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of small text files. Not to be changed."""
     folder = tmp_path_factory.mktemp("text") / "files"
     (folder / "below").mkdir(parents=True)
-    for number, document in enumerate(text_grammar.documents(count=6, sentences=150)):
+    for number, document in enumerate(grammar.documents(count=6, sentences=150)):
         (folder / ("below" if number % 2 else ".") / f"{number}.txt").write_text(document.replace("\n", "\n\n"))
     (folder / "picture.png").write_bytes(b"\x89PNG")
     return folder
@@ -73,7 +76,7 @@ def test_the_made_up_language_takes_over_where_no_sources_are_installed(tmp_path
     monkeypatch.setattr(text_corpus.sysconfig, "get_path", lambda name: str(tmp_path))
     corpus = text_corpus.default()
     assert corpus.source == "a made-up language" and corpus.characters > text_corpus.ENOUGH_ENGLISH
-    assert corpus.documents == tuple(text_grammar.documents())
+    assert corpus.documents == tuple(grammar.documents())
 
 
 def test_a_tenth_of_the_documents_is_held_out_and_long_ones_count_as_several() -> None:
@@ -97,7 +100,7 @@ def test_words_are_not_cut_where_a_document_is() -> None:
 
 @pytest.mark.parametrize("kind", text_tokenizers.KINDS)
 def test_the_same_text_gives_the_same_vocabulary(kind: str) -> None:
-    documents = text_grammar.documents(count=3)
+    documents = grammar.documents(count=3)
     trained = [text_tokenizers.KINDS[kind].train(documents).to_str() for _ in range(3)]
     assert trained[0] == trained[1] == trained[2]
 
@@ -105,7 +108,7 @@ def test_the_same_text_gives_the_same_vocabulary(kind: str) -> None:
 @pytest.mark.parametrize("kind", text_tokenizers.KINDS)
 def test_special_tokens_have_the_ids_that_the_models_are_configured_with(kind: str) -> None:
     special = text_tokenizers.KINDS[kind].specials
-    tokenizer = text_tokenizers.KINDS[kind].train(text_grammar.documents(count=2))
+    tokenizer = text_tokenizers.KINDS[kind].train(grammar.documents(count=2))
     assert [tokenizer.token_to_id(token) for token in special.tokens] == [0, 1, 2, 3, 4]
     pad, start, end = (0, 2, 3) if kind == "wordpiece" else (1, 0, 2)
     assert (special.pad, special.start, special.end) == (pad, start, end)
@@ -297,12 +300,12 @@ def test_leftovers_of_a_killed_process_are_removed(text_files: Path, tmp_path: P
 
 def test_the_process_may_fork_after_tokenising_a_folder(text_files: Path, tmp_path: Path) -> None:
     code = (
-        "import os, sys\nfrom gallery_lib.data import text\n"
+        "import os, sys\nfrom gallery_lib.data.text import tokenized as text\n"
         f"tokens = text.find({str(text_files)!r}, 'wordpiece')\n"
         "tokens.tokenizer().decode(tokens.tokens('train')[:50].tolist())\n"
         "if os.fork() == 0: os._exit(0)\nos.wait()\n"
     )
-    environment = os.environ | {"GALLERY_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(text.__file__).parents[2])}
+    environment = os.environ | {"GALLERY_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(text.__file__).parents[3])}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gallery_lib.data import feature_manifest, mock_folder
+from gallery_lib.data import mock_folder
+from gallery_lib.data.speech import feature_manifest
 from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")

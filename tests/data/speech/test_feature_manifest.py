@@ -13,11 +13,11 @@ import kaldiio
 import numpy as np
 import pytest
 
-from gallery_lib.data import feature_manifest
-from gallery_lib.data.feature_manifest import check, list_utterances, load, shape, statistics, with_frames
+from gallery_lib.data.speech import feature_manifest
+from gallery_lib.data.speech.feature_manifest import check, list_utterances, load, shape, statistics, with_frames
 from gallery_lib.errors import InputError
 
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[2] / "data_prep" / "check_features.py")]
+COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "check_features.py")]
 ARRAYS = {f"u{i}": np.random.default_rng(i).normal(size=(10 + i, 4)).astype(np.float32) for i in range(6)}
 SPEAKER = {name: f"s{i // 2}" for i, name in enumerate(ARRAYS)}
 

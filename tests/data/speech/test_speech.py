@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gallery_lib.data import mock_speech
-from gallery_lib.data.characters import BEGIN, END, UNKNOWN, Characters, tidy
-from gallery_lib.data.feature_manifest import list_utterances, load
-from gallery_lib.data.mock_speech import SpeechSpec, generate, language, utterance
-from gallery_lib.data.speech import IGNORED, SpeechBatch, SpeechFolder, collate, stack_frames, stacked_length
+from gallery_lib.data.speech import mock_speech
+from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN, Characters, tidy
+from gallery_lib.data.speech.feature_manifest import list_utterances, load
+from gallery_lib.data.speech.mock_speech import SpeechSpec, generate, language, utterance
+from gallery_lib.data.speech.utterances import IGNORED, SpeechBatch, SpeechFolder, collate, stack_frames, stacked_length
 from gallery_lib.errors import InputError
 
 TINY = SpeechSpec(characters=12, words=10, train=24, val=8)
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[2] / "data_prep" / "mock_speech.py")]
+COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "mock_speech.py")]
 
 
 @pytest.fixture(scope="module")

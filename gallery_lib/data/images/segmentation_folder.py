@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from gallery_lib.data import image_folder
-from gallery_lib.data.decode import Box, load
+from gallery_lib.data.images import image_folder
+from gallery_lib.data.images.decode import Box, load
 from gallery_lib.errors import InputError
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg")

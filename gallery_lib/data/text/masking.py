@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from gallery_lib.data.text import TokenisedText
+from gallery_lib.data.text.tokenized import TokenisedText
 from gallery_lib.errors import InputError
 
 IGNORED = -100

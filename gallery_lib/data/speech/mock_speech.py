@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gallery_lib.data import feature_manifest
-from gallery_lib.data.alignment import Cut, write_alignment
 from gallery_lib.data.mock_folder import Made, make
+from gallery_lib.data.speech import feature_manifest
+from gallery_lib.data.speech.alignment import Cut, write_alignment
 from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.data.image_folder import ImageFolder, check_image_folder
+from gallery_lib.data.images.image_folder import ImageFolder, check_image_folder
 from gallery_lib.errors import InputError
 
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[2] / "data_prep" / "check_imagenet.py")]
+COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "check_imagenet.py")]
 
 
 def test_a_good_folder_is_summarised(tiny_root: Path) -> None:

@@ -19,12 +19,12 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from gallery_lib.data.mock_imagenet import PRESETS, MockSpec, generate, render, verify
-from gallery_lib.data.mock_render import encode
+from gallery_lib.data.images.mock_imagenet import PRESETS, MockSpec, generate, render, verify
+from gallery_lib.data.images.mock_render import encode
 from gallery_lib.errors import InputError, RunFailed
 
 TINY = MockSpec(classes=3, train_per_class=6, val_per_class=2, seed=5)
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, str(REPOSITORY / "data_prep" / "mock_imagenet.py")]
 
 
@@ -72,8 +72,8 @@ def test_files_have_the_quantization_tables_of_quality_96(tiny_root: Path, tmp_p
 
 def test_a_thousand_classes_are_a_thousand_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = set()
-    monkeypatch.setattr("gallery_lib.data.mock_render.draw", lambda canvas, noise, rng, *kind: drawn.add(kind))
-    monkeypatch.setattr("gallery_lib.data.mock_render._size", lambda rng: (8, 8))
+    monkeypatch.setattr("gallery_lib.data.images.mock_render.draw", lambda canvas, noise, rng, *kind: drawn.add(kind))
+    monkeypatch.setattr("gallery_lib.data.images.mock_render._size", lambda rng: (8, 8))
     for label in range(1000):
         render(MockSpec(1000, 1, 1), "train", label)
     assert len(drawn) == 1000

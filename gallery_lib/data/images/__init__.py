@@ -1,0 +1,6 @@
+"""Images with classes or masks, as files.
+
+`mock_render` draws one, `mock_manifest` remembers what is on disk, `mock_imagenet` and `mock_segmentation` write folders.
+`decode` turns a file into a training image (`crop` says which part of it), `image_folder` and `segmentation_folder` are
+the data sets, `folder_check` and `segmentation_check` say what is wrong with a folder.
+"""
