@@ -16,7 +16,7 @@ NEEDED=(g++:g++ python-headers:)  # Inductor, torch's compiler, writes C++ and c
 NEEDED_BY_TESTS=()
 MIN_DISK_GIB=${PREPARE_MIN_DISK_GIB:-8}  # the environment is 5.7 GiB with CUDA's libraries, shared with uv's cache by hard links
 DATA_PRESETS=(small imagenet-sized)
-OPTIONS=(--run -p --test --into-current --data --lock --help)
+OPTIONS=(--run -p --lab --test --into-current --data --lock --help)
 
 usage() {
     cat <<'TEXT'
@@ -26,13 +26,14 @@ Makes .venv from requirements.lock, registers the Jupyter kernel "Gallery" in it
 
   --run NOTEBOOK     also execute notebooks/NOTEBOOK.ipynb, into runs/notebooks/, and print its table
   -p NAME VALUE      with --run: a parameter of the notebook; may be repeated
+  --lab              then start JupyterLab at notebooks/index.ipynb, on this machine alone and with a token
   --test             also install the tools for development, and run the checks and the tests
   --into-current     use the active environment instead of .venv: install what is missing there, leave its torch alone
   --data PRESET      mock data to make: small (default) or imagenet-sized
   --lock             only write requirements.lock anew from pyproject.toml (pins are kept where they still fit)
   --help             show this text
 
-Afterwards:  .venv/bin/jupyter lab notebooks/
+Afterwards:  bash prepare.sh --lab  (JUPYTER_PORT and JUPYTER_TOKEN choose port and token)
 TEXT
 }
 
@@ -76,6 +77,7 @@ trap 'echo "$INTERRUPTED" >&2; exit 143' TERM
 RUN=
 PARAMETERS=()
 TEST=0
+LAB=0
 INTO_CURRENT=0
 DATA=small
 LOCK_ONLY=0
@@ -107,12 +109,14 @@ read_options() {
                 shift 2
                 ;;
             --test) TEST=1 && shift ;;
+            --lab) LAB=1 && shift ;;
             --into-current) INTO_CURRENT=1 && shift ;;
             --lock) LOCK_ONLY=1 && shift ;;
             --help | -h) usage && exit 0 ;;
             *) stop "$1: no such option.$(closest "$1" "${OPTIONS[@]}")" "Options: ${OPTIONS[*]}" ;;
         esac
     done
+    if ((LAB && TEST)); then stop "--lab and --test do not go together: the one stays, the other ends."; fi
     if ((${#PARAMETERS[@]})) && [[ -z $RUN ]]; then stop "-p gives a parameter to the notebook of --run, which is missing."; fi
 }
 
@@ -509,7 +513,15 @@ if ((TEST)); then
 fi
 
 finish_step
+if ((LAB && RUN_CODE == 0)); then
+    # Links between notebooks and documents need the checkout as the root. A token is made when JUPYTER_TOKEN has none.
+    START=notebooks
+    if [[ -f notebooks/index.ipynb ]]; then START=notebooks/index.ipynb; fi
+    AS_ROOT=()
+    if ((EUID == 0)); then AS_ROOT=(--allow-root --no-browser); fi # in a container, say; Jupyter wants to be told
+    exec "$PY" -m jupyterlab "${AS_ROOT[@]}" --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$ROOT" --LabApp.default_url="/lab/tree/$START"
+fi
 if [[ -z $RUN ]]; then
-    if ((INTO_CURRENT)); then say "Ready: jupyter lab notebooks/"; else say "Ready: .venv/bin/jupyter lab notebooks/"; fi
+    if ((INTO_CURRENT)); then say "Ready: bash prepare.sh --into-current --lab"; else say "Ready: bash prepare.sh --lab"; fi
 fi
 exit "$RUN_CODE"

@@ -27,7 +27,7 @@ One task of the accelerated training gallery, by itself: the notebook, the launc
 and the commands of its data.
 
     bash prepare.sh --run {name}            # set up, make mock data, run the notebook, print the comparison
-    .venv/bin/jupyter lab notebooks/        # or open the notebook and run its cells
+    bash prepare.sh --lab                   # or open it in JupyterLab and run its cells
     .venv/bin/python launch_single_task.py --model {name} --amp_level=O1 --compiler-opt
 
 Python 3.11 or newer and, on a machine without a GPU, a C++ compiler are needed beforehand; `prepare.sh` names what is

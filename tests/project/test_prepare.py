@@ -125,7 +125,7 @@ def test_it_is_valid_bash(checkout):
 def test_help_names_every_option(copy):
     result = copy.run("--help")
     assert result.returncode == 0
-    for option in ("--run", "-p", "--test", "--into-current", "--data", "--lock"):
+    for option in ("--run", "-p", "--lab", "--test", "--into-current", "--data", "--lock"):
         assert f"  {option} " in result.stdout
 
 
@@ -143,6 +143,7 @@ def test_help_names_every_option(copy):
         (["--run", "resnet50", "--run", "vgg16"], "twice"),
         (["--run", "resnet50", "-p", "steps"], "a name and a value"),
         (["-p", "steps", "20"], "--run"),
+        (["--lab", "--test"], "do not go together"),
     ],
 )
 def test_a_wrong_option_ends_with_2_and_says_what_to_do_before_anything_is_made(copy, options, words):
@@ -366,3 +367,22 @@ def test_a_failed_notebook_passes_its_exit_code_on_and_no_table_is_shown(copy):
     assert result.returncode == 3
     assert "the notebook failed" in result.stdout
     assert "show" not in copy.notes()
+
+
+# --------------------------------------------------------------------------------------------------------------
+# --lab
+
+
+def test_lab_starts_jupyterlab_on_this_machine_alone_at_the_index(copy):
+    (copy.root / "notebooks" / "index.ipynb").touch()
+    assert copy.run("--lab").returncode == 0
+    (line,) = [line for line in copy.notes().splitlines() if "-m jupyterlab" in line]
+    for words in ("--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={copy.root}", "--LabApp.default_url=/lab/tree/notebooks/index.ipynb"):
+        assert words in line
+    assert "token=" not in line  # JupyterLab makes one, or takes JUPYTER_TOKEN
+
+
+def test_lab_does_not_start_after_a_notebook_that_failed(copy):
+    (copy.root / "failing").touch()
+    assert copy.run("--run", "vgg16", "--lab").returncode == 3
+    assert "-m jupyterlab" not in copy.notes()
