@@ -37,13 +37,19 @@ def check_same_layout(columns: Sequence[Sequence[Tensor]]) -> None:
         if not is_dense(first):
             raise InputError(f"a tensor of shape {tuple(first.shape)} and strides {first.stride()} has gaps or overlaps.")
         for other in row[1:]:
-            # The stride of a dimension of size 1 means nothing
-            strides = [(a, b) for size, a, b in zip(first.shape, first.stride(), other.stride(), strict=False) if size > 1]
-            if other.shape != first.shape or (first.numel() > 1 and any(a != b for a, b in strides)):
+            if not same_layout(first, other):
                 raise InputError(
                     f"tensors that belong together differ in layout: shape {tuple(first.shape)} strides {first.stride()} and "
                     f"shape {tuple(other.shape)} strides {other.stride()}."
                 )
+
+
+def same_layout(one: Tensor, other: Tensor) -> bool:
+    """Elements of the same index lie at the same distance from the start. The stride of a dimension of size 1 means nothing."""
+    if one.shape != other.shape:
+        return False
+    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return one.numel() <= 1 or all(a == b for size, a, b in strides if size > 1)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Carries out a `Launch` on the CPU: compiles its `.cu` file with g++ against the shim, and calls the kernel with ctypes.
 
-What is built is kept in `.cache/cuda_on_host`, by a hash of all that it is made of.
+What is built is kept in `.cache/cuda_on_host`, by a hash of all that it is made of. (`-Bsymbolic` among the options: a
+kernel may be called `advance`, as a function of the C library is.)
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from gallery_lib.kernels.launch import THREADS, Launch
 SHIM = Path(__file__).parent / "shim"
 SANITIZED = "alignment,bounds,shift,integer-divide-by-zero,signed-integer-overflow,null,return,unreachable"
 COMMAND = (
-    "g++ -std=c++17 -O1 -g0 -fPIC -shared -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE -fcf-protection=none "
+    "g++ -std=c++17 -O1 -g0 -fPIC -shared -Wl,-Bsymbolic -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE -fcf-protection=none "
     f"-fsanitize={SANITIZED} -fsanitize-undefined-trap-on-error -Wall -Wno-unused -Wno-unknown-pragmas -Wno-clobbered"
 ).split()
+SOURCES = compilation.SOURCES
+"""Where `.cu` files are taken from; mutation.py puts broken ones in their place."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(')
 
 
@@ -46,7 +49,7 @@ def _entry_points(text: str, source: str) -> str:
 
 
 @functools.cache
-def library(source: str, defines: Defines, folder: Path = compilation.SOURCES) -> ctypes.CDLL:
+def library(source: str, defines: Defines, folder: Path) -> ctypes.CDLL:
     """The built source, loaded. Raises CalledProcessError with g++'s messages on standard error."""
     texts = source_with_includes(source, folder)
     entry = _entry_points(texts[source], source)
@@ -67,11 +70,11 @@ def library(source: str, defines: Defines, folder: Path = compilation.SOURCES) -
     return loaded
 
 
-def run(launch: Launch, schedule: int = 0, folder: Path = compilation.SOURCES) -> None:
+def run(launch: Launch, schedule: int = 0, folder: Path | None = None) -> None:
     """Carry out `launch`; `schedule` is the order of threads and blocks. Raises KernelFault."""
     if launch.blocks == 0:
         return
-    built = library(launch.source, launch.defines, folder)
+    built = library(launch.source, launch.defines, folder or SOURCES)
     size = getattr(built, f"bytes_{launch.kernel}")
     size.restype = ctypes.c_size_t
     given = ctypes.sizeof(launch.arguments)

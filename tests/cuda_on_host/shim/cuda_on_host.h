@@ -298,6 +298,7 @@ T atomicCAS(T* address, T expected, T value) { T old = *address; if (old == expe
 
 inline float __uint_as_float(unsigned bits) { return cuda_on_host::from_bits<float>(bits); }
 inline unsigned __float_as_uint(float value) { return unsigned(cuda_on_host::to_bits(value)); }
+inline double rsqrt(double value) { return 1 / std::sqrt(value); }
 using std::isfinite;
 using std::isnan;
 using std::max;
