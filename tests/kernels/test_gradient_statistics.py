@@ -96,8 +96,8 @@ def test_every_element_counts_once():
         assert on_host([gradient]) == (3.0, 0.0), place
 
 
-def test_more_tensors_than_fit_one_launch():
-    gradients = [torch.full((1 + i % 3,), 2.0) for i in range(130)]
+def test_more_tensors_than_fit_one_launch_and_more_blocks_than_the_last_one_has_threads():
+    gradients = [torch.full((1 + i % 3,), 2.0) for i in range(600)]
     assert on_host(gradients)[0] == pytest.approx(exact_norm(gradients), rel=1e-6)
 
 
