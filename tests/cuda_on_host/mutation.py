@@ -43,7 +43,7 @@ MUTATIONS = [
         "sum_squares", "gradient_statistics.cu", "sum_squares", _STATISTICS,
         ("tail < chunk.size", "tail + 1 < chunk.size"),  # forgets the last element
         ("int vectors = (chunk.size - head) / WIDTH", "int vectors = (chunk.size - head + WIDTH - 1) / WIDTH"),  # reads past the end
-        ("(16 - reinterpret_cast<unsigned long long>(elements) % 16) % 16", "(reinterpret_cast<unsigned long long>(elements) % 16)"),
+        ("elements_before_boundary(elements)", "elements_before_boundary(elements + 1)"),
     ),
     *_mutations(
         "finish_norm", "gradient_statistics.cu", "finish_norm", _STATISTICS,
@@ -88,25 +88,37 @@ MUTATIONS = [
         ("a.flags & DECOUPLED ? 0.0f : float(a.weight_decay)", "0.0f"),
     ),
     *_mutations(
-        "lamb_moments", "lamb.cu", "struct Moments", "test_optimizer_step and lamb",
+        "lamb_moments", "lamb.cu", "struct Moments", f"({_BOUND} or skipped or moves) and lamb",
         ("weights.add(weight);", "weights.add(average);"),
         ("scratch[1]);", "scratch[0]);"),  # two sums through the same memory
         ("        skip_chunk(a, chunk);\n        return;\n", ""),
     ),
     *_mutations(
-        "lamb_trust_ratios", "lamb.cu", "void __launch_bounds__(THREADS) lamb_trust_ratios", "test_optimizer_step and lamb",
+        "lamb_trust_ratios", "lamb.cu", "void __launch_bounds__(THREADS) lamb_trust_ratios", f"({_BOUND} or skipped or moves) and lamb",
         ("sqrt(weights / updates)", "weights / updates"),
         ("updates += a.partial[2 * block + 1]", "updates += a.partial[2 * block]"),
         ("block < a.tensors.first_block[blockIdx.x + 1]", "block <= a.tensors.first_block[blockIdx.x + 1]"),
     ),
     *_mutations(
-        "lamb_update", "lamb.cu", "struct Update", "test_optimizer_step and lamb",
+        "lamb_update", "lamb.cu", "struct Update", f"({_BOUND} or skipped or moves) and lamb",
         ("weight -= rate", "weight -= 1.001f * rate"),
         ("if (a.skips()) return;", ""),
         ("    __syncthreads();\n", ""),
     ),
     *_mutations(
-        "every optimizer: one pass", "optimizer_step.cuh", "", "test_optimizer_step and (adamw or sgd)",
+        "cross_entropy_rows", "cross_entropy.cu", "struct RowStatistics", "test_cross_entropy and not torch",
+        ("sum * expf(maximum - value) + 1", "sum + 1"),  # without rescaling
+        ("        if (larger != -infinity()) sum", "        sum"),
+        ("if (tail < a.classes) take(elements[tail]);", ""),
+    ),
+    *_mutations(
+        "cross_entropy_gradient", "cross_entropy.cu", "cross_entropy_gradient(", "test_cross_entropy and not torch",
+        ("- each -", "-"),
+        ("a.gradient + row * a.classes", "a.gradient + row * a.row_stride"),
+        ("if (!is_aligned<WIDTH>(gradient + head)) head = 0, vectors = 0;", ""),
+    ),
+    *_mutations(
+        "every optimizer: one pass", "optimizer_step.cuh", "", f"({_BOUND} or skipped) and (adamw or sgd)",
         ("bool aligned = is_aligned<WIDTH>", "bool aligned = true || is_aligned<WIDTH>"),
         ("if (a.flags & ZERO_GRADIENTS) zero_gradients<COUNT>(a, tensor, at);", ""),
         ("if (gradient_scale) factor /= *gradient_scale;", ""),

@@ -18,8 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sum_squares(const __grid_c
     const ELEMENT* elements = static_cast<const ELEMENT*>(arguments.tensors.pointers[0][chunk.tensor]) + chunk.start;
     SumOfSquares sum;
 
-    int to_boundary = int((16 - reinterpret_cast<unsigned long long>(elements) % 16) % 16 / sizeof(ELEMENT));
-    int head = min(to_boundary, chunk.size);
+    int head = min(elements_before_boundary(elements), chunk.size);
     int vectors = (chunk.size - head) / WIDTH;
     if (int(threadIdx.x) < head) sum.add(to_float(elements[threadIdx.x]));
     for (int i = threadIdx.x; i < vectors; i += THREADS) {

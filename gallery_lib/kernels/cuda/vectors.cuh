@@ -20,3 +20,9 @@ template <int COUNT, class T>
 static __device__ __forceinline__ bool is_aligned(const T* address) {
     return reinterpret_cast<unsigned long long>(address) % (sizeof(T) * COUNT) == 0;
 }
+
+// How many elements lie before the first address that is a multiple of 16.
+template <class T>
+static __device__ __forceinline__ int elements_before_boundary(const T* address) {
+    return int((16 - reinterpret_cast<unsigned long long>(address) % 16) % 16 / sizeof(T));
+}
