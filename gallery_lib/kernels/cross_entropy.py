@@ -84,7 +84,7 @@ def reference_gradient(logits: Tensor, labels: Tensor, smoothing: float, ignore_
     difference = (x - log_sum[:, None]).exp() - smoothing / max(classes, 1)
     difference = difference - (1 - smoothing) * (torch.arange(classes, device=x.device) == labels[:, None]).to(x.dtype)
     gradient = of_loss.where(known, torch.nan)[:, None] * difference
-    return gradient.masked_fill((labels == ignore_index)[:, None], 0).to(logits.dtype)
+    return gradient.masked_fill((labels == ignore_index)[:, None], 0).to(logits.dtype).contiguous()
 
 
 torch.library.define(
@@ -96,18 +96,22 @@ torch.library.define(
 )
 
 
-@torch.library.impl("gallery::cross_entropy_rows", "cpu")
 def _rows_on_cpu(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     return reference_rows(logits, labels, smoothing, ignore_index)
 
 
-@torch.library.impl("gallery::cross_entropy_rows", "cuda")
+torch.library.impl("gallery::cross_entropy_rows", "cpu", _rows_on_cpu)
+
+
 def _rows_on_cuda(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     if logits.dtype not in ELEMENTS or not fallback.kernels_run(logits.device):
         return reference_rows(logits, labels, smoothing, ignore_index)
-    results = _results(logits)
-    launch.run(rows_launch(_rows_without_gaps(logits), labels.contiguous(), smoothing, ignore_index, *results), logits.device)
+    results, rows, labels = _results(logits), _rows_without_gaps(logits), labels.contiguous()  # kept until launched
+    launch.run(rows_launch(rows, labels, smoothing, ignore_index, *results), logits.device)
     return results
+
+
+torch.library.impl("gallery::cross_entropy_rows", "cuda", _rows_on_cuda)
 
 
 @torch.library.register_fake("gallery::cross_entropy_rows")
@@ -117,19 +121,23 @@ def _results(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return logits.new_empty(rows, dtype=wide), logits.new_empty(rows, dtype=wide), logits.new_empty(rows, dtype=torch.int32)
 
 
-@torch.library.impl("gallery::cross_entropy_gradient", "cpu")
 def _gradient_on_cpu(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, log_sum: Tensor, of_loss: Tensor) -> Tensor:
-    return reference_gradient(logits, labels, smoothing, ignore_index, log_sum, of_loss).contiguous()
+    return reference_gradient(logits, labels, smoothing, ignore_index, log_sum, of_loss)
 
 
-@torch.library.impl("gallery::cross_entropy_gradient", "cuda")
+torch.library.impl("gallery::cross_entropy_gradient", "cpu", _gradient_on_cpu)
+
+
 def _gradient_on_cuda(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, log_sum: Tensor, of_loss: Tensor) -> Tensor:
     if logits.dtype not in ELEMENTS or not fallback.kernels_run(logits.device):
-        return _gradient_on_cpu(logits, labels, smoothing, ignore_index, log_sum, of_loss)
-    gradient = _gradient_fake(logits)
-    rest = (labels.contiguous(), smoothing, ignore_index, log_sum.contiguous(), of_loss.contiguous(), gradient)
-    launch.run(gradient_launch(_rows_without_gaps(logits), *rest), logits.device)
+        return reference_gradient(logits, labels, smoothing, ignore_index, log_sum, of_loss)
+    gradient, rows, labels = _gradient_fake(logits), _rows_without_gaps(logits), labels.contiguous()  # kept until launched
+    log_sum, of_loss = log_sum.contiguous(), of_loss.contiguous()
+    launch.run(gradient_launch(rows, labels, smoothing, ignore_index, log_sum, of_loss, gradient), logits.device)
     return gradient
+
+
+torch.library.impl("gallery::cross_entropy_gradient", "cuda", _gradient_on_cuda)
 
 
 @torch.library.register_fake("gallery::cross_entropy_gradient")

@@ -75,21 +75,25 @@ def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.ops.gallery.gradient_statistics(list(gradients))
 
 
-@torch.library.impl("gallery::gradient_statistics", "cpu")
 def _on_cpu(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return reference(gradients)
 
 
-@torch.library.impl("gallery::gradient_statistics", "cuda")
+torch.library.impl("gallery::gradient_statistics", "cpu", _on_cpu)
+
+
 def _on_cuda(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     device = gradients[0].device
     if not all(gradient.dtype in ELEMENTS for gradient in gradients) or not fallback.kernels_run(device):
         return reference(gradients)
     dense = [gradient if is_dense(gradient) else gradient.contiguous() for gradient in gradients]
-    plan, norm, found_inf, _ = launches(dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device))
+    plan, norm, found_inf, _partial = launches(dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device))
     for each in plan:
         launch.run(each, device)
     return norm[0], found_inf[0]
+
+
+torch.library.impl("gallery::gradient_statistics", "cuda", _on_cuda)
 
 
 @torch.library.register_fake("gallery::gradient_statistics")

@@ -185,9 +185,9 @@ def _check(
                 raise InputError(f"{name} must have the shape of their weight, {tuple(weight.shape)}, got {tuple(tensor.shape)}.")
     if any(tensor is not None and (tensor.numel() != 1 or tensor.device != device) for tensor in (*steps, *scalars)):
         raise InputError(f"steps, counters, scale, found_inf, clip_factor and learning_rate must be scalars on {device}.")
-    for name, tensor in zip(("gradient_scale", "found_inf", "clip_factor", "learning_rate"), scalars[1:], strict=True):
-        if tensor is not None and tensor.dtype is not torch.float32:
-            raise InputError(f"{name} must be float32, got {tensor.dtype}.")
+    for name, scalar in zip(("gradient_scale", "found_inf", "clip_factor", "learning_rate"), scalars[1:], strict=True):
+        if scalar is not None and scalar.dtype is not torch.float32:
+            raise InputError(f"{name} must be float32, got {scalar.dtype}.")
     if scalars[0] is not None and scalars[0].dtype is not torch.int64:
         raise InputError(f"skipped must be int64, got {scalars[0].dtype}.")
 
@@ -202,26 +202,45 @@ def _unflattened(
     return columns, Hyperparameters(**values)
 
 
-@torch.library.impl("gallery::optimizer_step_", "cpu")
-def _on_cpu(rule, weights, gradients, states, present, masters, steps, skipped, scale, found_inf, clip, rate, numbers, switches):
-    count = len(weights)
-    columns, h = _unflattened(rule, count, states, present, numbers, switches)
-    absent = [None] * count
-    reference_step(rule, weights, gradients, columns, masters or absent, steps or absent, skipped, scale, found_inf, clip, rate, h)
+def _on_cpu(
+    rule: str,
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    states: list[Tensor],
+    present: list[int],
+    masters: list[Tensor],
+    steps: list[Tensor],
+    skipped: Tensor | None,
+    gradient_scale: Tensor | None,
+    found_inf: Tensor | None,
+    clip_factor: Tensor | None,
+    learning_rate: Tensor | None,
+    numbers: list[float],
+    switches: list[bool],
+) -> None:
+    columns, h = _unflattened(rule, len(weights), states, present, numbers, switches)
+    absent: list[Tensor | None] = [None] * len(weights)
+    scalars = (skipped, gradient_scale, found_inf, clip_factor, learning_rate)
+    reference_step(rule, weights, gradients, columns, masters or absent, steps or absent, *scalars, h)
 
 
-@torch.library.impl("gallery::optimizer_step_", "cuda")
-def _on_cuda(rule, weights, gradients, states, present, masters, steps, skipped, scale, found_inf, clip, rate, numbers, switches):
+def _on_cuda(rule: str, weights: list[Tensor], gradients: list[Tensor], *rest: Any) -> None:
+    """As `_on_cpu`, with its arguments."""
     device = weights[0].device
     if weights[0].dtype not in ELEMENTS or not fallback.kernels_run(device):
-        return _on_cpu(rule, weights, gradients, states, present, masters, steps, skipped, scale, found_inf, clip, rate, numbers, switches)
-    count = len(weights)
-    columns, h = _unflattened(rule, count, states, present, numbers, switches)
-    absent: list[Tensor | None] = [None] * count
+        return _on_cpu(rule, weights, gradients, *rest)
+    states, present, masters, steps, *scalars, numbers, switches = rest
+    columns, h = _unflattened(rule, len(weights), states, present, numbers, switches)
+    absent = [None] * len(weights)
     laid_out = [g if same_layout(w, g) else torch.empty_like(w).copy_(g) for w, g in zip(weights, gradients, strict=True)]
-    check_same_layout([weights, laid_out, *([*column] for column in columns if column[0] is not None), *([masters] if masters else [])])
-    rest = (masters or absent, steps or absent, skipped, scale, found_inf, clip, rate, h)
-    plan, _ = launches(rule, weights, laid_out, columns, *rest, lambda n, dtype: torch.empty(n, dtype=dtype, device=device))
+    there: list[Any] = [column for column in columns if column[0] is not None]
+    check_same_layout([weights, laid_out, *there, *([masters] if masters else [])])
+
+    def new(elements: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(elements, dtype=dtype, device=device)
+
+    arguments: tuple[Any, ...] = (columns, masters or absent, steps or absent, *scalars, h, new)
+    plan, _between = launches(rule, weights, laid_out, *arguments)  # what is between has to live until it is launched
     for each in plan:
         launch.run(each, device)
     if h.zero_gradients:
@@ -229,6 +248,10 @@ def _on_cuda(rule, weights, gradients, states, present, masters, steps, skipped,
             if gradient is not copy:
                 gradient.zero_()
     return None
+
+
+torch.library.impl("gallery::optimizer_step_", "cpu", _on_cpu)
+torch.library.impl("gallery::optimizer_step_", "cuda", _on_cuda)
 
 
 @torch.library.register_fake("gallery::optimizer_step_")
