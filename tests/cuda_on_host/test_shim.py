@@ -34,6 +34,18 @@ extern "C" __global__ void reverse_without_barrier(const Arguments a) {
     turned[SIZE - 1 - threadIdx.x] = a.data[threadIdx.x];
     a.result[threadIdx.x] = turned[threadIdx.x];
 }
+extern "C" __global__ void two_exchanges_through_one_buffer(const Arguments a) {
+    __shared__ float warps[SIZE / 32];
+    float result = 0;
+    for (int round = 0; round < 2; round++) {
+        float value = __shfl_sync(0xffffffffu, a.data[threadIdx.x] + round, 0);
+        if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+        __syncthreads();
+        result += 1000 * round + warps[7 - threadIdx.x / 32];
+        if (a.count == 1) __syncthreads();
+    }
+    a.result[threadIdx.x] = result;
+}
 extern "C" __global__ void reads_unwritten_shared(const Arguments a) {
     __shared__ float never[SIZE];
     a.result[threadIdx.x] = never[threadIdx.x];
@@ -111,6 +123,16 @@ def test_a_barrier_is_honoured_in_every_order_of_threads(run, schedule):
 @pytest.mark.parametrize("schedule", [0, 1, 2, 3])
 def test_a_missing_barrier_gives_wrong_results_in_every_order(run, schedule):
     assert not torch.equal(run("reverse_without_barrier", NUMBERS, torch.empty(256), schedule=schedule), NUMBERS.flip(0))
+
+
+@pytest.mark.parametrize("schedule", [0, 1, 2, 3, 5])
+def test_warps_run_ahead_of_each_other_where_no_barrier_holds_them(run, schedule):
+    """One barrier is too few when shared memory is used again: those behind find what those ahead have written."""
+    expected = 2 * NUMBERS.view(8, 32)[:, :1].flip(0).expand(8, 32).flatten() + 1001
+    held = run("two_exchanges_through_one_buffer", NUMBERS, torch.empty(256), count=1, schedule=schedule)
+    assert torch.equal(held, expected)
+    free = run("two_exchanges_through_one_buffer", NUMBERS, torch.empty(256), count=0, schedule=schedule)
+    assert torch.equal(free, expected) == (schedule % 2 == 0)
 
 
 def test_shared_memory_is_poisoned_before_every_block(run):

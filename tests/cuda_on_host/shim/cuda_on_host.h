@@ -1,8 +1,8 @@
 // Runs CUDA kernels as C++ on the CPU, to find what is wrong with them rather than to be fast.
 //
 // A grid's blocks run one after the other; the threads of a block are fibers on one core, which change places only at
-// barriers and warp exchanges. The order of blocks, and of threads between any two barriers, is drawn from a seed: a
-// kernel that lacks a barrier gives wrong results under some order. Reported as errors: a barrier that some threads
+// barriers and warp exchanges. The order of blocks, and of threads between any two barriers, is drawn from a seed, and
+// under half of the seeds warps run ahead of each other: a kernel that lacks a barrier gives wrong results under some. Reported as errors: a barrier that some threads
 // never reach, an exchange between lanes that do not all take part, accesses outside of memory (guard pages around
 // the buffers, see memory.py) and misaligned ones (-fsanitize=alignment traps). __shared__ memory is poisoned before
 // every block.
@@ -172,8 +172,20 @@ static void run_block(std::mt19937& random, uint64_t schedule) {
     }
     for (;;) {
         bool ran = false;
-        for (unsigned i : order(unsigned(fibers.size()), random, schedule))
-            if (fibers[i].state == READY) resume(i), ran = true;
+        if (schedule % 2) {  // a warp at a time runs as far as it can: others may be a whole barrier behind
+            for (unsigned warp : order(unsigned(fibers.size() + 31) / 32, random, schedule))
+                for (bool moved = true; moved;) {
+                    moved = false;
+                    for (unsigned lane : order(32, random, schedule)) {
+                        unsigned i = warp * 32 + lane;
+                        if (i < fibers.size() && fibers[i].state == READY) resume(i), ran = moved = true;
+                    }
+                    if (moved) release_exchanges();
+                }
+        } else {
+            for (unsigned i : order(unsigned(fibers.size()), random, schedule))
+                if (fibers[i].state == READY) resume(i), ran = true;
+        }
         bool released = release_exchanges();
         released = release_barrier() || released;
         if (!ran && !released) {
@@ -184,7 +196,7 @@ static void run_block(std::mt19937& random, uint64_t schedule) {
     }
 }
 
-// 0, or 1 with the reason in `trouble`. `schedule`: 0 ascending, 1 descending, else the seed of an arbitrary order.
+// 0, or 1 with the reason in `trouble`. `schedule`: 0 ascending, 1 descending, else the seed of an arbitrary order; odd: warp by warp.
 static int run(std::function<void()> kernel, unsigned blocks, unsigned threads, uint64_t schedule) {
     static char signal_stack[64 * 1024];
     stack_t alternate = {signal_stack, 0, sizeof signal_stack}, old_stack;
