@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 
 from gallery_lib.kernels import compilation
 from gallery_lib.kernels.catalogue import VARIANTS
@@ -69,12 +69,22 @@ def every_kernel() -> Iterator[Resources]:
 
 
 def table(rows: list[Resources]) -> str:
-    """Markdown."""
-    names = [field.name.replace("_", " ") for field in fields(Resources)]
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    return "\n".join(lines + ["| " + " | ".join(map(str, astuple(row))) + " |" for row in rows])
+    """Markdown: a line for each kernel and element type, with the registers of a thread on each architecture."""
+    architectures = sorted({row.architecture for row in rows})
+    header = ["source", "variant", "kernel", *(f"sm_{architecture}" for architecture in architectures), "shared bytes", "spill bytes"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    kernels: dict[tuple[str, str, str], list[Resources]] = {}
+    for row in rows:
+        kernels.setdefault((row.source, row.variant, row.kernel), []).append(row)
+    for name, each in kernels.items():
+        registers = {row.architecture: str(row.registers) for row in each}
+        cells = [*(registers.get(architecture, "") for architecture in architectures), str(max(row.shared_bytes for row in each))]
+        lines.append("| " + " | ".join([*name, *cells, str(max(row.spill_bytes for row in each))]) + " |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    print(f"Compiled with NVRTC {compilation.versions()['nvrtc']}; nothing of this ran on a GPU.\n")
+    print("<!-- What own CUDA kernels need, by `python -m gallery_lib.kernels.resources`. -->\n# Own CUDA kernels\n")
+    print("Registers of a thread by architecture; the most shared memory of a block and the most spills on any of them.")
+    print(f"As reported by ptxas of NVRTC {compilation.versions()['nvrtc']}. Compiled only: nothing of this ran on a GPU.\n")
     print(table(list(every_kernel())))

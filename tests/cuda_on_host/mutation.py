@@ -118,6 +118,12 @@ MUTATIONS = [
         ("if (!is_aligned<WIDTH>(gradient + head)) head = 0, vectors = 0;", ""),
     ),
     *_mutations(
+        "prepare_images", "image_batch.cu", "prepare_images(", "test_image_batch",
+        ("a.cropped_width - 1 - x : x", "x : x"),
+        ("column < a.width", "column <= a.width"),
+        ("if (++y == a.cropped_height) y = 0, image++;", "if (++y == a.cropped_height) y = 0;"),
+    ),
+    *_mutations(
         "every optimizer: one pass", "optimizer_step.cuh", "", f"({_BOUND} or skipped) and (adamw or sgd)",
         ("bool aligned = is_aligned<WIDTH>", "bool aligned = true || is_aligned<WIDTH>"),
         ("if (a.flags & ZERO_GRADIENTS) zero_gradients<COUNT>(a, tensor, at);", ""),

@@ -39,7 +39,7 @@ static uint3 threadIdx, blockIdx, blockDim, gridDim;
 static const int warpSize = 32;
 
 extern char __start_cuda_shared[], __stop_cuda_shared[];
-__shared__ char the_section_is_never_empty[16];
+__attribute__((used)) __shared__ char the_section_is_never_empty[16];
 
 namespace cuda_on_host {
 
