@@ -200,7 +200,9 @@ def torch_optimizer(case: Case, parameters):
     return torch.optim.RAdam(parameters, **adam, maximize=h.maximize, decoupled_weight_decay=h.decoupled_weight_decay)
 
 
-@EACH_CASE
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=pytest.mark.slow if case.rule == "lamb" else ()) for case in CASES]
+)  # importing timm takes seconds
 def test_the_reference_takes_the_steps_of_torchs_optimizer(case):
     torch.manual_seed(0)
     theirs = [torch.randn(7, 3, dtype=torch.float64, requires_grad=True), torch.randn(5, dtype=torch.float64, requires_grad=True)]

@@ -40,7 +40,9 @@ PAIRS = (
     Pair("RAdam", {"lr": 3e-3, "weight_decay": 1e-2}),
     Pair("LAMB", {"lr": 1e-2, "weight_decay": 1e-2}),
 )
-EACH = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+EACH = pytest.mark.parametrize(
+    "pair", [pytest.param(pair, id=pair.name, marks=pytest.mark.slow if pair.name == "LAMB" else ()) for pair in PAIRS]
+)  # importing timm takes seconds
 FROM_TORCH = pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.name != "LAMB"], ids=lambda pair: pair.name)
 
 
