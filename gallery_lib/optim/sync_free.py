@@ -38,16 +38,26 @@ class _SyncFree(torch.optim.Optimizer):
     _step_supports_amp_scaling = True  # GradScaler then sets `grad_scale` and `found_inf` for the time of the step
     _rule: str
     _unsupported: tuple[str, ...] = ("amsgrad", "dampening", "differentiable")
+    clip_factor: Tensor | None
+    step_was_skipped: Tensor | None
+    _skipped: dict[torch.device, Tensor]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._complete()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After a copy, and after `load_state_dict`, whose groups may ask for what is not offered."""
+        super().__setstate__(state)
+        self._complete()
+
+    def _complete(self) -> None:
         for group in self.param_groups:
             for name in self._unsupported:
                 if group.get(name):
                     raise InputError(f"{type(self).__name__} of gallery_lib does not offer {name}={group[name]!r}. Use torch.optim's.")
-        self.clip_factor: Tensor | None = None
-        self.step_was_skipped: Tensor | None = None
-        self._skipped: dict[torch.device, Tensor] = {}
+        for name, value in (("clip_factor", None), ("step_was_skipped", None), ("_skipped", {})):
+            self.__dict__.setdefault(name, value)
 
     def skipped_steps(self) -> int:
         """Steps skipped since this object was made. Reading it waits for the device."""

@@ -23,7 +23,7 @@ from gallery_lib.kernels.launch import THREADS, Launch
 SHIM = Path(__file__).parent / "shim"
 SANITIZED = "alignment,bounds,shift,integer-divide-by-zero,signed-integer-overflow,null,return,unreachable"
 COMMAND = (
-    "g++ -std=c++17 -O1 -g0 -fPIC -shared -Wl,-Bsymbolic -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE -fcf-protection=none "
+    "g++ -std=c++17 -O1 -g0 -fPIC -shared -Wl,-Bsymbolic -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE "
     f"-fsanitize={SANITIZED} -fsanitize-undefined-trap-on-error -Wall -Wno-unused -Wno-unknown-pragmas -Wno-clobbered"
 ).split()
 SOURCES = compilation.SOURCES

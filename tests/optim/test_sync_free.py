@@ -169,11 +169,20 @@ def test_groups_schedulers_closures_and_missing_gradients_work_as_in_torch():
     assert results[0] == pytest.approx(results[1], rel=1e-7)
 
 
-def test_an_optimizer_can_be_copied():
+def test_a_copy_goes_on_where_the_original_is():
     net = model()
     optimizer = PAIRS[0].ours(net.parameters())
     losses(net, optimizer, range(2))
-    assert copy.deepcopy(optimizer).state_dict()["state"][0]["step"].item() == 2
+    both = copy.deepcopy((net, optimizer))
+    assert losses(*both, range(2, 5)) == losses(net, optimizer, range(2, 5))
+    assert both[1].state_dict()["state"][0]["step"].item() == 5
+
+
+def test_a_checkpoint_that_asks_for_what_is_not_offered_is_refused():
+    parameter = nn.Parameter(torch.ones(2))
+    checkpoint = torch.optim.AdamW([parameter], amsgrad=True).state_dict()
+    with pytest.raises(InputError, match="amsgrad"):
+        sync_free.AdamW([parameter]).load_state_dict(checkpoint)
 
 
 def test_what_is_not_offered_is_refused():
