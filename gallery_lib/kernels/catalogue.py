@@ -1,0 +1,12 @@
+"""Every source of ours with every set of defines that it is compiled with: what the compile tests and the table go through."""
+
+from __future__ import annotations
+
+from gallery_lib.kernels import cross_entropy, gradient_statistics, image_batch, optimizer_step
+from gallery_lib.kernels.compilation import Defines
+
+SOURCES = (gradient_statistics.SOURCE, optimizer_step.SOURCE, optimizer_step.LAMB_SOURCE, cross_entropy.SOURCE, image_batch.SOURCE)
+
+VARIANTS: tuple[tuple[str, Defines], ...] = tuple(
+    (source, (("ELEMENT", element),)) for source in SOURCES for element in gradient_statistics.ELEMENTS.values()
+)

@@ -1,0 +1,101 @@
+"""`gallery::gradient_statistics`: the L2 norm of all gradients together and whether any is infinite or NaN, in one read.
+
+The norm is that of the concatenated gradients. Both results stay on the device, as fp32 scalars, in the form in which
+torch's fused optimizers and ours take `found_inf`; nothing is waited for. Squares neither overflow nor underflow,
+whatever the gradients' sizes, so `found_inf` says exactly whether an element is not finite, and the norm is finite
+whenever it is representable in fp32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gallery_lib.errors import InputError
+from gallery_lib.kernels import fallback, launch
+from gallery_lib.kernels.launch import Launch
+from gallery_lib.kernels.tensor_lists import is_dense, packed, tensor_list
+
+SOURCE = "gradient_statistics.cu"
+ELEMENTS = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
+"""The element types of kernels, by torch's name."""
+
+
+class _SquaresArguments(ctypes.Structure):
+    _fields_ = (("tensors", tensor_list(1)), ("partial", ctypes.c_void_p))
+
+
+class _FinishArguments(ctypes.Structure):
+    _fields_ = (("partial", ctypes.c_void_p), ("count", ctypes.c_longlong), ("norm", ctypes.c_void_p), ("found_inf", ctypes.c_void_p))
+
+
+def reference(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """In plain torch, with a float64 sum. Gradients of any floating dtype; no host synchronisation."""
+    device = gradients[0].device if gradients else torch.device("cpu")
+    squares = [gradient.double().square().sum() for gradient in gradients]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
+    return total.sqrt().float(), (~total.isfinite()).float()
+
+
+def launches(gradients: Sequence[Tensor], new: Callable[[int, torch.dtype], Tensor]) -> tuple[list[Launch], Tensor, Tensor, Tensor]:
+    """What to launch, in order, then the results and the memory between, which `new(elements, dtype)` allocates."""
+    parts: list[tuple[Any, int, str]] = []
+    for dtype, element in ELEMENTS.items():
+        parts += [(packing, blocks, element) for packing, _, blocks in packed([[g for g in gradients if g.dtype is dtype]])]
+    total_blocks = sum(blocks for _, blocks, _ in parts)
+    partial, norm, found_inf = new(total_blocks, torch.float64), new(1, torch.float32), new(1, torch.float32)
+    result, before = [], 0
+    for packing, blocks, element in parts:
+        arguments = _SquaresArguments(packing, partial.data_ptr() + 8 * before)
+        result.append(Launch(SOURCE, "sum_squares", (("ELEMENT", element),), blocks, arguments))
+        before += blocks
+    finish = _FinishArguments(partial.data_ptr(), total_blocks, norm.data_ptr(), found_inf.data_ptr())
+    result.append(Launch(SOURCE, "finish_norm", (("ELEMENT", parts[0][2] if parts else "float"),), 1, finish))
+    return result, norm, found_inf, partial
+
+
+torch.library.define("gallery::gradient_statistics", "(Tensor[] gradients) -> (Tensor, Tensor)")
+
+
+def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(norm, found_inf), two fp32 scalars on the gradients' device, for at least one dense floating-point tensor.
+
+    Raises InputError for no tensors at all, for several devices, and for tensors that are not floating point.
+    """
+    if not gradients:
+        raise InputError("gradient_statistics got no gradients.")
+    device = gradients[0].device
+    for gradient in gradients:
+        if gradient.device != device or not gradient.is_floating_point():
+            raise InputError(f"gradient_statistics takes floating-point tensors of one device; got {gradient.dtype} on {gradient.device}.")
+    return torch.ops.gallery.gradient_statistics(list(gradients))
+
+
+def _on_cpu(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    return reference(gradients)
+
+
+torch.library.impl("gallery::gradient_statistics", "cpu", _on_cpu)
+
+
+def _on_cuda(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    device = gradients[0].device
+    if not all(gradient.dtype in ELEMENTS for gradient in gradients) or not fallback.kernels_run(device):
+        return reference(gradients)
+    dense = [gradient if is_dense(gradient) else gradient.contiguous() for gradient in gradients]
+    plan, norm, found_inf, _partial = launches(dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device))
+    for each in plan:
+        launch.run(each, device)
+    return norm[0], found_inf[0]
+
+
+torch.library.impl("gallery::gradient_statistics", "cuda", _on_cuda)
+
+
+@torch.library.register_fake("gallery::gradient_statistics")
+def _fake(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    return gradients[0].new_empty((), dtype=torch.float32), gradients[0].new_empty((), dtype=torch.float32)

@@ -1,0 +1,161 @@
+"""What each optimizer does to one tensor, in plain torch: the CPU implementation and the reference of the kernels.
+
+The formulas are torch.optim's (LAMB's are its paper's). Arithmetic is in fp32, or in fp64 for fp64 weights. Nothing
+waits for a CUDA device: whether a step is skipped is decided there, by `torch.where`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Of one parameter group, under torch's names; each rule reads those it knows. `beta2` is RMSprop's `alpha`."""
+
+    lr: float
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    momentum: float = 0.0
+    nesterov: bool = False
+    decoupled_weight_decay: bool = False
+    maximize: bool = False
+    zero_gradients: bool = False
+
+
+Rule = Callable[
+    [Tensor, Tensor, Sequence[Tensor | None], Tensor | None, "Tensor | float", Hyperparameters], tuple[Tensor, list[Tensor | None]]
+]
+"""(weight, gradient, states, step, learning rate, hyper-parameters) → (new weight, new states)."""
+
+
+def _bias_correction(beta: float, step: Tensor) -> Tensor:
+    """1 - beta^step in fp64, without cancellation."""
+    return -torch.expm1(step.double() * (math.log(beta) if beta > 0 else -math.inf))
+
+
+def sgd(weight, gradient, states, step, lr, h):
+    """State: the momentum buffer, or None. It starts at 0, which gives the first step that torch takes."""
+    (buffer,) = states
+    gradient = gradient + h.weight_decay * weight
+    if buffer is not None:
+        buffer = h.momentum * buffer + gradient
+        gradient = gradient + h.momentum * buffer if h.nesterov else buffer
+    return weight - lr * gradient, [buffer]
+
+
+def rmsprop(weight, gradient, states, step, lr, h):
+    """States: average of squares; momentum buffer or None; average of gradients (centered) or None."""
+    square, buffer, average = states
+    gradient = gradient + h.weight_decay * weight
+    square = h.beta2 * square + (1 - h.beta2) * gradient * gradient
+    variance = square
+    if average is not None:
+        average = average + (1 - h.beta2) * (gradient - average)
+        variance = square - average * average
+    update = gradient / (variance.sqrt() + h.eps)
+    if buffer is not None:
+        update = buffer = h.momentum * buffer + update
+    return weight - lr * update, [square, buffer, average]
+
+
+def _moments(gradient, states, h):
+    average, square = states
+    return average + (1 - h.beta1) * (gradient - average), h.beta2 * square + (1 - h.beta2) * gradient * gradient
+
+
+def adamw(weight, gradient, states, step, lr, h):
+    """States: averages of gradients and of squares."""
+    average, square = _moments(gradient, states, h)
+    root = square.sqrt() * _bias_correction(h.beta2, step).rsqrt() + h.eps
+    return weight * (1 - lr * h.weight_decay) - (lr / _bias_correction(h.beta1, step)) * (average / root), [average, square]
+
+
+def radam(weight, gradient, states, step, lr, h):
+    """States as AdamW's."""
+    decay = h.weight_decay
+    if h.decoupled_weight_decay:
+        shrunk = weight * (1 - lr * decay)
+    else:
+        shrunk, gradient = weight, gradient + decay * weight
+    average, square = _moments(gradient, states, h)
+    correction2 = _bias_correction(h.beta2, step)
+    rho_inf = 2 / (1 - h.beta2) - 1
+    rho = rho_inf - 2 * step.double() * (1 - correction2) / correction2
+    rectified = correction2 * (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
+    rate = lr / _bias_correction(h.beta1, step) * torch.where(rho > 5, rectified.clamp(min=0).sqrt(), 1.0)
+    return shrunk - rate * torch.where(rho > 5, average / (square.sqrt() + h.eps), average), [average, square]
+
+
+def lamb(weight, gradient, states, step, lr, h):
+    """States as AdamW's. You et al., "Large Batch Optimization for Deep Learning", 2020, with φ(x) = x."""
+    average, square = _moments(gradient, states, h)
+    root = square.sqrt() * _bias_correction(h.beta2, step).rsqrt() + h.eps
+    update = average * _bias_correction(h.beta1, step).reciprocal() / root + h.weight_decay * weight
+    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in (weight, update)]
+    ratio = torch.where((norms[0] > 0) & (norms[1] > 0), norms[0] / norms[1], 1.0)
+    return weight - lr * ratio * update, [average, square]
+
+
+RULES: dict[str, Rule] = {"sgd": sgd, "rmsprop": rmsprop, "adamw": adamw, "radam": radam, "lamb": lamb}
+STATES = {"sgd": 1, "rmsprop": 3, "adamw": 2, "radam": 2, "lamb": 2}
+"""How many states a tensor has; some may be None."""
+COUNTS_STEPS = frozenset({"adamw", "radam", "lamb"})
+"""Rules that read the step count."""
+
+
+@torch.no_grad()
+def reference_step(
+    rule: str,
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[Sequence[Tensor | None]],
+    masters: Sequence[Tensor | None],
+    steps: Sequence[Tensor | None],
+    skipped: Tensor | None,
+    gradient_scale: Tensor | None,
+    found_inf: Tensor | None,
+    clip_factor: Tensor | None,
+    learning_rate: Tensor | None,
+    h: Hyperparameters,
+) -> None:
+    """One step in place; arguments as in `optimizer_step`, `states[k][i]` being state k of tensor i."""
+    skip = None if found_inf is None else found_inf.reshape(()) != 0
+    if skip is not None and skip.device.type == "cpu":  # nothing to wait for
+        skip = None if not skip.item() else skip
+    if skip is not None and skipped is not None:
+        skipped.add_(skip.to(skipped.dtype))
+    factor: Tensor | float = 1.0 if clip_factor is None else clip_factor.reshape(())
+    if gradient_scale is not None:
+        factor = factor / gradient_scale.reshape(())
+    if h.maximize:
+        factor = -factor
+    lr = h.lr if learning_rate is None else learning_rate.reshape(()).double()
+
+    def keep(old: Tensor, new: Tensor) -> None:
+        old.copy_(new if skip is None else torch.where(skip, old, new.to(old.dtype)))
+
+    for i, (weight, gradient, step) in enumerate(zip(weights, gradients, steps, strict=True)):
+        arithmetic = torch.float64 if weight.dtype is torch.float64 else torch.float32
+        master = masters[i]
+        old_states = [column[i] for column in states]
+        if step is not None:
+            step.add_(1 if skip is None else (~skip).to(step.dtype))
+        source = weight if master is None else master
+        wide = [None if state is None else state.to(arithmetic) for state in old_states]
+        new_weight, new_states = RULES[rule](source.to(arithmetic), gradient.to(arithmetic) * factor, wide, step, lr, h)
+        for old, new in zip(old_states, new_states, strict=True):
+            if old is not None and new is not None:
+                keep(old, new)
+        if master is not None:
+            keep(master, new_weight)
+        keep(weight, new_weight)
+        if h.zero_gradients:
+            gradient.zero_()

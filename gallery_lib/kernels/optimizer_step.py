@@ -1,0 +1,259 @@
+"""`gallery::optimizer_step_`: one step of an optimizer over many tensors at once, with gradient scaling, without waiting.
+
+In one pass: unscale, skip when `found_inf` is set, optional clip factor, update of states and (master) weights, rounding
+to low-precision weights, zeroing of gradients. Step and skip counters are tensors on the device. AdamW, SGD, RMSprop and
+RAdam follow torch.optim, LAMB its paper (three launches); `optimizer_rules.py` holds the formulas.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.kernels import fallback, launch
+from gallery_lib.kernels.gradient_statistics import ELEMENTS
+from gallery_lib.kernels.launch import Launch
+from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS, RULES, STATES, Hyperparameters, reference_step
+from gallery_lib.kernels.tensor_lists import check_same_layout, packed, same_layout, tensor_list
+
+SOURCE, LAMB_SOURCE = "optimizers.cu", "lamb.cu"
+_LISTS = 7  # weight, gradient, three states, master, step
+_FLAGS = ("decoupled_weight_decay", "nesterov", "maximize", "zero_gradients")
+
+
+class _StepArguments(ctypes.Structure):
+    _fields_ = (
+        ("tensors", tensor_list(_LISTS)),
+        *((name, ctypes.c_void_p) for name in ("gradient_scale", "found_inf", "clip_factor", "learning_rate_on_device", "skipped")),
+        ("partial", ctypes.c_void_p),
+        ("trust_ratio", ctypes.c_void_p),
+        *((name, ctypes.c_double) for name in ("learning_rate", "weight_decay", "beta1", "beta2", "log_beta1", "log_beta2")),
+        ("epsilon", ctypes.c_double),
+        ("momentum", ctypes.c_double),
+        ("flags", ctypes.c_int),
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def launches(
+    rule: str,
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[Sequence[Tensor | None]],
+    masters: Sequence[Tensor | None],
+    steps: Sequence[Tensor | None],
+    skipped: Tensor | None,
+    gradient_scale: Tensor | None,
+    found_inf: Tensor | None,
+    clip_factor: Tensor | None,
+    learning_rate: Tensor | None,
+    h: Hyperparameters,
+    new: Callable[[int, torch.dtype], Tensor],
+) -> tuple[list[Launch], list[Tensor]]:
+    """What to launch, in order, and the memory between launches, which `new(elements, dtype)` allocates."""
+    absent: list[Tensor | None] = [None] * len(weights)
+    columns = [weights, gradients, *states, *[absent] * (3 - len(states)), masters, steps]
+    defines = (("ELEMENT", ELEMENTS[weights[0].dtype]),)
+    plan, between = [], []
+    for packing, part, blocks in packed(columns):
+        arguments = _StepArguments(
+            tensors=packing,
+            gradient_scale=_address(gradient_scale),
+            found_inf=_address(found_inf),
+            clip_factor=_address(clip_factor),
+            learning_rate_on_device=_address(learning_rate),
+            skipped=_address(skipped) if part.start == 0 else None,
+            learning_rate=h.lr,
+            weight_decay=h.weight_decay,
+            beta1=h.beta1,
+            beta2=h.beta2,
+            log_beta1=math.log(h.beta1) if h.beta1 > 0 else -math.inf,
+            log_beta2=math.log(h.beta2) if h.beta2 > 0 else -math.inf,
+            epsilon=h.eps,
+            momentum=h.momentum,
+            flags=sum(1 << bit for bit, name in enumerate(_FLAGS) if getattr(h, name)),
+        )
+        plan.append(Launch(SOURCE, "advance", defines, 1, arguments))
+        if rule != "lamb":
+            plan.append(Launch(SOURCE, rule, defines, blocks, arguments))
+            continue
+        partial, ratio = new(2 * blocks, torch.float64), new(packing.count, torch.float32)
+        arguments.partial, arguments.trust_ratio = partial.data_ptr(), ratio.data_ptr()
+        between += [partial, ratio]
+        plan += [
+            Launch(LAMB_SOURCE, "lamb_moments", defines, blocks, arguments),
+            Launch(LAMB_SOURCE, "lamb_trust_ratios", defines, packing.count, arguments),
+            Launch(LAMB_SOURCE, "lamb_update", defines, blocks, arguments),
+        ]
+    return plan, between
+
+
+torch.library.define(
+    "gallery::optimizer_step_",
+    "(str rule, Tensor(a!)[] weights, Tensor(b!)[] gradients, Tensor(c!)[] states, int[] present, Tensor(d!)[] masters, "
+    "Tensor(e!)[] steps, Tensor(f!)? skipped, Tensor? gradient_scale, Tensor? found_inf, Tensor? clip_factor, "
+    "Tensor? learning_rate, float[] numbers, bool[] switches) -> ()",
+)
+_NUMBERS = ("lr", "weight_decay", "beta1", "beta2", "eps", "momentum")
+_SWITCHES = ("nesterov", "decoupled_weight_decay", "maximize", "zero_gradients")
+
+
+def optimizer_step(
+    rule: str,
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[Sequence[Tensor] | None],
+    hyperparameters: Hyperparameters,
+    *,
+    masters: Sequence[Tensor] = (),
+    steps: Sequence[Tensor] = (),
+    skipped: Tensor | None = None,
+    gradient_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    clip_factor: Tensor | None = None,
+    learning_rate: Tensor | None = None,
+) -> None:
+    """One step, in place.
+
+    Args:
+        rule: a name in `optimizer_rules.RULES`.
+        weights, gradients: tensors of one dtype and device; a gradient has its weight's dtype and shape.
+        states: as many columns as the rule has states, a tensor for each weight, or None where the rule does without.
+            fp32 (fp64 for fp64 weights), laid out as the weight.
+        masters: fp32 copies of 16-bit weights; when given, they are updated and the weights are their rounding.
+        steps: an fp32 scalar for each weight, which counts the steps done. Rules that read it need it.
+        skipped: an int64 scalar, which counts the steps skipped.
+        gradient_scale: fp32 scalar by which gradients are divided. found_inf: fp32 scalar; when not 0, the step is skipped.
+        clip_factor: fp32 scalar that gradients are multiplied by. learning_rate: fp32 scalar used in place of `lr`.
+
+    Raises InputError when these do not fit together.
+    """
+    _check(rule, weights, gradients, states, masters, steps, (skipped, gradient_scale, found_inf, clip_factor, learning_rate))
+    if not weights:
+        return
+    present = [k for k, column in enumerate(states) if column is not None]
+    flat = [tensor for column in states if column is not None for tensor in column]
+    numbers = [float(getattr(hyperparameters, name)) for name in _NUMBERS]
+    switches = [bool(getattr(hyperparameters, name)) for name in _SWITCHES]
+    scalars = (skipped, gradient_scale, found_inf, clip_factor, learning_rate)
+    lists = (list(weights), list(gradients), flat, present, list(masters), list(steps))
+    torch.ops.gallery.optimizer_step_(rule, *lists, *scalars, numbers, switches)
+    changed = [*weights, *flat, *masters, *steps, *(gradients if hyperparameters.zero_gradients else ())]
+    torch.autograd.graph.increment_version(changed if skipped is None else [*changed, skipped])
+
+
+def _check(
+    rule: str,
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    states: Sequence[Sequence[Tensor] | None],
+    masters: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    scalars: Sequence[Tensor | None],
+) -> None:
+    if rule not in RULES:
+        raise InputError(f"there is no optimizer rule {rule!r}; there are {', '.join(RULES)}.{did_you_mean(rule, RULES)}")
+    if len(states) != STATES[rule]:
+        raise InputError(f"{rule} takes {STATES[rule]} columns of states, got {len(states)}.")
+    columns = {"gradients": gradients, **{f"states[{k}]": column for k, column in enumerate(states) if column is not None}}
+    columns |= {"masters": masters} if masters else {}
+    columns |= {"steps": steps} if steps or rule in COUNTS_STEPS else {}
+    for name, column in columns.items():
+        if len(column) != len(weights):
+            raise InputError(f"optimizer_step got {len(weights)} weights and {len(column)} {name}.")
+    if not weights:
+        return
+    dtype, device = weights[0].dtype, weights[0].device
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    expected = {name: wide for name in columns} | {"weights": dtype, "gradients": dtype, "masters": torch.float32, "steps": torch.float32}
+    for name, column in {"weights": weights, **columns}.items():
+        for tensor in column:
+            if tensor.dtype is not expected[name] or tensor.device != device or not tensor.is_floating_point():
+                raise InputError(f"{name} must be {expected[name]} on {device}, got {tensor.dtype} on {tensor.device}.")
+    for name, column in columns.items():
+        for weight, tensor in zip(weights, column, strict=True):
+            if name != "steps" and tensor.shape != weight.shape:
+                raise InputError(f"{name} must have the shape of their weight, {tuple(weight.shape)}, got {tuple(tensor.shape)}.")
+    if any(tensor is not None and (tensor.numel() != 1 or tensor.device != device) for tensor in (*steps, *scalars)):
+        raise InputError(f"steps, counters, scale, found_inf, clip_factor and learning_rate must be scalars on {device}.")
+    for name, scalar in zip(("gradient_scale", "found_inf", "clip_factor", "learning_rate"), scalars[1:], strict=True):
+        if scalar is not None and scalar.dtype is not torch.float32:
+            raise InputError(f"{name} must be float32, got {scalar.dtype}.")
+    if scalars[0] is not None and scalars[0].dtype is not torch.int64:
+        raise InputError(f"skipped must be int64, got {scalars[0].dtype}.")
+
+
+def _unflattened(
+    rule: str, count: int, states: Sequence[Tensor], present: Sequence[int], numbers: Sequence[float], switches: Sequence[bool]
+) -> tuple[list[list[Tensor | None]], Hyperparameters]:
+    columns: list[list[Tensor | None]] = [[None] * count for _ in range(STATES[rule])]
+    for place, k in enumerate(present):
+        columns[k] = list(states[place * count : (place + 1) * count])
+    values: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True)) | dict(zip(_SWITCHES, switches, strict=True))
+    return columns, Hyperparameters(**values)
+
+
+def _on_cpu(
+    rule: str,
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    states: list[Tensor],
+    present: list[int],
+    masters: list[Tensor],
+    steps: list[Tensor],
+    skipped: Tensor | None,
+    gradient_scale: Tensor | None,
+    found_inf: Tensor | None,
+    clip_factor: Tensor | None,
+    learning_rate: Tensor | None,
+    numbers: list[float],
+    switches: list[bool],
+) -> None:
+    columns, h = _unflattened(rule, len(weights), states, present, numbers, switches)
+    absent: list[Tensor | None] = [None] * len(weights)
+    scalars = (skipped, gradient_scale, found_inf, clip_factor, learning_rate)
+    reference_step(rule, weights, gradients, columns, masters or absent, steps or absent, *scalars, h)
+
+
+def _on_cuda(rule: str, weights: list[Tensor], gradients: list[Tensor], *rest: Any) -> None:
+    """As `_on_cpu`, with its arguments."""
+    device = weights[0].device
+    if weights[0].dtype not in ELEMENTS or not fallback.kernels_run(device):
+        return _on_cpu(rule, weights, gradients, *rest)
+    states, present, masters, steps, *scalars, numbers, switches = rest
+    columns, h = _unflattened(rule, len(weights), states, present, numbers, switches)
+    absent = [None] * len(weights)
+    laid_out = [g if same_layout(w, g) else torch.empty_like(w).copy_(g) for w, g in zip(weights, gradients, strict=True)]
+    there: list[Any] = [column for column in columns if column[0] is not None]
+    check_same_layout([weights, laid_out, *there, *([masters] if masters else [])])
+
+    def new(elements: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(elements, dtype=dtype, device=device)
+
+    arguments: tuple[Any, ...] = (columns, masters or absent, steps or absent, *scalars, h, new)
+    plan, _between = launches(rule, weights, laid_out, *arguments)  # what is between has to live until it is launched
+    for each in plan:
+        launch.run(each, device)
+    if h.zero_gradients:
+        for gradient, copy in zip(gradients, laid_out, strict=True):
+            if gradient is not copy:
+                gradient.zero_()
+    return None
+
+
+torch.library.impl("gallery::optimizer_step_", "cpu", _on_cpu)
+torch.library.impl("gallery::optimizer_step_", "cuda", _on_cuda)
+
+
+@torch.library.register_fake("gallery::optimizer_step_")
+def _fake(*arguments: Any) -> None:
+    return None

@@ -1,0 +1,90 @@
+"""What every kernel needs on every architecture: registers, shared memory, spills, as ptxas reports them.
+
+    python -m gallery_lib.kernels.resources
+
+prints the table in Markdown. No GPU is needed. A spill is a register that did not fit and went to memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gallery_lib.kernels import compilation
+from gallery_lib.kernels.catalogue import VARIANTS
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+_FUNCTION = re.compile(
+    r"Compiling entry function '(?P<kernel>\w+)' for 'sm_(?P<architecture>\d+)\w*'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one kernel, per thread or per block."""
+
+    source: str
+    variant: str
+    kernel: str
+    architecture: int
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    spill_bytes: int
+
+
+def resources(source: str, defines: compilation.Defines, architecture: int) -> list[Resources]:
+    """One entry for each kernel of the source. Raises what `compilation.compiled` raises."""
+    log = compilation.compiled(source, defines, architecture).log
+    variant = " ".join(value for _, value in defines)
+    rows = []
+    for found in _FUNCTION.finditer(log):
+        shared = re.search(r"(\d+) bytes smem", found["rest"])
+        rows.append(
+            Resources(
+                source,
+                variant,
+                found["kernel"],
+                int(found["architecture"]),
+                int(found["registers"]),
+                int(shared[1]) if shared else 0,
+                int(found["stack"]),
+                int(found["stores"]) + int(found["loads"]),
+            )
+        )
+    return rows
+
+
+def every_kernel() -> Iterator[Resources]:
+    """All variants on all architectures that this NVRTC knows."""
+    for architecture in ARCHITECTURES:
+        if architecture in compilation.supported_architectures():
+            for source, defines in VARIANTS:
+                yield from resources(source, defines, architecture)
+
+
+def table(rows: list[Resources]) -> str:
+    """Markdown: a line for each kernel and element type, with the registers of a thread on each architecture."""
+    architectures = sorted({row.architecture for row in rows})
+    header = ["source", "variant", "kernel", *(f"sm_{architecture}" for architecture in architectures), "shared bytes", "spill bytes"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    kernels: dict[tuple[str, str, str], list[Resources]] = {}
+    for row in rows:
+        kernels.setdefault((row.source, row.variant, row.kernel), []).append(row)
+    for name, each in kernels.items():
+        registers = {row.architecture: str(row.registers) for row in each}
+        cells = [*(registers.get(architecture, "") for architecture in architectures), str(max(row.shared_bytes for row in each))]
+        lines.append("| " + " | ".join([*name, *cells, str(max(row.spill_bytes for row in each))]) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print("<!-- What own CUDA kernels need, by `python -m gallery_lib.kernels.resources`. -->\n# Own CUDA kernels\n")
+    print("Registers of a thread by architecture; the most shared memory of a block and the most spills on any of them.")
+    print(f"As reported by ptxas of NVRTC {compilation.versions()['nvrtc']}. Compiled only: nothing of this ran on a GPU.\n")
+    print(table(list(every_kernel())))

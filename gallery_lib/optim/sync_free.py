@@ -1,0 +1,240 @@
+"""AdamW, SGD, RMSprop, RAdam and LAMB whose step never waits for the device, with gradient scaling or without.
+
+Drop-in: the arguments and the `state_dict()` are those of torch's classes, from which these are derived, so that a
+checkpoint of either is continued by the other (LAMB, which torch does not have, is laid out like AdamW). With
+`torch.amp.GradScaler` they take scale and overflow flag on the device, as only some of torch's fused ones do: whether a
+step is skipped is decided there. The work is `kernels.optimizer_step`: own kernels on CUDA, plain torch on the CPU.
+
+Not offered, and refused: amsgrad, dampening, differentiable, and 16-bit, complex or sparse parameters. `foreach`,
+`fused` and `capturable` choose among torch's implementations and change nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gallery_lib.errors import InputError
+from gallery_lib.kernels.optimizer_rules import Hyperparameters
+from gallery_lib.kernels.optimizer_step import optimizer_step
+
+
+def clip_factor(norm: Tensor, max_norm: float, gradient_scale: Tensor | None = None) -> Tensor:
+    """What gradients are to be multiplied by for their norm to be at most `max_norm`, as `clip_grad_norm_` counts it.
+
+    `norm` is that of the gradients as they are, scaled by `gradient_scale` if it is given; all stays on the device.
+    """
+    if gradient_scale is not None:
+        norm = norm / gradient_scale
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0).float()
+
+
+class _SyncFree(torch.optim.Optimizer):
+    """What the classes share: gathers each group's tensors and makes one call for a group, device and dtype."""
+
+    _step_supports_amp_scaling = True  # GradScaler then sets `grad_scale` and `found_inf` for the time of the step
+    _rule: str
+    _unsupported: tuple[str, ...] = ("amsgrad", "dampening", "differentiable")
+    clip_factor: Tensor | None
+    step_was_skipped: Tensor | None
+    _skipped: dict[torch.device, Tensor]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._complete()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After a copy, and after `load_state_dict`, whose groups may ask for what is not offered."""
+        super().__setstate__(state)
+        self._complete()
+
+    def _complete(self) -> None:
+        for group in self.param_groups:
+            for name in self._unsupported:
+                if group.get(name):
+                    raise InputError(f"{type(self).__name__} of gallery_lib does not offer {name}={group[name]!r}. Use torch.optim's.")
+        for name, value in (("clip_factor", None), ("step_was_skipped", None), ("_skipped", {})):
+            self.__dict__.setdefault(name, value)
+
+    def skipped_steps(self) -> int:
+        """Steps skipped since this object was made. Reading it waits for the device."""
+        return max((int(count.item()) for count in self._skipped.values()), default=0)
+
+    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
+        raise NotImplementedError
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str | None, ...]:
+        """Keys of a parameter's state, in the rule's order; None where the group does without."""
+        return ("exp_avg", "exp_avg_sq")
+
+    def _counts_steps(self) -> bool:
+        return True
+
+    def _initialised(self, parameter: Tensor, names: tuple[str | None, ...]) -> dict[str, Any]:
+        """A parameter's state; the step count lies beside it on its device, also when it comes from a checkpoint."""
+        state = self.state[parameter]
+        if self._counts_steps():
+            step = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32)
+            if state.get("step") is not step or step.device != parameter.device:
+                state["step"] = step.to(parameter.device)
+        for name in names:
+            if name is not None and state.get(name) is None:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step. `clip_factor`, a scalar on the device, multiplies the gradients when it is set.
+
+        Afterwards `step_was_skipped` is the overflow flag on the device, or None when none was given.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        self.step_was_skipped = None if found_inf is None else found_inf.detach().clone()
+        counted: set[torch.device] = set()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for device, dtype in dict.fromkeys((parameter.device, parameter.dtype) for parameter in parameters):
+                chosen = [p for p in parameters if p.device == device and p.dtype == dtype]
+                self._step_alike(group, chosen, device, scale, found_inf, count_skips=device not in counted)
+                counted.add(device)
+        return loss
+
+    def _step_alike(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        device: torch.device,
+        scale: Tensor | None,
+        found_inf: Tensor | None,
+        *,
+        count_skips: bool,
+    ) -> None:
+        for p in parameters:
+            if p.dtype not in (torch.float32, torch.float64) or p.grad is None or p.grad.is_sparse:
+                layout = "sparse" if p.grad is not None and p.grad.is_sparse else "dense"
+                raise InputError(
+                    f"{type(self).__name__} of gallery_lib steps fp32 and fp64 parameters with dense gradients; this one is {p.dtype} "
+                    f"with {layout} gradients. Keep weights in fp32: autocast casts what is computed in 16 bits."
+                )
+        names = self._state_names(group)
+        states = [self._initialised(parameter, names) for parameter in parameters]
+        lr = group["lr"]
+        on_device = isinstance(lr, Tensor) and lr.device == device
+        if device not in self._skipped:
+            self._skipped[device] = torch.zeros((), dtype=torch.int64, device=device)
+
+        def here(scalar: Tensor | None) -> Tensor | None:
+            return None if scalar is None else scalar.to(device=device, dtype=torch.float32, non_blocking=True)
+
+        optimizer_step(
+            self._rule,
+            parameters,
+            [parameter.grad for parameter in parameters],  # type: ignore[misc]
+            [None if name is None else [state[name] for state in states] for name in names],
+            self._hyperparameters(group, 0.0 if on_device else float(lr)),
+            steps=[state["step"] for state in states] if self._counts_steps() else (),
+            skipped=self._skipped[device] if count_skips else None,
+            gradient_scale=here(scale),
+            found_inf=here(found_inf),
+            clip_factor=here(self.clip_factor),
+            learning_rate=here(lr) if on_device else None,
+        )
+
+
+def _adam(group: dict[str, Any], lr: float) -> Hyperparameters:
+    beta1, beta2 = group["betas"]
+    return Hyperparameters(
+        lr=lr,
+        weight_decay=group["weight_decay"],
+        beta1=beta1,
+        beta2=beta2,
+        eps=group["eps"],
+        decoupled_weight_decay=group.get("decoupled_weight_decay", False),
+        maximize=group["maximize"],
+    )
+
+
+class AdamW(_SyncFree, torch.optim.AdamW):
+    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019."""
+
+    _rule = "adamw"
+
+    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
+        return _adam(group, lr)
+
+
+class RAdam(_SyncFree, torch.optim.RAdam):
+    """Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020."""
+
+    _rule = "radam"
+
+    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
+        return _adam(group, lr)
+
+
+class LAMB(_SyncFree):
+    """You et al., "Large Batch Optimization for Deep Learning", 2020, with bias correction and φ(x) = x."""
+
+    _rule = "lamb"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize})
+
+    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
+        return _adam(group, lr)
+
+
+class SGD(_SyncFree, torch.optim.SGD):
+    """With momentum, Nesterov's or the heavy ball's, or without."""
+
+    _rule = "sgd"
+
+    def _counts_steps(self) -> bool:
+        return False
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str | None, ...]:
+        return ("momentum_buffer" if group["momentum"] else None,)
+
+    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
+        return Hyperparameters(
+            lr=lr,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+        )
+
+
+class RMSprop(_SyncFree, torch.optim.RMSprop):
+    """Tieleman and Hinton, Coursera lecture 6.5, 2012; torch's variant, with momentum and centered."""
+
+    _rule = "rmsprop"
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str | None, ...]:
+        return ("square_avg", "momentum_buffer" if group["momentum"] > 0 else None, "grad_avg" if group["centered"] else None)
+
+    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
+        return Hyperparameters(
+            lr=lr,
+            weight_decay=group["weight_decay"],
+            beta2=group["alpha"],
+            eps=group["eps"],
+            momentum=group["momentum"],
+            maximize=group["maximize"],
+        )

@@ -1,0 +1,87 @@
+"""Carries out a `Launch` on the CPU: compiles its `.cu` file with g++ against the shim, and calls the kernel with ctypes.
+
+What is built is kept in `.cache/cuda_on_host`, by a hash of all that it is made of. (`-Bsymbolic` among the options: a
+kernel may be called `advance`, as a function of the C library is.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from gallery_lib import paths
+from gallery_lib.kernels import compilation
+from gallery_lib.kernels.compilation import Defines, source_with_includes
+from gallery_lib.kernels.launch import THREADS, Launch
+
+SHIM = Path(__file__).parent / "shim"
+SANITIZED = "alignment,bounds,shift,integer-divide-by-zero,signed-integer-overflow,null,return,unreachable"
+COMMAND = (
+    "g++ -std=c++17 -O1 -g0 -fPIC -shared -Wl,-Bsymbolic -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE "
+    f"-fsanitize={SANITIZED} -fsanitize-undefined-trap-on-error -Wall -Wno-unused -Wno-unknown-pragmas -Wno-clobbered"
+).split()
+SOURCES = compilation.SOURCES
+"""Where `.cu` files are taken from; mutation.py puts broken ones in their place."""
+_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(')
+
+
+class KernelFault(AssertionError):
+    """The kernel did what it must not: the message says what, and in which thread."""
+
+
+def _entry_points(text: str, source: str) -> str:
+    kernels = _KERNEL.findall(text)
+    assert kernels, f'{source} has no line that starts with `extern "C" __global__ void`'
+    parts = [f'#include "cuda_on_host.h"\n#include "{source}"', 'extern "C" const char* trouble() { return cuda_on_host::trouble; }']
+    for name in kernels:
+        parts.append(
+            f'extern "C" int call_{name}(const void* arguments, unsigned blocks, unsigned threads, uint64_t schedule)'
+            f" {{ return cuda_on_host::call({name}, arguments, blocks, threads, schedule); }}\n"
+            f'extern "C" size_t bytes_{name}() {{ return cuda_on_host::argument_bytes({name}); }}'
+        )
+    return "\n".join(parts) + "\n"
+
+
+@functools.cache
+def library(source: str, defines: Defines, folder: Path) -> ctypes.CDLL:
+    """The built source, loaded. Raises CalledProcessError with g++'s messages on standard error."""
+    texts = source_with_includes(source, folder)
+    entry = _entry_points(texts[source], source)
+    shim = [path.read_text() for path in sorted(SHIM.iterdir())]
+    everything = repr([texts, entry, shim, defines, COMMAND])
+    cache = paths.cache_dir() / "cuda_on_host"
+    built = cache / f"{Path(source).stem}-{hashlib.sha256(everything.encode()).hexdigest()[:24]}.so"
+    if not built.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            (Path(scratch) / "entry.cpp").write_text(entry)
+            new = Path(scratch) / "new.so"
+            flags = [f"-D{name}={value}" for name, value in defines]
+            subprocess.run([*COMMAND, *flags, f"-I{SHIM}", f"-I{folder}", str(Path(scratch) / "entry.cpp"), "-o", str(new)], check=True)
+            new.replace(built)
+    loaded = ctypes.CDLL(str(built), mode=os.RTLD_LOCAL)
+    loaded.trouble.restype = ctypes.c_char_p
+    return loaded
+
+
+def run(launch: Launch, schedule: int = 0, folder: Path | None = None) -> None:
+    """Carry out `launch`; `schedule` is the order of threads and blocks. Raises KernelFault."""
+    if launch.blocks == 0:
+        return
+    built = library(launch.source, launch.defines, folder or SOURCES)
+    size = getattr(built, f"bytes_{launch.kernel}")
+    size.restype = ctypes.c_size_t
+    given = ctypes.sizeof(launch.arguments)
+    assert size() == given, f"{launch.kernel} takes {size()} bytes of arguments, Python gives {given}"
+    assert size() <= 4096, f"{launch.kernel} takes {size()} bytes of arguments; 4096 is what every device has"
+    failed = getattr(built, f"call_{launch.kernel}")(
+        ctypes.byref(launch.arguments), ctypes.c_uint(launch.blocks), ctypes.c_uint(THREADS), ctypes.c_uint64(schedule)
+    )
+    if failed:
+        raise KernelFault(f"{launch.kernel}: {built.trouble().decode()}")

@@ -1,0 +1,61 @@
+"""Tensors between guard pages: an access outside of one is a fault, or finds poison, and a write beside one is noticed.
+
+A tensor lies in pages of its own, with inaccessible pages before and after. It may start at the first byte (reads
+before it fault), end at the last (reads after it fault), or lie anywhere between, for any alignment. All other bytes
+are 0xFF, which is NaN in every floating-point type; `check()` finds those that were overwritten.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+
+import torch
+
+PAGE = mmap.PAGESIZE
+POISON = 0xFF
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class Guarded:
+    """`tensor` is a contiguous copy of what was given. The pages live as long as a tensor in them does."""
+
+    def __init__(self, values: torch.Tensor, offset_elements: int | None = None) -> None:
+        """`offset_elements`: of the start from the guard page before it; None: the end touches the guard page after it."""
+        size = values.numel() * values.element_size()
+        start = 0 if offset_elements is None else offset_elements * values.element_size()
+        self._inside = max(1, -(-(start + size) // PAGE)) * PAGE
+        whole = self._inside + 2 * PAGE
+        address = _libc.mmap(None, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise MemoryError(f"mmap of {whole} bytes failed")
+        for guard in (address, address + PAGE + self._inside):
+            assert _libc.mprotect(guard, PAGE, 0) == 0
+        buffer = (ctypes.c_uint8 * self._inside).from_address(address + PAGE)
+        weakref.finalize(buffer, _libc.munmap, address, whole)
+        self._bytes = torch.frombuffer(buffer, dtype=torch.uint8)
+        self._bytes.fill_(POISON)
+        self._start = self._inside - size if offset_elements is None else start
+        self._size = size
+        inner = self._bytes[self._start : self._start + size]
+        self.tensor = inner.view(values.dtype).view(values.shape) if size else values.new_empty(values.shape)
+        self.tensor.copy_(values)
+
+    def check(self) -> None:
+        """Fails when a byte beside the tensor was written."""
+        beside = torch.cat([self._bytes[: self._start], self._bytes[self._start + self._size :]])
+        changed = (beside != POISON).nonzero()
+        assert not len(changed), f"{len(changed)} bytes beside the tensor were overwritten"
+
+
+def poisoned(shape: tuple[int, ...], dtype: torch.dtype, offset_elements: int | None = None) -> Guarded:
+    """For an output: every byte is 0xFF until the kernel writes it."""
+    guarded = Guarded(torch.empty(shape, dtype=dtype), offset_elements)
+    if guarded.tensor.numel():
+        guarded.tensor.view(torch.uint8).fill_(POISON)
+    return guarded

@@ -1,0 +1,187 @@
+"""Breaks each kernel in three ways, and checks that the tests notice every time.
+
+    python tests/cuda_on_host/mutation.py [--only TEXT]
+
+A mutation is one replacement in one source. The tests of that source are run against the broken copy, on the CPU; a
+mutation that survives is printed, and the exit code is 1. Each takes a few seconds, most of them g++'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`old` becomes `new` where it first stands after `after`, in `source`; `tests` (for pytest's -k) have to fail."""
+
+    kernel: str
+    source: str
+    after: str
+    old: str
+    new: str
+    tests: str
+
+
+def _mutations(kernel: str, source: str, after: str, tests: str, *changes: tuple[str, str]) -> list[Mutation]:
+    return [Mutation(kernel, source, after, old, new, tests) for old, new in changes]
+
+
+_STATISTICS, _BOUND = "test_gradient_statistics and not reference", "test_every_element"
+MUTATIONS = [
+    *_mutations(
+        "sum_squares", "gradient_statistics.cu", "sum_squares", _STATISTICS,
+        ("tail < chunk.size", "tail + 1 < chunk.size"),  # forgets the last element
+        ("int vectors = (chunk.size - head) / WIDTH", "int vectors = (chunk.size - head + WIDTH - 1) / WIDTH"),  # reads past the end
+        ("elements_before_boundary(elements)", "elements_before_boundary(elements + 1)"),
+    ),
+    *_mutations(
+        "finish_norm", "gradient_statistics.cu", "finish_norm", _STATISTICS,
+        ("i += THREADS", "i += 2 * THREADS"),
+        ("isfinite(total) ? 0.0f : 1.0f", "isnan(total) ? 1.0f : 0.0f"),
+        ("sqrt(total)", "total"),
+    ),
+    *_mutations(
+        "sum_squares (and LAMB's norms)", "sum_of_squares.cuh", "struct", _STATISTICS,
+        ("magnitude > 0x1p50f", "magnitude > 0x1p120f"),  # squares overflow
+        ("magnitude < 0x1p-50f", "magnitude < 0.0f"),  # squares vanish
+        ("    __syncthreads();\n", ""),
+    ),
+    *_mutations(
+        "advance", "optimizers.cu", "advance(", "test_optimizer_step and (skip or every_element or more_tensors)",
+        (" && !a.skips())", ")"),
+        ("a.skipped && a.skips()", "a.skipped"),
+        ("+= 1.0f", "+= 2.0f"),
+    ),
+    *_mutations(
+        "sgd", "optimizers.cu", "struct SGD", f"{_BOUND} and sgd",
+        ("gradient + momentum * buffer : buffer", "buffer : buffer"),
+        ("gradient += decay * weight;", ""),
+        ("weight -= rate", "weight += rate"),
+    ),
+    *_mutations(
+        "rmsprop", "optimizers.cu", "struct RMSprop", f"{_BOUND} and rmsprop",
+        ("variance -= average * average;", ""),
+        ("sqrtf(variance) + epsilon", "sqrtf(variance + epsilon)"),
+        ("update = buffer = momentum * buffer + update", "update = momentum * buffer + update"),
+    ),
+    *_mutations(
+        "adamw", "optimizers.cu", "struct AdamW", f"{_BOUND} and adamw",
+        ("keep2 * square + take2 * gradient * gradient", "keep2 * square + take2 * gradient"),
+        ("weight * shrink", "weight"),
+        ("a.log_beta2, a.step(tensor)", "a.log_beta2, a.step(tensor) + 1"),
+    ),
+    *_mutations(
+        "radam", "optimizers.cu", "struct RAdam", f"{_BOUND} and radam",
+        ("scalars[1] = rho > 5", "scalars[1] = rho > 4"),
+        ("(rho - 4) * (rho - 2)", "(rho - 4) * (rho - 4)"),
+        ("a.flags & DECOUPLED ? 0.0f : float(a.weight_decay)", "0.0f"),
+    ),
+    *_mutations(
+        "lamb_moments", "lamb.cu", "struct Moments", f"({_BOUND} or skipped or moves) and lamb",
+        ("weights.add(weight);", "weights.add(average);"),
+        ("scratch[1]);", "scratch[0]);"),  # two sums through the same memory
+        ("        skip_chunk(a, chunk);\n        return;\n", ""),
+    ),
+    *_mutations(
+        "lamb_trust_ratios", "lamb.cu", "void __launch_bounds__(THREADS) lamb_trust_ratios", f"({_BOUND} or skipped or moves) and lamb",
+        ("sqrt(weights / updates)", "weights / updates"),
+        ("updates += a.partial[2 * block + 1]", "updates += a.partial[2 * block]"),
+        ("block < a.tensors.first_block[blockIdx.x + 1]", "block <= a.tensors.first_block[blockIdx.x + 1]"),
+    ),
+    *_mutations(
+        "lamb_update", "lamb.cu", "struct Update", f"({_BOUND} or skipped or moves) and lamb",
+        ("weight -= rate", "weight -= 1.001f * rate"),
+        ("if (a.skips()) return;", ""),
+        ("    __syncthreads();\n", ""),
+    ),
+    *_mutations(
+        "cross_entropy_rows", "cross_entropy.cu", "struct RowStatistics", "test_cross_entropy and not torch",
+        ("sum * expf(maximum - value) + 1", "sum + 1"),  # without rescaling
+        ("        if (larger != -infinity()) sum", "        sum"),
+        ("if (tail < a.classes) take(elements[tail]);", ""),
+    ),
+    *_mutations(
+        "cross_entropy_gradient", "cross_entropy.cu", "cross_entropy_gradient(", "test_cross_entropy and not torch",
+        ("- each -", "-"),
+        ("a.gradient + row * a.classes", "a.gradient + row * a.row_stride"),
+        ("if (!is_aligned<WIDTH>(gradient + head)) head = 0, vectors = 0;", ""),
+    ),
+    *_mutations(
+        "prepare_images", "image_batch.cu", "prepare_images(", "test_image_batch",
+        ("a.cropped_width - 1 - x : x", "x : x"),
+        ("column < a.width", "column <= a.width"),
+        ("if (++y == a.cropped_height) y = 0, image++;", "if (++y == a.cropped_height) y = 0;"),
+    ),
+    *_mutations(
+        "every optimizer: one pass", "optimizer_step.cuh", "", f"({_BOUND} or skipped) and (adamw or sgd)",
+        ("bool aligned = is_aligned<WIDTH>", "bool aligned = true || is_aligned<WIDTH>"),
+        ("if (a.flags & ZERO_GRADIENTS) zero_gradients<COUNT>(a, tensor, at);", ""),
+        ("if (gradient_scale) factor /= *gradient_scale;", ""),
+    ),
+    *_mutations(
+        "every kernel: chunks", "tensor_list.cuh", "chunk_of_block", f"{_BOUND} and (sgd or adamw)",
+        ("left < CHUNK ? left : CHUNK", "CHUNK"),
+        ("list.first_block[middle] <= blockIdx.x", "list.first_block[middle] < blockIdx.x"),
+        ("* CHUNK;", "* (CHUNK - 4);"),
+    ),
+]  # fmt: skip
+
+
+def broken(mutation: Mutation, sources: Path, folder: Path) -> None:
+    """A copy of `sources` in `folder` with the mutation. Raises ValueError when its text is not there any more."""
+    shutil.copytree(sources, folder, dirs_exist_ok=True)
+    text = (folder / mutation.source).read_text()
+    start = text.index(mutation.old, text.index(mutation.after))
+    (folder / mutation.source).write_text(text[:start] + mutation.new + text[start + len(mutation.old) :])
+
+
+def noticed(tests: str, folder: Path) -> bool:
+    """Whether a test fails with the sources in `folder`."""
+    import hypothesis
+    import pytest
+    from cuda_on_host import host
+
+    fast = hypothesis.settings(phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None)  # a failure is enough
+    hypothesis.settings.register_profile("mutation", fast)
+    hypothesis.settings.load_profile("mutation")
+    host.SOURCES = folder
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-k", tests, str(TESTS / "kernels")])
+    assert code in (0, 1), f"pytest ended with {code!r}: no test is called {tests!r}, or it could not run"
+    return code == 1
+
+
+def main() -> int:
+    """0 when every mutation was noticed."""
+    from cuda_on_host import host
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", metavar="TEXT", help="mutations of kernels with this in their name")
+    chosen = [mutation for mutation in MUTATIONS if parser.parse_args().only in mutation.kernel]
+    sources = host.SOURCES
+    for tests in sorted({mutation.tests for mutation in chosen}):
+        assert not noticed(tests, sources), f"{tests!r} fails without a mutation"
+    survived = []
+    for mutation in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            broken(mutation, sources, Path(folder))
+            found = noticed(mutation.tests, Path(folder))
+        print(f"{'noticed ' if found else 'SURVIVED'}  {mutation.kernel}: {mutation.old.strip()!r} → {mutation.new.strip()!r}", flush=True)
+        survived += [] if found else [mutation]
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} mutations noticed")
+    return bool(survived)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""A CUDA device on which kernels run, for the tests marked `gpu`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gallery_lib.compiler.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
+from gallery_lib.kernels import fallback
+
+
+@pytest.fixture
+def cuda_kernels(monkeypatch) -> torch.device:
+    """The device; kernels are on."""
+    monkeypatch.setenv(COMPILER_VARIABLE, "1")
+    monkeypatch.setenv(KERNELS_VARIABLE, "1")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device: kernels are launched on it")
+    device = torch.device("cuda", torch.cuda.current_device())
+    reason = fallback.reason_not_used(device)
+    assert reason is None, reason
+    return device

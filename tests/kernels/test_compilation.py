@@ -1,0 +1,81 @@
+"""NVRTC compiles every kernel for every architecture without a GPU; what it compiled is kept; no kernel spills."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+
+import pytest
+
+from gallery_lib.errors import InputError
+from gallery_lib.kernels import compilation, resources
+from gallery_lib.kernels.catalogue import VARIANTS
+from gallery_lib.kernels.compilation import SOURCES, CompilationFailed, cache_key, compiled
+
+EM_CUDA = 190
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the sources, to change."""
+    return shutil.copytree(SOURCES, tmp_path / "cuda")
+
+
+@pytest.mark.parametrize("architecture", resources.ARCHITECTURES)
+def test_every_kernel_compiles_and_none_spills(architecture):
+    if architecture not in compilation.supported_architectures():
+        pytest.skip(f"NVRTC {compilation.versions()['nvrtc']} does not compile for sm_{architecture}")
+    for source, defines in VARIANTS:
+        kernels = re.findall(r'extern "C" __global__ void .*?(\w+)\(const', (SOURCES / source).read_text())
+        rows = resources.resources(source, defines, architecture)
+        assert sorted(row.kernel for row in rows) == sorted(kernels), source
+        for row in rows:
+            assert (row.architecture, row.spill_bytes, row.stack_bytes) == (architecture, 0, 0), row
+            assert 0 < row.registers <= 128, row  # 256 threads × 128 registers: at least two blocks on every multiprocessor
+        machine = struct.unpack_from("<H", compiled(source, defines, architecture).cubin, 18)
+        assert machine == (EM_CUDA,)
+
+
+def test_the_catalogue_names_every_source():
+    assert {source for source, _ in VARIANTS} == {path.name for path in SOURCES.glob("*.cu")}
+
+
+def test_what_was_compiled_is_kept(own_cache):
+    source, defines = VARIANTS[0]
+    first, second = compiled(source, defines, 80), compiled(source, defines, 80)
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert (first.cubin, first.log) == (second.cubin, second.log)
+    assert sorted(path.suffix for path in own_cache.iterdir()) == [".cubin", ".log"]
+
+
+def test_the_key_depends_on_everything_that_the_code_depends_on(folder, monkeypatch):
+    source, defines = VARIANTS[0]
+    keys = {cache_key(source, defines, 80, folder), cache_key(source, defines, 90, folder), cache_key(source, VARIANTS[1][1], 80, folder)}
+    (folder / "sum_of_squares.cuh").write_text((folder / "sum_of_squares.cuh").read_text() + "\n// changed\n")
+    keys.add(cache_key(source, defines, 80, folder))
+    (folder / source).write_text((folder / source).read_text() + "\n// changed\n")
+    keys.add(cache_key(source, defines, 80, folder))
+    monkeypatch.setattr(compilation, "versions", lambda: {"nvrtc": "0.0"})
+    keys.add(cache_key(source, defines, 80, folder))
+    assert len(keys) == 6
+
+
+def test_an_error_in_a_source_is_reported_with_the_compilers_words(folder, own_cache):
+    (folder / "broken.cu").write_text('extern "C" __global__ void broken(const int a) { undefined_name = a; }')
+    with pytest.raises(CompilationFailed, match="undefined_name"):
+        compiled("broken.cu", (), 80, folder)
+    assert not own_cache.exists()
+
+
+def test_unknown_sources_and_architectures_are_refused():
+    with pytest.raises(InputError, match=r"there is no CUDA source 'nothing\.cu'"):
+        compiled("nothing.cu", (), 80)
+    with pytest.raises(InputError, match="sm_12"):
+        compiled(VARIANTS[0][0], VARIANTS[0][1], 12)

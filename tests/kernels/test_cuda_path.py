@@ -1,0 +1,76 @@
+"""The whole way of an operator on CUDA, but for the launch itself: the kernels run on the CPU, in the shim.
+
+What is called are the functions registered for CUDA, with tensors of the CPU. So the fallback, the layouts, the memory
+between launches and their order are those of a device.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cuda_on_host import host
+from kernels.optimizer_cases import CASES
+
+from gallery_lib.kernels import cross_entropy, fallback, gradient_statistics, launch, optimizer_step
+from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS
+
+LABELS = torch.tensor([1, -100, 6, 0])
+
+
+@pytest.fixture(params=["kernels", "fallback"])
+def path(request, monkeypatch):
+    launched: list[str] = []
+
+    def run(each, device):
+        launched.append(each.kernel)
+        host.run(each, schedule=5)
+
+    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(fallback, "kernels_run", lambda device: request.param == "kernels")
+    yield request.param
+    assert bool(launched) == (request.param == "kernels")
+
+
+def test_gradient_statistics(path):
+    gradients = [torch.randn(3, 4).t(), torch.randn(8, 8)[:, ::2], torch.randn(5).bfloat16()]
+    norm, found_inf = gradient_statistics._on_cuda(gradients)
+    expected = gradient_statistics.reference([g.clone() for g in gradients])
+    torch.testing.assert_close((norm, found_inf), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+def test_optimizer_step_with_weights_and_gradients_in_different_layouts(path, case):
+    torch.manual_seed(0)
+    weights = [torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last), torch.randn(7), torch.randn(6, 2, 1, 1)]
+    gradients = [torch.randn(4, 3, 5, 5), torch.randn(7), torch.randn(6, 2, 1, 1).to(memory_format=torch.channels_last)]
+    present = [k for k, there in enumerate(case.present) if there]
+    states = [torch.rand_like(w) + (1 if k else 9) for k in present for w in weights]  # no negative variance in centered RMSprop
+    steps = [torch.ones(()) for _ in weights] if case.rule in COUNTS_STEPS else []
+    numbers, switches = [1e-2, 1e-2, 0.9, 0.99, 1e-8, 0.9], [False, False, False, True]
+
+    def arguments():
+        copies = [[t.clone() for t in column] for column in (weights, gradients, states)]
+        scalars = (torch.zeros((), dtype=torch.int64), torch.tensor(2.0), torch.tensor(0.0), None, None)
+        return (case.rule, *copies, present, [], [s.clone() for s in steps], *scalars, numbers, switches)
+
+    ours, expected = arguments(), arguments()
+    optimizer_step._on_cuda(*ours)
+    optimizer_step._on_cpu(*expected)
+    for got, reference in zip(ours[1:4], expected[1:4], strict=True):
+        torch.testing.assert_close(got, reference, rtol=1e-5, atol=1e-6)
+    assert not any(gradient.any() for gradient in ours[2])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_cross_entropy(path, transposed):
+    torch.manual_seed(0)
+    logits = torch.randn(300, 4).t() if transposed else torch.randn(4, 300)
+    loss, log_sum, above = cross_entropy._rows_on_cuda(logits, LABELS, 0.1, -100)
+    expected = cross_entropy.reference_rows(logits, LABELS, 0.1, -100)
+    torch.testing.assert_close((loss, log_sum, above), expected, rtol=1e-5, atol=1e-6)
+    of_loss = torch.ones(1).expand(4)
+    gradient = cross_entropy._gradient_on_cuda(logits, LABELS, 0.1, -100, log_sum, of_loss)
+    assert gradient.is_contiguous()
+    torch.testing.assert_close(
+        gradient, cross_entropy.reference_gradient(logits, LABELS, 0.1, -100, log_sum, of_loss), rtol=1e-5, atol=1e-6
+    )

@@ -1,0 +1,62 @@
+"""When kernels do not run, and how that is said. No CUDA device is needed to tell why one would do without."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from gallery_lib.compiler.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
+from gallery_lib.kernels import compilation, fallback, launch
+from gallery_lib.kernels.compilation import CompilationFailed
+
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def kernels_on(monkeypatch):
+    monkeypatch.setenv(COMPILER_VARIABLE, "1")
+    monkeypatch.setenv(KERNELS_VARIABLE, "1")
+    monkeypatch.setattr(launch, "architecture", lambda device: 90)
+    fallback.announce.cache_clear()
+    fallback._cannot_compile.cache_clear()
+    yield
+    fallback.announce.cache_clear()
+    fallback._cannot_compile.cache_clear()
+
+
+def test_kernels_run_on_a_device_that_nvrtc_compiles_for():
+    assert fallback.reason_not_used(DEVICE) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fallback.kernels_run(DEVICE)
+
+
+def test_no_kernels_is_obeyed_and_announced_once(monkeypatch):
+    monkeypatch.setenv(KERNELS_VARIABLE, "0")
+    with pytest.warns(fallback.KernelsNotUsed, match="switched off") as record:
+        assert not fallback.kernels_run(DEVICE)
+        assert not fallback.kernels_run(DEVICE)
+    assert len(record) == 1
+
+
+def test_a_device_that_nvrtc_does_not_know_is_named(monkeypatch):
+    monkeypatch.setattr(launch, "architecture", lambda device: 70)
+    with pytest.warns(fallback.KernelsNotUsed, match="does not compile for sm_70"):
+        assert not fallback.kernels_run(DEVICE)
+
+
+def test_missing_nvrtc_is_named(monkeypatch):
+    def missing():
+        raise CompilationFailed("NVRTC cannot be used: no module named cuda")
+
+    monkeypatch.setattr(compilation, "supported_architectures", missing)
+    with pytest.warns(fallback.KernelsNotUsed, match="no module named cuda"):
+        assert not fallback.kernels_run(DEVICE)
+
+
+def test_on_the_cpu_there_is_nothing_to_announce():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not fallback.kernels_run(torch.device("cpu"))
