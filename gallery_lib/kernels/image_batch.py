@@ -1,6 +1,6 @@
 """`gallery::prepare_images`: uint8 images to a normalised batch in channels_last: crop, mirror and normalise in one pass.
 
-So a batch crosses the bus as bytes, a quarter of its size in fp32. The arithmetic is that of `data.image_folder.finish_batch`:
+So a batch crosses the bus as bytes, a quarter of its size in fp32. The arithmetic is that of `data.images.image_folder.finish_batch`:
 (image / 255 − mean) / standard deviation as one multiplication and one addition in fp32, rounded to the wanted dtype.
 """
 
