@@ -8,9 +8,11 @@ memory. Where processes cannot be pinned there is one lane.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ import nbformat
 
 LARGE = ("alexnet", "vgg16", "hf_Bart", "hf_Bert")
 LIMIT_SECONDS = 590
+PORT_TAKEN = "ZMQError: Address already in use"
+OUT, RUNS = "out.ipynb", "runs"
 
 
 @dataclass(frozen=True)
@@ -32,29 +36,44 @@ class Executed:
 
 
 def execute(source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str], core: int | None = None) -> Executed:
-    """Run a notebook with papermill, pinned to `core` when one is named. AssertionError when it fails or has not run through."""
+    """Run a notebook with papermill, pinned to `core` when one is named. AssertionError when it fails or has not run through.
+
+    Jupyter chooses a kernel's ports before the kernel takes them; one that lost a port to another process meanwhile is
+    started once more.
+    """
+    code, said = _run_papermill(source, folder, parameters, environment, core)
+    if PORT_TAKEN in said:
+        shutil.rmtree(folder)
+        code, said = _run_papermill(source, folder, parameters, environment, core)
+    assert code == 0, said[-3000:]
+    cells = [cell for cell in nbformat.read(folder / OUT, as_version=4).cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in cells)
+    return Executed(cells, folder / RUNS)
+
+
+def _run_papermill(
+    source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str], core: int | None
+) -> tuple[int, str]:
+    """papermill's exit code, and what it printed."""
     words = [word for parameter, value in parameters.items() for word in ("-p", parameter, str(value))]
     folder.mkdir(parents=True, exist_ok=True)
-    out, runs, log = folder / "out.ipynb", folder / "runs", folder / "papermill.txt"
-    command = [sys.executable, "-m", "papermill", str(source), str(out), "--cwd", str(source.parent), *words]
+    log = folder / "papermill.txt"
+    command = [sys.executable, "-m", "papermill", str(source), str(folder / OUT), "--cwd", str(source.parent), *words]
     with log.open("w") as output:
         process = subprocess.Popen(
             command,
             stdout=output,
             stderr=output,
-            env={**os.environ, **environment, "GALLERY_RUNS_DIR": str(runs)},
+            env={**os.environ, **environment, "GALLERY_RUNS_DIR": str(folder / RUNS)},
             preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
         )
-        try:
-            code = process.wait(LIMIT_SECONDS)
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)  # papermill then ends its kernel, and that its processes
-                process.wait(30)
-    assert code == 0, log.read_text()[-3000:]
-    cells = [cell for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code"]
-    assert all(cell.execution_count for cell in cells)
-    return Executed(cells, runs)
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while process.poll() is None and time.monotonic() < deadline and PORT_TAKEN not in log.read_text():
+            time.sleep(0.5)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)  # papermill then ends its kernel, and that its processes
+            process.wait(60)
+    return process.returncode, log.read_text()
 
 
 class Lanes:
