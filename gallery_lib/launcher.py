@@ -32,13 +32,11 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.log import last_step
 from gallery_lib.precision import autocast_dtype
+from gallery_lib.processes import end_supervised
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results
 from gallery_lib.tasks import memory
 from gallery_lib.train import LAUNCHED_AT_VARIABLE
-
-STOP_SECONDS = 8.0
-"""How long the supervisor may take to end everything before it is killed itself."""
 
 
 def _check(config: TrainConfig, launch: LaunchConfig) -> None:
@@ -146,14 +144,7 @@ class Job:
 
     def stop(self) -> None:
         """End every process of the run; returns when they are gone."""
-        if self.running():
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+        end_supervised(self._process)
         self._reader.join(timeout=2)
         if self._process.stdout:
             self._process.stdout.close()

@@ -10,12 +10,17 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
 """Where the processes of a run that was started without torchrun meet: an `init_method` of torch.distributed."""
+
+STOP_SECONDS = 8.0
+"""How long a supervisor may take to end everything before it is killed itself."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -45,6 +50,19 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Descendants whose parents end become children of this process, so that none can slip away."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:
+    """Ask a supervisor, the leader of a session of its own, to end all that is below it; kill its group if it takes longer."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def end_descendants(grace_seconds: float = 3.0) -> None:

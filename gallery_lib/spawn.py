@@ -13,11 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-from gallery_lib.processes import RENDEZVOUS_VARIABLE, die_with_parent
+from gallery_lib.processes import RENDEZVOUS_VARIABLE, die_with_parent, end_descendants
 
 RENDEZVOUS_FILE = "rendezvous"
 _LOOK_SECONDS = 0.1
-_GRACE_SECONDS = 3.0
 
 
 def _environment(rank: int, processes: int, rendezvous: Path) -> dict[str, str]:
@@ -29,19 +28,6 @@ def _environment(rank: int, processes: int, rendezvous: Path) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(processes),
         RENDEZVOUS_VARIABLE: rendezvous.absolute().as_uri(),
     }
-
-
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def main(processes: int, folder: Path, arguments: list[str]) -> int:
@@ -63,7 +49,7 @@ def main(processes: int, folder: Path, arguments: list[str]) -> int:
                 return 0
             time.sleep(_LOOK_SECONDS)
     finally:
-        _end(running)
+        end_descendants()
         rendezvous.unlink(missing_ok=True)
 
 

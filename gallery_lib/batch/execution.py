@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -28,9 +27,8 @@ from gallery_lib.batch.plan import Planned
 from gallery_lib.batch.shares import Share
 from gallery_lib.config import BatchConfig
 from gallery_lib.log import last_step
+from gallery_lib.processes import end_supervised
 
-STOP_SECONDS = 8.0
-"""How long the supervisor may take to end everything before it is killed itself."""
 LOOK_FOR_PROCESSES_SECONDS = 1.0
 """How often a watched notebook's processes are listed anew; listing them takes milliseconds, asking each microseconds."""
 PARAMETERS_FILE = "parameters.yaml"
@@ -125,13 +123,7 @@ class Execution:
         if self._process.poll() is not None:
             return
         self._ended_by, self._because = ended_by, because
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        end_supervised(self._process)
 
     def outcome(self) -> Outcome:
         """What the evidence says, once it has ended."""

@@ -11,6 +11,7 @@ Not offered, and refused: amsgrad, dampening, differentiable, and 16-bit, comple
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,7 +33,7 @@ def clip_factor(norm: Tensor, max_norm: float, gradient_scale: Tensor | None = N
     return (max_norm / (norm + 1e-6)).clamp(max=1.0).float()
 
 
-class _SyncFree(torch.optim.Optimizer):
+class _SyncFree(torch.optim.Optimizer, ABC):
     """What the classes share: gathers each group's tensors and makes one call for a group, device and dtype."""
 
     _step_supports_amp_scaling = True  # GradScaler then sets `grad_scale` and `found_inf` for the time of the step
@@ -63,8 +64,9 @@ class _SyncFree(torch.optim.Optimizer):
         """Steps skipped since this object was made. Reading it waits for the device."""
         return max((int(count.item()) for count in self._skipped.values()), default=0)
 
+    @abstractmethod
     def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
-        raise NotImplementedError
+        """The numbers of the rule that a parameter group asks for."""
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str | None, ...]:
         """Keys of a parameter's state, in the rule's order; None where the group does without."""

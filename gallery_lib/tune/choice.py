@@ -155,14 +155,17 @@ def key(model: nn.Module, inputs: Inputs, config: Config, device: torch.device, 
 
 
 def _read(path: Path, found: list[Candidate]) -> Choice:
-    values = json.loads(path.read_text())
+    try:
+        values = json.loads(path.read_text())
+        rows = tuple(Row(**row) for row in values["rows"])
+        chosen = values["chosen"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). Delete it, and the model is tuned anew.") from None
     names = [candidate.name for candidate in found]
-    if values["chosen"] not in names:
-        close = did_you_mean(str(values["chosen"]), names)
-        raise InputError(
-            f"{path} chooses {values['chosen']!r}, which is no candidate.{close} Known: {', '.join(names)}; or delete the file."
-        )
-    return Choice(values["chosen"], tuple(Row(**row) for row in values["rows"]), kept=True, path=str(path))
+    if chosen not in names:
+        close = did_you_mean(str(chosen), names)
+        raise InputError(f"{path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(names)}; or delete the file.")
+    return Choice(chosen, rows, kept=True, path=str(path))
 
 
 def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.device) -> Choice:

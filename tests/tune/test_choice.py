@@ -158,3 +158,12 @@ def test_state_and_gradients_are_as_before_tuning() -> None:
     model(torch.randn(4, 8)).sum().backward()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert list(before) == list(Sleepy().state_dict())
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"chosen": "eager"}', '{"chosen": "eager", "rows": [{"candidate": "eager"}]}'])
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    losses(tuned("faster")[0])
+    (path,) = (tmp_path / "cache" / "tuning").glob("*.json")
+    path.write_text(text)
+    with pytest.raises(InputError, match=f"{path.name} is damaged .* Delete it"):
+        losses(tuned("faster")[0])
