@@ -41,7 +41,7 @@ def _estimated_bytes(name: str, parameters: dict[str, object]) -> int:
         **{k: v for k, v in parameters.items() if v is not None},
     }
     config = from_mapping(TrainConfig, {"model": name, **{size: chosen[size] for size in sizes if size in chosen}})
-    return 2 * memory.needed_bytes(config)
+    return 2 * memory.needed_bytes(config, compared=True)
 
 
 def check(config: BatchConfig, notebooks: Sequence[tuple[str, dict[str, object]]]) -> None:

@@ -127,7 +127,7 @@ def compare(
     for name in ("batch_size", "image_size", "sequence_length", "seed", "data_dir", "lr", "weight_decay", "warmup_steps"):
         if getattr(first, name) != getattr(second, name):
             raise InputError(f"variants must have the same {name}: {getattr(first, name)} and {getattr(second, name)}.")
-    memory.check(first, launch.nproc_per_node, factor=2)  # two variants, or one in float64
+    memory.check(first, launch.nproc_per_node, compared=2)  # two variants, or one in float64
     warmup = max(first.warmup_steps, options_.parity_steps, parity.PROBE_BATCHES)
     total_steps = warmup + options_.rounds * options_.block_steps
     task_name = first.model.rsplit(":", 1)[-1]

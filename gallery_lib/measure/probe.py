@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,22 @@ from gallery_lib.train import Session
 
 SAMPLE = 512
 """Gradient elements kept per parameter."""
+_PIECE = 2**22
 
 
-def initial_state(model: nn.Module) -> dict[str, Tensor]:
-    """A copy, on the CPU, of the model's weights and buffers."""
-    return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+def initial_state(model: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """A copy, on the CPU, of the model's weights and buffers.
+
+    It lies in a file in `folder`, mapped into memory and without a name, so that it takes none of the memory that the
+    run needs, and is gone with the process.
+    """
+    path = folder / f"initial-{os.getpid()}.pt"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.save(model.state_dict(), path)
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def digest(value: Any) -> str:
@@ -50,11 +63,16 @@ def _sample_indices(elements: int) -> Tensor:
     return torch.randint(elements, (SAMPLE,), generator=torch.Generator().manual_seed(elements))
 
 
-def _gradients(session: Session) -> dict[str, Tensor]:
-    """Unscaled gradients by plain parameter name; logical element order whatever the memory format."""
-    scale = session.scaler.get_scale()
-    parameters = plain_module(session.model).named_parameters()
-    return {name: p.grad.detach().double().contiguous().flatten() / scale for name, p in parameters if p.grad is not None}
+def _gradients(session: Session) -> Iterator[tuple[str, Tensor]]:
+    """Unscaled gradients, flat, by plain parameter name; logical element order whatever the memory format."""
+    for name, p in plain_module(session.model).named_parameters():
+        if p.grad is not None:
+            yield name, p.grad.detach().contiguous().flatten()
+
+
+def _square_norm(gradient: Tensor) -> float:
+    """In float64, a piece at a time: a copy of a large model's gradients in float64 might not fit."""
+    return sum(float(piece.double().square().sum()) for piece in gradient.split(_PIECE))
 
 
 def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any], *, restore: bool = True) -> dict[str, Any]:
@@ -70,10 +88,11 @@ def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any], 
     for number, batch in enumerate(batches):
         session.optimizer.zero_grad(set_to_none=True)
         session.backward(session.forward(batch))
-        for name, gradient in _gradients(session).items():
-            square_norms[name] = square_norms.get(name, 0.0) + float(gradient.square().sum())
+        scale = session.scaler.get_scale()
+        for name, gradient in _gradients(session):
+            square_norms[name] = square_norms.get(name, 0.0) + _square_norm(gradient) / scale**2
             if number == 0:
-                samples[name] = gradient[_sample_indices(gradient.numel()).to(gradient.device)].tolist()
+                samples[name] = (gradient[_sample_indices(gradient.numel()).to(gradient.device)].double() / scale).tolist()
     session.optimizer.zero_grad(set_to_none=True)
     if current is not None:
         model.load_state_dict(current)

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,14 +51,15 @@ class Role:
 class Probing(Observer):
     """Collects the first batches, keeps the initial weights, and can probe the gradients."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Role, run_dir: Path) -> None:
         self.role = role
+        self.run_dir = run_dir
         self.initial: dict[str, Tensor] = {}
         self.batches: list[Any] = []
 
     def model_built(self, model: nn.Module) -> None:
         without_dropout(model)  # it would draw different numbers in each
-        self.initial = probe.initial_state(model)
+        self.initial = probe.initial_state(model, self.run_dir)
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
         if step < FIRST_BATCHES:
@@ -75,8 +77,8 @@ class Probing(Observer):
 class Variant(Probing):
     """Takes turns with the other variant."""
 
-    def __init__(self, role: Role) -> None:
-        super().__init__(role)
+    def __init__(self, role: Role, run_dir: Path) -> None:
+        super().__init__(role, run_dir)
         assert role.address is not None
         self.turns = TurnClient(role.address, role.name, int(os.environ.get("RANK", "0")))
 
@@ -118,7 +120,8 @@ class Reference(Probing):
 def body(config: TrainConfig) -> None:
     """Train in the role that the environment names."""
     role = Role(**json.loads(os.environ[ROLE_VARIABLE]))
-    train(config, Variant(role) if role.address else Reference(role))
+    assert config.run_dir is not None
+    train(config, (Variant if role.address else Reference)(role, Path(config.run_dir)))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python -m gallery_lib.tasks.memory NAME     activation bytes per sample, for the task's declaration
 
-An estimate: weights, gradients and optimizer state from the number of parameters, activations from what a task
-declares per sample at its own size, in fp32: the bytes that autograd keeps between forward and backward, which the
-command above counts. GPUs are not asked about their memory: that would initialise CUDA in the wrong process.
+An estimate: weights, gradients (with several processes also the buckets that they are sent in) and optimizer state
+from the number of parameters, activations from what a task declares per sample at its own size, in fp32: the bytes
+that autograd keeps between forward and backward, which the command above counts. A process that is being compared keeps
+a copy of its weights for a while. GPUs are not asked about their memory: that would initialise CUDA in the wrong process.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def activation_bytes(task: Task, batch: Any, samples: int) -> int:
     return sum(value.untyped_storage().nbytes() for value in kept.values()) // samples
 
 
-def needed_bytes(config: TrainConfig) -> int:
-    """Estimated peak of one training process."""
+def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = False) -> int:
+    """Estimated peak of one of `processes` training processes, which may be a run that is being compared."""
     task, config = get(config.model), with_sizes(config)
     assert config.batch_size is not None
     scale = 1.0
@@ -51,16 +52,16 @@ def needed_bytes(config: TrainConfig) -> int:
         scale = (config.image_size / task.image_size) ** 2
     elif task.sequence_length and config.sequence_length:
         scale = config.sequence_length / task.sequence_length
-    values = 3 + _STATES.get(task.optimizer.name, 2)  # weights, gradients, one temporary
+    values = 3 + _STATES.get(task.optimizer.name, 2) + (processes > 1) + compared  # weights, gradients, one temporary
     return int(PROCESS_BYTES + 4 * values * (task.parameters or 0) + scale * config.batch_size * task.activation_bytes_per_sample)
 
 
-def check(config: TrainConfig, processes: int, *, factor: float = 1.0) -> None:
-    """InputError when `processes` processes, each of `factor` times the usual need, do not fit into this host's free memory."""
+def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
+    """InputError when `processes` processes do not fit into this host's free memory, or those of `compared` runs at once."""
     if hardware.gpu_count():
         return
     free = min(psutil.virtual_memory().available, hardware.memory_bytes()) - _RESERVE * hardware.memory_bytes()
-    needed = factor * processes * needed_bytes(config)
+    needed = max(compared, 1) * processes * needed_bytes(config, processes, compared=bool(compared))
     if needed <= free:
         return
     sized = with_sizes(config)
