@@ -1,15 +1,40 @@
-"""What all tests share: the checkout's folder, and a folder of runs that is thrown away."""
+"""What all tests share: the checkout's folder, a folder of runs that is thrown away, and their shares of the machine.
+
+pytest-xdist runs the tests in two processes (`-n 2` in pyproject.toml; `-n 0` turns it off), those of a file one after
+another. Each process is pinned to a core: two that use both at once would wait for each other's threads many times
+longer than one after the other takes. A test marked `whole_machine` has all cores, and nothing runs beside it.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from machine_share import Share
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts pytest in the background makes it, and all that it starts, ignore the interrupts under test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SHARE = Share.of_this_process()
+SHARE.take_own_core()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file share what its fixtures have made, so they go to one process; but each notebook is work of its own."""
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Before the clock of the test's timeout starts, wait until it may have what it needs."""
+    with SHARE.taken(whole=item.get_closest_marker("whole_machine") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -36,18 +36,20 @@ def test_limits_that_together_exceed_the_memory_are_refused() -> None:
         check(BatchConfig(memory_limit=too_much), SMALL)
 
 
-@pytest.mark.skipif(
-    hardware.gpu_count() > 0 or hardware.cores() < 2, reason="needs two CPU cores, and no GPU, whose memory nobody asks about"
-)
+@pytest.mark.whole_machine
 def test_notebooks_whose_estimates_do_not_fit_together_are_refused() -> None:
+    if hardware.gpu_count() > 0 or hardware.cores() < 2:
+        pytest.skip("needs two CPU cores, and no GPU, whose memory nobody asks about")
     large = {"batch_size": 4000, "image_size": 224}
     with pytest.raises(InputError, match=r"the 2 largest of these notebooks need about .* GiB of memory together"):
         check(BatchConfig(jobs=2), [("alexnet", large), ("vgg16", large), ("index", {})])
     check(BatchConfig(jobs=2), [("index", {}), ("your_model", {})])
 
 
-@pytest.mark.skipif(hardware.cores() < 2, reason="one core cannot be shared out")
+@pytest.mark.whole_machine
 def test_a_share_confines_its_command_to_cores_of_its_own() -> None:
+    if hardware.cores() < 2:
+        pytest.skip("one core cannot be shared out")
     code = "import os; print(sorted(os.sched_getaffinity(0)))"
     seen = []
     for share in shares(2):

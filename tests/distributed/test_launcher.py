@@ -67,6 +67,7 @@ def test_a_run_writes_its_directory_and_learns(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(tmp_path: Path) -> None:
     one = launch(config(batch_size=8, run_dir=str(tmp_path / "one")), show_log=False)
     two = launch(config(batch_size=4, run_dir=str(tmp_path / "two")), TWO, show_log=False)
@@ -79,6 +80,7 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 def test_a_failing_rank_raises_with_its_traceback_and_the_log(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as caught:
         launch(config("FAILING", run_dir=str(tmp_path / "run")), TWO)
@@ -89,6 +91,7 @@ def test_a_failing_rank_raises_with_its_traceback_and_the_log(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 def test_a_run_started_without_torchrun_is_the_same(tmp_path: Path) -> None:
     losses = {}
     for torchrun in (True, False):
@@ -101,6 +104,7 @@ def test_a_run_started_without_torchrun_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 def test_a_failing_rank_is_told_without_torchrun_too(tmp_path: Path) -> None:
     job = start(config("FAILING", run_dir=str(tmp_path / "run")), TWO, torchrun=False)
     with pytest.raises(RunFailed, match="ValueError: planted failure"):
@@ -108,6 +112,7 @@ def test_a_failing_rank_is_told_without_torchrun_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 @pytest.mark.parametrize("torchrun", [True, False])
 def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(tmp_path: Path, torchrun: bool) -> None:
     job = start(config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run")), TWO, torchrun=torchrun)
@@ -126,6 +131,7 @@ def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ending_the_launching_process_ends_everything_within_ten_seconds(
     checkout: Path, tmp_path: Path, signal_number: signal.Signals
@@ -206,6 +212,7 @@ def test_a_data_set_smaller_than_a_batch_is_refused_before_training(tmp_path: Pa
         train(config(batch_size=300, run_dir=str(tmp_path / "run")))
 
 
+@pytest.mark.whole_machine
 def test_a_dry_run_prints_the_torchrun_command_and_starts_nothing(runs_dir: Path) -> None:
     line = dry_run(config(compiler_opt=True), TWO)
     for part in ("torch.distributed.run", "--nproc-per-node=2", "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):

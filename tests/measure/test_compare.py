@@ -53,6 +53,7 @@ def test_a_wrong_gradient_is_not_comparable_and_gets_no_speedup(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 def test_two_processes_take_turns_as_one(tmp_path: Path) -> None:
     outcome = compared(tmp_path, "TASK", CompareConfig(rounds=4, block_steps=2), processes=2)
     assert outcome.parity.passed

@@ -221,6 +221,7 @@ def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_cha
     assert count.read_text() == "x"
 
 
+@pytest.mark.whole_machine
 def test_several_at_a_time_have_cores_of_their_own(tmp_path: Path, runner: Runner) -> None:
     """Each waits for the other, so they pass only when both run at once."""
     paths = []

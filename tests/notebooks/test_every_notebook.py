@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from notebook_lanes import Executed, Lanes, execute
+from executed_notebook import Executed, execute
 from small_tasks import SMALL
 
 YOUR_MODEL = "your_model"
@@ -23,17 +23,19 @@ OTHERS: dict[str, dict[str, Any]] = {
 PARAMETERS = {**{name: {**sizes, **TURNS, "amp_level": "O0", "processes": 1} for name, sizes in SMALL.items()}, **OTHERS}
 
 
-@pytest.fixture(scope="module")
-def lanes(
-    checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Lanes]:
-    """The notebooks that the selected tests ask for, two at a time."""
-    here = [item for item in request.session.items if item.path == request.path]
-    asked = {item.callspec.params.get("name") if hasattr(item, "callspec") else YOUR_MODEL for item in here}
-    sources = {name: checkout / "notebooks" / f"{name}.ipynb" for name in (*SMALL, YOUR_MODEL) if name in asked}
-    running = Lanes(sources, PARAMETERS, tmp_path_factory.mktemp("notebooks"), kernel)
-    yield running
-    running.close()
+@pytest.fixture
+def run(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> Callable[..., Executed]:
+    """run("resnet50", processes=2) executes that notebook with its small parameters, and these."""
+
+    def execute_small(name: str, **parameters: Any) -> Executed:
+        return execute(checkout / "notebooks" / f"{name}.ipynb", tmp_path, {**PARAMETERS[name], **parameters}, kernel)
+
+    return execute_small
+
+
+def each(names: Iterable[str]) -> Any:
+    """A test for each of these notebooks, which any process of tests may take."""
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(f"notebook {name}")) for name in names])
 
 
 def shown(code: list[Any]) -> tuple[str, list[Any]]:
@@ -60,32 +62,35 @@ def check_a_tasks_notebook(executed: Executed, comparisons: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", list(SMALL))
-def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(lanes: Lanes, name: str) -> None:
-    check_a_tasks_notebook(lanes.wait(name), comparisons=1)
+@each(SMALL)
+def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(run: Callable[..., Executed], name: str) -> None:
+    check_a_tasks_notebook(run(name), comparisons=1)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_readers_own_model_is_measured_like_the_tasks(lanes: Lanes) -> None:
-    text, _ = shown(lanes.wait(YOUR_MODEL).code)
-    assert "compiler-opt against baseline" in text
-
-
-@pytest.mark.slow
-def test_a_tasks_notebook_compares_on_several_processes(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> None:
-    parameters = {**PARAMETERS["tts_angular"], "processes": 2}
-    executed = execute(checkout / "notebooks" / "tts_angular.ipynb", tmp_path, parameters, kernel)
+@pytest.mark.whole_machine
+def test_a_tasks_notebook_compares_on_several_processes(run: Callable[..., Executed]) -> None:
+    executed = run("tts_angular", processes=2)
     check_a_tasks_notebook(executed, comparisons=2)
     assert "scaling efficiency" in shown(executed.code)[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "part"), [("data_parallel", "mixed_precision | 2 |"), ("index", "this machine")])
-def test_the_other_notebooks_run(checkout: Path, tmp_path: Path, kernel: dict[str, str], name: str, part: str) -> None:
-    executed = execute(checkout / "notebooks" / f"{name}.ipynb", tmp_path, OTHERS[name], kernel)
-    assert part in shown(executed.code)[0]
+@each([YOUR_MODEL])
+def test_a_readers_own_model_is_measured_like_the_tasks(run: Callable[..., Executed], name: str) -> None:
+    text, _ = shown(run(name).code)
+    assert "compiler-opt against baseline" in text
+
+
+@pytest.mark.slow
+@pytest.mark.whole_machine
+def test_the_walk_to_several_processes_runs(run: Callable[..., Executed]) -> None:
+    assert "mixed_precision | 2 |" in shown(run("data_parallel").code)[0]
+
+
+@pytest.mark.slow
+def test_the_index_shows_this_machine(run: Callable[..., Executed]) -> None:
+    assert "this machine" in shown(run("index").code)[0]
 
 
 def test_the_committed_notebooks_are_what_their_sources_give(checkout: Path) -> None:

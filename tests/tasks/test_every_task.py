@@ -73,7 +73,7 @@ class _Untrained(Observer):
 
 
 @pytest.mark.slow
-@every_task
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(f"learning {name}")) for name in tasks.names()])
 def test_a_task_learns(name: str, tmp_path: Path) -> None:
     untrained = _Untrained()
     config = TrainConfig(model=name, threads=hardware.cores(), run_dir=str(tmp_path), **LEARNING[name])

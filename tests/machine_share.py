@@ -1,0 +1,58 @@
+"""Which cores a process of tests may use, and when: a core of its own, or all of them with nothing beside it.
+
+Two file locks. `turn` is held while waiting for `cores`, so that one who waits for the whole machine is not overtaken
+for ever by those who want a share of it. Where processes cannot be pinned, or there is only one, nothing is done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Share:
+    """`number`: which of the processes this is, None when it is the only one; `cores`: those of all together."""
+
+    number: int | None
+    cores: frozenset[int]
+    folder: Path
+
+    @classmethod
+    def of_this_process(cls) -> Share:
+        """By the variables that pytest-xdist sets."""
+        can_pin = hasattr(os, "sched_getaffinity")
+        cores = frozenset(os.sched_getaffinity(0)) if can_pin else frozenset()
+        processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) if 1 < processes <= len(cores) else None
+        folder = Path(tempfile.gettempdir()) / f"gallery-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID', 'alone')}"
+        if number is not None:
+            folder.mkdir(exist_ok=True)
+        return cls(number, cores, folder)
+
+    def take_own_core(self) -> None:
+        """Pin this process, and what it will start."""
+        if self.number is not None:
+            os.sched_setaffinity(0, {sorted(self.cores)[self.number]})
+
+    @contextmanager
+    def taken(self, *, whole: bool) -> Iterator[None]:
+        """Have the share, or the whole machine, until the end of the block."""
+        if self.number is None:
+            yield
+            return
+        with (self.folder / "turn").open("w") as turn, (self.folder / "cores").open("w") as cores:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            fcntl.flock(cores, fcntl.LOCK_EX if whole else fcntl.LOCK_SH)
+            fcntl.flock(turn, fcntl.LOCK_UN)
+            if whole:
+                os.sched_setaffinity(0, self.cores)
+            try:
+                yield
+            finally:
+                self.take_own_core()
