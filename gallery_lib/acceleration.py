@@ -26,6 +26,7 @@ from gallery_lib.compiler.layout import memory_format
 from gallery_lib.config import Config
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
+from gallery_lib.kernels import fallback, usage
 from gallery_lib.tune.candidates import Candidate
 from gallery_lib.tune.first_batch import tune_at_first_step
 
@@ -65,6 +66,10 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
         done["layout"] = "channels_last"
     if config.memory.allocator:
         done["allocator"] = allocator.apply() if device.type == "cpu" else "torch's caching allocator (CUDA)"
+    if config.compute.kernels and (reason := usage.reason_not_used(device)):
+        done["kernels"] = f"not used, {reason}"
+        if device.type == "cuda":
+            fallback.announce(reason)
     batches = None if loader is None else DeviceLoader(loader, device, layout, config.loader)
     if config.tune.enabled:
         tune_at_first_step(model, config, device, done, lambda candidate: _follow(candidate, done, batches))

@@ -44,6 +44,7 @@ class TrainConfig:
     warmup_steps: int = option(3, "first steps, left out of steady-state figures", unit="steps", minimum=0)
     lr: float | None = option(None, "learning rate; default: the task's own", minimum=0.0)
     weight_decay: float | None = option(None, "weight decay; default: the task's own", minimum=0.0)
+    max_grad_norm: float | None = option(None, "clip gradients to this L2 norm of all of them together; default: no clipping", minimum=1e-6)
     evaluate: bool = option(True, "measure the held-out metrics before the run ends")
     save_weights: bool = option(False, "write the trained weights to weights.pt in the run directory")
     data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")

@@ -1,4 +1,7 @@
-"""Precision of a run: fp32 (O0) or autocast (O1), and gradient scaling where the dtype needs it."""
+"""Precision of a run: fp32 (O0) or autocast (O1), and gradient scaling where the dtype needs it.
+
+The scaler that never waits for the device is `optim/grad_scaler.py`; the baseline has torch's.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from gallery_lib import hardware
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
+from gallery_lib.optim.grad_scaler import GradScaler
 
 
 def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:
@@ -31,6 +35,7 @@ def autocast(dtype: torch.dtype | None, device_type: str) -> contextlib.Abstract
     return torch.autocast(device_type, dtype=dtype) if dtype is not None else contextlib.nullcontext()
 
 
-def grad_scaler(dtype: torch.dtype | None, device_type: str) -> torch.amp.GradScaler:
-    """A gradient scaler that acts under float16 and passes everything through otherwise."""
-    return torch.amp.GradScaler(device_type, enabled=dtype is torch.float16)
+def grad_scaler(dtype: torch.dtype | None, device_type: str, *, sync_free: bool = False) -> torch.amp.GradScaler:
+    """A gradient scaler that acts under float16 and passes everything through otherwise: torch's, or the sync-free one."""
+    kind = GradScaler if sync_free else torch.amp.GradScaler
+    return kind(device_type, enabled=dtype is torch.float16)

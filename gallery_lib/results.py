@@ -38,7 +38,7 @@ class Results:
     startup_seconds: dict[str, float]  # total: launch to the end of the warm-up, less its steady-state cost; compile: part of it
     peak_memory_bytes: dict[str, int | None]  # host: of rank 0's process; device: None without a GPU
     skipped_steps: int
-    techniques: dict[str, str]  # what the accelerated backend did, or why it did not; empty for the baseline
+    techniques: dict[str, str]  # what the accelerated backend did, or why it did not (`kernels`: those that ran); empty for the baseline
     status: str = "finished"
     schema: int = SCHEMA
 

@@ -1,18 +1,21 @@
 """One training run: `train(config) -> Results`, used by the command line, the notebooks and the measurements.
 
 A plain loop: data, `accelerate()`, forward and loss under autocast, backward, optimizer. The baseline and the
-accelerated backend go through the same lines; what differs is what `accelerate()` was asked to do. With more than
+accelerated backend go through the same lines; what differs is what `accelerate()` was asked to do, and whether own
+kernels are used (`kernels/usage.py`): by the loss, the loader, and for optimizer and scaler here. With more than
 one process (torchrun's variables say so) gradients are averaged by DistributedDataParallel. It does not start
 processes (launcher.py) and does not compare (measure/).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +31,15 @@ from gallery_lib.acceleration import accelerate, plain_module, techniques
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
+from gallery_lib.compiler import toggle
 from gallery_lib.config import TrainConfig, backend_config
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.data.length_buckets import LengthBucketSampler
 from gallery_lib.errors import InputError
+from gallery_lib.kernels import calls, usage
 from gallery_lib.log import RunLog
+from gallery_lib.optim.sync_free import SyncFree
+from gallery_lib.optim.updates import Updates
 from gallery_lib.results import Results, write_results
 from gallery_lib.tasks.task import Splits, Task
 
@@ -52,12 +59,11 @@ class Session:
     loader: DeviceLoader
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
-    schedule: torch.optim.lr_scheduler.LRScheduler | None
+    updates: Updates
     autocast_dtype: torch.dtype | None
     log: RunLog
     clock: StepClock
     losses: list[Tensor] = field(default_factory=list)  # of this rank, one scalar a step
-    skipped_steps: int = 0
 
     def forward(self, batch: Any) -> Tensor:
         """The loss of one batch."""
@@ -76,13 +82,7 @@ class Session:
         self.backward(loss)
         self.clock.phase_done("backward")
         self.losses.append(loss.detach())
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        skipped = self.scaler.get_scale() < scale
-        self.skipped_steps += skipped
-        if self.schedule is not None and not skipped:
-            self.schedule.step()
+        self.updates.take()
         self.clock.phase_done("optimizer")
 
 
@@ -160,7 +160,12 @@ def _open(config: TrainConfig, observer: Observer) -> Session:
             f"batch_size={config.batch_size} on {world_size} process(es) needs {config.batch_size * world_size} training samples, "  # type: ignore[operator]
             f"and the data set has {len(splits.train) * task.samples_per_item}. Use a smaller batch_size or more data."  # type: ignore[arg-type]
         )
-    optimizer = task.optimizer.build(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, accelerated=config.compiler_opt)
+    kernels = usage.used(loader.device)
+    optimizer = task.optimizer.build(
+        model.parameters(), lr=config.lr, weight_decay=config.weight_decay, accelerated=config.compiler_opt, kernels=kernels
+    )
+    scaler = precision.grad_scaler(dtype, loader.device.type, sync_free=kernels)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, task.optimizer.schedule) if task.optimizer.schedule else None
     return Session(
         config=config,
         task=task,
@@ -168,8 +173,8 @@ def _open(config: TrainConfig, observer: Observer) -> Session:
         model=model,
         loader=loader,
         optimizer=optimizer,
-        scaler=precision.grad_scaler(dtype, loader.device.type),
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, task.optimizer.schedule) if task.optimizer.schedule else None,
+        scaler=scaler,
+        updates=Updates(optimizer, scaler, schedule, config.max_grad_norm),
         autocast_dtype=dtype,
         log=RunLog(Path(config.run_dir), rank=process_group.rank(), tensorboard=config.tensorboard),
         clock=StepClock(loader.device.type),
@@ -267,17 +272,36 @@ def _phase_seconds(session: Session, warmup: int) -> dict[str, float]:
     return {**medians, **exposed_communication(session.model)}
 
 
+def _techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dict[str, str]:
+    """What the accelerated backend did in this run, or why it did not; empty for the baseline."""
+    done = techniques(session.model)
+    if not session.config.compiler_opt:
+        return done
+    optimizer, reason = session.optimizer, usage.reason_not_used(session.loader.device)
+    kind = "sync-free" if isinstance(optimizer, SyncFree) else "fused" if optimizer.defaults.get("fused") else "torch's own"
+    if not session.config.kernels:
+        reason = "switched off (--no-kernels)"
+    ran = calls.summary(since=calls_before)  # of this process, evaluation included
+    return {**done, "optimizer": kind, "kernels": ran or f"not used, {reason or 'nothing in this run calls for one'}"}
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def train(config: TrainConfig, observer: Observer | None = None) -> Results:
+def train(config: TrainConfig, observer: Observer | None = None, *, own_operators_on_cpu: bool = False) -> Results:
     """Run `config` in this process (one of several under torchrun) and write its run directory.
 
     Returns what was measured; rank 0 also writes it to `results.json`, last. Raises InputError for bad options or
-    data, before anything is trained.
+    data, before anything is trained. `own_operators_on_cpu` has a run on the CPU use the operators that kernels carry
+    out on CUDA, in plain torch: slower, and for tests.
     """
-    observer = observer or Observer()
+    with toggle.of_run(config), usage.on_cpu_too() if own_operators_on_cpu else contextlib.nullcontext():
+        return _train(config, observer or Observer())
+
+
+def _train(config: TrainConfig, observer: Observer) -> Results:
+    calls_before = calls.counts()
     launched_at = float(os.environ.get(LAUNCHED_AT_VARIABLE) or psutil.Process().create_time())
     try:
         process_group.ensure_initialized()
@@ -302,9 +326,7 @@ def train(config: TrainConfig, observer: Observer | None = None) -> Results:
         step_seconds = stats.percentiles(durations[warmup:])
         first_steps_excess = max(0.0, sum(durations[:warmup]) - warmup * step_seconds["p50"])
         world_size = process_group.world_size()
-        done = techniques(session.model)
-        if config.compiler_opt:
-            done = {**done, "optimizer": "fused" if session.optimizer.defaults.get("fused") else "torch's own"}
+        done = _techniques(session, calls_before)
         results = Results(
             task=config.model,
             config=options.to_mapping(config),
@@ -327,7 +349,7 @@ def train(config: TrainConfig, observer: Observer | None = None) -> Results:
             },
             peak_memory_bytes=peak_memory_bytes(session.loader.device.type),
             phase_seconds=_phase_seconds(session, warmup),
-            skipped_steps=session.skipped_steps,
+            skipped_steps=session.updates.skipped_steps(),
             techniques=done,
         )
         if process_group.rank() == 0:

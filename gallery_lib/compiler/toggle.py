@@ -1,12 +1,14 @@
 """Is the accelerated backend on in this run? Are its own CUDA kernels?
 
-The launcher sets two environment variables for the processes that it starts; a process that was started otherwise
-may set them itself. With the toggle off, none of the accelerated code runs.
+The launcher sets two environment variables for the processes that it starts, and `train()` for the time of its run; a
+script of the reader's own may set them itself. With the toggle off, none of the accelerated code runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
@@ -35,3 +37,18 @@ def kernels_enabled() -> bool:
 def environment(config: TrainConfig) -> dict[str, str]:
     """The variables that carry the toggle of `config` into the processes of its run."""
     return {COMPILER_VARIABLE: str(int(config.compiler_opt)), KERNELS_VARIABLE: str(int(config.compiler_opt and config.kernels))}
+
+
+@contextlib.contextmanager
+def of_run(config: TrainConfig) -> Iterator[None]:
+    """Within, the answers are those of `config`, however this process was started."""
+    before = {name: os.environ.get(name) for name in environment(config)}
+    os.environ.update(environment(config))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

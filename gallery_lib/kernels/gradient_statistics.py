@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import fallback, launch
+from gallery_lib.kernels import calls, fallback, launch
 from gallery_lib.kernels.launch import Launch
 from gallery_lib.kernels.tensor_lists import is_dense, packed, tensor_list
 
@@ -76,6 +76,7 @@ def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _on_cpu(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    calls.ran("gradient_statistics", calls.PLAIN_TORCH)
     return reference(gradients)
 
 
@@ -85,7 +86,8 @@ torch.library.impl("gallery::gradient_statistics", "cpu", _on_cpu)
 def _on_cuda(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     device = gradients[0].device
     if not all(gradient.dtype in ELEMENTS for gradient in gradients) or not fallback.kernels_run(device):
-        return reference(gradients)
+        return _on_cpu(gradients)
+    calls.ran("gradient_statistics", calls.KERNEL)
     dense = [gradient if is_dense(gradient) else gradient.contiguous() for gradient in gradients]
     plan, norm, found_inf, _partial = launches(dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device))
     for each in plan:

@@ -1,7 +1,8 @@
 """`gallery::prepare_images`: uint8 images to a normalised batch in channels_last: crop, mirror and normalise in one pass.
 
-So a batch crosses the bus as bytes, a quarter of its size in fp32. The arithmetic is that of `data.images.image_folder.finish_batch`:
-(image / 255 − mean) / standard deviation as one multiplication and one addition in fp32, rounded to the wanted dtype.
+So a batch crosses the bus as bytes, a quarter of its size in fp32. The arithmetic is that of `data.images.image_folder.finish_batch`,
+bit by bit, so that runs with and without the kernel see the same batches: (image / 255 − mean) / standard deviation as one
+multiplication and one addition in fp32, both rounded, and then to the wanted dtype.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import fallback, launch
+from gallery_lib.kernels import calls, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 from gallery_lib.kernels.launch import THREADS, Launch
 
@@ -32,6 +33,12 @@ class _ImageArguments(ctypes.Structure):
         ("batch", ctypes.c_void_p),
         ("size", ctypes.c_longlong),
     )
+
+
+def scale_and_shift(mean: Sequence[float], standard_deviation: Sequence[float]) -> tuple[list[float], list[float]]:
+    """(s, b) of each channel, for which byte · s + b is (byte / 255 − mean) / standard deviation."""
+    pairs = list(zip(mean, standard_deviation, strict=True))
+    return [1 / (255 * deviation) for _, deviation in pairs], [-m / deviation for m, deviation in pairs]
 
 
 def images_launch(
@@ -127,12 +134,16 @@ def prepare_images(
     height, width = images.shape[1:3] if size is None else size
     if height < 0 or width < 0 or not dtype.is_floating_point:
         raise InputError(f"the batch's size must not be negative and its dtype floating point; got {(height, width)} and {dtype}.")
-    scale = [1 / (255 * deviation) for deviation in standard_deviation]
-    shift = [-m / deviation for m, deviation in zip(mean, standard_deviation, strict=True)]
+    scale, shift = scale_and_shift(mean, standard_deviation)
     return torch.ops.gallery.prepare_images(images, tops, lefts, mirrored, height, width, scale, shift, dtype)
 
 
-torch.library.impl("gallery::prepare_images", "cpu", reference)
+def _on_cpu(images: Tensor, *arguments: Any) -> Tensor:
+    calls.ran("prepare_images", calls.PLAIN_TORCH)
+    return reference(images, *arguments)
+
+
+torch.library.impl("gallery::prepare_images", "cpu", _on_cpu)
 
 
 def _on_cuda(
@@ -147,7 +158,8 @@ def _on_cuda(
     dtype: torch.dtype,
 ) -> Tensor:
     if dtype not in ELEMENTS or not fallback.kernels_run(images.device):
-        return reference(images, tops, lefts, mirrored, height, width, scale, shift, dtype)
+        return _on_cpu(images, tops, lefts, mirrored, height, width, scale, shift, dtype)
+    calls.ran("prepare_images", calls.KERNEL)
     images = images.contiguous()
     tops, lefts, mirrored = (None if tensor is None else tensor.contiguous() for tensor in (tops, lefts, mirrored))
     batch = _fake(images, None, None, None, height, width, scale, shift, dtype)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.kernels import fallback, launch
+from gallery_lib.kernels import calls, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 from gallery_lib.kernels.launch import Launch
 from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS, RULES, STATES, Hyperparameters, reference_step
@@ -218,6 +218,7 @@ def _on_cpu(
     numbers: list[float],
     switches: list[bool],
 ) -> None:
+    calls.ran("optimizer_step_", calls.PLAIN_TORCH)
     columns, h = _unflattened(rule, len(weights), states, present, numbers, switches)
     absent: list[Tensor | None] = [None] * len(weights)
     scalars = (skipped, gradient_scale, found_inf, clip_factor, learning_rate)
@@ -229,6 +230,7 @@ def _on_cuda(rule: str, weights: list[Tensor], gradients: list[Tensor], *rest: A
     device = weights[0].device
     if weights[0].dtype not in ELEMENTS or not fallback.kernels_run(device):
         return _on_cpu(rule, weights, gradients, *rest)
+    calls.ran("optimizer_step_", calls.KERNEL)
     states, present, masters, steps, *scalars, numbers, switches = rest
     columns, h = _unflattened(rule, len(weights), states, present, numbers, switches)
     absent = [None] * len(weights)

@@ -9,8 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from gallery_lib.optim import sync_free
+
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch.optim with a fused implementation on CPU and CUDA."""
+_SYNC_FREE: dict[str, type[sync_free.SyncFree]] = {
+    each.__name__: each for each in (sync_free.Adam, sync_free.AdamW, sync_free.SGD, sync_free.RMSprop, sync_free.RAdam)
+}
+"""Optimizers of torch.optim with a sync-free form here, which own kernels carry out."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +31,16 @@ class OptimizerSpec:
     """Factor of the learning rate at update number n, from 0; it advances only with updates that were done."""
 
     def build(
-        self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool
+        self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool, kernels: bool = False
     ) -> torch.optim.Optimizer:
-        """The optimizer; `accelerated` takes the fused form where torch has one."""
-        arguments = dict(self.arguments)
+        """The optimizer; `kernels` takes our sync-free form where there is one, else `accelerated` torch's fused one."""
+        arguments = {
+            "lr": self.lr if lr is None else lr,
+            "weight_decay": self.weight_decay if weight_decay is None else weight_decay,
+            **self.arguments,
+        }
+        if kernels and self.name in _SYNC_FREE and _SYNC_FREE[self.name].offers(arguments):
+            return _SYNC_FREE[self.name](parameters, **arguments)
         if accelerated and self.name in _FUSED:
             arguments["fused"] = True
-        return getattr(torch.optim, self.name)(
-            parameters,
-            lr=self.lr if lr is None else lr,
-            weight_decay=self.weight_decay if weight_decay is None else weight_decay,
-            **arguments,
-        )
+        return getattr(torch.optim, self.name)(parameters, **arguments)

@@ -1,18 +1,18 @@
-"""AdamW, SGD, RMSprop, RAdam and LAMB whose step never waits for the device, with gradient scaling or without.
+"""Adam, AdamW, SGD, RMSprop, RAdam and LAMB whose step never waits for the device, with gradient scaling or without.
 
 Drop-in: the arguments and the `state_dict()` are those of torch's classes, from which these are derived, so that a
-checkpoint of either is continued by the other (LAMB, which torch does not have, is laid out like AdamW). With
-`torch.amp.GradScaler` they take scale and overflow flag on the device, as only some of torch's fused ones do: whether a
+checkpoint of either is continued by the other (LAMB, which torch does not have, is laid out like AdamW). From our
+GradScaler or torch's they take scale and overflow flag on the device, as only some of torch's fused ones do: whether a
 step is skipped is decided there. The work is `kernels.optimizer_step`: own kernels on CUDA, plain torch on the CPU.
 
-Not offered, and refused: amsgrad, dampening, differentiable, and 16-bit, complex or sparse parameters. `foreach`,
-`fused` and `capturable` choose among torch's implementations and change nothing here.
+Not offered, and refused: amsgrad, dampening, differentiable, Adam's weight_decay (AdamW's is), and 16-bit, complex or
+sparse parameters. `foreach`, `fused` and `capturable` choose among torch's implementations and change nothing here.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,13 +33,14 @@ def clip_factor(norm: Tensor, max_norm: float, gradient_scale: Tensor | None = N
     return (max_norm / (norm + 1e-6)).clamp(max=1.0).float()
 
 
-class _SyncFree(torch.optim.Optimizer, ABC):
+class SyncFree(torch.optim.Optimizer, ABC):
     """What the classes share: gathers each group's tensors and makes one call for a group, device and dtype."""
 
     _step_supports_amp_scaling = True  # GradScaler then sets `grad_scale` and `found_inf` for the time of the step
     _rule: str
     _unsupported: tuple[str, ...] = ("amsgrad", "dampening", "differentiable")
     clip_factor: Tensor | None
+    learning_rates: list[Tensor] | None
     step_was_skipped: Tensor | None
     _skipped: dict[torch.device, Tensor]
 
@@ -52,12 +53,17 @@ class _SyncFree(torch.optim.Optimizer, ABC):
         super().__setstate__(state)
         self._complete()
 
+    @classmethod
+    def offers(cls, arguments: Mapping[str, Any]) -> bool:
+        """Whether the class takes these arguments, or refuses one of them."""
+        return not any(arguments.get(name) for name in cls._unsupported)
+
     def _complete(self) -> None:
         for group in self.param_groups:
             for name in self._unsupported:
                 if group.get(name):
                     raise InputError(f"{type(self).__name__} of gallery_lib does not offer {name}={group[name]!r}. Use torch.optim's.")
-        for name, value in (("clip_factor", None), ("step_was_skipped", None), ("_skipped", {})):
+        for name, value in (("clip_factor", None), ("learning_rates", None), ("step_was_skipped", None), ("_skipped", {})):
             self.__dict__.setdefault(name, value)
 
     def skipped_steps(self) -> int:
@@ -91,6 +97,7 @@ class _SyncFree(torch.optim.Optimizer, ABC):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step. `clip_factor`, a scalar on the device, multiplies the gradients when it is set.
 
+        `learning_rates`, an fp32 scalar on the device for each group, are used in place of the groups' own when set.
         Afterwards `step_was_skipped` is the overflow flag on the device, or None when none was given.
         """
         loss = None
@@ -100,11 +107,12 @@ class _SyncFree(torch.optim.Optimizer, ABC):
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         self.step_was_skipped = None if found_inf is None else found_inf.detach().clone()
         counted: set[torch.device] = set()
-        for group in self.param_groups:
+        for number, group in enumerate(self.param_groups):
+            lr = group["lr"] if self.learning_rates is None else self.learning_rates[number]
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for device, dtype in dict.fromkeys((parameter.device, parameter.dtype) for parameter in parameters):
                 chosen = [p for p in parameters if p.device == device and p.dtype == dtype]
-                self._step_alike(group, chosen, device, scale, found_inf, count_skips=device not in counted)
+                self._step_alike(group, chosen, device, lr, scale, found_inf, count_skips=device not in counted)
                 counted.add(device)
         return loss
 
@@ -113,6 +121,7 @@ class _SyncFree(torch.optim.Optimizer, ABC):
         group: dict[str, Any],
         parameters: list[Tensor],
         device: torch.device,
+        lr: Tensor | float,
         scale: Tensor | None,
         found_inf: Tensor | None,
         *,
@@ -127,8 +136,7 @@ class _SyncFree(torch.optim.Optimizer, ABC):
                 )
         names = self._state_names(group)
         states = [self._initialised(parameter, names) for parameter in parameters]
-        lr = group["lr"]
-        on_device = isinstance(lr, Tensor) and lr.device == device
+        on_device = isinstance(lr, Tensor) and (lr.device == device or lr.device.type != "cpu")
         if device not in self._skipped:
             self._skipped[device] = torch.zeros((), dtype=torch.int64, device=device)
 
@@ -146,7 +154,7 @@ class _SyncFree(torch.optim.Optimizer, ABC):
             gradient_scale=here(scale),
             found_inf=here(found_inf),
             clip_factor=here(self.clip_factor),
-            learning_rate=here(lr) if on_device else None,
+            learning_rate=here(lr) if on_device else None,  # type: ignore[arg-type]
         )
 
 
@@ -163,7 +171,17 @@ def _adam(group: dict[str, Any], lr: float) -> Hyperparameters:
     )
 
 
-class AdamW(_SyncFree, torch.optim.AdamW):
+class Adam(SyncFree, torch.optim.Adam):
+    """Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015: AdamW's rule, without weight decay."""
+
+    _rule = "adamw"
+    _unsupported = (*SyncFree._unsupported, "weight_decay")
+
+    def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
+        return _adam(group, lr)
+
+
+class AdamW(SyncFree, torch.optim.AdamW):
     """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019."""
 
     _rule = "adamw"
@@ -172,7 +190,7 @@ class AdamW(_SyncFree, torch.optim.AdamW):
         return _adam(group, lr)
 
 
-class RAdam(_SyncFree, torch.optim.RAdam):
+class RAdam(SyncFree, torch.optim.RAdam):
     """Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020."""
 
     _rule = "radam"
@@ -181,7 +199,7 @@ class RAdam(_SyncFree, torch.optim.RAdam):
         return _adam(group, lr)
 
 
-class LAMB(_SyncFree):
+class LAMB(SyncFree):
     """You et al., "Large Batch Optimization for Deep Learning", 2020, with bias correction and φ(x) = x."""
 
     _rule = "lamb"
@@ -202,7 +220,7 @@ class LAMB(_SyncFree):
         return _adam(group, lr)
 
 
-class SGD(_SyncFree, torch.optim.SGD):
+class SGD(SyncFree, torch.optim.SGD):
     """With momentum, Nesterov's or the heavy ball's, or without."""
 
     _rule = "sgd"
@@ -223,7 +241,7 @@ class SGD(_SyncFree, torch.optim.SGD):
         )
 
 
-class RMSprop(_SyncFree, torch.optim.RMSprop):
+class RMSprop(SyncFree, torch.optim.RMSprop):
     """Tieleman and Hinton, Coursera lecture 6.5, 2012; torch's variant, with momentum and centered."""
 
     _rule = "rmsprop"

@@ -49,7 +49,7 @@ def machine_rows() -> Rows:
             ["bfloat16 on the CPU", "no units for it: O1 is emulated and slower than O0; compiler-opt computes it on the fp32 units"]
         )
     rows.append(["GPU", f"{gpus}" if gpus else "none: everything for CUDA is not measured here"])
-    rows.append(["own CUDA kernels", "written and compiled, not part of a run yet"])
+    rows.append(["own CUDA kernels", "used with compiler-opt" if gpus else "not used: no CUDA device"])
     rows.append(["several processes", f"{gpus} GPU(s)" if gpus else f"{hardware.cores()} core(s), shared by all processes"])
     rows.append(["TensorBoard log", "available" if _has("tensorboard") else "missing: pip install tensorboard"])
     return rows

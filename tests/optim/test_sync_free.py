@@ -1,77 +1,20 @@
-"""Our optimizers train as torch's do: the same losses, checkpoints and skipped steps. LAMB is held against timm's."""
+"""Our optimizers train as torch's do: the same losses, checkpoints and skipped steps. LAMB is held against a plain one."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 
 import pytest
 import torch
+from optim.plain_lamb import PlainLamb
+from optim.training import ADAM, OVERFLOW_AT, PAIRS, STEPS, batch, losses, model
 from torch import nn
 
 from gallery_lib.errors import InputError
 from gallery_lib.optim import sync_free
 
-STEPS = 200
-
-
-@dataclass(frozen=True)
-class Pair:
-    """An optimizer of ours and the arguments that it shares with torch's of the same name."""
-
-    name: str
-    arguments: dict
-
-    def ours(self, parameters):
-        return getattr(sync_free, self.name)(parameters, **self.arguments)
-
-    def theirs(self, parameters):
-        if self.name == "LAMB":
-            from timm.optim import Lamb
-
-            return Lamb(parameters, **self.arguments, max_grad_norm=None, always_adapt=True)
-        return getattr(torch.optim, self.name)(parameters, **self.arguments)
-
-
-PAIRS = (
-    Pair("AdamW", {"lr": 3e-3, "weight_decay": 1e-2}),
-    Pair("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}),
-    Pair("RMSprop", {"lr": 1e-3, "momentum": 0.9, "centered": True, "weight_decay": 1e-4}),
-    Pair("RAdam", {"lr": 3e-3, "weight_decay": 1e-2}),
-    Pair("LAMB", {"lr": 1e-2, "weight_decay": 1e-2}),
-)
-EACH = pytest.mark.parametrize(
-    "pair", [pytest.param(pair, id=pair.name, marks=pytest.mark.slow if pair.name == "LAMB" else ()) for pair in PAIRS]
-)  # importing timm takes seconds
-FROM_TORCH = pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.name != "LAMB"], ids=lambda pair: pair.name)
-
-
-def model(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)).to(dtype)
-
-
-def batch(step: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    inputs = torch.randn(16, 12, generator=generator, dtype=torch.float64).to(dtype)
-    return inputs, inputs[:, :4].argmax(1)
-
-
-def losses(net: nn.Module, optimizer, steps=range(STEPS), scaler=None, overflow_at=()) -> list[float]:
-    """Of each step; at the steps in `overflow_at` one gradient becomes infinite."""
-    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
-    dtype, result = next(net.parameters()).dtype, []
-    for step in steps:
-        inputs, labels = batch(step, dtype)
-        loss = nn.functional.cross_entropy(net(inputs), labels)
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        if step in overflow_at:
-            net[0].weight.grad[0, 0] = torch.inf
-        scaler.step(optimizer)
-        scaler.update()
-        result.append(loss.item())
-    return result
+EACH = pytest.mark.parametrize("pair", [*PAIRS, ADAM], ids=lambda pair: pair.name)
+FROM_TORCH = pytest.mark.parametrize("pair", [pair for pair in (*PAIRS, ADAM) if pair.name != "LAMB"], ids=lambda pair: pair.name)
 
 
 @EACH
@@ -87,18 +30,26 @@ def test_200_steps_have_the_losses_of_torchs_optimizer(pair, dtype, relative):
 @pytest.mark.slow
 @EACH
 def test_with_injected_overflows_the_same_steps_are_skipped(pair):
-    overflow_at = (0, 3, 50, 51, 120)
     net, other = model(), model()
     scaler, other_scaler = (torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=20) for _ in range(2))
     optimizer = pair.ours(net.parameters())
-    ours = losses(net, optimizer, scaler=scaler, overflow_at=overflow_at)
-    theirs = losses(other, pair.theirs(other.parameters()), scaler=other_scaler, overflow_at=overflow_at)
+    ours = losses(net, optimizer, scaler=scaler, overflow_at=OVERFLOW_AT)
+    theirs = losses(other, pair.theirs(other.parameters()), scaler=other_scaler, overflow_at=OVERFLOW_AT)
     assert ours == pytest.approx(theirs, rel=1e-3)
     assert scaler.get_scale() == other_scaler.get_scale()
-    assert optimizer.skipped_steps() == len(overflow_at)
+    assert optimizer.skipped_steps() == len(OVERFLOW_AT)
     steps = [state["step"].item() for state in optimizer.state.values() if "step" in state]
-    assert all(count == STEPS - len(overflow_at) for count in steps)
+    assert all(count == STEPS - len(OVERFLOW_AT) for count in steps)
     assert optimizer.step_was_skipped.item() == 0.0
+
+
+@pytest.mark.slow  # importing timm takes seconds
+def test_the_plain_lamb_is_timms():
+    from timm.optim import Lamb
+
+    net, other, arguments = model(torch.float64), model(torch.float64), PAIRS[-1].arguments
+    theirs = Lamb(other.parameters(), **arguments, max_grad_norm=None, always_adapt=True)
+    assert losses(net, PlainLamb(net.parameters(), **arguments)) == pytest.approx(losses(other, theirs), rel=1e-9)
 
 
 @FROM_TORCH
@@ -143,6 +94,15 @@ def test_a_clip_factor_clips_as_clip_grad_norm_does():
     nn.utils.clip_grad_norm_(other.parameters(), 0.1)
     ours.step(), theirs.step()
     torch.testing.assert_close(list(net.parameters()), list(other.parameters()), rtol=1e-6, atol=1e-8)
+
+
+def test_learning_rates_on_the_device_replace_the_groups_own():
+    net, other = model(torch.float64), model(torch.float64)
+    groups, others = ([{"params": each[0].parameters()}, {"params": each[3].parameters()}] for each in (net, other))
+    ours, theirs = sync_free.SGD(groups, lr=1.0), torch.optim.SGD(others, lr=1.0)
+    ours.learning_rates = [torch.tensor(0.25), torch.tensor([0.5])]
+    theirs.param_groups[0]["lr"], theirs.param_groups[1]["lr"] = 0.25, 0.5
+    assert losses(net, ours, range(5)) == pytest.approx(losses(other, theirs, range(5)), rel=1e-9)
 
 
 def test_groups_schedulers_closures_and_missing_gradients_work_as_in_torch():
@@ -191,6 +151,8 @@ def test_what_is_not_offered_is_refused():
         sync_free.AdamW([parameter], amsgrad=True)
     with pytest.raises(InputError, match="dampening"):
         sync_free.SGD([parameter], lr=0.1, momentum=0.9, dampening=0.1)
+    with pytest.raises(InputError, match=r"Adam .* weight_decay"):
+        sync_free.Adam([parameter], weight_decay=0.1)
     half = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     half.grad = torch.ones_like(half)
     with pytest.raises(InputError, match="bfloat16"):

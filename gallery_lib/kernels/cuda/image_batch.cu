@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prepare_images(const __gri
                 value = a.images[((image * a.height + row) * a.width + column) * CHANNELS + channel];
             float scale = channel == 0 ? a.scale[0] : channel == 1 ? a.scale[1] : a.scale[2];
             float shift = channel == 0 ? a.shift[0] : channel == 1 ? a.shift[1] : a.shift[2];
-            from_float(value * scale + shift, values.at[i]);
+            from_float(__fadd_rn(__fmul_rn(value, scale), shift), values.at[i]);  // not fused: rounded as torch rounds
         }
         if (++channel == CHANNELS) {
             channel = 0;

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gallery_lib import paths
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.image_folder import ImageFolder
 from gallery_lib.errors import InputError
+from gallery_lib.tasks.domains.cross_entropy import cross_entropy
 from gallery_lib.tasks.examples import Pictures
 from gallery_lib.tasks.task import Splits, Task
 
@@ -41,8 +41,7 @@ def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy of logits [N, classes], in fp32 under autocast too."""
     inputs, labels = batch
-    logits = model(inputs)
-    return F.cross_entropy(logits.float() if logits.dtype is not torch.float64 else logits, labels)
+    return cross_entropy(model(inputs), labels)
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:

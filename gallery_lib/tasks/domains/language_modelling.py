@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
@@ -17,6 +16,7 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.data.text import tokenized as text
 from gallery_lib.data.text.masking import IGNORED, Hide, PackedText, infill, mask_tokens
 from gallery_lib.errors import InputError
+from gallery_lib.tasks.domains.cross_entropy import cross_entropy
 from gallery_lib.tasks.examples import Rows
 from gallery_lib.tasks.task import Splits, Task
 
@@ -50,9 +50,8 @@ def _splits(config: TrainConfig, kind: str, hide: Hide, positions: int) -> Split
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    """[N, L, vocabulary], at least in float32."""
-    logits = model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}).logits
-    return logits.float() if logits.dtype is not torch.float64 else logits
+    """[N, L, vocabulary]."""
+    return model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}).logits
 
 
 def _hidden(batch: Batch) -> Tensor:
@@ -62,7 +61,7 @@ def _hidden(batch: Batch) -> Tensor:
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy over the labels, in fp32 under autocast too (the models' own would make float64 float32)."""
-    return F.cross_entropy(_logits(model, batch).flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+    return cross_entropy(_logits(model, batch).flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
@@ -71,7 +70,7 @@ def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
     logits, labels = _logits(model, batch)[hidden], batch["labels"][hidden]  # [M, vocabulary], [M]
     return {
         "masked_accuracy": ((logits.argmax(dim=1) == labels).sum(), len(labels)),
-        "negative_log_likelihood": (F.cross_entropy(logits, labels, reduction="sum"), len(labels)),
+        "negative_log_likelihood": (cross_entropy(logits, labels, reduction="sum"), len(labels)),
     }
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gallery_lib import paths
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.speech.characters import END, UNKNOWN
 from gallery_lib.data.speech.utterances import FILTERS, IGNORED, SpeechBatch, SpeechFolder
+from gallery_lib.tasks.domains.cross_entropy import cross_entropy
 from gallery_lib.tasks.examples import Matrices, Rows
 from gallery_lib.tasks.task import Splits
 
@@ -33,8 +33,7 @@ def utterances(config: TrainConfig, vocabulary_size: int) -> Splits:
 def loss(model: nn.Module, batch: SpeechBatch) -> Tensor:
     """Cross-entropy with smoothed labels, over what is no padding; in fp32 under autocast too."""
     logits = model(batch.features, batch.lengths, batch.inputs)  # [N, U, vocabulary]
-    logits = logits.float() if logits.dtype is not torch.float64 else logits
-    return F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, label_smoothing=LABEL_SMOOTHING)
+    return cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, label_smoothing=LABEL_SMOOTHING)
 
 
 def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:

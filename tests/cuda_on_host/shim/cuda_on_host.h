@@ -308,6 +308,8 @@ T atomicExch(T* address, T value) { T old = *address; *address = value; return o
 template <class T>
 T atomicCAS(T* address, T expected, T value) { T old = *address; if (old == expected) *address = value; return old; }
 
+inline float __fmul_rn(float a, float b) { return a * b; }  // compiled with -ffp-contract=off
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __uint_as_float(unsigned bits) { return cuda_on_host::from_bits<float>(bits); }
 inline unsigned __float_as_uint(float value) { return unsigned(cuda_on_host::to_bits(value)); }
 inline double rsqrt(double value) { return 1 / std::sqrt(value); }

@@ -1,0 +1,57 @@
+"""A count kept on the device, which the host learns of without waiting: some additions late.
+
+After each addition the count is copied to pinned memory, with an event behind the copy; the host looks which copies
+have arrived. Tensors on the CPU are there at once. Not for a CUDA graph: a replay would not repeat the host's part.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class DeviceCount:
+    """Starts at 0. `value` is the count on the device, an int64 scalar; `additions` says how often `add` was called."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.value = torch.zeros((), dtype=torch.int64, device=device)
+        self.additions = 0
+        self._under_way: deque[tuple[int, Tensor, Any]] = deque()  # (additions, copy on the host, event)
+        self._arrived: tuple[int, Tensor] = (0, torch.zeros((), dtype=torch.int64))
+        self._pinned: list[Tensor] = []  # copies that may be written to again
+
+    def add(self, amount: Tensor) -> None:
+        """Add an integer or bool scalar on the same device."""
+        self.value.add_(amount)
+        self.additions += 1
+        if not self.value.is_cuda:
+            self._arrived = (self.additions, self.value.clone())
+            return
+        self._look()
+        copy = self._pinned.pop() if self._pinned else torch.empty((), dtype=torch.int64, pin_memory=True)
+        copy.copy_(self.value, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.value.device))
+        self._under_way.append((self.additions, copy, event))
+
+    def _look(self) -> None:
+        while self._under_way and self._under_way[0][2].query():
+            if self._arrived[1].is_pinned():
+                self._pinned.append(self._arrived[1])
+            additions, copy, _ = self._under_way.popleft()
+            self._arrived = (additions, copy)
+
+    def known(self) -> tuple[int, int]:
+        """(additions, count then), of the latest addition that has reached the host."""
+        self._look()
+        additions, copy = self._arrived
+        return additions, int(copy.numpy())  # host memory: nothing is waited for
+
+    def wait(self) -> int:
+        """The count after all additions; waits for the device."""
+        if self._under_way:
+            self._under_way[-1][2].synchronize()
+        return self.known()[1]

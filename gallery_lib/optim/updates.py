@@ -1,0 +1,59 @@
+"""What follows a backward pass: clip, step unless the gradients overflowed, adapt the scale, advance the schedule.
+
+With our GradScaler nothing of it waits for the device. With torch's, a skipped step shows in the scale, which the host
+reads: that is how the baseline keeps its schedule right.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from gallery_lib.optim.grad_scaler import GradScaler
+from gallery_lib.optim.skip_aware import SkipAware
+from gallery_lib.optim.sync_free import SyncFree, clip_factor
+
+
+class Updates:
+    """`max_norm` is the most that the L2 norm of all gradients may be, None to leave them as they are."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        schedule: LRScheduler | None = None,
+        max_norm: float | None = None,
+    ) -> None:
+        self.optimizer, self.scaler, self.max_norm = optimizer, scaler, max_norm
+        self.schedule: SkipAware | LRScheduler | None = schedule
+        if schedule is not None and isinstance(scaler, GradScaler):
+            self.schedule = SkipAware(schedule)
+        self._skipped = 0
+
+    def take(self) -> None:
+        """One update from the gradients that there are, or none if they overflowed."""
+        if self.max_norm is not None:
+            self._clip(self.max_norm)
+        if isinstance(self.scaler, GradScaler):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            skipped = False  # as far as the host has to know: the schedule asks on the device
+        else:
+            scale = self.scaler.get_scale()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            skipped = self.scaler.get_scale() < scale
+            self._skipped += skipped
+        if self.schedule is not None and not skipped:
+            self.schedule.step()
+
+    def _clip(self, max_norm: float) -> None:
+        if isinstance(self.scaler, GradScaler) and isinstance(self.optimizer, SyncFree):
+            self.optimizer.clip_factor = clip_factor(self.scaler.gradient_norm(self.optimizer), max_norm)
+        else:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_([p for group in self.optimizer.param_groups for p in group["params"]], max_norm)
+
+    def skipped_steps(self) -> int:
+        """Steps that were skipped so far; may wait for the device."""
+        return self.scaler.skipped_steps() if isinstance(self.scaler, GradScaler) else self._skipped

@@ -1,0 +1,149 @@
+"""What a run with compiler-opt uses of our operators, and that its training and its results say so.
+
+On the CPU a run uses none; these tests ask for them there, where plain torch stands in for the kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import picture_task
+import pytest
+import torch
+import without_dropout
+from small_tasks import SMALL
+
+from gallery_lib import hardware
+from gallery_lib.compiler import backend, kernels_enabled
+from gallery_lib.config import TrainConfig
+from gallery_lib.data.images.image_folder import finish_batch
+from gallery_lib.kernels import calls, usage
+from gallery_lib.train import Observer, train
+
+STEPS, HELD_OUT_BATCHES = 12, 8
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch):
+    """The compiler is not what is tested here, and takes its time."""
+
+    def eager(model, options, device):
+        model._compiled_call_impl = model._call_impl
+        return "nothing: a test of kernels"
+
+    monkeypatch.setitem(backend._BACKENDS, "inductor", eager)
+
+
+def losses(results) -> list[float]:
+    return [loss for _, loss in results.loss["curve"]]
+
+
+def ran(results) -> dict[str, str]:
+    """`{"optimizer_step_": "plain torch, 12 calls"}`."""
+    return dict(part.rstrip(")").split(" (") for part in results.techniques["kernels"].split("), "))
+
+
+WITHOUT = {"AdamW": "fused", "Adam": "fused", "SGD": "fused", "RMSprop": "torch's own", "RAdam": "torch's own"}
+
+
+@pytest.mark.parametrize(("name", "without"), WITHOUT.items())
+def test_a_run_with_our_operators_trains_as_one_without_and_names_them(name, without, nothing_compiled):
+    config = picture_task.config(name, compiler_opt=True, max_grad_norm=0.5)
+    ours = train(config, own_operators_on_cpu=True)
+    theirs = train(dataclasses.replace(config, kernels=False), own_operators_on_cpu=True)
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-4)
+    assert losses(ours)[-1] < losses(ours)[0]
+    assert ran(ours) == {
+        "cross_entropy_gradient": f"plain torch, {STEPS} calls",
+        "cross_entropy_rows": f"plain torch, {STEPS} calls",
+        "gradient_statistics": f"plain torch, {STEPS} calls",
+        "optimizer_step_": f"plain torch, {STEPS} calls",
+        "prepare_images": f"plain torch, {STEPS + HELD_OUT_BATCHES} calls",
+    }
+    assert (ours.techniques["optimizer"], theirs.techniques["optimizer"]) == ("sync-free", without)
+    assert theirs.techniques["kernels"] == "not used, switched off (--no-kernels)"
+
+
+def test_an_optimizer_without_a_sync_free_form_stays_torchs(nothing_compiled):
+    config = picture_task.config("NAdam", compiler_opt=True, max_grad_norm=0.5)
+    ours = train(config, own_operators_on_cpu=True)
+    assert ours.techniques["optimizer"] == "torch's own"
+    assert set(ran(ours)) == {"cross_entropy_gradient", "cross_entropy_rows", "prepare_images"}
+    assert losses(ours) == pytest.approx(losses(train(dataclasses.replace(config, kernels=False))), rel=1e-4)
+
+
+class Toggle(Observer):
+    """What the toggle answers in the midst of a run."""
+
+    def before_step(self, session, step, batch):
+        self.kernels = kernels_enabled()
+
+
+def test_a_run_on_the_cpu_uses_none_and_says_why(nothing_compiled):
+    before, toggle, variables = calls.counts(), Toggle(), dict(os.environ)
+    results = train(picture_task.config("AdamW", compiler_opt=True), toggle)
+    assert results.techniques["kernels"] == "not used, no CUDA device"
+    assert results.techniques["optimizer"] == "fused"
+    assert calls.counts() == before
+    assert toggle.kernels and os.environ == variables
+
+
+def test_the_baseline_uses_none_also_where_they_could_be():
+    before, toggle = calls.counts(), Toggle()
+    results = train(picture_task.config("AdamW", max_grad_norm=0.5), toggle, own_operators_on_cpu=True)
+    assert results.techniques == {}
+    assert calls.counts() == before and not toggle.kernels
+
+
+def test_clipping_changes_the_training():
+    clipped, free = (train(picture_task.config("SGD", max_grad_norm=norm)) for norm in (0.01, None))
+    assert losses(clipped)[0] == losses(free)[0]
+    assert losses(clipped)[-1] > losses(free)[-1]
+
+
+def test_batches_have_the_same_bits_with_and_without_the_operator():
+    batch = torch.randint(0, 256, (5, 17, 23, 3), dtype=torch.uint8), torch.arange(5)
+    expected = finish_batch(batch, torch.channels_last)[0]
+    before = calls.counts()
+    with pytest.MonkeyPatch.context() as patch, usage.on_cpu_too():
+        patch.setenv("GALLERY_COMPILER_OPT", "1")
+        ours = finish_batch(batch, torch.channels_last)[0]
+    assert (calls.counts() - before).total() == 1
+    assert torch.equal(ours, expected) and ours.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "hf_Bert", "speech_transformer", "pytorch_unet"])
+def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compiled):
+    config = TrainConfig(
+        model=f"{Path(without_dropout.__file__)}:{name}", seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False,
+        compiler_opt=True, threads=hardware.cores(), **SMALL[name],
+    )  # fmt: skip
+    ours, theirs = train(config, own_operators_on_cpu=True), train(dataclasses.replace(config, kernels=False))
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-3)
+    images, rows = name in ("resnet18", "pytorch_unet"), name != "pytorch_unet"
+    expected = {"optimizer_step_"} | ({"prepare_images"} if images else set())
+    assert set(ran(ours)) == expected | ({"cross_entropy_rows", "cross_entropy_gradient"} if rows else set())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("amp", [{"amp_level": "O0"}, {"amp_level": "O1", "amp_dtype": "bf16"}, {"amp_level": "O1", "amp_dtype": "fp16"}])
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "RAdam"])
+def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compiled):
+    config = picture_task.config(name, compiler_opt=True, max_grad_norm=0.5, **amp)
+    ours, theirs = train(config), train(dataclasses.replace(config, kernels=False))
+    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-3 if amp["amp_level"] == "O0" else 3e-2)
+    operators = {"cross_entropy_gradient", "cross_entropy_rows", "gradient_statistics", "optimizer_step_", "prepare_images"}
+    assert set(ran(ours)) == operators and all("own kernel" in how for how in ran(ours).values())
+    assert theirs.techniques["kernels"] == "not used, switched off (--no-kernels)"
+    assert ours.skipped_steps == theirs.skipped_steps
+
+
+@pytest.mark.gpu
+def test_batches_have_the_same_bits_on_a_gpu(cuda_kernels, monkeypatch):
+    batch = torch.randint(0, 256, (33, 60, 71, 3), dtype=torch.uint8, device=cuda_kernels), torch.arange(33)
+    ours = finish_batch(batch, torch.channels_last)[0]
+    monkeypatch.setenv("GALLERY_KERNELS", "0")
+    assert torch.equal(ours, finish_batch(batch, torch.channels_last)[0])
