@@ -33,9 +33,14 @@ def run(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> Callable[...,
     return execute_small
 
 
+LARGE = ("vgg16", "hf_Bart", "hf_Bert")
+"""Two of these at once might not fit into the memory of the machine."""
+
+
 def each(names: Iterable[str]) -> Any:
-    """A test for each of these notebooks, which any process of tests may take."""
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(f"notebook {name}")) for name in names])
+    """A test for each of these notebooks, which any process of tests may take, large ones one after another."""
+    groups = {name: "large notebooks" if name in LARGE else f"notebook {name}" for name in names}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(group)) for name, group in groups.items()])
 
 
 def shown(code: list[Any]) -> tuple[str, list[Any]]:
