@@ -38,6 +38,9 @@ def _mutations(kernel: str, source: str, after: str, tests: str, *changes: tuple
 
 
 _STATISTICS, _BOUND = "test_gradient_statistics and not reference", "test_every_element"
+_MOMENTS = "test_batch_norm and (statistics_are or parts_of or same_bits)"
+_GRADIENT = "test_batch_norm and test_every_result"
+_PACKED = "test_compression and (arrives or overflow)"
 MUTATIONS = [
     *_mutations(
         "sum_squares", "gradient_statistics.cu", "sum_squares", _STATISTICS,
@@ -134,6 +137,78 @@ MUTATIONS = [
         ("left < CHUNK ? left : CHUNK", "CHUNK"),
         ("list.first_block[middle] <= blockIdx.x", "list.first_block[middle] < blockIdx.x"),
         ("* CHUNK;", "* (CHUNK - 4);"),
+    ),
+    *_mutations(
+        "batch_norm_moments", "batch_norm.cu", "moments_of_slab", _MOMENTS,
+        ("fmaf(off, value - mean[lane], squares[lane])", "fmaf(off, off, squares[lane])"),
+        ("distance = TILE; distance < 32", "distance = 2 * TILE; distance < 32"),  # forgets half of the lanes
+        ("    __syncthreads();\n", ""),
+    ),
+    *_mutations(
+        "batch_norm_combine", "batch_norm.cu", "struct CombineArguments", _MOMENTS,
+        ("left < rows_per_part ? left : rows_per_part", "rows_per_part"),
+        (" + a.count(part) * off * off", ""),
+        ("(count > 1 ? count - 1 : 1)", "count"),
+    ),
+    *_mutations(
+        "batch_norm_relu", "batch_norm.cu", "normalise_slab(const", _GRADIENT,
+        ("if (a.residual) value += to_float(residual.at[lane]);", ""),
+        ("row < place.end; row += LANES", "row + 1 < place.end; row += LANES"),
+        ("store_vector(a.result + at, vector)", "store_vector(a.result + at - place.channel, vector)"),
+    ),
+    *_mutations(
+        "batch_norm_sums", "batch_norm_backward.cu", "sums_of_slab(const", _GRADIENT,
+        ("a.result ? result.at[lane] : relu", "false ? result.at[lane] : relu"),  # the mask without the residual
+        ("value - affine.mean[lane], products[lane]", "value, products[lane]"),
+        ("    __syncthreads();\n", ""),
+    ),
+    *_mutations(
+        "batch_norm_totals", "batch_norm_backward.cu", "batch_norm_totals(", _GRADIENT,
+        ("slab += LANES", "slab += 2 * LANES"),
+        ("product * a.inverse_deviation[channel]", "product"),
+        ("over_lanes(gradient, scratch[1])", "over_lanes(gradient, scratch[0])"),  # two sums through the same memory
+    ),
+    *_mutations(
+        "batch_norm_input", "batch_norm_backward.cu", "gradient_of_slab(const", f"{_GRADIENT} or takes_the_place",
+        (" - average[lane]", ""),
+        ("!a.masked && is_blocked", "is_blocked"),
+        ("a.count ? *a.count : a.shape.rows", "a.shape.rows"),
+    ),
+    *_mutations(
+        "every kernel of batch norm", "batch_norm.cuh", "place_of_thread", "test_batch_norm and not torch and not opcheck",
+        ("end < shape.rows ? end : shape.rows", "end"),
+        ("channel < shape.channels ? end : first", "end"),
+        ("value <= 0.0f ? 0.0f : value, result", "value > 0.0f ? value : 0.0f, result"),  # NaN becomes 0
+    ),
+    *_mutations(
+        "pack_int8", "compression.cu", "pack_int8(", _PACKED,
+        ("rintf(values[i] / scale)", "truncf(values[i] / scale)"),
+        ("    finite = __all_sync(0xffffffffu, finite);\n", ""),
+        ("fmaf(-code, scale, values[i])", "values[i]"),
+    ),
+    *_mutations(
+        "pack_bf16", "compression.cu", "pack_bf16(", _PACKED,
+        ("if (isfinite(lost)) ", ""),
+        ("values[i] - to_float(rounded)", "to_float(rounded) - values[i]"),
+        ("store(values, a.size - at,", "store(values, a.size,"),  # beyond the end
+    ),
+    *_mutations(
+        "accumulate_int8", "compression.cu", "void accumulate(const", "test_compression and added_up",
+        ("[at / GROUP]", "[0]"),
+        ("part + a.codes_from", "part"),
+        ("rank < a.ranks", "rank + 1 < a.ranks"),
+    ),
+    *_mutations(
+        "accumulate_bf16", "compression.cu", "void accumulate(const", "test_compression and added_up",
+        ("fmaf(sum[i], a.factor, before[i])", "sum[i] + before[i]"),
+        ("if (a.add) load", "load"),
+        ("fmaf(values[i], scale, sum[i])", "fmaf(values[i], scale, 0.0f)"),
+    ),
+    *_mutations(
+        "compression: loads and stores", "compression.cu", "void load(const", _PACKED,
+        ("i < left ? to_float(from[i]) : 0.0f", "to_float(from[i])"),
+        ("left >= EIGHT && is_aligned<WIDTH<T>>(from)", "left >= EIGHT"),
+        ("if (i < left) from_float", "from_float"),
     ),
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ import torch
 from cuda_on_host import host
 from kernels.optimizer_cases import CASES
 
-from gallery_lib.kernels import cross_entropy, fallback, gradient_statistics, launch, optimizer_step
+from gallery_lib.kernels import batch_norm, compression, cross_entropy, fallback, gradient_statistics, launch, optimizer_step
 from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS
 
 LABELS = torch.tensor([1, -100, 6, 0])
@@ -74,3 +74,40 @@ def test_cross_entropy(path, transposed):
     torch.testing.assert_close(
         gradient, cross_entropy.reference_gradient(logits, LABELS, 0.1, -100, log_sum, of_loss), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("shape", [(2, 8, 3, 5), (2, 5, 1, 1)])
+def test_batch_norm_relu_of_a_batch_in_another_layout(path, with_residual, shape):
+    torch.manual_seed(0)
+    x, residual, gradient = torch.randn(shape), torch.randn(shape), torch.randn(shape)
+    channels = torch.rand(shape[1], 4).unbind(1)  # [C], with gaps
+    beside = residual if with_residual else None
+    outcomes = []
+    for part in ("cpu", "cuda"):
+        on = {name: getattr(batch_norm, f"_{name}_on_{part}") for name in ("statistics", "relu", "sums", "gradient")}
+        running = torch.zeros(shape[1]), torch.ones(shape[1]), torch.tensor(0)
+        statistics = on["statistics"](x, *running, None, 1e-5)
+        result = on["relu"](x, beside, *channels)
+        sums = on["sums"](gradient, x, result if with_residual else None, *channels)
+        of_x = on["gradient"](gradient, False, x, *channels, *sums[:2], None)
+        outcomes.append((*statistics, *running, result, *sums, of_x))
+    torch.testing.assert_close(*outcomes, rtol=1e-5, atol=1e-5)
+    assert result.is_contiguous(memory_format=torch.channels_last) and of_x.stride() == result.stride()
+
+
+def test_partial_statistics_of_batch_norm(path):
+    x = torch.randn(4, 6, 5, 5)
+    parts = [torch.stack(column) for column in zip(*(batch_norm._partial_on_cuda(part) for part in x.split(2)), strict=True)]
+    got = batch_norm._combine_on_cuda(torch.tensor([50, 50]), *parts, None, None, None, 0.1, 1e-5)
+    torch.testing.assert_close(got, batch_norm._statistics_on_cpu(x, None, None, None, 0.1, 1e-5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wire", compression.WIRES)
+def test_compression_of_gradients(path, wire):
+    gradient, errors, sums = torch.randn(700).bfloat16(), [torch.ones(700), torch.ones(700)], [torch.ones(700), torch.ones(700)]
+    packed = compression._pack_on_cuda(gradient, errors[0], wire)
+    compression._accumulate_on_cuda(sums[0], packed[None], wire, 0.5, True)
+    compression.reference_accumulate(sums[1], compression.reference_pack(gradient, errors[1], wire)[None], wire, 0.5, True)
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(errors[0], errors[1], rtol=0, atol=1e-6)

@@ -1,0 +1,125 @@
+// The gradient of batch normalisation with ReLU: two sums over each channel, then the gradient of the input from them.
+// ReLU's mask is read from the result where a residual was added, and that pass also writes the masked gradient, which is the
+// residual's own; without a residual the mask is computed from the input, which has to be read anyway.
+#include "batch_norm.cuh"
+
+struct SumsArguments {
+    Shape shape;
+    const ELEMENT *gradient, *x, *result;  // result: null without a residual
+    Channels channels;
+    ELEMENT* masked;               // written when there is `result`
+    float *products, *gradients;   // [slabs, C]: sums of gradient · (x − mean), and of the gradient
+};
+
+struct SumsScratch {
+    float products[WARPS][TILE * WIDTH], gradients[WARPS][TILE * WIDTH];
+};
+
+template <int COUNT>
+static __device__ __forceinline__ void sums_of_slab(const SumsArguments& a, SumsScratch& scratch) {
+    Place place = place_of_thread<COUNT>(a.shape);
+    float products[COUNT] = {}, gradients[COUNT] = {};
+    if (place.row < place.end) {
+        Affine<COUNT> affine(a.channels, place.channel);
+        for (long long row = place.row; row < place.end; row += LANES) {
+            long long at = row * a.shape.channels + place.channel;
+            auto gradient = load_vector<COUNT>(a.gradient + at), x = load_vector<COUNT>(a.x + at);
+            Vector<ELEMENT, COUNT> result;
+            if (a.result) result = load_vector<COUNT>(a.result + at);
+            for (int lane = 0; lane < COUNT; lane++) {
+                float value = to_float(x.at[lane]);
+                if (is_blocked(a.result ? result.at[lane] : relu(affine(lane, value)))) from_float(0.0f, gradient.at[lane]);
+                gradients[lane] += to_float(gradient.at[lane]);
+                products[lane] = fmaf(to_float(gradient.at[lane]), value - affine.mean[lane], products[lane]);
+            }
+            if (a.result) store_vector(a.masked + at, gradient);
+        }
+    }
+    int warp = threadIdx.x / 32, column = threadIdx.x % 32;
+    for (int lane = 0; lane < COUNT; lane++) {
+        for (int distance = TILE; distance < 32; distance *= 2) {
+            products[lane] += __shfl_xor_sync(0xffffffffu, products[lane], distance);
+            gradients[lane] += __shfl_xor_sync(0xffffffffu, gradients[lane], distance);
+        }
+        if (column < TILE) {
+            scratch.products[warp][column * COUNT + lane] = products[lane];
+            scratch.gradients[warp][column * COUNT + lane] = gradients[lane];
+        }
+    }
+    __syncthreads();
+    int own = threadIdx.x, channel = place.first_channel + own;
+    if (own >= TILE * COUNT || channel >= a.shape.channels) return;
+    float product = 0, gradient = 0;
+    for (int other = 0; other < WARPS; other++) product += scratch.products[other][own], gradient += scratch.gradients[other][own];
+    a.products[(long long)place.slab * a.shape.channels + channel] = product;
+    a.gradients[(long long)place.slab * a.shape.channels + channel] = gradient;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_sums(const __grid_constant__ SumsArguments a) {
+    __shared__ SumsScratch scratch;
+    if (a.shape.in_vectors)
+        sums_of_slab<WIDTH>(a, scratch);
+    else
+        sums_of_slab<1>(a, scratch);
+}
+
+struct TotalsArguments {
+    const float *products, *gradients;  // [slabs, C]
+    const float* inverse_deviation;     // [C]
+    int slabs, channels;
+    float *of_weight, *of_bias;         // [C]
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_totals(const __grid_constant__ TotalsArguments a) {
+    __shared__ double scratch[2][WARPS][TILE];
+    int channel = blockIdx.x * TILE + threadIdx.x % TILE, slabs = channel < a.channels ? a.slabs : 0;
+    double product = 0, gradient = 0;
+    for (int slab = threadIdx.x / TILE; slab < slabs; slab += LANES) {
+        product += a.products[(long long)slab * a.channels + channel];
+        gradient += a.gradients[(long long)slab * a.channels + channel];
+    }
+    product = over_lanes(product, scratch[0]);
+    gradient = over_lanes(gradient, scratch[1]);
+    if (threadIdx.x >= TILE || channel >= a.channels) return;
+    a.of_weight[channel] = float(product * a.inverse_deviation[channel]);
+    a.of_bias[channel] = float(gradient);
+}
+
+struct InputArguments {
+    Shape shape;
+    const ELEMENT *gradient, *x;
+    Channels channels;
+    const float *of_weight, *of_bias;  // [C], over all rows that were normalised together
+    const long long* count;            // of those rows; null: the rows of x
+    int masked;                        // whether `gradient` has been through ReLU's mask
+    ELEMENT* of_x;
+};
+
+template <int COUNT>
+static __device__ __forceinline__ void gradient_of_slab(const InputArguments& a) {
+    Place place = place_of_thread<COUNT>(a.shape);
+    if (place.row >= place.end) return;
+    Affine<COUNT> affine(a.channels, place.channel);
+    float share = float(1.0 / double(a.count ? *a.count : a.shape.rows)), average[COUNT], slope[COUNT];
+    for (int lane = 0; lane < COUNT; lane++) {
+        average[lane] = a.of_bias[place.channel + lane] * share;
+        slope[lane] = a.of_weight[place.channel + lane] * a.channels.inverse_deviation[place.channel + lane] * share;
+    }
+    for (long long row = place.row; row < place.end; row += LANES) {
+        long long at = row * a.shape.channels + place.channel;
+        auto gradient = load_vector<COUNT>(a.gradient + at), x = load_vector<COUNT>(a.x + at);
+        for (int lane = 0; lane < COUNT; lane++) {
+            float value = to_float(x.at[lane]), passed = to_float(gradient.at[lane]);
+            if (!a.masked && is_blocked(relu(affine(lane, value)))) passed = 0.0f;
+            from_float(affine.scale[lane] * (passed - average[lane] - (value - affine.mean[lane]) * slope[lane]), x.at[lane]);
+        }
+        store_vector(a.of_x + at, x);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_input(const __grid_constant__ InputArguments a) {
+    if (a.shape.in_vectors)
+        gradient_of_slab<WIDTH>(a);
+    else
+        gradient_of_slab<1>(a);
+}

@@ -1,0 +1,201 @@
+"""`gallery::pack_gradient_` and `gallery::accumulate_gradient_`: what goes over the wire, what is lost, and what is kept of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cuda_on_host import draw, host
+from cuda_on_host.memory import Guarded, poisoned
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gallery_lib.errors import InputError
+from gallery_lib.kernels.compression import (
+    GROUP,
+    WIRES,
+    accumulate_,
+    accumulate_launch,
+    pack,
+    pack_launch,
+    packed_bytes,
+    reference_accumulate,
+    reference_pack,
+    scale_bytes,
+)
+from gallery_lib.kernels.gradient_statistics import ELEMENTS
+
+U = 2.0**-24
+SIZES = st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 2047, 2048, 2049]), st.integers(0, 5000))
+DTYPES = st.sampled_from(list(ELEMENTS))
+EXPONENTS = st.sampled_from([-147.0, -128.0, -3.0, 100.0])
+FILLING = 15
+"""Bytes at the ends of scales and codes, at most, that hold anything."""
+
+
+def pack_on_host(gradient, error, wire, offset=None, schedule=0):
+    """(packed, error afterwards) from the kernel, run on the CPU; all bytes that nobody wrote are 0xFF."""
+    packed = poisoned((packed_bytes(len(gradient), wire),), torch.uint8, 0)
+    memory = [Guarded(gradient, offset), packed, *([] if error is None else [Guarded(error, offset)])]
+    host.run(pack_launch(memory[0].tensor, None if error is None else memory[2].tensor, wire, packed.tensor), schedule)
+    for each in memory:
+        each.check()
+    return packed.tensor, None if error is None else memory[2].tensor
+
+
+def meaning(packed: torch.Tensor, size: int, wire: str) -> torch.Tensor:
+    """What the bytes stand for, in float64."""
+    if wire == "bf16":
+        return packed[: 2 * size].view(torch.bfloat16).double()
+    scales = packed[: 4 * -(-size // GROUP)].view(torch.float32).double().repeat_interleave(GROUP)[:size]
+    return packed[scale_bytes(size) :][:size].view(torch.int8).double() * scales
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    size=SIZES,
+    dtype=DTYPES,
+    wire=st.sampled_from(WIRES),
+    exponent=EXPONENTS,
+    with_error=st.booleans(),
+    offset=draw.OFFSETS,
+    seed=st.integers(0, 2**16),
+    schedule=draw.SCHEDULES,
+)
+@example(size=2049, dtype=torch.float32, wire="int8", exponent=-147.0, with_error=True, offset=None, seed=0, schedule=3)
+@example(size=2048, dtype=torch.bfloat16, wire="int8", exponent=-3.0, with_error=True, offset=0, seed=0, schedule=2)
+def test_what_arrives_and_what_is_kept_make_up_the_gradient(size, dtype, wire, exponent, with_error, offset, seed, schedule):
+    gradient = draw.values(size, dtype, seed, exponent, spread=5.0)
+    error = draw.values(size, torch.float32, seed + 1, exponent - 4) if with_error else None
+    packed, kept = pack_on_host(gradient, error, wire, offset, schedule)
+    values = gradient.float() + error if with_error else gradient.float()
+    arrives = meaning(packed, size, wire)
+    by_reference = pack(gradient, wire, None if error is None else error.clone())
+    assert torch.equal(arrives, meaning(by_reference, size, wire))
+    if wire == "int8":
+        assert torch.equal(packed[: 4 * -(-size // GROUP)], by_reference[: 4 * -(-size // GROUP)])
+        largest = torch.nn.functional.pad(values.abs(), (0, -size % GROUP)).view(-1, GROUP).double().amax(1)
+        # half a step; a step is the largest value over 127, rounded, below the smallest number to 0
+        allowed = (largest / 127 * (0.5 + 127 * U) + 127 * draw.SMALLEST[torch.float32]).repeat_interleave(GROUP)[:size]
+    else:
+        allowed = values.double().abs() * 2.0**-8 + draw.SMALLEST[torch.bfloat16]
+    assert ((values.double() - arrives).abs() <= allowed).all()
+    if with_error:
+        assert ((values.double() - arrives - kept.double()).abs() <= U * kept.double().abs() + draw.SMALLEST[torch.float32]).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=SIZES,
+    dtype=DTYPES,
+    wire=st.sampled_from(WIRES),
+    ranks=st.integers(0, 4),
+    add=st.booleans(),
+    factor=st.sampled_from([1.0, 1 / 3]),
+    offset=draw.OFFSETS,
+    seed=st.integers(0, 2**16),
+    schedule=draw.SCHEDULES,
+)
+@example(size=2049, dtype=torch.float32, wire="int8", ranks=3, add=True, factor=1 / 3, offset=1, seed=0, schedule=3)
+@example(size=2048, dtype=torch.float16, wire="bf16", ranks=2, add=False, factor=1.0, offset=0, seed=0, schedule=3)
+def test_what_every_rank_sent_is_added_up(size, dtype, wire, ranks, add, factor, offset, seed, schedule):
+    sent = [reference_pack(draw.values(size, torch.float32, seed + rank), None, wire) for rank in range(ranks)]
+    packed = Guarded(torch.stack(sent) if sent else torch.empty(0, packed_bytes(size, wire), dtype=torch.uint8), 0)
+    before = draw.values(size, dtype, seed + 9)
+    sum = Guarded(before if add else torch.full_like(before, math.nan), offset)
+    host.run(accumulate_launch(sum.tensor, packed.tensor, wire, factor, add), schedule)
+    sum.check()
+    parts = [meaning(each, size, wire) for each in sent]
+    zero = torch.zeros(size, dtype=torch.float64)
+    expected = factor * torch.stack([zero, *parts]).sum(0) + (before.double() if add else zero)
+    magnitude = torch.stack([zero, *parts]).abs().sum(0) + before.double().abs()
+    bound = (ranks + 4) * U * magnitude
+    bound = bound + draw.UNIT_ROUNDOFF[dtype] * (expected.abs() + bound) + draw.SMALLEST[dtype]
+    assert ((sum.tensor.double() - expected).abs() <= bound).all()
+    ours = before if add else torch.full_like(before, math.nan)
+    accumulate_(ours, packed.tensor, wire, factor=factor, add=add)
+    assert ((ours.double() - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("place", [0, 300, 599])
+def test_an_overflow_is_seen_in_the_sum_and_the_error_is_kept_there(bad, wire, place):
+    gradient, error = draw.values(600, torch.float32, 1), draw.values(600, torch.float32, 2, -6.0)
+    gradient[place] = bad
+    touched = torch.arange(600) == place if wire == "bf16" else torch.arange(600) // GROUP == place // GROUP
+    by_reference = error.clone()
+    for packed, kept in (pack_on_host(gradient, error, wire), (pack(gradient, wire, by_reference), by_reference)):
+        sum = torch.ones(600)
+        accumulate_(sum, packed, wire)
+        assert torch.equal(~sum.isfinite(), touched)
+        assert torch.equal(kept[touched], error[touched]) and kept.isfinite().all()
+        on_host = Guarded(torch.ones(600))
+        host.run(accumulate_launch(on_host.tensor, packed[None], wire, 1.0, True))
+        assert torch.equal(on_host.tensor.isfinite(), ~touched)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_with_error_feedback_nothing_is_lost_over_many_steps(wire):
+    """Without it small gradients beside a large one would never arrive."""
+    torch.manual_seed(0)
+    error, arrived, sent = torch.zeros(512), torch.zeros(512), torch.zeros(512, dtype=torch.float64)
+    for _ in range(200):
+        gradient = 1e-3 * (1 + torch.rand(512))
+        gradient[0] = 1.0
+        accumulate_(arrived, pack(gradient, wire, error), wire)
+        sent += gradient.double()
+    torch.testing.assert_close(arrived.double() + error.double(), sent, rtol=1e-4, atol=0)
+    assert (arrived[1:] > 0.2).all()
+
+
+def test_the_same_buffers_give_the_same_bits_in_any_order_of_threads():
+    gradient, error = draw.values(5000, torch.bfloat16, 1), draw.values(5000, torch.float32, 2)
+    for wire in WIRES:
+        assert len({pack_on_host(gradient, error, wire, 1, schedule)[0].numpy().tobytes() for schedule in range(4)}) == 1
+
+
+def test_int8_takes_a_quarter_of_the_bytes_and_bf16_half():
+    assert packed_bytes(10**6, "int8") == pytest.approx(10**6 * (1 + 4 / GROUP), abs=2 * FILLING)
+    assert packed_bytes(10**6, "bf16") == 2 * 10**6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", WIRES)
+def test_opcheck(wire):
+    gradient, error = torch.randn(300), torch.randn(300)
+    torch.library.opcheck(torch.ops.gallery.pack_gradient_, (gradient, error, wire))
+    torch.library.opcheck(torch.ops.gallery.pack_gradient_, (gradient, None, wire))
+    packed = torch.stack([pack(gradient, wire), pack(error, wire)])
+    torch.library.opcheck(torch.ops.gallery.accumulate_gradient_, (gradient.bfloat16(), packed, wire, 0.5, True))
+
+
+def test_wrong_input_is_refused():
+    gradient = torch.randn(10)
+    with pytest.raises(InputError, match="Did you mean `int8`"):
+        pack(gradient, "int4")
+    with pytest.raises(InputError, match="a flat buffer without gaps"):
+        pack(torch.randn(4, 5), "int8")
+    with pytest.raises(InputError, match=r"error must be float32 \[10\]"):
+        pack(gradient, "int8", torch.zeros(9))
+    with pytest.raises(InputError, match=r"packed must be uint8 \[ranks, 32\]"):
+        accumulate_(gradient, torch.zeros(31, dtype=torch.uint8), "int8")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("dtype", list(ELEMENTS))
+@pytest.mark.parametrize("size", [1, 257, 10**6 + 3])
+def test_the_kernels_on_the_device_give_the_bytes_of_the_reference(wire, dtype, size, cuda_kernels):
+    gradient, error = draw.values(size, dtype, 1, -3.0), draw.values(size, torch.float32, 2, -8.0)
+    on_device = error.to(cuda_kernels)
+    packed = pack(gradient.to(cuda_kernels), wire, on_device).cpu()
+    assert torch.equal(meaning(packed, size, wire), meaning(pack(gradient, wire, error), size, wire))
+    torch.testing.assert_close(on_device.cpu(), error, rtol=1e-6, atol=1e-9)
+    sums = [torch.ones(size, dtype=dtype) for _ in range(2)]
+    parts = torch.stack([packed, packed])
+    ours = sums[0].to(cuda_kernels)
+    accumulate_(ours, parts.to(cuda_kernels), wire, factor=0.5)
+    reference_accumulate(sums[1], parts, wire, 0.5, True)
+    torch.testing.assert_close(ours.cpu(), sums[1], rtol=2 * draw.UNIT_ROUNDOFF[dtype], atol=1e-6)

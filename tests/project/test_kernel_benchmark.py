@@ -1,0 +1,45 @@
+"""benchmarks/kernels.py: what it compares is the same work; a row can be measured and shown; without a GPU it says so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+from gallery_lib.errors import InputError
+
+
+@pytest.fixture
+def benchmark(checkout, monkeypatch):
+    """benchmarks/kernels.py as a module."""
+    monkeypatch.syspath_prepend(str(checkout / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("kernel_benchmark", checkout / "benchmarks" / "kernels.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_without_a_gpu_it_ends_with_exit_code_2_and_one_message(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["kernels.py"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert benchmark.exit_code_of(benchmark.run, error_prefix="kernels.py", interrupted="") == InputError.exit_code == 2
+    assert capsys.readouterr().err == "kernels.py: this benchmark needs a CUDA device, and torch finds none here. Nothing was run.\n"
+
+
+def test_a_row_of_figures_can_be_written_and_shown(benchmark):
+    case = benchmark.CASES["pack int8"](torch.device("cpu"), True)
+    row = json.loads(json.dumps(benchmark.timed(case, torch.device("cpu"), rounds=3, may_compile=False), allow_nan=False))
+    assert row["left_out"] == {"compiled": "not measured: no time left"}
+    assert row["seconds"]["ours"]["p50"] > 0 and row["times_as_fast_as"]["copy"]["ratio"] > 0
+    assert "pack int8" in benchmark._table({"pack int8": row})
+
+
+@pytest.mark.slow
+def test_ours_and_eager_do_the_same_work(benchmark):
+    for name, build in benchmark.CASES.items():
+        case = build(torch.device("cpu"), True)
+        wide = 3e-2 if name.startswith(("batch_norm", "cross", "prepare")) else 1e-4
+        for _ in range(2):
+            torch.testing.assert_close(case.ours(), case.eager(), rtol=wide, atol=wide, msg=lambda text, name=name: f"{name}: {text}")
