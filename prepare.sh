@@ -13,7 +13,6 @@ cd "$ROOT"
 
 # command:package, for Debian and its kin; "python-headers" stands for Python.h.
 NEEDED=(g++:g++ python-headers:)  # Inductor, torch's compiler, writes C++ and compiles it
-NEEDED_BY_TESTS=()
 MIN_DISK_GIB=${PREPARE_MIN_DISK_GIB:-8}  # the environment is 5.7 GiB with CUDA's libraries, shared with uv's cache by hard links
 DATA_PRESETS=(small imagenet-sized)
 OPTIONS=(--run -p --lab --test --into-current --data --lock --help)
@@ -27,7 +26,7 @@ Makes .venv from requirements.lock, registers the Jupyter kernel "Gallery" in it
   --run NOTEBOOK     also execute notebooks/NOTEBOOK.ipynb, into runs/notebooks/, and print its table
   -p NAME VALUE      with --run: a parameter of the notebook; may be repeated
   --lab              then start JupyterLab at notebooks/index.ipynb, on this machine alone and with a token
-  --test             also install the tools for development, and run the checks and the tests
+  --test             also install the tools for development (as root, Debian's chromium too), and run checks and tests
   --into-current     use the active environment instead of .venv: install what is missing there, leave its torch alone
   --data PRESET      mock data to make: small (default) or imagenet-sized
   --lock             only write requirements.lock anew from pyproject.toml (pins are kept where they still fit)
@@ -67,9 +66,37 @@ step() {
     say "[$STEP/$STEPS] $*"
 }
 
-INTERRUPTED="prepare.sh: interrupted. The same command goes on from here."
-trap 'echo "$INTERRUPTED" >&2; exit 130' INT
-trap 'echo "$INTERRUPTED" >&2; exit 143' TERM
+# ---------------------------------------------------------------------------------------------------------------------
+# Signals
+
+CHILD=
+
+# attend COMMAND...: runs it so that a signal to this script alone is heeded at once. bash runs a trap only when the
+# command in front of it has ended, which may take hours, but does not put it off while it waits for one behind it.
+attend() {
+    local code=0
+    "$@" &
+    CHILD=$!
+    wait "$CHILD" || code=$?
+    CHILD=
+    return "$code"
+}
+
+# supervised COMMAND...: the same, and no process of it is left however it ends.
+supervised() { attend "$PY" -m gallery_lib.supervisor "$@"; }
+
+# interrupted CODE: ends what is attended, with SIGTERM also after Ctrl-C, which commands behind a script ignore.
+interrupted() {
+    trap '' INT TERM
+    if [[ -n $CHILD ]]; then
+        kill -TERM "$CHILD" 2>/dev/null || true
+        wait "$CHILD" || true
+    fi
+    echo "prepare.sh: interrupted. The same command goes on from here." >&2
+    exit "$1"
+}
+trap 'interrupted 130' INT
+trap 'interrupted 143' TERM
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Options
@@ -209,9 +236,18 @@ need() {
         case $pair in
             g++:*) lacks "no C++ compiler (torch.compile needs one)" "install one: apt-get install g++, or conda install cxx-compiler" ;;
             python-headers:*) lacks "no Python.h for $PYTHON (torch.compile needs it)" "install its headers: apt-get install ${packages[-1]}" ;;
-            *) lacks "no ${pair%%:*} (the tests need it)" "apt-get install ${pair#*:}" ;;
         esac
     done
+}
+
+# The tests in a real browser are skipped without one: it is got where that is possible, and not needed.
+get_browser() {
+    local name
+    for name in chromium chromium-browser google-chrome; do
+        if has "$name"; then return; fi
+    done
+    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then apt_install chromium || true; fi
+    if ! has chromium; then say "      no chromium: the tests in a real browser will be skipped -> apt-get install chromium"; fi
 }
 
 need_disk() {
@@ -225,7 +261,7 @@ need_disk() {
 check_machine() {
     find_python
     need "${NEEDED[@]}"
-    if ((TEST)); then need ${NEEDED_BY_TESTS[@]+"${NEEDED_BY_TESTS[@]}"}; fi
+    if ((TEST)); then get_browser; fi
     READY=0
     if [[ -n $PYTHON ]]; then
         if environment_is_ready; then READY=1; else need_disk; fi
@@ -356,7 +392,7 @@ make_venv() {
         "$UV" venv --quiet --python "$PYTHON" --prompt gallery .venv || install_failed
     fi
     # The lock serves as constraints: each package must be in it, at its version and with its hash.
-    "$UV" pip install --python "$PY" --require-hashes -r pyproject.toml ${extra[@]+"${extra[@]}"} -c requirements.lock || install_failed
+    attend "$UV" pip install --python "$PY" --require-hashes -r pyproject.toml ${extra[@]+"${extra[@]}"} -c requirements.lock || install_failed
     "$UV" pip install --quiet --python "$PY" --no-deps -e . || install_failed
 }
 
@@ -387,7 +423,7 @@ kept.write_text("\n".join([*pins, ""]))
 PY
     kept=$(tr '\n' ' ' <.cache/into-current-kept)
     if [[ -n $kept ]]; then say "      kept as they are: $kept"; fi
-    "${install[@]}" -r .cache/into-current-required -c .cache/into-current-kept ||
+    attend "${install[@]}" -r .cache/into-current-required -c .cache/into-current-kept ||
         install_failed ${kept:+"What had to stay as it is: $kept- the gallery needs what pyproject.toml says."}
     "${install[@]}" --quiet --no-deps -e . || install_failed
 }
@@ -430,7 +466,7 @@ run_notebook() {
     folder=${GALLERY_RUNS_DIR:-$ROOT/runs}/notebooks/$(date +%Y%m%d-%H%M%S)-$name
     while [[ -e $folder ]]; do folder=$folder-again; done
     mkdir -p "$folder"
-    GALLERY_RUNS_DIR=$folder "$PY" -m papermill "$NOTEBOOK" "$folder/$name.ipynb" -k gallery --cwd "$ROOT/notebooks" \
+    GALLERY_RUNS_DIR=$folder supervised "$PY" -m papermill "$NOTEBOOK" "$folder/$name.ipynb" -k gallery --cwd "$ROOT/notebooks" \
         --log-output ${PARAMETERS[@]+"${PARAMETERS[@]}"} || code=$?
     if ((code == 0)); then
         say ""
@@ -449,7 +485,7 @@ check() {
     local name=$1
     shift
     say "      $name"
-    "$@" || FAILED+=("$name")
+    attend "$@" || FAILED+=("$name")
 }
 
 check_code() {
@@ -491,9 +527,9 @@ prepare_environment
 
 step "Mock data, $DATA"
 # A packed task (gallery pack) has the commands of its own data alone.
-if [[ -f data_prep/mock_imagenet.py ]]; then "$PY" data_prep/mock_imagenet.py --preset "$DATA"; fi
+if [[ -f data_prep/mock_imagenet.py ]]; then supervised "$PY" data_prep/mock_imagenet.py --preset "$DATA"; fi
 for set in mock_segmentation text mock_speech mock_speakers; do
-    if [[ -f data_prep/$set.py ]]; then "$PY" "data_prep/$set.py"; fi
+    if [[ -f data_prep/$set.py ]]; then supervised "$PY" "data_prep/$set.py"; fi
 done
 release_lock
 
@@ -508,18 +544,12 @@ if ((TEST)); then
     step "Checking the code"
     check_code
     step "Testing, everything that needs no GPU"
-    "$PY" -m pytest -m "not gpu"
-    exit
+    exec "$PY" -m pytest -m "not gpu"
 fi
 
 finish_step
 if ((LAB && RUN_CODE == 0)); then
-    # Links between notebooks and documents need the checkout as the root. A token is made when JUPYTER_TOKEN has none.
-    START=notebooks
-    if [[ -f notebooks/index.ipynb ]]; then START=notebooks/index.ipynb; fi
-    AS_ROOT=()
-    if ((EUID == 0)); then AS_ROOT=(--allow-root --no-browser); fi # in a container, say; Jupyter wants to be told
-    exec "$PY" -m jupyterlab "${AS_ROOT[@]}" --ServerApp.ip=127.0.0.1 --ServerApp.root_dir="$ROOT" --LabApp.default_url="/lab/tree/$START"
+    exec "$PY" -m gallery_lib.lab "$ROOT"
 fi
 if [[ -z $RUN ]]; then
     if ((INTO_CURRENT)); then say "Ready: bash prepare.sh --into-current --lab"; else say "Ready: bash prepare.sh --lab"; fi

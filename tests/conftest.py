@@ -1,4 +1,4 @@
-"""What all tests share: the checkout's folder, a folder of runs that is thrown away, and their shares of the machine.
+"""What all tests share: the checkout's folder, a folder of runs that is thrown away, a kernel, their shares of the machine.
 
 pytest-xdist runs the tests in two processes (`-n 2` in pyproject.toml; `-n 0` turns it off), those of a file one after
 another. Each process is pinned to a core: two that use both at once would wait for each other's threads many times
@@ -8,6 +8,8 @@ longer than one after the other takes. A test marked `whole_machine` has all cor
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,3 +51,12 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "runs"
     monkeypatch.setenv("GALLERY_RUNS_DIR", str(path))
     return path
+
+
+@pytest.fixture(scope="session")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment variables that make a Jupyter kernel called `gallery` known, which is this interpreter."""
+    folder = tmp_path_factory.mktemp("jupyter")
+    command = [sys.executable, "-m", "ipykernel", "install", "--prefix", str(folder), "--name", "gallery"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return {"JUPYTER_PATH": str(folder / "share" / "jupyter"), "HF_HUB_OFFLINE": "1"}

@@ -37,9 +37,9 @@ FLOORS: dict[float, tuple[str, ...]] = {
     2.5: ("train",),  # trains any of the tasks
     3: ("launcher", "spawn", "supervisor", "worker", "script", "cluster"),
     4: ("measure",),
-    5: ("report", "pack"),
+    5: ("completion", "report", "pack"),
     5.5: ("batch",),  # its summary uses the tables
-    6: ("cli", "notebook", "__main__"),
+    6: ("cli", "lab", "notebook", "__main__"),
     6.5: ("walk",),
 }
 NEIGHBOURS_ALLOWED = (0, 1)  # floors on which one room may import another

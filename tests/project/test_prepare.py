@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from gallery_lib.lab import command
+
 TOOLS = ["bash", "awk", "basename", "cat", "chmod", "cp", "date", "df", "dirname", "env", "flock", "grep", "id", "ln", "mkdir", "mv", "rm"]
 TOOLS += ["sleep", "touch", "tr", "uname"]
 
@@ -31,11 +33,13 @@ case "$1 $2" in
         printf 'prompt = gallery\\n' > .venv/pyvenv.cfg
         cp "$VENV_PYTHON" .venv/bin/python ;;
     "pip install")
-        if [[ -e slow ]]; then touch started; sleep "$(cat slow)"; fi
+        if [[ -e slow ]]; then touch started; exec sleep "$(cat slow)"; fi
         if [[ -e offline ]]; then exit 1; fi ;;
 esac
 """
 VENV_PYTHON = """#!/usr/bin/env bash
+if [[ -e endless && "$*" == "-m gallery_lib.supervisor "* ]]; then exec "$REAL_PYTHON" "$@"; fi
+if [[ -e endless && "$*" == *papermill* ]]; then touch started; sleep 300; fi
 echo "python $*" >> "$NOTES"
 if [[ "$*" == *papermill* ]]; then echo "runs in $GALLERY_RUNS_DIR" >> "$NOTES"; [[ ! -e failing ]] || exit 3; fi
 """
@@ -108,6 +112,8 @@ def copy(tmp_path: Path, checkout: Path) -> Checkout:
         "HOME": str(tmp_path),
         "NOTES": str(tmp_path / "notes"),
         "VENV_PYTHON": str(tmp_path / "venv-python"),
+        "REAL_PYTHON": sys.executable,
+        "PYTHONPATH": str(checkout),
         "PREPARE_MIN_DISK_GIB": "0",
     }
     return Checkout(root, bin, env)
@@ -202,6 +208,20 @@ if [[ $1 == update ]]; then touch lists; exit; fi
     (copy.bin / "g++").rename(copy.bin / "hidden")
     assert copy.run().returncode == 0
     assert "update" not in copy.notes()
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_test_gets_a_browser_as_root_and_else_goes_on_without(copy, root):
+    (copy.bin / "id").unlink()
+    write_script(copy.bin / "id", f"#!/usr/bin/env bash\necho {0 if root else 1000}\n")
+    write_script(
+        copy.bin / "apt-get",
+        '#!/usr/bin/env bash\necho "apt-get $1 ${*: -1}" >> "$NOTES"\ntouch "${0%/*}/chromium"\nchmod +x "${0%/*}/chromium"\n',
+    )
+    result = copy.run("--test")
+    assert result.returncode == 0, result.stderr
+    assert ("apt-get install chromium" in copy.notes()) == root
+    assert ("the tests in a real browser will be skipped -> apt-get install chromium" in result.stdout) != root
 
 
 def test_a_compiler_named_by_cxx_will_do(copy):
@@ -369,20 +389,38 @@ def test_a_failed_notebook_passes_its_exit_code_on_and_no_table_is_shown(copy):
     assert "show" not in copy.notes()
 
 
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_script_alone_ends_the_notebook_at_once(copy, sent, code):
+    (copy.root / "endless").touch()
+    process = copy.start("--run", "resnet50")
+    copy.wait_for("started")
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=20)  # until no process that could write there is left
+    assert process.returncode == code
+    assert "interrupted" in err
+
+
 # --------------------------------------------------------------------------------------------------------------
 # --lab
 
 
-def test_lab_starts_jupyterlab_on_this_machine_alone_at_the_index(copy):
-    (copy.root / "notebooks" / "index.ipynb").touch()
+def test_lab_starts_jupyterlab_for_the_checkout_in_its_own_place(copy):
     assert copy.run("--lab").returncode == 0
-    (line,) = [line for line in copy.notes().splitlines() if "-m jupyterlab" in line]
-    for words in ("--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={copy.root}", "--LabApp.default_url=/lab/tree/notebooks/index.ipynb"):
-        assert words in line
-    assert "token=" not in line  # JupyterLab makes one, or takes JUPYTER_TOKEN
+    assert copy.notes().splitlines()[-1] == f"python -m gallery_lib.lab {copy.root}"
+
+
+def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_index(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    shown = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={tmp_path}"]
+    assert command(tmp_path)[1:6] == ["-m", "jupyterlab", *shown, "--LabApp.default_url=/lab/tree/notebooks"]
+    (tmp_path / "notebooks" / "index.ipynb").touch()
+    words = command(tmp_path, ["--no-browser"])
+    assert "--LabApp.default_url=/lab/tree/notebooks/index.ipynb" in words
+    assert words.count("--no-browser") == 1
+    assert not any("token=" in word for word in words)  # JupyterLab makes one, or takes JUPYTER_TOKEN
 
 
 def test_lab_does_not_start_after_a_notebook_that_failed(copy):
     (copy.root / "failing").touch()
     assert copy.run("--run", "vgg16", "--lab").returncode == 3
-    assert "-m jupyterlab" not in copy.notes()
+    assert "-m gallery_lib.lab" not in copy.notes()

@@ -1,0 +1,30 @@
+"""Starts JupyterLab in a checkout: at the index of its notebooks, for this machine alone, and with a token.
+
+    python -m gallery_lib.lab FOLDER [options of JupyterLab]
+
+Port and token are JupyterLab's own: the first free port from 8888 on (JUPYTER_PORT chooses another) and a new token
+(JUPYTER_TOKEN). Links between notebooks and documents need the whole checkout as its root folder. What kernels and
+JupyterLab say to each other is encrypted where their versions can do that; they warn about it otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def command(folder: Path, options: Sequence[str] = ()) -> list[str]:
+    """JupyterLab's command line for the checkout at `folder`, with further options of its own."""
+    start = "notebooks/index.ipynb" if (folder / "notebooks" / "index.ipynb").is_file() else "notebooks"
+    words = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{start}"]
+    words += ["--KernelManager.transport_encryption=auto", *options]
+    if os.geteuid() == 0:  # in a container, say: Jupyter wants to be told, and there is seldom a browser
+        words = list(dict.fromkeys([*words, "--allow-root", "--no-browser"]))
+    return [sys.executable, "-m", "jupyterlab", *words]
+
+
+if __name__ == "__main__":
+    started = command(Path(sys.argv[1]).resolve(), sys.argv[2:])
+    os.execv(started[0], started)  # so that a signal reaches JupyterLab itself
