@@ -1,4 +1,4 @@
-"""The one base class of every error that this package raises on purpose.
+"""The one base class of every error that this package raises on purpose, and what an interrupt becomes.
 
 A message says what was wrong, with which value, and what to do about it. The command line ends with exit
 code 2 on bad input and 1 on a run that failed; a notebook shows the same text.
@@ -28,6 +28,16 @@ class InputError(GalleryError, ValueError):
 
 class RunFailed(GalleryError, RuntimeError):
     """A run was started and did not finish. The message holds the reason and the last log lines."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or the stop button of a notebook, while processes of ours were at work; they have been ended.
+
+    A notebook shows the message alone.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"Interrupted: {self}"]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

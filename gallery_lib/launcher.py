@@ -32,7 +32,7 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.log import last_step
 from gallery_lib.precision import autocast_dtype
-from gallery_lib.processes import end_supervised
+from gallery_lib.processes import end_supervised, interruptible
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results
 from gallery_lib.tasks import memory
@@ -217,15 +217,17 @@ def start(
     return Job(config, launch, command, {**environment_of(config, launch), **(environment or {})}, show_log=show_log)
 
 
+@interruptible("the run")
 def launch(config: TrainConfig, launch: LaunchConfig | None = None, *, show_log: bool = True, progress: bool = True) -> Results | None:
     """Run to the end and return what was measured, with a progress bar and rank 0's log on the way.
 
-    Prints the equivalent command line first. Raises RunFailed when a process fails, InputError on bad input.
+    Prints the equivalent command line first. Raises RunFailed when a process fails, InputError on bad input, Interrupted
+    when it is stopped.
     """
     job = start(config, launch, show_log=show_log)
+    bar: Progress | None = None
     try:
         print("$ " + shlex.join(["python", "launch_single_task.py", *options.command_line(job.launch, job.config)]), flush=True)
-        bar: Progress | None = None
         while job.running():
             total = job.total_steps()
             if bar is None and total:
@@ -235,7 +237,8 @@ def launch(config: TrainConfig, launch: LaunchConfig | None = None, *, show_log:
             time.sleep(0.2)
         if bar is not None:
             bar.update(job.steps_done())
-            bar.close()
         return job.result()
     finally:
+        if bar is not None:
+            bar.close()
         job.stop()

@@ -1,7 +1,8 @@
 """What the notebooks call: each cell is one line of this module.
 
 `settings` checks the parameters and settles what they leave open; `compare` measures; the `show_…` functions display
-a table as Markdown and a figure as PNG with alternative text, which need neither JavaScript nor trust.
+a table as Markdown and a figure as PNG with alternative text, which need neither JavaScript nor trust. What brings torch
+is imported where it is needed: a wrong parameter is to be refused before the seconds that this takes.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gallery_lib import hardware, options, paths, tasks
+from gallery_lib import hardware, options, paths
 from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.measure import compare as measure
-from gallery_lib.measure.compare import Comparison
-from gallery_lib.report import examples, plots, tables
+from gallery_lib.report import tables
 from gallery_lib.table import markdown_table
-from gallery_lib.tasks.examples import Examples, Rows
-from gallery_lib.tasks.task import Task
-from gallery_lib.train import WEIGHTS_FILE
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.compare import Comparison
+    from gallery_lib.tasks.examples import Examples
+    from gallery_lib.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,13 @@ def display_markdown(text: str) -> None:
 
 
 def display_figure(figure: Any, alternative: str) -> None:
-    """Show a matplotlib figure as PNG with alternative text."""
+    """Show a matplotlib figure as PNG with alternative text, which JupyterLab leaves out: so it stands below as well."""
     from IPython.display import display
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     display({"image/png": buffer.getvalue(), "text/plain": alternative}, metadata={"image/png": {"alt": alternative}}, raw=True)
+    display_markdown(alternative)
 
 
 def _assigned_names(source: str) -> list[str] | None:
@@ -92,6 +94,8 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     Raises InputError, which stops the notebook, for an unknown parameter, a wrong type or an impossible value.
     """
     asked = options.from_mapping(NotebookConfig, given_parameters() if parameters is None else parameters)
+    from gallery_lib import tasks  # not before the parameters are checked
+
     task = tasks.get(task_name)
     device = hardware.device_type()
     devices = hardware.gpu_count() or hardware.cores()
@@ -152,6 +156,9 @@ def show_machine() -> None:
 
 def show_examples(shown: Examples) -> None:
     """A figure with its table, or a table alone."""
+    from gallery_lib.report import examples
+    from gallery_lib.tasks.examples import Rows
+
     if not isinstance(shown, Rows):
         display_figure(examples.figure(shown), examples.alternative_text(shown))
     display_markdown(examples.markdown(shown))
@@ -159,6 +166,8 @@ def show_examples(shown: Examples) -> None:
 
 def show_data(settings: Settings) -> None:
     """Some of the training data, as the model sees it."""
+    from gallery_lib import tasks
+
     splits: Any = tasks.data_of(settings.train)
     display_markdown(f"{len(splits.train)} items to train on, {len(splits.held_out)} held out.")
     if settings.task.data_examples is not None:
@@ -168,6 +177,9 @@ def show_data(settings: Settings) -> None:
 def show_predictions(settings: Settings, comparison: Comparison) -> None:
     """What the model makes of held-out data with its initial weights, and with those that compiler-opt trained."""
     import torch
+
+    from gallery_lib import tasks
+    from gallery_lib.train import WEIGHTS_FILE
 
     if settings.task.predictions is None:
         display_markdown("This task shows no predictions.")
@@ -184,8 +196,10 @@ def show_predictions(settings: Settings, comparison: Comparison) -> None:
 
 def compare(settings: Settings, processes: int) -> Comparison:
     """Baseline against accelerated backend on `processes` processes, in turns."""
+    from gallery_lib.measure.compare import compare_backend
+
     train = dataclasses.replace(settings.train, save_weights=settings.task.predictions is not None)
-    return measure.compare_backend(train, LaunchConfig(nproc_per_node=processes), settings.compare)
+    return compare_backend(train, LaunchConfig(nproc_per_node=processes), settings.compare)
 
 
 def compare_on_several(settings: Settings) -> Comparison | None:
@@ -193,6 +207,9 @@ def compare_on_several(settings: Settings) -> Comparison | None:
 
     Each GPU takes a whole batch. Processes that share the cores of one CPU share the batch as well.
     """
+    from gallery_lib import tasks
+    from gallery_lib.measure.compare import compare_backend
+
     if settings.processes == 1:
         return None
     train = dataclasses.replace(settings.train, evaluate=False)
@@ -203,7 +220,7 @@ def compare_on_several(settings: Settings) -> Comparison | None:
         settings.compare, rounds=max(4, settings.compare.rounds // 2), block_steps=max(3, settings.compare.block_steps // 2)
     )
     launch = LaunchConfig(nproc_per_node=settings.processes)
-    return measure.compare_backend(train, launch, fewer)
+    return compare_backend(train, launch, fewer)
 
 
 def show_comparison(comparison: Comparison | None) -> None:
@@ -216,23 +233,30 @@ def show_comparison(comparison: Comparison | None) -> None:
 
 def show_throughput(comparison: Comparison) -> None:
     """Throughput since launch."""
+    from gallery_lib.report import plots
+
     display_figure(plots.throughput(comparison), plots.throughput_text(comparison))
 
 
 def show_losses(comparison: Comparison) -> None:
     """Loss curves."""
+    from gallery_lib.report import plots
+
     display_figure(plots.losses(comparison), plots.losses_text(comparison))
 
 
 def show_step_times(comparison: Comparison) -> None:
     """Step-time distributions."""
+    from gallery_lib.report import plots
+
     display_figure(plots.step_times(comparison), plots.step_times_text(comparison))
 
 
 def show_break_even(comparison: Comparison) -> None:
     """When the start-up has paid."""
+    from gallery_lib.report import plots
+
     display_figure(plots.break_even(comparison), plots.break_even_text(comparison))
-    display_markdown(tables.break_even_line(comparison))
 
 
 def show_scaling(one: Comparison, several: Comparison | None) -> None:

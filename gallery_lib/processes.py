@@ -14,7 +14,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
+
+from gallery_lib.errors import Interrupted
 
 RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
 """Where the processes of a run that was started without torchrun meet: an `init_method` of torch.distributed."""
@@ -63,6 +66,20 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@contextlib.contextmanager
+def interruptible(what: str) -> Iterator[None]:
+    """Says what an interrupt of the body, which ends its processes itself, has come to: a decorator.
+
+    A KeyboardInterrupt becomes one with a message, which a notebook shows instead of a stack of frames.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(f"{what} was stopped before its end, and all its processes have been ended. It can be started anew.") from None
 
 
 def end_descendants(grace_seconds: float = 3.0) -> None:

@@ -1,14 +1,16 @@
 """A progress bar that suits where it is shown.
 
 In a notebook: one text output that is updated in place, so the saved notebook holds only its last state and needs
-no JavaScript. On a terminal: tqdm. Elsewhere (a log file, CI): a plain line now and then.
+neither JavaScript nor trust (a widget would need both). On a terminal: tqdm. Elsewhere (a log file, CI, a terminal that
+calls itself dumb): a plain line now and then.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -17,6 +19,11 @@ def in_notebook() -> bool:
     """Whether this process is a Jupyter kernel."""
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     return bool(shell and "IPKernelApp" in shell.config)
+
+
+def redraws(stream: TextIO) -> bool:
+    """Whether what was written to the stream can be drawn over: a terminal with a cursor that moves."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Progress:
@@ -34,7 +41,7 @@ class Progress:
             from IPython.display import display
 
             self._handle = display({"text/plain": self._text()}, raw=True, display_id=True)
-        elif sys.stderr.isatty():
+        elif redraws(sys.stderr):
             self._bar = tqdm(total=total, desc=label, dynamic_ncols=True)
 
     def _text(self) -> str:
@@ -58,10 +65,8 @@ class Progress:
             self._shown = now
             print(self._text(), file=sys.stderr, flush=True)
 
-    def close(self, label: str | None = None) -> None:
+    def close(self) -> None:
         """The bar's last state stays."""
-        if label:
-            self.label = label
         if self._bar is not None:
             self._bar.set_description_str(self.label)
             self._bar.close()

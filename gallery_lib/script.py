@@ -17,15 +17,17 @@ import gallery_lib
 from gallery_lib import hardware
 from gallery_lib.compiler.backend import cache_environment
 from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.processes import end_supervised, interruptible
 
 _LAST_LINES = 20
 
 
+@interruptible("the script")
 def run_script(path: Path | str, arguments: Sequence[str] = (), *, processes: int | None = None) -> list[str]:
     """Run `path` with plain python, or with torchrun on `processes` processes; returns the lines that it printed.
 
     The cores are shared out among the processes. Raises InputError when the file is missing or there are not as many
-    devices, RunFailed with the last lines when the script fails.
+    devices, RunFailed with the last lines when the script fails, Interrupted when it is stopped.
     """
     path = Path(path)
     if not path.is_file():
@@ -56,9 +58,9 @@ def run_script(path: Path | str, arguments: Sequence[str] = (), *, processes: in
                 for line in process.stdout:
                     print(line, end="", flush=True)
                     lines.append(line.rstrip("\n"))
-            finally:
-                if process.poll() is None:
-                    process.terminate()
+            except BaseException:
+                end_supervised(process)
+                raise
     if process.returncode:
         raise RunFailed(f"{path.name} ended with exit code {process.returncode}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
     return lines

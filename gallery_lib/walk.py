@@ -16,7 +16,6 @@ from gallery_lib.config import WalkConfig
 from gallery_lib.errors import InputError
 from gallery_lib.notebook import display_markdown, given_parameters
 from gallery_lib.paths import checkout
-from gallery_lib.script import run_script
 from gallery_lib.table import markdown_table
 
 _LINE = re.compile(r"^Epoch: (\d+), Step: (\d+), Loss: ([\d.]+|nan|inf), Throughputs: ([\d.]+) samples/s$")
@@ -95,6 +94,8 @@ def show_diff(before: str, after: str) -> None:
 
 def run(name: str, settings: Settings, processes: int | None = None) -> ScriptRun:
     """Run the script with plain python, or over torchrun on `processes`. Raises RunFailed when it fails."""
+    from gallery_lib.script import run_script  # brings torch
+
     found = [_LINE.match(line) for line in run_script(_script(name), settings.arguments(), processes=processes)]
     lines = [(int(m[1]), int(m[2]), float(m[3]), float(m[4])) for m in found if m]
     return ScriptRun(name, processes or 1, lines)

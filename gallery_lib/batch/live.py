@@ -12,6 +12,7 @@ from gallery_lib.batch import summary
 from gallery_lib.batch.execution import Execution
 from gallery_lib.batch.record import Record, Report
 from gallery_lib.batch.schedule import Observer
+from gallery_lib.progress import redraws
 
 LINE_SECONDS = 30.0
 REDRAW_SECONDS = 1.0  # drawing takes time from what is measured
@@ -71,7 +72,7 @@ class Table(Observer):
 @contextlib.contextmanager
 def shown(count: int) -> Iterator[Observer]:
     """The observer that suits standard output, for a batch of `count` notebooks."""
-    if not sys.stdout.isatty():
+    if not redraws(sys.stdout):
         yield Lines(count)
         return
     from rich.live import Live

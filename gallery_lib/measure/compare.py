@@ -26,6 +26,7 @@ from gallery_lib.measure import parity, probe, reference
 from gallery_lib.measure.reference import Reference
 from gallery_lib.measure.turns import TurnServer
 from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
+from gallery_lib.processes import interruptible
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, write_json
 from gallery_lib.tasks import memory
@@ -106,6 +107,7 @@ def _checker(jobs: dict[str, Job], bar: Progress, label: Callable[[], str]) -> C
     return check
 
 
+@interruptible("the comparison")
 def compare(
     variants: dict[str, TrainConfig],
     launch: LaunchConfig | None = None,
@@ -118,7 +120,8 @@ def compare(
 
     Both are trained for `warmup_steps + rounds × block_steps` steps from the same weights on the same batches, and
     evaluated. Writes `comparison.json` into `folder` (a new one below runs/ when left out), beside a run directory
-    per variant. Raises InputError when the variants cannot be compared, RunFailed when one of them fails.
+    per variant. Raises InputError when the variants cannot be compared, RunFailed when one of them fails,
+    Interrupted when it is stopped.
     """
     launch, options_ = options.checked(launch or LaunchConfig()), options.checked(options_ or CompareConfig())
     if len(variants) != 2:
@@ -173,8 +176,9 @@ def compare(
             finished = jobs[name].result()
             assert finished is not None
             results[name] = finished
-        bar.close(f"{task_name} on {world_size} process(es)")
+        bar.update(bar.count, f"{task_name} on {world_size} process(es)")
     finally:
+        bar.close()
         server.close()
         for job in jobs.values():
             job.stop()
