@@ -1,7 +1,7 @@
 """The `gallery` command and `launch_single_task.py`: a thin face over the package.
 
-Exit code 0: done. 2: bad input, nothing was started. 1: a run failed, or a regression was found. 130: interrupted. One
-message on standard error; a traceback only for what is a defect of ours.
+What each command takes is declared (`CommandLine`), and from that come its parser, its help and its completion. One
+message on standard error when something is wrong; a traceback only for what is a defect of ours.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gallery_lib.command import INTERRUPTED, exit_code_of
 from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.options import parse_command_line
+from gallery_lib.options import CommandLine, parse_command_line
+from gallery_lib.table import text_columns
 
 
 def _guarded(body: Callable[[], int | None]) -> int:
@@ -42,26 +44,29 @@ def launch_single_task(arguments: Sequence[str]) -> int:
     return _guarded(body)
 
 
-def _run(arguments: Sequence[str]) -> int:
-    def operands(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks of the gallery, or paths of others (default: all)")
-        parser.add_argument(
-            "-p",
-            nargs=2,
-            action="append",
-            default=[],
-            metavar=("PARAMETER", "VALUE"),
-            dest="given",
-            help="a parameter, for the notebooks that have it; may be repeated",
-        )
-
-    config, namespace = parse_command_line(
-        arguments,
-        BatchConfig,
-        prog="gallery run",
-        description="Run notebooks headless and say which of them really ran. Exit code 0: all passed; 1: not all; 130: interrupted.",
-        operands=operands,
+def _run_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks of the gallery, or paths of others (default: all)")
+    parser.add_argument(
+        "-p",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("PARAMETER", "VALUE"),
+        dest="given",
+        help="a parameter, for the notebooks that have it; may be repeated",
     )
+
+
+_RUN = CommandLine(
+    "gallery run",
+    "Run notebooks headless and say which of them really ran. Exit code 0: all passed; 1: not all; 130: interrupted.",
+    (BatchConfig,),
+    _run_operands,
+)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    config, namespace = _RUN.parse(arguments)
     from gallery_lib.batch import plan
 
     planned = plan.plan(namespace.names, config.profile, dict(namespace.given))
@@ -76,6 +81,20 @@ def _run(arguments: Sequence[str]) -> int:
     return 0 if report.passed else 1
 
 
+def _compare_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("batches", nargs="*", metavar="BATCH", help="none, or two: before and after, instead of any option")
+
+
+_COMPARE = CommandLine(
+    "gallery compare",
+    "Train a task as baseline and with the accelerated backend, in turns, and say what the difference is.\n"
+    "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or files in benchmarks/results/, compares those.",
+    (TrainConfig, LaunchConfig, CompareConfig),
+    _compare_operands,
+    {"compiler_opt": False, "dry_run": False},
+)
+
+
 def _compare_batches(before: str, after: str) -> int:
     from gallery_lib.batch import changes
 
@@ -85,18 +104,11 @@ def _compare_batches(before: str, after: str) -> int:
 
 
 def _compare(arguments: Sequence[str]) -> int | None:
-    if len(arguments) == 2 and not any(word.startswith("-") for word in arguments):
-        return _compare_batches(*arguments)
-    config, launch_config, compare_config = parse_command_line(
-        arguments,
-        TrainConfig,
-        LaunchConfig,
-        CompareConfig,
-        prog="gallery compare",
-        description="Train a task as baseline and with the accelerated backend, in turns, and say what the difference is.\n"
-        "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or files in benchmarks/results/, compares those.",
-        fixed={"compiler_opt": False, "dry_run": False},
-    )
+    config, launch_config, compare_config, namespace = _COMPARE.parse(arguments)
+    if namespace.batches:
+        if len(arguments) != 2 or len(namespace.batches) != 2:
+            raise InputError(f"gallery compare takes two batches and no option, or options alone; got {' '.join(arguments)}.")
+        return _compare_batches(*namespace.batches)
     from gallery_lib.measure.compare import compare_backend
     from gallery_lib.report import tables
 
@@ -104,63 +116,161 @@ def _compare(arguments: Sequence[str]) -> int | None:
     return None
 
 
+def _show_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="a run, a comparison, a batch, or a folder that holds runs and comparisons")
+
+
+_SHOW = CommandLine("gallery show", "Print the tables of what a folder holds.", operands=_show_operands)
+
+
 def _show(arguments: Sequence[str]) -> None:
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise InputError("usage: gallery show FOLDER (a run, a comparison, a batch, or a folder that holds runs and comparisons)")
+    (namespace,) = _SHOW.parse(arguments)
     from gallery_lib.batch import record, summary
     from gallery_lib.report import tables
 
-    folder = Path(arguments[0])
+    folder = Path(namespace.folder)
     print(summary.text(record.read_report(folder)) if (folder / record.REPORT_FILE).exists() else tables.folder_text(folder))
 
 
+def _doctor_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="*", metavar="RUN", help="a run, whose steps are looked into; and the same on several processes")
+
+
+_DOCTOR = CommandLine(
+    "gallery doctor", "What this machine offers; where a run's step went; why several processes are slower.", operands=_doctor_operands
+)
+
+
 def _doctor(arguments: Sequence[str]) -> None:
-    if any(word.startswith("-") for word in arguments):
-        raise InputError("usage: gallery doctor [RUN [RUN_ON_SEVERAL_PROCESSES]]")
+    (namespace,) = _DOCTOR.parse(arguments)
     from gallery_lib.report import doctor
 
-    print(doctor.text(arguments))
+    print(doctor.text(namespace.folder))
+
+
+def _pack_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("task", metavar="TASK", help="a name from `gallery list`")
+    parser.add_argument("--out", metavar="FILE.tar.gz", help="the archive (default: gallery-TASK.tar.gz in this folder)")
+
+
+_PACK = CommandLine("gallery pack", "Write one task as an archive that runs by itself on another machine.", operands=_pack_operands)
 
 
 def _pack(arguments: Sequence[str]) -> None:
-    if len(arguments) not in (1, 3) or arguments[0].startswith("-") or (len(arguments) == 3 and arguments[1] != "--out"):
-        raise InputError("usage: gallery pack TASK [--out FILE.tar.gz] (default: gallery-TASK.tar.gz in this folder)")
+    (namespace,) = _PACK.parse(arguments)
     from gallery_lib.pack import pack
 
-    name = arguments[0]
-    print(pack(name, Path(arguments[2] if len(arguments) == 3 else f"gallery-{name}.tar.gz")))
+    print(pack(namespace.task, Path(namespace.out or f"gallery-{namespace.task}.tar.gz")))
+
+
+def _plot_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="COMPARISON", help="the folder of a comparison")
+    parser.add_argument("picture", metavar="PICTURE.png", help="the file to write")
+
+
+_PLOT = CommandLine("gallery plot", "Draw a comparison's throughput since launch.", operands=_plot_operands)
 
 
 def _plot(arguments: Sequence[str]) -> None:
-    if len(arguments) != 2 or not arguments[1].endswith(".png"):
-        raise InputError("usage: gallery plot COMPARISON_FOLDER PICTURE.png (throughput since launch)")
+    (namespace,) = _PLOT.parse(arguments)
+    if not namespace.picture.endswith(".png"):
+        raise InputError(f"{namespace.picture} must end with .png.")
     from gallery_lib.measure.compare import read_comparison
     from gallery_lib.report import plots
 
-    comparison = read_comparison(arguments[0])
-    plots.throughput(comparison).savefig(arguments[1], dpi=120)
+    comparison = read_comparison(namespace.folder)
+    plots.throughput(comparison).savefig(namespace.picture, dpi=120)
     print(plots.throughput_text(comparison))
 
 
+_LIST = CommandLine("gallery list", "Name the tasks of the gallery.")
+
+
 def _list(arguments: Sequence[str]) -> None:
+    _LIST.parse(arguments)
     from gallery_lib import tasks
 
-    if arguments:
-        raise InputError(f"gallery list takes no arguments, got {' '.join(arguments)}")
     for name in tasks.names():
         task = tasks.get(name)
         print(f"{name:28} {task.title:28} {task.domain}")
 
 
-_COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
-    "list": (_list, "the tasks of the gallery"),
-    "run": (_run, "notebooks, headless, and which of them really ran (options: gallery run --help)"),
-    "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help); or two batch runs"),
-    "show": (_show, "the tables of what a folder of runs holds, or of a batch"),
-    "doctor": (_doctor, "what this machine offers; where a run's step went; why several processes are slower than one"),
-    "pack": (_pack, "one task as an archive that runs by itself on another machine"),
-    "plot": (_plot, "a comparison's throughput since launch, as a picture"),
+def _completion_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh"), help="bash or zsh")
+
+
+_COMPLETION = CommandLine(
+    "gallery completion",
+    "Print a script that completes the gallery command. Where the shell looks for it: see gallery --help.",
+    operands=_completion_operands,
+)
+
+
+def _completion(arguments: Sequence[str]) -> None:
+    (namespace,) = _COMPLETION.parse(arguments)
+    from gallery_lib import completion, tasks
+    from gallery_lib.batch import plan
+
+    notebooks = sorted(path.stem for path in plan.notebooks_dir().glob("*.ipynb"))
+    known = {"names": notebooks, "task": tasks.names(), "model": tasks.names()}
+    print(completion.script(namespace.shell, {name: (command.does, command.line) for name, command in _COMMANDS.items()}, known))
+
+
+class Command(NamedTuple):
+    """A word after `gallery`."""
+
+    run: Callable[[Sequence[str]], int | None]
+    line: CommandLine
+    group: str
+    does: str
+
+
+_MEASURE, _READ, _TAKE = "Run and measure", "Read what came out", "Look around and take away"
+
+_COMMANDS: dict[str, Command] = {
+    "run": Command(_run, _RUN, _MEASURE, "notebooks, headless, and which of them really ran"),
+    "compare": Command(_compare, _COMPARE, _MEASURE, "baseline against accelerated backend, in turns; or two batches"),
+    "show": Command(_show, _SHOW, _READ, "the tables of a run, a comparison or a batch"),
+    "plot": Command(_plot, _PLOT, _READ, "a comparison's throughput since launch, as a picture"),
+    "doctor": Command(_doctor, _DOCTOR, _READ, "what this machine offers; where a run's step went; why several processes are slower"),
+    "list": Command(_list, _LIST, _TAKE, "the tasks of the gallery"),
+    "pack": Command(_pack, _PACK, _TAKE, "one task as an archive that runs by itself on another machine"),
+    "completion": Command(_completion, _COMPLETION, _TAKE, "a script that completes these commands in bash or zsh"),
 }
+
+EXAMPLES = {
+    "gallery run --profile quick": "the whole gallery, at small sizes",
+    "gallery run resnet50 -p batch_size 32 --deadline 600": "one notebook, with a parameter and a time limit",
+    "gallery run --out runs/night --resume": "go on where a batch was interrupted",
+    "gallery show runs/night": "its table again",
+    "gallery compare runs/night runs/day": "what changed; exit code 1 for a regression",
+    "gallery compare --model hf_Bert --sequence-length 128": "a task without its notebook",
+    "gallery pack resnet50 --out resnet50.tar.gz": "to take along",
+}
+
+_NOTES = """\
+Completion, from the next shell on
+  gallery completion bash > ~/.local/share/bash-completion/completions/gallery
+  gallery completion zsh > "${fpath[1]}/_gallery"
+
+Colours and progress
+  A terminal gets bars and a table that is kept up to date; a file, a pipe and a terminal that calls itself dumb get a
+  plain line now and then. NO_COLOR=1 switches colours off.
+
+Exit codes
+  0 done; 1 a run failed, or a regression was found; 2 bad input, and nothing was started; 130 interrupted
+
+`gallery COMMAND --help` has the options of each. Training one task: python launch_single_task.py --help"""
+
+
+def help_page() -> str:
+    """What `gallery --help` prints."""
+    parts = ["usage: gallery COMMAND …\n\nHow much faster does a model train with the accelerated backend, and is it the same training?"]
+    for group in dict.fromkeys(command.group for command in _COMMANDS.values()):
+        rows = [["  " + name, command.does] for name, command in _COMMANDS.items() if command.group == group]
+        parts.append("\n".join([group, *text_columns(rows)]))
+    parts.append("\n".join(["Examples", *text_columns([["  " + words, meaning] for words, meaning in EXAMPLES.items()])]))
+    return "\n\n".join([*parts, _NOTES])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,13 +279,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def body() -> int | None:
         if not words or words[0] in ("-h", "--help", "help"):
-            print("usage: gallery COMMAND …\n")
-            print("\n".join(f"  {name:10} {meaning}" for name, (_, meaning) in _COMMANDS.items()))
-            print("\nTraining one task: python launch_single_task.py --help")
+            print(help_page())
             return None
         if words[0] not in _COMMANDS:
             raise InputError(f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: {', '.join(_COMMANDS)}.")
-        return _COMMANDS[words[0]][0](words[1:])
+        return _COMMANDS[words[0]].run(words[1:])
 
     return _guarded(body)
 

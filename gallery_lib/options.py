@@ -12,7 +12,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar, Union
 
 from gallery_lib.errors import InputError, did_you_mean
@@ -185,36 +185,58 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type, *, skip: Sequence[
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
-        raise InputError(f"{message}. See --help.")
+        raise InputError(f"{message}. See {self.prog} --help.")
 
 
-def parse_command_line(
-    arguments: Sequence[str],
-    *classes: type,
-    prog: str,
-    description: str,
-    fixed: Mapping[str, Any] | None = None,
-    operands: Callable[[argparse.ArgumentParser], None] | None = None,
-) -> list[Any]:
-    """An instance of each options class from command-line words.
+@dataclass(frozen=True)
+class CommandLine:
+    """What a command takes.
 
-    `fixed` holds options that the caller has decided: they are not offered. `operands` declares what is no option of
-    a class (names of files, say); the namespace that holds them is then the last of the results. Raises InputError on
-    anything wrong; `--help` prints every option with its default and unit and ends with exit code 0.
+    `operands` declares what is no option of a class (names of files, say). `fixed` holds options that the caller has
+    decided: they are not offered.
     """
-    parser = _Parser(prog=prog, description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if operands is not None:
-        operands(parser)
-    for cls in classes:
-        add_arguments(parser, cls, skip=tuple(fixed or ()))
-    namespace, unknown = parser.parse_known_intermixed_args(list(arguments))
-    known = [f.name for cls in classes for f in fields(cls)]
-    if unknown:
-        name = unknown[0].split("=")[0].lstrip("-").replace("-", "_")
-        raise InputError(f"unknown option `{unknown[0]}`.{did_you_mean(name, known)} See --help.")
-    given = {**vars(namespace), **(fixed or {})}
-    instances: list[Any] = [from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given}) for cls in classes]
-    return [*instances, namespace] if operands is not None else instances
+
+    prog: str
+    description: str
+    classes: tuple[type, ...] = ()
+    operands: Callable[[argparse.ArgumentParser], None] | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def parser(self) -> argparse.ArgumentParser:
+        """Its parser, which raises InputError instead of ending the process, except for `--help`."""
+        parser = _Parser(
+            prog=self.prog, description=self.description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if self.operands is not None:
+            self.operands(parser)
+        for cls in self.classes:
+            add_arguments(parser, cls, skip=tuple(self.fixed))
+        return parser
+
+    def parse(self, arguments: Sequence[str]) -> list[Any]:
+        """An instance of each class and, where operands are declared, the namespace that holds them.
+
+        Raises InputError on anything wrong; `--help` prints every option with its default and unit, and ends with exit code 0.
+        """
+        namespace, unknown = self.parser().parse_known_intermixed_args(list(arguments))
+        known = [f.name for cls in self.classes for f in fields(cls)]
+        if unknown:
+            name = unknown[0].split("=")[0].lstrip("-").replace("-", "_")
+            raise InputError(f"unknown option `{unknown[0]}`.{did_you_mean(name, known)} See {self.prog} --help.")
+        given = {**vars(namespace), **self.fixed}
+        instances: list[Any] = [from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given}) for cls in self.classes]
+        return [*instances, namespace] if self.operands is not None else instances
+
+
+def parse_command_line(arguments: Sequence[str], *classes: type, prog: str, description: str) -> list[Any]:
+    """An instance of each options class from command-line words. Raises InputError on anything wrong."""
+    return CommandLine(prog, description, classes).parse(arguments)
+
+
+def choices(cls: type, name: str) -> tuple[str, ...]:
+    """The values that the option offers; none where it is not a choice."""
+    (inner,) = _alternatives(_type_of(cls, name))
+    return typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
 
 
 def command_line(*configs: Any) -> list[str]:

@@ -14,11 +14,19 @@ def markdown_table(rows: Rows) -> str:
     return "\n".join(lines)
 
 
+def _widths(rows: Rows) -> list[int]:
+    return [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+
+
+def text_columns(rows: Rows) -> list[str]:
+    """A line of text for each row, the columns below each other."""
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, _widths(rows), strict=True)).rstrip() for row in rows]
+
+
 def text_table(rows: Rows) -> str:
     """The same in columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    lines = text_columns(rows)
+    return "\n".join([lines[0], "  ".join("-" * width for width in _widths(rows)), *lines[1:]])
 
 
 def seconds(value: float) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.options import checked, command_line, from_mapping, options_table, parameters_source, parse_command_line
+from gallery_lib.options import CommandLine, checked, command_line, from_mapping, options_table, parameters_source, parse_command_line
 
 
 def parse(*words: str) -> list:
@@ -101,8 +101,8 @@ def test_operands_stand_anywhere_among_the_options_and_come_last() -> None:
     def operands(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("names", nargs="*")
 
-    words = ["one", "--batch_size=4", "two"]
-    config, namespace = parse_command_line(words, TrainConfig, prog="test", description="", operands=operands)
+    line, words = CommandLine("test", "", (TrainConfig,), operands), ["one", "--batch_size=4", "two"]
+    config, namespace = line.parse(words)
     assert (config.batch_size, namespace.names) == (4, ["one", "two"])
     with pytest.raises(InputError, match="Did you mean `batch_size`"):
-        parse_command_line([*words, "--batch_sise=4"], TrainConfig, prog="test", description="", operands=operands)
+        line.parse([*words, "--batch_sise=4"])

@@ -38,7 +38,7 @@ def test_the_bytes_are_the_same_every_time(tmp_path: Path) -> None:
         (["resnet5"], "Did you mean `resnet50`"),
         (["resnet50", "--out", "x.zip"], "must end with .tar.gz"),
         (["resnet50", "--out", "/nowhere/x.tar.gz"], "the folder /nowhere does not exist"),
-        ([], "usage: gallery pack"),
+        ([], "the following arguments are required: TASK. See gallery pack --help."),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

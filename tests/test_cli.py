@@ -1,0 +1,97 @@
+"""The `gallery` command: its help is a page, its examples are true, a shell completes it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gallery_lib.cli import _COMMANDS, EXAMPLES, help_page, main
+
+
+def test_the_help_page_has_every_command_in_a_group_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    page = capsys.readouterr().out
+    assert page == help_page() + "\n"
+    for name, command in _COMMANDS.items():
+        assert re.search(rf"^{command.group}\n(  .*\n)*  {name} +{re.escape(command.does)}$", page, re.MULTILINE)
+    assert max(map(len, page.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_each_example_is_a_command_line_that_parses(example: str) -> None:
+    gallery, name, *words = shlex.split(example)
+    assert gallery == "gallery"
+    _COMMANDS[name].line.parse(words)
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: gallery {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["shwo", "x"], "unknown command `shwo`. Did you mean `show`?"),
+        (["show"], "the following arguments are required: FOLDER. See gallery show --help."),
+        (["list", "x"], "unknown option `x`. See gallery list --help."),
+        (["compare", "before"], "gallery compare takes two batches and no option, or options alone; got before."),
+        (["compare", "before", "after", "--seed=1"], "takes two batches and no option"),
+        (["plot", "folder", "picture.pdf"], "picture.pdf must end with .png."),
+        (["completion", "fish"], "invalid choice: 'fish'"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+@pytest.fixture(scope="module")
+def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("completion") / "gallery"
+    with path.open("w") as file, contextlib.redirect_stdout(file):
+        assert main(["completion", "bash"]) == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered", "not_offered"),
+    [
+        (["co"], {"compare", "completion"}, {"run"}),
+        (["run", "resnet"], {"resnet18", "resnet50"}, {"alexnet"}),
+        (["run", "--pro"], {"--profile"}, {"--deadline"}),
+        (["run", "--profile", ""], {"quick", "full"}, {"resnet50"}),
+        (["compare", "--batch"], {"--batch-size"}, {"--batch_size"}),
+        (["compare", "--model", "hf"], {"hf_Bart", "hf_Bert"}, {"resnet50"}),
+        (["pack", "timm_v"], {"timm_vovnet", "timm_vision_transformer"}, {"index"}),
+    ],
+)
+def test_bash_completes_commands_options_their_values_and_names(
+    bash_script: Path, typed: list[str], offered: set[str], not_offered: set[str]
+) -> None:
+    words = shlex.join(["gallery", *typed])
+    pressed = f"COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _shtab_gallery"
+    steps = f'source {shlex.quote(str(bash_script))}; {pressed}; echo "${{COMPREPLY[@]}}"'
+    found = set(subprocess.run(["bash", "-c", steps], capture_output=True, text=True, timeout=20).stdout.split())
+    assert offered <= found
+    assert not not_offered & found
+
+
+def test_zsh_reads_its_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    path = tmp_path / "_gallery"
+    path.write_text(capsys.readouterr().out)
+    assert path.read_text().startswith("#compdef gallery")
+    if shutil.which("zsh") is None:
+        pytest.skip("no zsh: apt-get install zsh has the script's syntax checked as well")
+    assert subprocess.run(["zsh", "-n", str(path)], capture_output=True).stderr == b""
