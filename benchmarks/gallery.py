@@ -4,7 +4,8 @@
 
 Each notebook runs with its default parameters, unless `-p NAME VALUE` gives others to those that have them, in the
 environment that runs this script. The table in `notebooks/index.ipynb` is made from the file. What is in the file for
-other notebooks is kept. `gallery compare` compares two such files.
+other notebooks is kept. `gallery compare` compares two such files. Beside each figure stands a digest of the code that it
+was measured with, so that it can be marked once that has changed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Writer(schedule.Observer):
         if self.thumbnails and problem is None and record.folder:
             thumbnail(self.folder / record.folder / f"{name}.ipynb", THUMBNAILS / f"{name}.png")
         date = (record.date or "")[:10]
-        self.kept[name] = {"seconds": record.seconds, "problem": problem, "comparisons": record.comparisons, "date": date}
+        measured = {"seconds": record.seconds, "problem": problem, "comparisons": record.comparisons, "date": date, "code": record.code}
+        self.kept[name] = measured
         if self.out:
             write_result(self.out, {**conditions(), "parameters": self.parameters, "notebooks": dict(sorted(self.kept.items()))})
 

@@ -3,13 +3,14 @@
     python notebooks/build.py            write notebooks/NAME.ipynb for every page
     python notebooks/build.py --check    say which of them differ from what would be written (exit code 1)
 
-The notebooks are never edited by hand. Cell ids are counted, so the same sources give the same bytes.
+The notebooks are never edited by hand. Cell ids are counted, so the same sources give the same bytes. Figures in the
+index that were measured with other code than what is here are marked; --check leaves these marks out, since any change of the
+code may call for them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import string
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
 
 from gallery_lib import hardware, tasks  # noqa: E402
+from gallery_lib.batch.measured_code import STALE, is_stale, newest_results  # noqa: E402
 from gallery_lib.config import NotebookConfig, WalkConfig  # noqa: E402
 from gallery_lib.options import parameters_source  # noqa: E402
 
@@ -43,24 +45,26 @@ def sections(page: Path) -> dict[str, str]:
 
 def last_runs() -> tuple[dict[str, dict[str, Any]], str]:
     """What benchmarks/gallery.py last wrote down, by notebook; and the conditions, in a sentence."""
-    files = {path: json.loads(path.read_text()) for path in RESULTS.glob("gallery-*.json")}
-    if not files:
+    results = newest_results(RESULTS)
+    if results is None:
         return {}, "Not measured yet: benchmarks/gallery.py has not been run."
-    path, newest = max(files.items(), key=lambda item: (item[1]["date"], item[0].name))
+    path, newest = results
     described = hardware.describe(newest["environment"])
     return newest["notebooks"], f"Measured on {newest['date']}, on {described} (benchmarks/results/{path.name})."
 
 
-def outcome(run: dict[str, Any] | None) -> tuple[str, str]:
+def outcome(run: dict[str, Any] | None, notebook: Path) -> tuple[str, str]:
     """Duration and speed-up of a notebook's last verified run, for the index."""
     if run is None or run["problem"]:
         return "not measured", "not measured"
+    mark = STALE if is_stale(run, notebook) else ""
+    duration = f"{run['seconds'] / 60:.1f} min{mark}"
     alone = [c for c in run["comparisons"] if c["processes"] == 1]
     if not alone:
-        return f"{run['seconds'] / 60:.1f} min", "no comparison"
+        return duration, "no comparison"
     speedup = alone[0]["speedup"]
     text = f"{speedup['ratio']:.2f}× ({speedup['low']:.2f} to {speedup['high']:.2f})" if speedup else "not comparable"
-    return f"{run['seconds'] / 60:.1f} min", f"{text}, {alone[0]['amp_level']}"
+    return duration, f"{text}, {alone[0]['amp_level']}{mark}"
 
 
 def index() -> dict[str, str]:
@@ -75,7 +79,7 @@ def index() -> dict[str, str]:
             title, domain = task.title, task.domain
         else:
             title, domain = page.read_text().partition("\n# ")[2].partition("\n")[0], "any"
-        duration, speedup = outcome(runs.get(page.stem))
+        duration, speedup = outcome(runs.get(page.stem), FOLDER / f"{page.stem}.ipynb")
         picture = THUMBNAILS / f"{page.stem}.png"
         image = f'<img src="{picture}" width="120" alt="A picture from the notebook {title}">' if (FOLDER / picture).exists() else ""
         rows.append(f"| {image} | [{title}]({page.stem}.ipynb) | {domain} | 2 CPU cores, or GPUs | {duration} | {speedup} |")
@@ -108,8 +112,9 @@ def render(page: Path) -> str:
 
 
 def pages() -> list[Path]:
-    """The source of every notebook."""
-    return sorted([*(FOLDER / "pages").glob("*.md"), *(FOLDER / "whole").glob("*.md")])
+    """The source of every notebook; that of the index, which depends on the others, comes last."""
+    found = [*(FOLDER / "pages").glob("*.md"), *(FOLDER / "whole").glob("*.md")]
+    return sorted(found, key=lambda page: (page.stem == "index", page))
 
 
 def main() -> int:
@@ -117,18 +122,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the task notebooks from template.md and pages/.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a notebook is not up to date")
     check = parser.parse_args().check
-    stale = []
+    different = []
     for page in pages():
         target = FOLDER / f"{page.stem}.ipynb"
         text = render(page)
-        if not target.exists() or target.read_text() != text:
-            stale.append(target.name)
-            if not check:
-                target.write_text(text)
-    if check and stale:
-        print(f"not up to date: {', '.join(stale)}. Run: python notebooks/build.py", file=sys.stderr)
+        before = target.read_text() if target.exists() else ""
+        if before.replace(STALE, "") != text.replace(STALE, ""):
+            different.append(target.name)
+        if before != text and not check:
+            target.write_text(text)
+    if check and different:
+        print(f"not up to date: {', '.join(different)}. Run: python notebooks/build.py", file=sys.stderr)
         return 1
-    print(f"{'checked' if check else 'built'}: {len(pages())} notebook(s), {len(stale)} changed")
+    print(f"{'checked' if check else 'built'}: {len(pages())} notebook(s), {len(different)} changed")
     return 0
 
 

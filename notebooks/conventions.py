@@ -1,10 +1,12 @@
 """Checks the conventions of the notebooks: what a reader, papermill and another machine rely on.
 
-    python notebooks/conventions.py [FOLDER]     every notebook in FOLDER (default: this one); exit code 1 when one breaks a rule
+    python notebooks/conventions.py [FOLDER [RESULTS]]     every notebook in FOLDER (default: this one); exit code 1 when one
+                                                           breaks a rule; RESULTS (default: benchmarks/results) has the figures
 
 Reads the files and executes nothing. That figures have alternative text is seen from their being drawn by
 gallery_lib's functions, which add it (the tests that execute the notebooks look at the figures themselves). Links into
-the network are not followed.
+the network are not followed. Measured figures that are older than the code are named in a note, which is no breach: they
+are what was measured, and measuring again takes an hour, not a commit.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from gallery_lib.batch.measured_code import is_stale, newest_results  # noqa: E402
 from gallery_lib.batch.notebook_file import Cell, NotebookFile, read_notebook  # noqa: E402
 from gallery_lib.batch.parameters import options_class  # noqa: E402
 from gallery_lib.errors import InputError  # noqa: E402
@@ -133,13 +136,27 @@ def broken(path: Path) -> list[str]:
     return [f"{path.name}{f', cell {number}' if number else ''}: {problem}" for number, problem in found]
 
 
-def main(folder: Path) -> int:
+def stale_figures(folder: Path, results: Path) -> list[str]:
+    """A note where an index in the folder shows figures of other code than what is here."""
+    newest = newest_results(results) if (folder / "index.ipynb").exists() else None
+    if newest is None:
+        return []
+    path, content = newest
+    notebooks = {name: folder / f"{name}.ipynb" for name, run in content["notebooks"].items() if not run["problem"]}
+    stale = [name for name, notebook in notebooks.items() if notebook.exists() and is_stale(content["notebooks"][name], notebook)]
+    if not stale:
+        return []
+    return [f"note: {path.name} was measured with other code than this for {', '.join(stale)}; notebooks/build.py marks that in the index"]
+
+
+def main(folder: Path, results: Path = ROOT / "benchmarks" / "results") -> int:
     """Print what is broken in any notebook of the folder."""
     notebooks = sorted(folder.glob("*.ipynb"))
     messages = [message for path in notebooks for message in broken(path)]
-    print("\n".join([*messages, f"checked: {len(notebooks)} notebook(s), {len(messages)} breach(es)"]))
+    notes = stale_figures(folder, results)
+    print("\n".join([*messages, *notes, f"checked: {len(notebooks)} notebook(s), {len(messages)} breach(es)"]))
     return 1 if messages or not notebooks else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "notebooks"))
+    sys.exit(main(*map(Path, sys.argv[1:])) if len(sys.argv) > 1 else main(ROOT / "notebooks"))

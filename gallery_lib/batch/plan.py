@@ -19,6 +19,7 @@ import yaml
 import gallery_lib
 from gallery_lib import paths
 from gallery_lib.batch import parameters
+from gallery_lib.batch.measured_code import add_files, code_digest, package_sources, scripts_of
 from gallery_lib.batch.notebook_file import NotebookFile, read_notebook
 from gallery_lib.config import NotebookConfig
 from gallery_lib.errors import InputError, did_you_mean
@@ -36,6 +37,7 @@ class Planned:
     cells: int
     measures: bool  # whether it compares two variants, and so must leave results
     digest: str
+    code: str  # measured_code.code_digest
 
 
 def notebooks_dir() -> Path:
@@ -79,8 +81,8 @@ def digest(path: Path, values: Mapping[str, Any]) -> str:
         except PackageNotFoundError:
             facts[library] = None
     result = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for source in [path, *sorted((path.parent / path.stem).glob("*.py")), *sorted(package.rglob("*.py"))]:
-        result.update(source.name.encode() + b"\0" + source.read_bytes())
+    add_files(result, [path, *scripts_of(path)], path.parent)
+    add_files(result, package_sources(package), package)
     return result.hexdigest()[:24]
 
 
@@ -122,6 +124,14 @@ def plan(names: Sequence[str], profile: str | None = None, given: Mapping[str, A
     chosen = {path: parameters.fitting(cls, values) for path, cls in classes.items()}
     _check_kernels(notebooks)
     return [
-        Planned(path.stem, path, chosen[path], len(notebook.cells), classes[path] is NotebookConfig, digest(path, chosen[path]))
+        Planned(
+            name=path.stem,
+            path=path,
+            parameters=chosen[path],
+            cells=len(notebook.cells),
+            measures=classes[path] is NotebookConfig,
+            digest=digest(path, chosen[path]),
+            code=code_digest(path),
+        )
         for path, notebook in notebooks.items()
     ]

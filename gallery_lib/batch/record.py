@@ -39,6 +39,7 @@ class Record:
     cells: int = 0
     log_tail: list[str] = field(default_factory=list)
     comparisons: list[dict[str, Any]] = field(default_factory=list)  # as `comparisons_in` gives them
+    code: str | None = None  # digest of the code that was measured (`measured_code`); None: unknown, or changed meanwhile
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,7 @@ class _Batch:
                 cells=outcome.cells,
                 log_tail=outcome.log_tail,
                 comparisons=comparisons_in(execution.folder / RUNS_FOLDER),
+                code=planned.code if unchanged else None,
             )
             if record.status not in ("passed", "not run") and self._tries[planned.name] <= self.config.retries:
                 self.waiting.append(planned)

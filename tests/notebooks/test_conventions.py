@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from gallery_lib.batch.measured_code import code_digest
+
 Change = Callable[[dict[str, Any]], None]
 
 
-def check(checkout: Path, folder: Path) -> tuple[int, str]:
-    command = [sys.executable, str(checkout / "notebooks" / "conventions.py"), str(folder)]
+def check(checkout: Path, folder: Path, *results: Path) -> tuple[int, str]:
+    command = [sys.executable, str(checkout / "notebooks" / "conventions.py"), str(folder), *map(str, results)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert not result.stderr
     return result.returncode, result.stdout
@@ -109,6 +111,16 @@ def test_each_breach_is_named(changed: Callable[[Change], tuple[int, str]], chan
 )
 def test_what_only_looks_like_a_breach_passes(changed: Callable[[Change], tuple[int, str]], change: Change) -> None:
     assert changed(change) == (0, "checked: 1 notebook(s), 0 breach(es)\n")
+
+
+def test_figures_of_other_code_are_noted_and_break_nothing(checkout: Path, tmp_path: Path) -> None:
+    digest = code_digest(checkout / "notebooks" / "vgg16.ipynb")
+    runs = {"alexnet": {}, "resnet50": {"code": "of last week"}, "vgg16": {"code": digest}}
+    values = {name: {"seconds": 60.0, "problem": None, "comparisons": [], **run} for name, run in runs.items()}
+    (tmp_path / "gallery-x.json").write_text(json.dumps({"date": "2026-11-21", "notebooks": values}))
+    code, words = check(checkout, checkout / "notebooks", tmp_path)
+    assert code == 0
+    assert "note: gallery-x.json was measured with other code than this for alexnet, resnet50;" in words
 
 
 def test_a_folder_without_notebooks_does_not_pass(checkout: Path, tmp_path: Path) -> None:
