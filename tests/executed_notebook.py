@@ -15,8 +15,9 @@ from typing import Any
 
 import nbformat
 
+from gallery_lib.batch.evidence import PORT_TAKEN
+
 LIMIT_SECONDS = 590
-PORT_TAKEN = "ZMQError: Address already in use"
 OUT, RUNS = "out.ipynb", "runs"
 
 

@@ -23,6 +23,7 @@ Status = Literal["passed", "failed", "timeout", "kernel died", "out of memory", 
 
 DEAD_KERNEL_EXIT_CODE = 138
 """What papermill ends with when the kernel is gone."""
+PORT_TAKEN = "ZMQError: Address already in use"
 LOG_FILE = "papermill.txt"
 RUNS_FOLDER = "runs"
 TAIL_LINES = 20
@@ -77,6 +78,11 @@ def started_cell(log: list[str]) -> int | None:
         if match := re.match(r"Executing Cell (\d+)-*$", line):
             return int(match[1])
     return None
+
+
+def lost_a_port(log: list[str]) -> bool:
+    """Whether the kernel cannot have started, because another process took a port that Jupyter had chosen for it."""
+    return started_cell(log) is None and any(PORT_TAKEN in line for line in log)
 
 
 def _tail(log: list[str]) -> list[str]:

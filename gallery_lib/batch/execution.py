@@ -4,6 +4,9 @@ The supervisor ends every descendant (kernel, torchrun, workers, loaders) when p
 when this process is gone, however it went. The whole of a notebook has one deadline, and one memory limit: the bytes
 of all its processes together, shared pages counted once. The limit is watched, not enforced by Linux (that would take
 rights that a user seldom has), so a process can be over it for a tenth of a second, a new one for a second.
+
+Jupyter chooses a kernel's ports before the kernel takes them, so another process can be quicker. A kernel that never
+started for that reason, and for no other, is started anew: nothing of the notebook has been executed then.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ from gallery_lib.processes import end_supervised
 
 LOOK_FOR_PROCESSES_SECONDS = 1.0
 """How often a watched notebook's processes are listed anew; listing them takes milliseconds, asking each microseconds."""
+LOOK_FOR_KERNEL_SECONDS = 0.5
+"""How often the log of a notebook is read until its first cell has begun."""
+KERNEL_STARTS = 3
 PARAMETERS_FILE = "parameters.yaml"
 
 
@@ -69,29 +75,37 @@ class Execution:
         package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
         search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
         own = {"PYTHONPATH": search_path, "GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER), "PYTHONUNBUFFERED": "1"}
+        self._command = [sys.executable, "-m", "gallery_lib.supervisor", *share.prefix, *command]
+        self._environment = {**os.environ, **own, **share.environment}
         self._oom_kills_before = evidence.oom_kills()
         self._ended_by: Literal["timeout", "out of memory", "not run"] | None = None
         self._because = ""
         self._processes: list[psutil.Process] = []
         self._listed = 0.0
+        self.kernel_starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.kernel_starts += 1
+        self._kernel_lives, self._log_read = False, 0.0
         self._began = time.monotonic()
-        with (folder / LOG_FILE).open("w") as log:
+        with (self.folder / LOG_FILE).open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gallery_lib.supervisor", *share.prefix, *command],
-                env={**os.environ, **own, **share.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     @property
     def seconds(self) -> float:
-        """Time since it was started."""
+        """Time since it was started, for the last time."""
         return time.monotonic() - self._began
 
     def running(self) -> bool:
         """Whether it has not ended yet; ends it when it is over its deadline or its memory limit."""
+        if self._kernel_lost_a_port():
+            end_supervised(self._process)
+            log = self.folder / LOG_FILE
+            log.rename(log.with_stem(f"{log.stem}-{self.kernel_starts}"))
+            self._start()
         if self._process.poll() is not None:
             return False
         if self.config.deadline is not None and self.seconds > self.config.deadline:
@@ -99,6 +113,17 @@ class Execution:
         elif self.config.memory_limit is not None:
             self._hold_to(self.config.memory_limit)
         return self._process.poll() is None
+
+    def _kernel_lost_a_port(self) -> bool:
+        ended = self._process.poll() is not None
+        if self._kernel_lives or self._ended_by or self.kernel_starts == KERNEL_STARTS:
+            return False
+        if not ended and time.monotonic() - self._log_read < LOOK_FOR_KERNEL_SECONDS:
+            return False
+        self._log_read = time.monotonic()
+        log = evidence.read_log(self.folder)
+        self._kernel_lives = evidence.started_cell(log) is not None
+        return evidence.lost_a_port(log)
 
     def _hold_to(self, limit_gibibytes: float) -> None:
         limit = limit_gibibytes * 2**30

@@ -40,6 +40,7 @@ class Record:
     log_tail: list[str] = field(default_factory=list)
     comparisons: list[dict[str, Any]] = field(default_factory=list)  # as `comparisons_in` gives them
     code: str | None = None  # digest of the code that was measured (`measured_code`); None: unknown, or changed meanwhile
+    kernel_starts: int = 1  # of the last attempt; more than 1: its kernel had lost a port to another process, and was started anew
 
 
 @dataclass(frozen=True)

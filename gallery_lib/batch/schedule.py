@@ -174,6 +174,7 @@ class _Batch:
                 log_tail=outcome.log_tail,
                 comparisons=comparisons_in(execution.folder / RUNS_FOLDER),
                 code=planned.code if unchanged else None,
+                kernel_starts=execution.kernel_starts,
             )
             if record.status not in ("passed", "not run") and self._tries[planned.name] <= self.config.retries:
                 self.waiting.append(planned)

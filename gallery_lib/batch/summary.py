@@ -43,6 +43,8 @@ def status(record: Record) -> str:
     notes = ["kept"] if record.kept else []
     if record.attempts > 1:
         notes.append(f"attempt {record.attempts}")
+    if record.kernel_starts > 1:
+        notes.append(f"kernel start {record.kernel_starts}: a port was taken")
     return record.status + (f" ({', '.join(notes)})" if notes else "")
 
 

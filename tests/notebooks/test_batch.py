@@ -21,6 +21,8 @@ import psutil
 import pytest
 from tiny_notebooks import write_notebook
 
+from gallery_lib.batch.evidence import PORT_TAKEN
+
 pytestmark = pytest.mark.slow
 
 MARK = "GALLERY_TEST_MARK"
@@ -218,6 +220,8 @@ def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_cha
         records = read(out)["notebooks"]
         assert (records["first"]["kept"], records["second"]["kept"], records["second"]["folder"]) == (True, False, folder)
         assert "first: passed (kept)" in output and "2 of 2 passed" in output
+        # Only of what did not change meanwhile is it known with which code it was measured.
+        assert (records["first"]["code"] is None, records["second"]["code"] is None) == (False, folder == "second-2")
     assert count.read_text() == "x"
 
 
@@ -260,3 +264,34 @@ def test_a_retry_is_counted_parameters_arrive_with_their_type_and_a_terminal_get
     text = shown.decode()
     assert "running" in text and "\x1b[" in text  # a table that is drawn again and again
     assert "1 of 1 passed" in text
+
+
+KERNEL_THAT_LOSES_A_PORT = """
+import json, pathlib, sys
+import zmq
+from ipykernel.kernelapp import launch_new_instance
+
+first = pathlib.Path(__file__).with_name("started-before")
+if not first.exists():
+    first.touch()
+    taken = zmq.Context().socket(zmq.ROUTER)
+    taken.bind(f"tcp://127.0.0.1:{json.loads(pathlib.Path(sys.argv[2]).read_text())['shell_port']}")
+launch_new_instance()
+"""
+
+
+def test_a_kernel_that_lost_a_port_is_started_anew_and_a_cell_that_says_the_same_is_not(tmp_path: Path, runner: Runner) -> None:
+    spec = tmp_path / "jupyter" / "kernels" / "gallery"
+    spec.mkdir(parents=True)
+    (spec / "kernel.py").write_text(KERNEL_THAT_LOSES_A_PORT)
+    argv = [sys.executable, str(spec / "kernel.py"), "-f", "{connection_file}"]
+    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Gallery", "language": "python"}))
+    runner.environment = {**runner.environment, "JUPYTER_PATH": str(tmp_path / "jupyter")}
+    paths = [write_notebook(tmp_path, "unlucky", "1"), write_notebook(tmp_path, "wrong", f"raise OSError({PORT_TAKEN!r})")]
+    code, output = runner.run(tmp_path / "out", *map(str, paths))
+    records = read(tmp_path / "out")["notebooks"]
+    assert code == 1
+    assert (records["unlucky"]["status"], records["unlucky"]["kernel_starts"], records["unlucky"]["attempts"]) == ("passed", 2, 1)
+    assert (records["wrong"]["status"], records["wrong"]["kernel_starts"]) == ("failed", 1)
+    assert "unlucky: passed (kernel start 2: a port was taken)" in output
+    assert PORT_TAKEN in (tmp_path / "out" / "unlucky" / "papermill-1.txt").read_text()
