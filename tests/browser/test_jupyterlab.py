@@ -1,0 +1,262 @@
+"""The ResNet-50 notebook in JupyterLab, started as `prepare.sh --lab` does and used as a reader would, in a real browser.
+
+One story, told once: open the notebook from the file browser, put small values into its parameters cell, Run All; stop
+it while a cell trains; use the kernel; restart it and run everything. The tests look at what was seen on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from chromium import chromium, screenshot
+from small_tasks import SMALL
+
+from gallery_lib.processes import end_supervised
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+
+MARK = "GALLERY_TEST_MARK"
+PARAMETERS = {**SMALL["resnet50"], "rounds": 4, "block_steps": 2, "amp_level": '"O0"', "processes": 1}
+COUNT = re.compile(r"(\d+)/(\d+) \[")  # of the progress bar
+ENDED_SECONDS = 10.0
+CELLS_SECONDS = 240.0
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited too long for {what}"
+        time.sleep(0.2)
+    return found
+
+
+@dataclass
+class Lab:
+    """A running JupyterLab; every process that stems from it carries the mark in its environment."""
+
+    process: subprocess.Popen[bytes]
+    mark: str
+    url: str
+    token: str
+    root: Path  # the folder that it shows
+
+    def processes(self) -> set[psutil.Process]:
+        """Those that are there now."""
+        found = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.add(process)
+        return found
+
+
+@pytest.fixture(scope="module")
+def lab(checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """JupyterLab in a copy of the notebooks, with settings and files of its own. When it ends, nothing of it is left."""
+    folder = tmp_path_factory.mktemp("lab")
+    root, runtime, log = folder / "checkout", folder / "runtime", folder / "log.txt"
+    shutil.copytree(checkout / "notebooks", root / "notebooks", ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+    own = {"JUPYTER_RUNTIME_DIR": runtime, "JUPYTER_CONFIG_DIR": folder / "config", "JUPYTERLAB_SETTINGS_DIR": folder / "settings"}
+    own |= {"JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces", "IPYTHONDIR": folder / "ipython", "GALLERY_RUNS_DIR": folder / "runs"}
+    mark = uuid.uuid4().hex
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, "-m", "gallery_lib.lab", str(root), "--no-browser"],
+            env={**os.environ, **kernel, **{k: str(v) for k, v in own.items()}, "PYTHONPATH": str(checkout), MARK: mark},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        info = wait_for(lambda: next(iter(runtime.glob("jpserver-*.json")), None), 60, "JupyterLab to start")
+        wait_for(lambda: info.read_text().rstrip().endswith("}"), 5, "its address")
+        values = json.loads(info.read_text())
+        one = Lab(process, mark, values["url"], values["token"], root)
+        yield one
+    finally:
+        end_supervised(process)
+    assert one.processes() == set()
+
+
+@dataclass
+class Page:
+    """The notebook in the browser, by what a reader does and sees."""
+
+    page: Any
+    sources: list[str]  # of the cells, in order
+
+    def cell(self, source: str) -> Any:
+        """The cell whose source holds that."""
+        (number,) = [number for number, text in enumerate(self.sources) if source in text]
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell").nth(number)
+
+    def menu(self, name: str, item: str) -> None:
+        """Choose an item of the menu bar."""
+        self.page.locator(".lm-MenuBar-item", has_text=name).click()
+        self.page.locator(".lm-Menu-itemLabel").get_by_text(item, exact=True).click()
+
+    def output(self, source: str) -> str:
+        """The text below a cell."""
+        return "\n".join(self.cell(source).locator(".jp-OutputArea-output").all_text_contents())
+
+    def ran(self, source: str) -> int | None:
+        """The number in front of a cell that has run to its end."""
+        found = re.search(r"\[(\d+)\]", self.cell(source).locator(".jp-InputPrompt").text_content())
+        return int(found[1]) if found else None
+
+    def count(self, source: str) -> int:
+        """Where the progress bar below a cell stands; 0 before there is one."""
+        found = COUNT.search(self.output(source))
+        return int(found[1]) if found else 0
+
+
+@dataclass
+class Seen:
+    """What the story brought to light."""
+
+    training: set[psutil.Process] = field(default_factory=set)
+    left: set[psutil.Process] = field(default_factory=set)
+    message: str = ""
+    after_interrupt: str = ""
+    counts: list[int] = field(default_factory=list)
+    verdict: str = ""
+    headings: list[str] = field(default_factory=list)
+    pictures: int = 0
+    said_on_standard_error: list[str] = field(default_factory=list)
+
+
+TRAINING, MACHINE, LAST = "notebook.compare(settings, processes=1)", "notebook.show_machine()", "notebook.show_techniques(one)"
+
+
+def opened(browser: Any, lab: Lab) -> Page:
+    """JupyterLab at its index, and from there the notebook, opened in the file browser; its kernel is ready."""
+    notebook = lab.root / "notebooks" / "resnet50.ipynb"
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(60_000)
+    page.goto(f"{lab.url}?token={lab.token}")
+    page.locator(".jp-NotebookPanel", has_text="Accelerated PyTorch training: the gallery").wait_for()
+    screenshot(page, "jupyterlab-1-index")
+    page.locator(".jp-DirListing-item", has_text=notebook.name).dblclick()
+    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)", has_text="Image classification with a residual network").wait_for()
+    page.locator('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
+    return Page(page, ["".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"]])
+
+
+def edit_parameters(shown: Page) -> None:
+    """Click into the parameters cell, and write other values into it."""
+    (before,) = [text for text in shown.sources if text.startswith("profile: str")]
+    after = before
+    for name, value in PARAMETERS.items():
+        after, changes = re.subn(rf"^({name}: \w+ = )\S+", rf"\g<1>{value}", after, flags=re.MULTILINE)
+        assert changes == 1
+    editor = shown.cell("profile: str").locator(".cm-content")
+    editor.click()
+    shown.page.keyboard.press("ControlOrMeta+a")
+    shown.page.keyboard.insert_text(after)
+    assert "image_size: int = 64" in editor.text_content()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def seen(browser: Any, lab: Lab) -> Seen:
+    """The story."""
+    found = Seen()
+    shown = opened(browser, lab)
+    edit_parameters(shown)
+    before = lab.processes()
+
+    shown.menu("Run", "Run All Cells")
+    wait_for(lambda: shown.count(TRAINING) >= 2, CELLS_SECONDS, "the training to begin")
+    screenshot(shown.page, "jupyterlab-2-training")
+    found.training = lab.processes() - before
+    shown.menu("Kernel", "Interrupt Kernel")
+    with contextlib.suppress(AssertionError):
+        wait_for(lambda: not found.training & lab.processes(), ENDED_SECONDS, "the processes to end")
+    found.left = found.training & lab.processes()
+    number = wait_for(lambda: shown.ran(TRAINING), 20, "the cell to end")
+    found.message = shown.cell(TRAINING).locator(".jp-OutputArea-output").last.text_content()
+    shown.cell(TRAINING).scroll_into_view_if_needed()
+    screenshot(shown.page, "jupyterlab-3-interrupted")
+    shown.cell(MACHINE).locator(".cm-content").click()
+    shown.page.keyboard.press("Shift+Enter")
+    wait_for(lambda: (shown.ran(MACHINE) or 0) > number, 20, "the next cell to run")
+    found.after_interrupt = shown.output(MACHINE)
+
+    shown.menu("Kernel", "Restart Kernel and Run All Cells…")
+    shown.page.locator(".jp-Dialog .jp-mod-accept").click()
+    wait_for(lambda: shown.ran(LAST) is None and shown.count(TRAINING) == 0, 30, "the outputs to go")
+
+    def ended() -> bool:
+        if (count := shown.count(TRAINING)) not in found.counts:
+            found.counts.append(count)
+        return shown.ran(LAST) is not None
+
+    wait_for(ended, CELLS_SECONDS, "all cells to run")
+    notebook = shown.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
+    found.verdict = shown.output("notebook.show_comparison(one)")
+    found.headings = notebook.locator(".jp-OutputArea-output table th:first-child").all_text_contents()
+    found.pictures = notebook.locator(".jp-OutputArea-output .jp-RenderedImage img").count()
+    found.said_on_standard_error = notebook.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_text_contents()
+    shown.cell("notebook.show_comparison(one)").scroll_into_view_if_needed()
+    screenshot(shown.page, "jupyterlab-4-table")
+    shown.cell("notebook.show_losses(one)").scroll_into_view_if_needed()
+    screenshot(shown.page, "jupyterlab-5-plot")
+    return found
+
+
+def test_it_listens_on_this_machine_alone_and_asks_for_its_token(lab: Lab) -> None:
+    assert lab.url.startswith("http://127.0.0.1:") or lab.url.startswith("http://localhost:")
+    addresses = {link.laddr.ip for process in lab.processes() for link in process.net_connections() if link.status == psutil.CONN_LISTEN}
+    assert addresses == {"127.0.0.1"}
+    assert lab.token
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(f"{lab.url}api/contents", timeout=10)
+
+
+def test_the_progress_bar_moves_while_a_cell_trains(seen: Seen) -> None:
+    assert seen.counts == sorted(seen.counts) and len(seen.counts) >= 4
+
+
+def test_an_interrupt_ends_every_process_of_the_training_within_ten_seconds(seen: Seen) -> None:
+    assert len(seen.training) >= 2  # supervisor and trainer
+    assert seen.left == set()
+
+
+def test_an_interrupt_leaves_one_clear_message_and_no_stack_of_frames(seen: Seen) -> None:
+    assert seen.message.startswith("Interrupted: the comparison was stopped before its end, and all its processes have been ended.")
+    assert len(seen.message.strip().splitlines()) == 1
+
+
+def test_the_kernel_can_be_used_after_an_interrupt(seen: Seen) -> None:
+    assert "this machine" in seen.after_interrupt
+
+
+def test_after_a_restart_all_cells_run_and_show_tables_and_figures(seen: Seen) -> None:
+    assert "compiler-opt against baseline" in seen.verdict
+    assert {"setting", "this machine", "technique"} <= set(seen.headings)
+    assert seen.pictures >= 5
+
+
+def test_nothing_is_said_on_standard_error(seen: Seen) -> None:
+    assert seen.said_on_standard_error == []
