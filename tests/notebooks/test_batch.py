@@ -220,8 +220,7 @@ def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_cha
         records = read(out)["notebooks"]
         assert (records["first"]["kept"], records["second"]["kept"], records["second"]["folder"]) == (True, False, folder)
         assert "first: passed (kept)" in output and "2 of 2 passed" in output
-        # Only of what did not change meanwhile is it known with which code it was measured.
-        assert (records["first"]["code"] is None, records["second"]["code"] is None) == (False, folder == "second-2")
+        assert records["first"]["code"] and records["second"]["code"] is None  # nobody knows which code it measured
     assert count.read_text() == "x"
 
 
