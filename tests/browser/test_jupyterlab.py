@@ -29,7 +29,7 @@ from small_tasks import SMALL
 
 from gallery_lib.processes import end_supervised
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.whole_machine, pytest.mark.timeout(400)]
 
 MARK = "GALLERY_TEST_MARK"
 PARAMETERS = {**SMALL["resnet50"], "rounds": 4, "block_steps": 2, "amp_level": '"O0"', "processes": 1}
