@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +126,6 @@ class Page:
         return int(found[1]) if found else 0
 
 
-@dataclass
-class Seen:
-    """What the story brought to light."""
-
-    training: set[psutil.Process] = field(default_factory=set)
-    left: set[psutil.Process] = field(default_factory=set)
-    message: str = ""
-    after_interrupt: str = ""
-    counts: list[int] = field(default_factory=list)
-    verdict: str = ""
-    headings: list[str] = field(default_factory=list)
-    pictures: int = 0
-    said_on_standard_error: list[str] = field(default_factory=list)
-
-
 TRAINING, MACHINE, LAST = "notebook.compare(settings, processes=1)", "notebook.show_machine()", "notebook.show_techniques(one)"
 
 
@@ -179,50 +164,82 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def seen(browser: Any, lab: Lab) -> Seen:
-    """The story."""
-    found = Seen()
-    shown = opened(browser, lab)
-    edit_parameters(shown)
-    before = lab.processes()
+def shown(browser: Any, lab: Lab) -> Page:
+    """The notebook, opened and with small parameters."""
+    page = opened(browser, lab)
+    edit_parameters(page)
+    return page
 
+
+@dataclass
+class Stopped:
+    """What was seen when the notebook was stopped while a cell trained, and after that."""
+
+    training: set[psutil.Process]
+    left: set[psutil.Process]
+    message: str
+    next_output: str
+
+
+@pytest.fixture(scope="module")
+def stopped(shown: Page, lab: Lab) -> Stopped:
+    """Run All, an interrupt while a cell trains, and another cell run by hand."""
+    before = lab.processes()
     shown.menu("Run", "Run All Cells")
     wait_for(lambda: shown.count(TRAINING) >= 2, CELLS_SECONDS, "the training to begin")
     screenshot(shown.page, "jupyterlab-2-training")
-    found.training = lab.processes() - before
+    training = lab.processes() - before
     shown.menu("Kernel", "Interrupt Kernel")
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: not found.training & lab.processes(), ENDED_SECONDS, "the processes to end")
-    found.left = found.training & lab.processes()
+        wait_for(lambda: not training & lab.processes(), ENDED_SECONDS, "the processes to end")
+    left = training & lab.processes()
     number = wait_for(lambda: shown.ran(TRAINING), 20, "the cell to end")
-    found.message = shown.cell(TRAINING).locator(".jp-OutputArea-output").last.text_content()
+    message = shown.cell(TRAINING).locator(".jp-OutputArea-output").last.text_content()
     shown.cell(TRAINING).scroll_into_view_if_needed()
     screenshot(shown.page, "jupyterlab-3-interrupted")
     shown.cell(MACHINE).locator(".cm-content").click()
     shown.page.keyboard.press("Shift+Enter")
     wait_for(lambda: (shown.ran(MACHINE) or 0) > number, 20, "the next cell to run")
-    found.after_interrupt = shown.output(MACHINE)
+    return Stopped(training, left, message, shown.output(MACHINE))
 
+
+@dataclass
+class Finished:
+    """What was seen while all cells ran, and in the end."""
+
+    counts: list[int]  # where the progress bar stood
+    verdict: str
+    headings: list[str]
+    pictures: int
+    standard_error: list[str]
+
+
+@pytest.fixture(scope="module")
+def finished(stopped: Stopped, shown: Page) -> Finished:
+    """The kernel restarted, and all cells run to the end."""
     shown.menu("Kernel", "Restart Kernel and Run All Cells…")
     shown.page.locator(".jp-Dialog .jp-mod-accept").click()
     wait_for(lambda: shown.ran(LAST) is None and shown.count(TRAINING) == 0, 30, "the outputs to go")
+    counts: list[int] = []
 
     def ended() -> bool:
-        if (count := shown.count(TRAINING)) not in found.counts:
-            found.counts.append(count)
+        if (count := shown.count(TRAINING)) not in counts:
+            counts.append(count)
         return shown.ran(LAST) is not None
 
     wait_for(ended, CELLS_SECONDS, "all cells to run")
-    notebook = shown.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
-    found.verdict = shown.output("notebook.show_comparison(one)")
-    found.headings = notebook.locator(".jp-OutputArea-output table th:first-child").all_text_contents()
-    found.pictures = notebook.locator(".jp-OutputArea-output .jp-RenderedImage img").count()
-    found.said_on_standard_error = notebook.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_text_contents()
     shown.cell("notebook.show_comparison(one)").scroll_into_view_if_needed()
     screenshot(shown.page, "jupyterlab-4-table")
     shown.cell("notebook.show_losses(one)").scroll_into_view_if_needed()
     screenshot(shown.page, "jupyterlab-5-plot")
-    return found
+    notebook = shown.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
+    return Finished(
+        counts,
+        verdict=shown.output("notebook.show_comparison(one)"),
+        headings=notebook.locator(".jp-OutputArea-output table th:first-child").all_text_contents(),
+        pictures=notebook.locator(".jp-OutputArea-output .jp-RenderedImage img").count(),
+        standard_error=notebook.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_text_contents(),
+    )
 
 
 def test_it_listens_on_this_machine_alone_and_asks_for_its_token(lab: Lab) -> None:
@@ -234,29 +251,29 @@ def test_it_listens_on_this_machine_alone_and_asks_for_its_token(lab: Lab) -> No
         urllib.request.urlopen(f"{lab.url}api/contents", timeout=10)
 
 
-def test_the_progress_bar_moves_while_a_cell_trains(seen: Seen) -> None:
-    assert seen.counts == sorted(seen.counts) and len(seen.counts) >= 4
+def test_an_interrupt_ends_every_process_of_the_training_within_ten_seconds(stopped: Stopped) -> None:
+    assert len(stopped.training) >= 2  # supervisor and trainer
+    assert stopped.left == set()
 
 
-def test_an_interrupt_ends_every_process_of_the_training_within_ten_seconds(seen: Seen) -> None:
-    assert len(seen.training) >= 2  # supervisor and trainer
-    assert seen.left == set()
+def test_an_interrupt_leaves_one_clear_message_and_no_stack_of_frames(stopped: Stopped) -> None:
+    assert stopped.message.startswith("Interrupted: the comparison was stopped before its end, and all its processes have been ended.")
+    assert len(stopped.message.strip().splitlines()) == 1
 
 
-def test_an_interrupt_leaves_one_clear_message_and_no_stack_of_frames(seen: Seen) -> None:
-    assert seen.message.startswith("Interrupted: the comparison was stopped before its end, and all its processes have been ended.")
-    assert len(seen.message.strip().splitlines()) == 1
+def test_the_kernel_can_be_used_after_an_interrupt(stopped: Stopped) -> None:
+    assert "this machine" in stopped.next_output
 
 
-def test_the_kernel_can_be_used_after_an_interrupt(seen: Seen) -> None:
-    assert "this machine" in seen.after_interrupt
+def test_the_progress_bar_moves_while_a_cell_trains(finished: Finished) -> None:
+    assert finished.counts == sorted(finished.counts) and len(finished.counts) >= 4
 
 
-def test_after_a_restart_all_cells_run_and_show_tables_and_figures(seen: Seen) -> None:
-    assert "compiler-opt against baseline" in seen.verdict
-    assert {"setting", "this machine", "technique"} <= set(seen.headings)
-    assert seen.pictures >= 5
+def test_after_a_restart_all_cells_run_and_show_tables_and_figures(finished: Finished) -> None:
+    assert "compiler-opt against baseline" in finished.verdict
+    assert {"setting", "this machine", "technique"} <= set(finished.headings)
+    assert finished.pictures >= 5
 
 
-def test_nothing_is_said_on_standard_error(seen: Seen) -> None:
-    assert seen.said_on_standard_error == []
+def test_nothing_is_said_on_standard_error(finished: Finished) -> None:
+    assert finished.standard_error == []
