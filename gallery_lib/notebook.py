@@ -217,22 +217,26 @@ def show_comparison(comparison: Comparison | None) -> None:
 def show_throughput(comparison: Comparison) -> None:
     """Throughput since launch."""
     display_figure(plots.throughput(comparison), plots.throughput_text(comparison))
+    display_markdown(markdown_table(plots.throughput_rows(comparison)))
 
 
 def show_losses(comparison: Comparison) -> None:
     """Loss curves."""
     display_figure(plots.losses(comparison), plots.losses_text(comparison))
+    display_markdown(markdown_table(plots.losses_rows(comparison)))
 
 
 def show_step_times(comparison: Comparison) -> None:
     """Step-time distributions."""
     display_figure(plots.step_times(comparison), plots.step_times_text(comparison))
+    display_markdown(markdown_table(plots.step_times_rows(comparison)))
 
 
 def show_break_even(comparison: Comparison) -> None:
     """When the start-up has paid."""
     display_figure(plots.break_even(comparison), plots.break_even_text(comparison))
     display_markdown(tables.break_even_line(comparison))
+    display_markdown(markdown_table(plots.break_even_rows(comparison)))
 
 
 def show_scaling(one: Comparison, several: Comparison | None) -> None:
