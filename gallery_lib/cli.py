@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gallery_lib.command import INTERRUPTED, exit_code_of
-from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, SiteConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import parse_command_line
 
@@ -131,6 +131,18 @@ def _pack(arguments: Sequence[str]) -> None:
     print(pack(name, Path(arguments[2] if len(arguments) == 3 else f"gallery-{name}.tar.gz")))
 
 
+def _site(arguments: Sequence[str]) -> None:
+    (config,) = parse_command_line(
+        arguments,
+        SiteConfig,
+        prog="gallery site",
+        description="Build the gallery's pages, which need neither server nor network. Nothing is executed: see --run.",
+    )
+    from gallery_lib.site.build import build
+
+    print(build(config) / "index.html")
+
+
 def _plot(arguments: Sequence[str]) -> None:
     if len(arguments) != 2 or not arguments[1].endswith(".png"):
         raise InputError("usage: gallery plot COMPARISON_FOLDER PICTURE.png (throughput since launch)")
@@ -159,6 +171,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "show": (_show, "the tables of what a folder of runs holds, or of a batch"),
     "doctor": (_doctor, "what this machine offers; where a run's step went; why several processes are slower than one"),
     "pack": (_pack, "one task as an archive that runs by itself on another machine"),
+    "site": (_site, "the gallery as pages for a browser (options: gallery site --help)"),
     "plot": (_plot, "a comparison's throughput since launch, as a picture"),
 }
 
