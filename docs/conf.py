@@ -22,6 +22,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 100
 add_module_names = False
+toc_object_entries = False  # every page's navigation is made anew of all entries, and a thousand functions would be among them
 nitpick_ignore_regex = [("py:.*", r"(?!gallery_lib\.).*"), ("py:.*", r".*\._.*|.*\.[A-Z]")]  # of others; private; type variables
 
 html_theme = "furo"

@@ -172,15 +172,15 @@ def speedup_text(measurement: Measurement) -> str:
 
 def rows(measurements: list[Measurement]) -> Rows:
     """A line each, under a header."""
-    header = ["machine", "notebook or task", "precision", "processes", "speed-up (interval)", "break-even", "measured", "file"]
+    header = ["notebook or task", "precision", "processes", "speed-up (interval)", "break-even", "machine", "measured", "file"]
     body = [
         [
-            m.machine,
             m.name,
             m.precision,
             str(m.processes),
             speedup_text(m),
             f"{m.break_even_steps} steps" if m.break_even_steps is not None else "—",
+            m.machine,
             m.date,
             m.source,
         ]
@@ -223,7 +223,7 @@ def draw(measurements: list[Measurement], path: Path) -> None:
         axes.errorbar(ratios, heights, xerr=errors, fmt=marker, color=colour, capsize=3, label=machine)
     axes.axvline(1.0, color="black", linewidth=1, linestyle=":")
     axes.set(xlabel="speed-up of the accelerated backend over PyTorch eager", yticks=range(len(labels)), yticklabels=labels)
-    axes.invert_yaxis()
+    axes.set_ylim(len(labels) - 0.5, -0.5)  # the first at the top
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside upper center", frameon=False)
     figure.savefig(path, dpi=110)

@@ -78,7 +78,7 @@ def room_page(room: str, modules: list[str]) -> str:
     """The page of one room; Sphinx's autodoc fills it in."""
     parts = [f"# `{room}`"]
     for module in modules:
-        if len(modules) > 1:
+        if module != modules[0]:  # whose own text stands below the title
             parts.append(f"## `{module.partition('.')[2]}`")
         parts.append(f"```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :ignore-module-all:\n   :member-order: bysource\n```")
     return "\n\n".join(parts) + "\n"
