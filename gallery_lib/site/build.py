@@ -20,6 +20,7 @@ import gallery_lib
 from gallery_lib import paths
 from gallery_lib.config import SiteConfig
 from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.processes import die_with_parent
 from gallery_lib.results import write_json
 from gallery_lib.site import check, index, measured, notebooks, reference
 
@@ -76,7 +77,14 @@ def run_sphinx(sources: Path, pages: Path) -> None:
     package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))}
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-n", "-W", "--keep-going", "-d", str(sources.parent / "doctrees")]
-    done = subprocess.run([*command, str(sources), str(pages)], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, str(sources), str(pages)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
     if done.returncode:
         lines = [line.replace(f"{sources}{os.sep}", "") for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         raise RunFailed("\n".join([f"Sphinx ended with exit code {done.returncode}:", *lines[:_SHOWN_PROBLEMS]]))
