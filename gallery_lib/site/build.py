@@ -67,7 +67,8 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
     results = measured.read_results(root / "benchmarks" / "results")
     here = measured.measured_in_batch(run) if run else []
     entries = [index.entry(source, [*here, *measured.of(results)], thumbnails) for source in chosen]
-    (folder / "index.md").write_text(index.page(entries), encoding="utf-8")
+    documents = [*sorted(path.name for path in (root / "docs").glob("*.md")), *DOCUMENTS]
+    (folder / "index.md").write_text(index.page(entries, documents), encoding="utf-8")
     measured.write_pages(results, folder)
     reference.write_pages(Path(gallery_lib.__file__).parent, folder)
 

@@ -101,8 +101,8 @@ def entry(source: Source, measurements: list[Measurement], thumbnails: Path) -> 
     )
 
 
-def page(entries: list[Entry]) -> str:
-    """The front page as Markdown, with the list as HTML."""
+def page(entries: list[Entry], documents: list[str]) -> str:
+    """The front page as Markdown, with the list as HTML; `documents` are the files of pages about the project."""
     loader = jinja2.PackageLoader("gallery_lib.site", package_path="")
     environment = jinja2.Environment(loader=loader, autoescape=jinja2.select_autoescape(["html.jinja"]), undefined=jinja2.StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
@@ -113,4 +113,4 @@ def page(entries: list[Entry]) -> str:
         "helped": sorted({what for e in entries for what in e.helped}, key=lambda what: (what == NOT_MEASURED, what)),
     }
     cards = environment.get_template("cards.html.jinja").render(entries=entries, facets=facets)
-    return environment.get_template("index.md.jinja").render(entries=entries, cards=cards)
+    return environment.get_template("index.md.jinja").render(entries=entries, cards=cards, documents=documents)

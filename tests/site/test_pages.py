@@ -64,7 +64,8 @@ def test_the_front_page_lists_every_notebook_with_what_the_filter_asks_for(check
     (tmp_path / "resnet50.png").touch()
     found = notebooks.sources(checkout / "notebooks", batch)
     here = measured.measured_in_batch(batch)
-    page = index.page([index.entry(source, here, tmp_path) for source in found])
+    page = index.page([index.entry(source, here, tmp_path) for source in found], ["architecture.md"])
+    assert page.endswith(":caption: Project\narchitecture\n```")
     assert page.count("<li data-domain=") == len(found)
     assert 'data-domain="computer vision" data-hardware="two CPU cores, 4 GiB|' in page
     assert 'data-helped="layout|allocator|compiler|optimizer"' in page
