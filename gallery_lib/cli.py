@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gallery_lib.command import INTERRUPTED, exit_code_of
-from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, SiteConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import CommandLine, parse_command_line
 from gallery_lib.table import text_columns
@@ -171,6 +171,18 @@ def _plot_operands(parser: argparse.ArgumentParser) -> None:
 _PLOT = CommandLine("gallery plot", "Draw a comparison's throughput since launch.", operands=_plot_operands)
 
 
+_SITE = CommandLine(
+    "gallery site", "Build the gallery's pages, which need neither server nor network. Nothing is executed: see --run.", (SiteConfig,)
+)
+
+
+def _site(arguments: Sequence[str]) -> None:
+    (config,) = _SITE.parse(arguments)
+    from gallery_lib.site.build import build
+
+    print(build(config) / "index.html")
+
+
 def _plot(arguments: Sequence[str]) -> None:
     (namespace,) = _PLOT.parse(arguments)
     if not namespace.picture.endswith(".png"):
@@ -234,6 +246,7 @@ _COMMANDS: dict[str, Command] = {
     "plot": Command(_plot, _PLOT, _READ, "a comparison's throughput since launch, as a picture"),
     "doctor": Command(_doctor, _DOCTOR, _READ, "what this machine offers; where a run's step went; why several processes are slower"),
     "list": Command(_list, _LIST, _TAKE, "the tasks of the gallery"),
+    "site": Command(_site, _SITE, _READ, "the gallery as pages for a browser, with guides and a reference"),
     "pack": Command(_pack, _PACK, _TAKE, "one task as an archive that runs by itself on another machine"),
     "completion": Command(_completion, _COMPLETION, _TAKE, "a script that completes these commands in bash or zsh"),
 }
@@ -245,6 +258,7 @@ EXAMPLES = {
     "gallery show runs/night": "its table again",
     "gallery compare runs/night runs/day": "what changed; exit code 1 for a regression",
     "gallery compare --model hf_Bert --sequence-length 128": "a task without its notebook",
+    "gallery site --run runs/night": "the same as pages for a browser",
     "gallery pack resnet50 --out resnet50.tar.gz": "to take along",
 }
 

@@ -226,3 +226,11 @@ class BatchConfig:
     )
     resume: bool = option(False, "go on in --out: keep what passed with the same notebook, parameters, package and versions")
     out: str | None = option(None, "folder of the executed notebooks and reports; default: a new one below runs/")
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """What `gallery site` builds."""
+
+    run: str | None = option(None, "folder of `gallery run` whose notebooks are shown with their outputs; default: none are")
+    out: str | None = option(None, "folder of the site; one that is there is replaced; default: build/site in the checkout")

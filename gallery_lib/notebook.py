@@ -236,6 +236,7 @@ def show_throughput(comparison: Comparison) -> None:
     from gallery_lib.report import plots
 
     display_figure(plots.throughput(comparison), plots.throughput_text(comparison))
+    display_markdown(markdown_table(plots.throughput_rows(comparison)))
 
 
 def show_losses(comparison: Comparison) -> None:
@@ -243,6 +244,7 @@ def show_losses(comparison: Comparison) -> None:
     from gallery_lib.report import plots
 
     display_figure(plots.losses(comparison), plots.losses_text(comparison))
+    display_markdown(markdown_table(plots.losses_rows(comparison)))
 
 
 def show_step_times(comparison: Comparison) -> None:
@@ -250,6 +252,7 @@ def show_step_times(comparison: Comparison) -> None:
     from gallery_lib.report import plots
 
     display_figure(plots.step_times(comparison), plots.step_times_text(comparison))
+    display_markdown(markdown_table(plots.step_times_rows(comparison)))
 
 
 def show_break_even(comparison: Comparison) -> None:
@@ -257,6 +260,7 @@ def show_break_even(comparison: Comparison) -> None:
     from gallery_lib.report import plots
 
     display_figure(plots.break_even(comparison), plots.break_even_text(comparison))
+    display_markdown(markdown_table(plots.break_even_rows(comparison)))
 
 
 def show_scaling(one: Comparison, several: Comparison | None) -> None:

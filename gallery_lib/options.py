@@ -271,12 +271,25 @@ def parameters_source(cls: type) -> str:
     return "\n".join(lines)
 
 
+def _may_be(cls: type, f: dataclasses.Field[Any]) -> str:
+    """The choices or the range of an option, as Markdown; nothing for text."""
+    (inner,) = _alternatives(_type_of(cls, f.name))
+    if typing.get_origin(inner) is Literal:
+        return ", ".join(f"`{value}`" for value in typing.get_args(inner))
+    low, high = f.metadata["minimum"], f.metadata["maximum"]
+    what = {bool: "on, off", int: "whole number", float: "number"}.get(inner, "")
+    if low is None:
+        return what
+    return f"{what}, at least {low:g}" if high is None else f"{what}, {low:g} to {high:g}"
+
+
 def options_table(cls: type) -> str:
-    """The options of `cls` as a Markdown table: name, default, unit, meaning."""
-    rows = ["| option | default | unit | meaning |", "|---|---|---|---|"]
+    """The options of `cls` as a Markdown table: name, default, what it may be, unit, meaning."""
+    rows = ["| option | default | may be | unit | meaning |", "|---|---|---|---|---|"]
     for f in fields(cls):
         default = default_of(f)
-        rows.append(f"| `{f.name}` | {'' if default is None else f'`{default}`'} | {f.metadata['unit']} | {f.metadata['help']} |")
+        shown = "" if default is None else f"`{default}`"
+        rows.append(f"| `{f.name}` | {shown} | {_may_be(cls, f)} | {f.metadata['unit']} | {f.metadata['help']} |")
     return "\n".join(rows)
 
 

@@ -95,6 +95,7 @@ def comparisons_in(folder: Path) -> list[dict[str, Any]]:
                 "break_even_steps": values["break_even_steps"],
                 "metrics": {variant: results["metrics"] for variant, results in values["variants"].items()},
                 "chance": values["chance"],
+                "techniques": variants[1]["techniques"],
             }
         )
     return found

@@ -1,8 +1,8 @@
 """Plots of a comparison: throughput over time, losses, step times, break-even.
 
-Every function returns a matplotlib Figure and has a description function beside it for the figure's alternative
-text. Colours are from the Okabe-Ito palette, told apart by line style and marker as well, so that they survive
-print and colour blindness.
+Every function returns a matplotlib Figure and has two others beside it: one for the figure's alternative text, one for
+the rows of a table that says the same in figures. Colours are from the Okabe-Ito palette, told apart by line style and
+marker as well, so that they survive print and colour blindness.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from gallery_lib.measure.compare import Comparison, each_step_seconds
+from gallery_lib.results import Results
+from gallery_lib.table import Rows, seconds
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 LINES = ("-", "--", "-.", ":")
+_TABLE_STEPS = 8
+"""Steps of a loss curve that its table has, evenly spread."""
 
 
 def _figure(title: str, x: str, y: str, width: float = 7.0, height: float = 3.6) -> tuple[Figure, Any]:
@@ -34,11 +38,11 @@ def timelines(comparison: Comparison) -> dict[str, tuple[np.ndarray, np.ndarray]
     """
     result = {}
     for name, run in comparison.variants.items():
-        seconds = np.array(each_step_seconds(Path(comparison.folder) / name))
+        durations = np.array(each_step_seconds(Path(comparison.folder) / name))
         warmup = run.warmup_steps
-        before_first_step = run.startup_seconds["total"] - max(0.0, float(seconds[:warmup].sum()) - warmup * run.step_seconds["p50"])
+        before_first_step = run.startup_seconds["total"] - max(0.0, float(durations[:warmup].sum()) - warmup * run.step_seconds["p50"])
         per_step = run.config["batch_size"] * run.world_size
-        result[name] = (before_first_step + np.cumsum(seconds), per_step * np.arange(1, len(seconds) + 1))
+        result[name] = (before_first_step + np.cumsum(durations), per_step * np.arange(1, len(durations) + 1))
     return result
 
 
@@ -64,6 +68,15 @@ def throughput_text(comparison: Comparison) -> str:
     return "Line plot of throughput over the time since launch: " + "; ".join(parts) + "."
 
 
+def throughput_rows(comparison: Comparison) -> Rows:
+    """Table of `throughput`."""
+    rows = [["", "trains nothing for", "then", "start-up included"]]
+    for (name, (ends, _)), run in zip(timelines(comparison).items(), comparison.variants.values(), strict=True):
+        rates = run.samples_per_second
+        rows.append([name, seconds(ends[0]), f"{rates['global']:.1f} samples/s", f"{rates['whole_run']:.1f} samples/s"])
+    return rows
+
+
 def losses(comparison: Comparison) -> Figure:
     """Training loss of both variants, step by step."""
     figure, axes = _figure("Training loss", "step", "loss")
@@ -82,6 +95,15 @@ def losses_text(comparison: Comparison) -> str:
     """Alternative text of `losses`."""
     parts = [f"{name} from {_loss(r.loss['first'])} to {_loss(r.loss['last'])}" for name, r in comparison.variants.items()]
     return "Line plot of training loss by step: " + "; ".join(parts) + "."
+
+
+def losses_rows(comparison: Comparison) -> Rows:
+    """Table of `losses`, at some of the steps, the first and the last among them."""
+    curves = [run.loss["curve"] for run in comparison.variants.values()]
+    count = min(map(len, curves))
+    chosen = np.unique(np.linspace(0, count - 1, min(count, _TABLE_STEPS)).round().astype(int))
+    rows = [["step", *comparison.variants]]
+    return rows + [[str(curves[0][i][0]), *(_loss(curve[i][1]) for curve in curves)] for i in chosen]
 
 
 def _steady(comparison: Comparison) -> dict[str, np.ndarray]:
@@ -109,17 +131,38 @@ def step_times_text(comparison: Comparison) -> str:
     return "Cumulative distribution of step times: " + "; ".join(parts) + "."
 
 
+def step_times_rows(comparison: Comparison) -> Rows:
+    """Table of `step_times`."""
+    rows = [["share of steps", *(f"{name}, at most" for name in comparison.variants)]]
+    steady = _steady(comparison).values()
+    return rows + [[f"{share} %", *(f"{np.percentile(ms, share):.0f} ms" for ms in steady)] for share in (5, 25, 50, 75, 95, 100)]
+
+
+def _seconds_after(run: Results, steps: int) -> float:
+    return run.startup_seconds["total"] + steps * run.step_seconds["p50"]
+
+
+def _steps_shown(comparison: Comparison) -> int:
+    steps = comparison.break_even_steps
+    return max(comparison.baseline.steps, int(1.5 * steps) if steps else 0)
+
+
 def break_even(comparison: Comparison) -> Figure:
     """Time since launch by number of steps, start-up included, extended at the steady-state rate to the break-even point."""
     figure, axes = _figure("When does the longer start-up pay?", "steps trained", "seconds since launch")
     steps = comparison.break_even_steps
-    shown = max(comparison.baseline.steps, int(1.5 * steps) if steps else 0)
     for (name, run), colour, line in zip(comparison.variants.items(), COLOURS, LINES, strict=False):
-        x = np.array([0, shown])
-        axes.plot(x, run.startup_seconds["total"] + x * run.step_seconds["p50"], color=colour, linestyle=line, label=name)
+        x = [0, _steps_shown(comparison)]
+        axes.plot(x, [_seconds_after(run, n) for n in x], color=colour, linestyle=line, label=name)
     if steps:
-        moment = comparison.candidate.startup_seconds["total"] + steps * comparison.candidate.step_seconds["p50"]
-        axes.plot([steps], [moment], marker="o", color="black", linestyle="", label=f"break-even: {steps} steps")
+        axes.plot(
+            [steps],
+            [_seconds_after(comparison.candidate, steps)],
+            marker="o",
+            color="black",
+            linestyle="",
+            label=f"break-even: {steps} steps",
+        )
     axes.set_ylim(bottom=0)
     axes.legend()
     return figure
@@ -130,3 +173,10 @@ def break_even_text(comparison: Comparison) -> str:
     from gallery_lib.report.tables import break_even_line
 
     return "Line plot of time since launch by steps trained. " + break_even_line(comparison)
+
+
+def break_even_rows(comparison: Comparison) -> Rows:
+    """Table of `break_even`, with the break-even point if there is one."""
+    counts = sorted({0, comparison.break_even_steps or 0, _steps_shown(comparison)})
+    rows = [["steps trained", *(f"{name}, since launch" for name in comparison.variants)]]
+    return rows + [[str(n), *(seconds(_seconds_after(run, n)) for run in comparison.variants.values())] for n in counts]

@@ -39,6 +39,7 @@ FLOORS: dict[float, tuple[str, ...]] = {
     4: ("measure",),
     5: ("completion", "report", "pack"),
     5.5: ("batch",),  # its summary uses the tables
+    5.7: ("site",),  # shows what a batch left
     6: ("cli", "lab", "notebook", "__main__"),
     6.5: ("walk",),
 }

@@ -1,6 +1,8 @@
 """What the tables say, for verdicts of every kind."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 from gallery_lib.measure.compare import Comparison
 from gallery_lib.measure.parity import Check, Parity
@@ -86,3 +88,14 @@ def test_a_loss_that_is_not_finite_is_drawn_and_described() -> None:
 def test_every_line_of_a_plot_differs_in_style_and_not_in_colour_alone() -> None:
     lines = plots.losses(dataclasses.replace(comparison(None, None))).axes[0].get_lines()
     assert len({line.get_linestyle() for line in lines}) == len(lines) == 2
+
+
+def test_every_plot_has_a_table_of_what_it_shows(tmp_path: Path) -> None:
+    outcome = dataclasses.replace(comparison(Ratio(2.0, 1.9, 2.1), 40), folder=str(tmp_path))
+    for name, step in (("baseline", 0.5), ("compiler-opt", 0.25)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "steps.jsonl").write_text(json.dumps({"each_step_seconds": [9.0] * 2 + [step] * 18}) + "\n")
+    assert plots.losses_rows(outcome) == [["step", "baseline", "compiler-opt"], ["1", "7.00", "7.00"], ["2", "not finite", "not finite"]]
+    assert plots.step_times_rows(outcome)[3] == ["50 %", "500 ms", "250 ms"]
+    assert plots.break_even_rows(outcome)[1:] == [["0", "10.00 s", "10.00 s"], ["40", "30.00 s", "20.00 s"], ["60", "40.00 s", "25.00 s"]]
+    assert plots.throughput_rows(outcome)[1][2:] == ["32.0 samples/s", "3.0 samples/s"]

@@ -1,0 +1,5 @@
+"""`gallery site`: the gallery as a folder of pages that need nothing but a browser.
+
+`build` puts the others together and runs Sphinx; `notebooks`, `index`, `measured` and `reference` write pages; `docstrings` is
+what Sphinx needs to read the package's; `check` looks at every finished page. What stands in `docs/` is taken as it is.
+"""

@@ -1,0 +1,115 @@
+"""Looks at every page of a finished site: what it loads lies in the site, every link leads somewhere, pictures have words.
+
+Links into the network are not followed; a script, style, font or picture from there is a fault.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_LOADED = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "embed": "src",
+    "object": "data",
+}
+_LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "manifest", "mask-icon", "apple-touch-icon"}
+_STYLE_ADDRESS = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""")
+
+
+@dataclass
+class Page:
+    """What matters of one page: the addresses that it loads, those that it links to, its anchors, its mute pictures."""
+
+    loaded: list[str] = field(default_factory=list)
+    linked: list[str] = field(default_factory=list)
+    anchors: set[str] = field(default_factory=set)
+    without_words: list[str] = field(default_factory=list)
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.page = Page()
+        self._in_style = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        page = self.page
+        page.anchors.update(filter(None, [values.get("id"), values.get("name") if tag == "a" else None]))
+        page.loaded += _addresses_in_style(values.get("style", ""))
+        if (name := _LOADED.get(tag)) and values.get(name):
+            page.loaded.append(values[name])
+        page.loaded += [part.split()[0] for part in values.get("srcset", "").split(",") if part.strip()]
+        if tag == "link" and set(values.get("rel", "").split()) & _LOADED_LINKS:
+            page.loaded.append(values.get("href", ""))
+        if tag == "a" and "href" in values:
+            page.linked.append(values["href"])
+        if tag == "img" and not values.get("alt", "").strip():
+            page.without_words.append(values.get("src", ""))
+        self._in_style = tag == "style"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_style:
+            self.page.loaded += _addresses_in_style(data)
+
+
+def _addresses_in_style(text: str) -> list[str]:
+    return [one or other for one, other in _STYLE_ADDRESS.findall(text)]
+
+
+def read_page(path: Path) -> Page:
+    """The page at `path`."""
+    reader = _Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    return reader.page
+
+
+def _outside(address: str) -> bool:
+    parts = urlsplit(address)
+    return bool(parts.netloc) or parts.scheme not in ("", "data")
+
+
+def _missing(address: str, start: Path, site: Path) -> bool:
+    """Whether the file that is loaded from `start` is not in the site."""
+    if address.startswith("data:"):
+        return False
+    target = (start.parent / unquote(urlsplit(address).path)).resolve()
+    return not (target.is_file() and target.is_relative_to(site))
+
+
+def problems(site: Path) -> list[str]:
+    """A message for each fault; an empty list for a site without one."""
+    site = site.resolve()
+    pages = {path: read_page(path) for path in sorted(site.rglob("*.html"))}
+    found = []
+    for path, page in pages.items():
+        name = path.relative_to(site)
+        for address in page.loaded:
+            if _outside(address):
+                found.append(f"{name} loads {address} from elsewhere")
+            elif _missing(address, path, site):
+                found.append(f"{name} loads {address}, which is not there")
+        for address in page.linked:
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.is_file() or not target.is_relative_to(site):
+                found.append(f"{name} links to {address}, which is not there")
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                found.append(f"{name} links to {address}, and that page has no such place")
+        found += [f"{name} shows {address} without alternative text" for address in page.without_words]
+    for path in sorted(site.rglob("*.css")):
+        for address in _addresses_in_style(path.read_text(encoding="utf-8")):
+            if _outside(address) or _missing(address, path, site):
+                found.append(f"{path.relative_to(site)} loads {address}, which is not in the site")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,116 @@
+"""The front page: every notebook with its picture, what it needs, what came out, and what helped.
+
+It is a plain list; `docs/static/gallery.js` adds the filter, from the values that each item carries. What a notebook
+needs is estimated from its task's own declarations; what helped is only said where it was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from gallery_lib import tasks
+from gallery_lib.config import TrainConfig
+from gallery_lib.site.measured import Measurement, speedup_text
+from gallery_lib.site.notebooks import Source
+from gallery_lib.tasks import memory
+
+THUMBNAILS = "thumbnails"
+_HOST_GIBIBYTES = (4, 8, 16, 32)
+_GPU_GIBIBYTES = (16, 24, 40, 80)
+NOT_MEASURED = "not measured"
+ANY_MODEL = "any model"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One notebook on the front page. `hardware` names every kind of machine that will do, the smallest first."""
+
+    name: str
+    title: str
+    summary: str
+    domain: str
+    hardware: tuple[str, ...]
+    needs: str
+    measured: str
+    helped: tuple[str, ...]
+    thumbnail: str | None  # as the page links to it
+    executed: bool
+
+
+def _host(gibibytes: int) -> str:
+    return f"two CPU cores, {gibibytes} GiB"
+
+
+def _gpu(gibibytes: int) -> str:
+    return f"one GPU, {gibibytes} GiB (full size)"
+
+
+def _sized(name: str, profile: dict[str, object]) -> TrainConfig:
+    sizes = {key: value for key, value in profile.items() if key in ("batch_size", "image_size", "sequence_length")}
+    return TrainConfig(model=name, **sizes)  # type: ignore[arg-type]
+
+
+def hardware_of(name: str) -> tuple[tuple[str, ...], str]:
+    """The machines that the notebook `name` runs on, and its need in words.
+
+    A comparison holds two variants at a time. On a GPU only the model's memory counts, not that of Python and its libraries.
+    """
+    if name not in tasks.names():
+        return tuple(map(_host, _HOST_GIBIBYTES)), "two CPU cores; GPUs are used where there are any"
+    task = tasks.get(name)
+    host = 2 * memory.needed_bytes(_sized(name, task.quick)) / 2**30
+    gpu = 2 * (memory.needed_bytes(_sized(name, task.full)) - memory.PROCESS_BYTES) / 2**30
+    will_do = [_host(size) for size in _HOST_GIBIBYTES if size >= host] + [_gpu(size) for size in _GPU_GIBIBYTES if size >= gpu]
+    return tuple(will_do), f"two CPU cores and {host:.1f} GiB; at full size a GPU with {gpu:.0f} GiB (estimated)"
+
+
+def outcome(measurements: list[Measurement]) -> tuple[str, tuple[str, ...]]:
+    """What came out on one process, and what helped; of several measurements the first counts.
+
+    Techniques are named together where the backend was faster: which of them did it, this does not tell.
+    """
+    alone = [m for m in measurements if m.processes == 1]
+    if not alone:
+        return NOT_MEASURED, (NOT_MEASURED,)
+    first = alone[0]
+    text = f"{speedup_text(first)}, {first.precision}, on {first.machine}"
+    if first.verdict != "faster":
+        return text, (first.verdict,)
+    return text, first.techniques if first.techniques else ("not recorded",)
+
+
+def entry(source: Source, measurements: list[Measurement], thumbnails: Path) -> Entry:
+    """The front page's item for a notebook. `measurements` are of all notebooks, those that count first in front."""
+    hardware, needs = hardware_of(source.name)
+    measured, helped = outcome([m for m in measurements if m.name == source.name])
+    has_picture = (thumbnails / f"{source.name}.png").is_file()
+    return Entry(
+        name=source.name,
+        title=source.title,
+        summary=source.summary,
+        domain=tasks.get(source.name).domain if source.name in tasks.names() else ANY_MODEL,
+        hardware=hardware,
+        needs=needs,
+        measured=measured,
+        helped=helped,
+        thumbnail=f"_static/{THUMBNAILS}/{source.name}.png" if has_picture else None,
+        executed=source.executed,
+    )
+
+
+def page(entries: list[Entry], documents: list[str]) -> str:
+    """The front page as Markdown, with the list as HTML; `documents` are the files of pages about the project."""
+    loader = jinja2.PackageLoader("gallery_lib.site", package_path="")
+    environment = jinja2.Environment(loader=loader, autoescape=jinja2.select_autoescape(["html.jinja"]), undefined=jinja2.StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    machines = [*map(_host, _HOST_GIBIBYTES), *map(_gpu, _GPU_GIBIBYTES)]
+    facets = {
+        "domain": sorted({e.domain for e in entries}),
+        "hardware": [machine for machine in machines if any(machine in e.hardware for e in entries)],
+        "helped": sorted({what for e in entries for what in e.helped}, key=lambda what: (what == NOT_MEASURED, what)),
+    }
+    cards = environment.get_template("cards.html.jinja").render(entries=entries, facets=facets)
+    return environment.get_template("index.md.jinja").render(entries=entries, cards=cards, documents=documents)

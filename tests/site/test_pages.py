@@ -1,0 +1,147 @@
+"""What the written pages say: the front page's data, results across machines, options, the list of modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from gallery_lib import config, tasks
+from gallery_lib.errors import InputError
+from gallery_lib.site import index, measured, notebooks, reference
+from gallery_lib.site.measured import Measurement
+from gallery_lib.stats import Ratio
+
+CONDITIONS = {
+    "date": "2026-11-20",
+    "command": "python benchmarks/gallery.py --out x.json",
+    "environment": {"device": "cpu", "cpu": "A CPU", "cores": 8, "isa": [], "memory_bytes": 2**34, "python": "3", "torch": "2"},
+    "load_average_before": 0.1,
+}
+COMPARED = {
+    "processes": 1,
+    "amp_level": "O0",
+    "verdict": "faster",
+    "speedup": {"ratio": 1.5, "low": 1.4, "high": 1.6},
+    "break_even_steps": 30,
+}
+USED = {"layout": "channels_last", "allocator": "not applied: no glibc", "compiler": "inductor", "optimizer": "fused"}
+
+
+def measurement(verdict: str, **values: object) -> Measurement:
+    speedup = None if verdict == "not comparable" else Ratio(1.5, 1.4, 1.6)
+    return dataclasses.replace(
+        Measurement("resnet50", "O0", 1, speedup, verdict, 30, ("layout", "compiler"), "2 cores of A CPU", "2026-11-21", "x.json"),
+        **values,  # type: ignore[arg-type]
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------
+# The front page
+
+
+def test_what_helped_is_said_only_where_the_backend_was_faster_on_one_process() -> None:
+    assert index.outcome([]) == ("not measured", ("not measured",))
+    assert index.outcome([measurement("faster", processes=2)]) == ("not measured", ("not measured",))
+    assert index.outcome([measurement("faster"), measurement("slower")])[1] == ("layout", "compiler")
+    assert index.outcome([measurement("faster", techniques=None)])[1] == ("not recorded",)
+    assert index.outcome([measurement("not comparable")]) == ("not comparable, O0, on 2 cores of A CPU", ("not comparable",))
+
+
+def test_a_larger_machine_will_do_where_a_smaller_one_does() -> None:
+    for name in tasks.names():
+        will_do, needs = index.hardware_of(name)
+        cores = [machine for machine in will_do if "cores" in machine]
+        assert cores and cores[-1] == "two CPU cores, 32 GiB", name
+        assert "estimated" in needs
+    small, large = index.hardware_of("resnet18")[0], index.hardware_of("hf_Bart")[0]
+    assert set(large) < set(small)
+
+
+def test_the_front_page_lists_every_notebook_with_what_the_filter_asks_for(checkout: Path, batch: Path, tmp_path: Path) -> None:
+    (tmp_path / "resnet50.png").touch()
+    found = notebooks.sources(checkout / "notebooks", batch)
+    here = measured.measured_in_batch(batch)
+    page = index.page([index.entry(source, here, tmp_path) for source in found], ["architecture.md"])
+    assert page.endswith(":caption: Project\narchitecture\n```")
+    assert page.count("<li data-domain=") == len(found)
+    assert 'data-domain="computer vision" data-hardware="two CPU cores, 4 GiB|' in page
+    assert 'data-helped="layout|allocator|compiler|optimizer"' in page
+    assert page.count("<img ") == 1 and 'src="_static/thumbnails/resnet50.png" alt="A picture from the notebook ResNet-50' in page
+    assert "3.02× (2.92 to 3.06), O1, on 2 cores of Intel" not in page  # the batch's machine, as its report names it
+    assert "3.02× (2.92 to 3.06), O1, on 2 cores of A CPU" in page
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Results
+
+
+def write(folder: Path, name: str, content: dict[str, object]) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_the_committed_results_are_read_whatever_their_shape(checkout: Path) -> None:
+    files = measured.read_results(checkout / "benchmarks" / "results")
+    assert len(files) == len(list((checkout / "benchmarks" / "results").glob("*.json")))
+    table = measured.rows(measured.of(files))
+    assert ["resnet50", "O1", "1", "3.02× (2.92 to 3.06)"] in [row[:4] for row in table]
+    assert {len(row) for row in table} == {len(table[0])}
+
+
+def test_files_of_two_machines_and_of_an_unknown_shape_share_one_page(tmp_path: Path) -> None:
+    twice = [{**COMPARED, "techniques": USED}, {**COMPARED, "processes": 2, "verdict": "not comparable", "speedup": None}]
+    ran = {"seconds": 60.0, "problem": None, "comparisons": twice, "date": "2026-11-19"}
+    gpu = {**CONDITIONS["environment"], "device": "8 × A GPU"}  # type: ignore[dict-item]
+    write(tmp_path, "gallery-a.json", {**CONDITIONS, "parameters": {}, "notebooks": {"alexnet": ran}})
+    write(tmp_path, "gallery-b.json", {**CONDITIONS, "environment": gpu, "notebooks": {"alexnet": {**ran, "date": None}}})
+    write(tmp_path, "loader-a.json", {**CONDITIONS, "images_per_second": {"ours": 612.34567, "theirs": [1, 2]}, "all": list(range(20))})
+    files = measured.read_results(tmp_path)
+    first = measured.of(files)[0]
+    assert (first.techniques, first.date, first.machine) == (("layout", "compiler", "optimizer"), "2026-11-19", "8 cores of A CPU")
+    measured.write_pages(files, tmp_path)
+    page = (tmp_path / "results.md").read_text()
+    for part in (
+        "| alexnet | O0 | 1 | 1.50× (1.40 to 1.60) | 30 steps | 8 × A GPU | 2026-11-20 | gallery-b.json |",
+        "not comparable",
+        "## loader-a.json",
+        "images_per_second · ours | `612.3`",
+        "all | `20 values`",
+    ):
+        assert part in page
+    assert "![Dot plot of 2 speed-ups with their intervals, on 2 machine(s): from 1.50×" in page
+    assert (tmp_path / measured.FIGURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_results_the_page_says_so_and_a_file_without_conditions_is_named(tmp_path: Path) -> None:
+    measured.write_pages(measured.read_results(tmp_path), tmp_path)
+    assert "Nothing has been measured yet" in (tmp_path / "results.md").read_text()
+    write(tmp_path, "x.json", {"speed": 3})
+    with pytest.raises(InputError, match=r"x.json is no file of results"):
+        measured.read_results(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Reference
+
+
+def test_every_option_of_every_class_has_a_row() -> None:
+    page = reference.options_page()
+    classes = [value for value in vars(config).values() if isinstance(value, type) and value.__module__ == config.__name__]
+    for cls in classes:
+        for f in dataclasses.fields(cls):
+            assert cls is config.Config or f"| `{f.name}` | " in page, (cls, f.name)
+    assert "## `accelerate()`: `config.tune`" in page
+    assert "| `prefetch` | `2` | whole number, at least 0 | batches |" in page
+    assert "| `amp_level` | `O0` | `O0`, `O1` |" in page
+    assert {line.count(" | ") for line in page.splitlines() if line.startswith("| `")} == {4}
+
+
+def test_every_module_stands_on_the_page_of_its_room(checkout: Path) -> None:
+    found = reference.rooms(checkout / "gallery_lib")
+    assert found["results"] == ["gallery_lib.results"]
+    assert found["measure"][:2] == ["gallery_lib.measure", "gallery_lib.measure.compare"]
+    page = reference.room_page("measure", found["measure"])
+    assert all(f".. automodule:: {module}\n" in page for module in found["measure"])
+    assert reference.about(checkout / "gallery_lib" / "table.py").startswith("Rows of text as a table")
