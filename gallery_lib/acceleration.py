@@ -23,6 +23,7 @@ from gallery_lib.compiler import allocator
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.first_call import announce_first_call
 from gallery_lib.compiler.layout import memory_format
+from gallery_lib.compiler.toggle import kernels_enabled
 from gallery_lib.config import Config
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
@@ -68,7 +69,7 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
         done["allocator"] = allocator.apply() if device.type == "cpu" else "torch's caching allocator (CUDA)"
     if config.compute.kernels and (reason := usage.reason_not_used(device)):
         done["kernels"] = f"not used, {reason}"
-        if device.type == "cuda":
+        if device.type == "cuda" and kernels_enabled():
             fallback.announce(reason)
     batches = None if loader is None else DeviceLoader(loader, device, layout, config.loader)
     if config.tune.enabled:

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_COPIES = 64
+"""Pinned at once, since pinning memory may wait for the device; more only if more are under way."""
+
 
 class DeviceCount:
     """Starts at 0. `value` is the count on the device, an int64 scalar; `additions` says how often `add` was called."""
@@ -19,9 +22,10 @@ class DeviceCount:
     def __init__(self, device: torch.device) -> None:
         self.value = torch.zeros((), dtype=torch.int64, device=device)
         self.additions = 0
+        pinned = self.value.is_cuda
+        self._free = list(torch.zeros(_COPIES if pinned else 1, dtype=torch.int64, pin_memory=pinned).unbind())  # may be written to
         self._under_way: deque[tuple[int, Tensor, Any]] = deque()  # (additions, copy on the host, event)
-        self._arrived: tuple[int, Tensor] = (0, torch.zeros((), dtype=torch.int64))
-        self._pinned: list[Tensor] = []  # copies that may be written to again
+        self._arrived: tuple[int, Tensor] = (0, self._free.pop())
 
     def add(self, amount: Tensor) -> None:
         """Add an integer or bool scalar on the same device."""
@@ -31,7 +35,7 @@ class DeviceCount:
             self._arrived = (self.additions, self.value.clone())
             return
         self._look()
-        copy = self._pinned.pop() if self._pinned else torch.empty((), dtype=torch.int64, pin_memory=True)
+        copy = self._free.pop() if self._free else torch.empty((), dtype=torch.int64, pin_memory=True)
         copy.copy_(self.value, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.value.device))
@@ -39,8 +43,7 @@ class DeviceCount:
 
     def _look(self) -> None:
         while self._under_way and self._under_way[0][2].query():
-            if self._arrived[1].is_pinned():
-                self._pinned.append(self._arrived[1])
+            self._free.append(self._arrived[1])
             additions, copy, _ = self._under_way.popleft()
             self._arrived = (additions, copy)
 

@@ -33,10 +33,9 @@ class WaitsForDevice(RuntimeWarning):
 
 
 @functools.cache
-def _announce(optimizer: type) -> None:
-    name = f"{optimizer.__module__}.{optimizer.__qualname__}"
+def _announce(optimizer: str) -> None:
     warnings.warn(
-        f"{name} cannot skip a step on the device: the scaler waits at each of its steps for the overflow flag. "
+        f"{optimizer} cannot skip a step on the device: the scaler waits at each of its steps for the overflow flag. "
         "gallery_lib.optim.sync_free has optimizers that can, and torch's Adam, AdamW, SGD and Adagrad can with fused=True.",
         WaitsForDevice,
         stacklevel=5,
@@ -126,7 +125,7 @@ class GradScaler(torch.amp.GradScaler):
         return self._agreed(super()._unscale_grads_(*arguments, **named))
 
     def _maybe_opt_step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        _announce(type(optimizer))
+        _announce(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}")
         return super()._maybe_opt_step(optimizer, *args, **kwargs)
 
     def _agreed(self, found: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:

@@ -49,11 +49,11 @@ def test_updates_do_not_wait_and_are_torchs(pair, cuda_kernels):
 
 
 def test_the_host_learns_of_a_count_without_waiting(cuda_kernels):
-    count = DeviceCount(cuda_kernels)
+    count, amounts = DeviceCount(cuda_kernels), torch.tensor([True, False, True], device=cuda_kernels)
     torch.cuda.synchronize()
     torch.cuda._sleep(200_000_000)
-    for amount in (True, False, True):
-        count.add(torch.tensor(amount).to(cuda_kernels, non_blocking=True))
+    for amount in amounts.unbind():
+        count.add(amount)
     assert count.known() == (0, 0)
     assert count.wait() == 2
     assert count.known() == (3, 2)
