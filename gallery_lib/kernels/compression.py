@@ -3,7 +3,9 @@
 `pack(gradient, wire, error)` gives the bytes to be sent; `accumulate_(sum, packed, wire)` adds up what came from every rank,
 in the order of ranks, so that all get the same bits. What packing loses stays in `error`, an fp32 tensor like the gradient,
 and goes along the next time. An infinity or NaN arrives as NaN in its whole group of 256 (int8) or as it is (bf16), so an
-overflow is still seen in the sum; `error` then keeps its value there. Buffers are flat, of any size; nothing is waited for.
+overflow is still seen in the sum; `error` then keeps its value there. It is in the gradient's own unit: where gradients are
+scaled by a loss scale that changes, `error` has to be multiplied by the same. Buffers are flat, of any size; nothing is
+waited for.
 """
 
 from __future__ import annotations

@@ -38,9 +38,11 @@ def _mutations(kernel: str, source: str, after: str, tests: str, *changes: tuple
 
 
 _STATISTICS, _BOUND = "test_gradient_statistics and not reference", "test_every_element"
+_LAMB = f"({_BOUND} or skipped or moves) and lamb"
+_CROSS_ENTROPY = "test_cross_entropy and not torch"
 _MOMENTS = "test_batch_norm and (statistics_are or parts_of or same_bits)"
 _GRADIENT = "test_batch_norm and test_every_result"
-_PACKED = "test_compression and (arrives or overflow)"
+_PACKED, _ADDED = "test_compression and (arrives or overflow)", "test_compression and added_up"
 MUTATIONS = [
     *_mutations(
         "sum_squares", "gradient_statistics.cu", "sum_squares", _STATISTICS,
@@ -91,31 +93,31 @@ MUTATIONS = [
         ("a.flags & DECOUPLED ? 0.0f : float(a.weight_decay)", "0.0f"),
     ),
     *_mutations(
-        "lamb_moments", "lamb.cu", "struct Moments", f"({_BOUND} or skipped or moves) and lamb",
+        "lamb_moments", "lamb.cu", "struct Moments", _LAMB,
         ("weights.add(weight);", "weights.add(average);"),
         ("scratch[1]);", "scratch[0]);"),  # two sums through the same memory
         ("        skip_chunk(a, chunk);\n        return;\n", ""),
     ),
     *_mutations(
-        "lamb_trust_ratios", "lamb.cu", "void __launch_bounds__(THREADS) lamb_trust_ratios", f"({_BOUND} or skipped or moves) and lamb",
+        "lamb_trust_ratios", "lamb.cu", "void __launch_bounds__(THREADS) lamb_trust_ratios", _LAMB,
         ("sqrt(weights / updates)", "weights / updates"),
         ("updates += a.partial[2 * block + 1]", "updates += a.partial[2 * block]"),
         ("block < a.tensors.first_block[blockIdx.x + 1]", "block <= a.tensors.first_block[blockIdx.x + 1]"),
     ),
     *_mutations(
-        "lamb_update", "lamb.cu", "struct Update", f"({_BOUND} or skipped or moves) and lamb",
+        "lamb_update", "lamb.cu", "struct Update", _LAMB,
         ("weight -= rate", "weight -= 1.001f * rate"),
         ("if (a.skips()) return;", ""),
         ("    __syncthreads();\n", ""),
     ),
     *_mutations(
-        "cross_entropy_rows", "cross_entropy.cu", "struct RowStatistics", "test_cross_entropy and not torch",
+        "cross_entropy_rows", "cross_entropy.cu", "struct RowStatistics", _CROSS_ENTROPY,
         ("sum * expf(maximum - value) + 1", "sum + 1"),  # without rescaling
         ("        if (larger != -infinity()) sum", "        sum"),
         ("if (tail < a.classes) take(elements[tail]);", ""),
     ),
     *_mutations(
-        "cross_entropy_gradient", "cross_entropy.cu", "cross_entropy_gradient(", "test_cross_entropy and not torch",
+        "cross_entropy_gradient", "cross_entropy.cu", "cross_entropy_gradient(", _CROSS_ENTROPY,
         ("- each -", "-"),
         ("a.gradient + row * a.classes", "a.gradient + row * a.row_stride"),
         ("if (!is_aligned<WIDTH>(gradient + head)) head = 0, vectors = 0;", ""),
@@ -193,13 +195,13 @@ MUTATIONS = [
         ("store(values, a.size - at,", "store(values, a.size,"),  # beyond the end
     ),
     *_mutations(
-        "accumulate_int8", "compression.cu", "void accumulate(const", "test_compression and added_up",
+        "accumulate_int8", "compression.cu", "void accumulate(const", _ADDED,
         ("[at / GROUP]", "[0]"),
         ("part + a.codes_from", "part"),
         ("rank < a.ranks", "rank + 1 < a.ranks"),
     ),
     *_mutations(
-        "accumulate_bf16", "compression.cu", "void accumulate(const", "test_compression and added_up",
+        "accumulate_bf16", "compression.cu", "void accumulate(const", _ADDED,
         ("fmaf(sum[i], a.factor, before[i])", "sum[i] + before[i]"),
         ("if (a.add) load", "load"),
         ("fmaf(values[i], scale, sum[i])", "fmaf(values[i], scale, 0.0f)"),
