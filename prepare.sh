@@ -373,7 +373,7 @@ install_failed() {
 make_venv() {
     local extra=() anew=0
     if [[ $STAMP_EXTRA == dev ]]; then EXTRA=dev; fi
-    if [[ $EXTRA == dev ]]; then extra=(--extra dev); fi
+    if [[ $EXTRA == dev ]]; then extra=(--all-extras); fi # the tests cover what is optional too
     if [[ -f .venv/pyvenv.cfg ]] && ! grep -q '^prompt = gallery$' .venv/pyvenv.cfg; then
         stop ".venv is there, but was not made by prepare.sh." "Move it away, or activate it and use --into-current."
     fi
@@ -411,7 +411,8 @@ add_to_current() {
 import importlib.metadata, pathlib, sys, tomllib
 extra, required, kept = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-needed = project["dependencies"] + project["optional-dependencies"].get(extra, [])
+optional = project["optional-dependencies"].values() if extra == "dev" else []
+needed = project["dependencies"] + [requirement for group in optional for requirement in group]
 required.write_text("\n".join(needed) + "\n")
 pins = []
 for name in ("torch", "torchvision"):
