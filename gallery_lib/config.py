@@ -99,6 +99,18 @@ class Compiler(Settable):
     enabled: bool = option(True, "compile the model")
     backend: str = option("inductor", "name in the registry of compiler backends")
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option("default", "torch.compile's mode")
+    keep_activations: float = option(
+        1.0,
+        "part of the activations that are kept for the backward pass; the rest is computed again, where memory is short",
+        minimum=0,
+        maximum=1,
+    )
+    any_threads: bool = option(
+        False, "on the CPU, generate code for any number of threads, so that runs on one and on several processes share what was compiled"
+    )
+    bf16_on_fp32_units: bool = option(
+        True, "on a CPU without bfloat16 units, do bfloat16 products on the fp32 units instead of emulating them"
+    )
 
 
 @dataclass
