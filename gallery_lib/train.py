@@ -3,17 +3,18 @@
 A plain loop: data, `accelerate()`, forward and loss under autocast, backward, optimizer. The baseline and the
 accelerated backend go through the same lines; what differs is what `accelerate()` was asked to do. With more than
 one process (torchrun's variables say so) gradients are averaged by DistributedDataParallel. It does not start
-processes (launcher.py) and does not compare (measure/).
+processes (launcher.py) and does not compare (measure/, which may also have the model made ready by another library: `Recipe`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from gallery_lib import hardware, options, paths, precision, stats, tasks
-from gallery_lib.acceleration import accelerate, plain_module, techniques
+from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
@@ -49,6 +50,7 @@ class Session:
     task: Task
     splits: Splits
     model: nn.Module
+    plain: nn.Module  # the task's own module, inside `model`
     loader: DeviceLoader
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -56,6 +58,8 @@ class Session:
     autocast_dtype: torch.dtype | None
     log: RunLog
     clock: StepClock
+    techniques: dict[str, str]
+    propagate: Callable[[Tensor], Any]
     losses: list[Tensor] = field(default_factory=list)  # of this rank, one scalar a step
     skipped_steps: int = 0
 
@@ -66,7 +70,7 @@ class Session:
 
     def backward(self, loss: Tensor) -> None:
         """The loss's gradients, added to `.grad`, scaled by the scaler."""
-        self.scaler.scale(loss).backward()
+        self.propagate(self.scaler.scale(loss))
 
     def step(self, batch: Any) -> None:
         """One training step."""
@@ -97,6 +101,35 @@ class Observer:
 
     def after_training(self, session: Session) -> None:
         """The last step is done; evaluation follows."""
+
+
+@dataclass
+class Prepared:
+    """A model that is ready to train, with its batches and optimizer."""
+
+    model: nn.Module
+    loader: DeviceLoader
+    optimizer: torch.optim.Optimizer
+    autocast_dtype: torch.dtype | None  # of forward pass and loss; None: fp32, or the recipe sees to it
+    techniques: dict[str, str]
+    propagate: Callable[[Tensor], Any] = Tensor.backward  # a loss's gradients into `.grad`
+
+
+class Recipe:
+    """How a model is made ready to train: here through accelerate(), as the run's options ask."""
+
+    def prepare(
+        self,
+        model: nn.Module,
+        loader: DataLoader[Any],
+        build_optimizer: Callable[..., torch.optim.Optimizer],
+        config: TrainConfig,
+        autocast_dtype: torch.dtype | None,
+    ) -> Prepared:
+        """`model`, whose parameters stay the same objects, ready; `build_optimizer(accelerated=…)` makes the task's optimizer."""
+        wrapped, batches = accelerate(model, loader, backend_config(config))
+        optimizer = build_optimizer(accelerated=config.compiler_opt)
+        return Prepared(wrapped, batches, optimizer, autocast_dtype, techniques(wrapped))
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
@@ -143,7 +176,7 @@ def _loader(config: TrainConfig, task: Task, splits: Splits) -> DataLoader[Any]:
     )
 
 
-def _open(config: TrainConfig, observer: Observer) -> Session:
+def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     """Everything that a run needs, before its first step."""
     assert config.threads is not None and config.run_dir is not None
     torch.set_num_threads(config.threads)
@@ -153,26 +186,29 @@ def _open(config: TrainConfig, observer: Observer) -> Session:
     model = task.build_model()
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
-    model, loader = accelerate(model, _loader(config, task, splits), backend_config(config))
-    if len(loader) == 0:
+    build_optimizer = functools.partial(task.optimizer.build, model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    ready = recipe.prepare(model, _loader(config, task, splits), build_optimizer, config, dtype)
+    if len(ready.loader) == 0:
         world_size = process_group.world_size()
         raise InputError(
             f"batch_size={config.batch_size} on {world_size} process(es) needs {config.batch_size * world_size} training samples, "  # type: ignore[operator]
             f"and the data set has {len(splits.train) * task.samples_per_item}. Use a smaller batch_size or more data."  # type: ignore[arg-type]
         )
-    optimizer = task.optimizer.build(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, accelerated=config.compiler_opt)
     return Session(
         config=config,
         task=task,
         splits=splits,
-        model=model,
-        loader=loader,
-        optimizer=optimizer,
-        scaler=precision.grad_scaler(dtype, loader.device.type),
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, task.optimizer.schedule) if task.optimizer.schedule else None,
-        autocast_dtype=dtype,
+        model=ready.model,
+        plain=model,
+        loader=ready.loader,
+        optimizer=ready.optimizer,
+        scaler=precision.grad_scaler(dtype, ready.loader.device.type),
+        schedule=torch.optim.lr_scheduler.LambdaLR(ready.optimizer, task.optimizer.schedule) if task.optimizer.schedule else None,
+        autocast_dtype=ready.autocast_dtype,
         log=RunLog(Path(config.run_dir), rank=process_group.rank(), tensorboard=config.tensorboard),
-        clock=StepClock(loader.device.type),
+        clock=StepClock(ready.loader.device.type),
+        techniques=ready.techniques,
+        propagate=ready.propagate,
     )
 
 
@@ -213,7 +249,7 @@ def evaluate(session: Session) -> dict[str, float]:
         collate_fn=getattr(data, "collate", None),
     )
     batches = DeviceLoader(loader, session.loader.device, session.loader.memory_format, shard=False)
-    model = plain_module(session.model)
+    model = session.plain
     model.eval()
     sums: dict[str, Any] = {}
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), precision.autocast(session.autocast_dtype, batches.device.type):
@@ -256,7 +292,7 @@ def _run_steps(session: Session, total_steps: int, observer: Observer) -> list[l
 def save_weights(model: nn.Module, run_dir: Path) -> Path:
     """Write the plain model's state dict, on the CPU, to `weights.pt`; `torch.load(…, weights_only=True)` reads it."""
     path = run_dir / WEIGHTS_FILE
-    torch.save({name: value.cpu() for name, value in plain_module(model).state_dict().items()}, path.with_suffix(".new"))
+    torch.save({name: value.cpu() for name, value in model.state_dict().items()}, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
     return path
 
@@ -271,7 +307,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def train(config: TrainConfig, observer: Observer | None = None) -> Results:
+def train(config: TrainConfig, observer: Observer | None = None, recipe: Recipe | None = None) -> Results:
     """Run `config` in this process (one of several under torchrun) and write its run directory.
 
     Returns what was measured; rank 0 also writes it to `results.json`, last. Raises InputError for bad options or
@@ -282,7 +318,7 @@ def train(config: TrainConfig, observer: Observer | None = None) -> Results:
     try:
         process_group.ensure_initialized()
         config = resolve(config)
-        session = _open(config, observer)
+        session = _open(config, observer, recipe or Recipe())
         total_steps = config.max_steps or len(session.loader) * (config.epochs or 1)
         if config.max_steps and config.epochs:
             total_steps = min(config.max_steps, len(session.loader) * config.epochs)
@@ -302,7 +338,7 @@ def train(config: TrainConfig, observer: Observer | None = None) -> Results:
         step_seconds = stats.percentiles(durations[warmup:])
         first_steps_excess = max(0.0, sum(durations[:warmup]) - warmup * step_seconds["p50"])
         world_size = process_group.world_size()
-        done = techniques(session.model)
+        done = session.techniques
         if config.compiler_opt:
             done = {**done, "optimizer": "fused" if session.optimizer.defaults.get("fused") else "torch's own"}
         results = Results(
@@ -332,7 +368,7 @@ def train(config: TrainConfig, observer: Observer | None = None) -> Results:
         )
         if process_group.rank() == 0:
             if config.save_weights:
-                save_weights(session.model, Path(config.run_dir))
+                save_weights(session.plain, Path(config.run_dir))
             write_results(Path(config.run_dir), results)
         session.log.close()
         return results

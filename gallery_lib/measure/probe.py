@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery_lib.acceleration import plain_module
 from gallery_lib.data.nesting import tensors_in
 from gallery_lib.train import Session
 
@@ -53,7 +52,7 @@ def _sample_indices(elements: int) -> Tensor:
 def _gradients(session: Session) -> dict[str, Tensor]:
     """Unscaled gradients by plain parameter name; logical element order whatever the memory format."""
     scale = session.scaler.get_scale()
-    parameters = plain_module(session.model).named_parameters()
+    parameters = session.plain.named_parameters()
     return {name: p.grad.detach().double().contiguous().flatten() / scale for name, p in parameters if p.grad is not None}
 
 
@@ -62,7 +61,7 @@ def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any], 
 
     The session's state is as before; without `restore`, which spares a copy of the weights, it has the initial ones.
     """
-    model = plain_module(session.model)
+    model = session.plain
     current = {name: value.detach().clone() for name, value in model.state_dict().items()} if restore else None
     model.load_state_dict(initial)
     square_norms: dict[str, float] = {}

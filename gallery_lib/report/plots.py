@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from gallery_lib.measure.compare import Comparison, each_step_seconds
+from gallery_lib.measure.compare import Comparison
+from gallery_lib.measure.lineup import each_step_seconds
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 LINES = ("-", "--", "-.", ":")
