@@ -10,11 +10,15 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gallery_lib.command import INTERRUPTED, exit_code_of
-from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.config import BatchConfig, BenchConfig, CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import parse_command_line
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.outcome import Bench
 
 
 def _guarded(body: Callable[[], int | None]) -> int:
@@ -104,6 +108,32 @@ def _compare(arguments: Sequence[str]) -> int | None:
     return None
 
 
+def _bench(arguments: Sequence[str]) -> int:
+    def operands(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("tasks", nargs="*", metavar="TASK", help="tasks of the gallery, or FILE.py:NAME (default: all)")
+
+    asked, namespace = parse_command_line(
+        arguments,
+        BenchConfig,
+        prog="gallery bench",
+        description="Train tasks eagerly, with torch.compile, with other libraries and with this backend, in turns.\n"
+        "Exit code 0: ours (of a waterfall, every technique) ran with parity in every task; 1: not in all.",
+        operands=operands,
+    )
+    from gallery_lib.measure import bench as measure
+    from gallery_lib.report import bench as report
+
+    def write(folder: Path, found: Bench) -> None:
+        picture = f"{found.kind}.png"
+        report.figure(found).savefig(folder / picture, dpi=120)
+        (folder / f"{found.kind}.md").write_text(report.markdown(found, picture), encoding="utf-8")
+
+    folder, found = measure.run(namespace.tasks, asked, command=["gallery", "bench", *arguments], done=write)
+    print(report.text(found))
+    print(f"results: {folder}/{found.kind}.json, tables: {found.kind}.md, picture: {found.kind}.png")
+    return 0 if report.complete(found) else 1
+
+
 def _show(arguments: Sequence[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise InputError("usage: gallery show FOLDER (a run, a comparison, a batch, or a folder that holds runs and comparisons)")
@@ -156,6 +186,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "list": (_list, "the tasks of the gallery"),
     "run": (_run, "notebooks, headless, and which of them really ran (options: gallery run --help)"),
     "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help); or two batch runs"),
+    "bench": (_bench, "tasks × variants, with other libraries, or one technique after another (options: gallery bench --help)"),
     "show": (_show, "the tables of what a folder of runs holds, or of a batch"),
     "doctor": (_doctor, "what this machine offers; where a run's step went; why several processes are slower than one"),
     "pack": (_pack, "one task as an archive that runs by itself on another machine"),

@@ -55,11 +55,16 @@ def needed_bytes(config: TrainConfig) -> int:
     return int(PROCESS_BYTES + 4 * values * (task.parameters or 0) + scale * config.batch_size * task.activation_bytes_per_sample)
 
 
+def free_bytes() -> float:
+    """What runs may use of this host's memory now."""
+    return min(psutil.virtual_memory().available, hardware.memory_bytes()) - _RESERVE * hardware.memory_bytes()
+
+
 def check(config: TrainConfig, processes: int, *, factor: float = 1.0) -> None:
     """InputError when `processes` processes, each of `factor` times the usual need, do not fit into this host's free memory."""
     if hardware.gpu_count():
         return
-    free = min(psutil.virtual_memory().available, hardware.memory_bytes()) - _RESERVE * hardware.memory_bytes()
+    free = free_bytes()
     needed = factor * processes * needed_bytes(config)
     if needed <= free:
         return
