@@ -10,13 +10,16 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gallery_lib.command import INTERRUPTED, exit_code_of
-from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, SiteConfig, TrainConfig
+from gallery_lib.config import BatchConfig, BenchConfig, CompareConfig, LaunchConfig, SiteConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import CommandLine, parse_command_line
 from gallery_lib.table import text_columns
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.outcome import Bench
 
 
 def _guarded(body: Callable[[], int | None]) -> int:
@@ -114,6 +117,35 @@ def _compare(arguments: Sequence[str]) -> int | None:
 
     print(tables.comparison_text(compare_backend(config, launch_config, compare_config)))
     return None
+
+
+def _bench_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="tasks of the gallery, or FILE.py:NAME (default: all)")
+
+
+_BENCH = CommandLine(
+    "gallery bench",
+    "Train tasks eagerly, with torch.compile, with other libraries and with this backend, in turns.\n"
+    "Exit code 0: ours (of a waterfall, every technique) ran with parity in every task; 1: not in all.",
+    (BenchConfig,),
+    _bench_operands,
+)
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    asked, namespace = _BENCH.parse(arguments)
+    from gallery_lib.measure import bench as measure
+    from gallery_lib.report import bench as report
+
+    def write(folder: Path, found: Bench) -> None:
+        picture = f"{found.kind}.png"
+        report.figure(found).savefig(folder / picture, dpi=120)
+        (folder / f"{found.kind}.md").write_text(report.markdown(found, picture), encoding="utf-8")
+
+    folder, found = measure.run(namespace.tasks, asked, command=["gallery", "bench", *arguments], done=write)
+    print(report.text(found))
+    print(f"results: {folder}/{found.kind}.json, tables: {found.kind}.md, picture: {found.kind}.png")
+    return 0 if report.complete(found) else 1
 
 
 def _show_operands(parser: argparse.ArgumentParser) -> None:
@@ -242,6 +274,7 @@ _MEASURE, _READ, _TAKE = "Run and measure", "Read what came out", "Look around a
 _COMMANDS: dict[str, Command] = {
     "run": Command(_run, _RUN, _MEASURE, "notebooks, headless, and which of them really ran"),
     "compare": Command(_compare, _COMPARE, _MEASURE, "baseline against accelerated backend, in turns; or two batches"),
+    "bench": Command(_bench, _BENCH, _MEASURE, "tasks × variants, with other libraries, or one technique after another"),
     "show": Command(_show, _SHOW, _READ, "the tables of a run, a comparison or a batch"),
     "plot": Command(_plot, _PLOT, _READ, "a comparison's throughput since launch, as a picture"),
     "doctor": Command(_doctor, _DOCTOR, _READ, "what this machine offers; where a run's step went; why several processes are slower"),
@@ -258,6 +291,7 @@ EXAMPLES = {
     "gallery show runs/night": "its table again",
     "gallery compare runs/night runs/day": "what changed; exit code 1 for a regression",
     "gallery compare --model hf_Bert --sequence-length 128": "a task without its notebook",
+    "gallery bench --waterfall resnet50": "what each technique adds",
     "gallery site --run runs/night": "the same as pages for a browser",
     "gallery pack resnet50 --out resnet50.tar.gz": "to take along",
 }

@@ -100,6 +100,18 @@ class Compiler(Settable):
     enabled: bool = option(True, "compile the model")
     backend: str = option("inductor", "name in the registry of compiler backends")
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option("default", "torch.compile's mode")
+    keep_activations: float = option(
+        1.0,
+        "part of the activations that are kept for the backward pass; the rest is computed again, where memory is short",
+        minimum=0,
+        maximum=1,
+    )
+    any_threads: bool = option(
+        False, "on the CPU, generate code for any number of threads, so that runs on one and on several processes share what was compiled"
+    )
+    bf16_on_fp32_units: bool = option(
+        True, "on a CPU without bfloat16 units, do bfloat16 products on the fp32 units instead of emulating them"
+    )
 
 
 @dataclass
@@ -234,3 +246,40 @@ class SiteConfig:
 
     run: str | None = option(None, "folder of `gallery run` whose notebooks are shown with their outputs; default: none are")
     out: str | None = option(None, "folder of the site; one that is there is replaced; default: build/site in the checkout")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# gallery bench
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """How `gallery bench` measures (see measure/bench.py)."""
+
+    variants: str | None = option(
+        None, "which variants, with commas between; default: all. eager-O1, which they are held against, is always in"
+    )
+    waterfall: str | None = option(None, "instead: this task with one technique after another switched on")
+    profile: Literal["auto", "quick", "full"] = option(
+        "auto", "sizes of the tasks: quick is for a few cores; auto is full on a GPU, else quick"
+    )
+    batch_size: int | None = option(None, "samples a step; default: the profile's", unit="samples", minimum=1)
+    image_size: int | None = option(None, "height and width of input images; default: the profile's", unit="pixels", minimum=32)
+    sequence_length: int | None = option(None, "tokens or frames per sample; default: the profile's", unit="tokens or frames", minimum=8)
+    workers: int = option(1, "processes that load data, per training process", unit="processes", minimum=0)
+    threads: int | None = option(None, "CPU threads per process; default: all cores", unit="threads", minimum=1)
+    rounds: int | None = option(None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4)
+    block_steps: int | None = option(None, "steps in one turn, the first not counted; default: the profile's", unit="steps", minimum=2)
+    parity_steps: int | None = option(None, "first steps checked against a float64 run; default: the profile's", unit="steps", minimum=1)
+    confidence: float = option(0.99, "confidence level of the intervals", minimum=0.5, maximum=0.9999)
+    alive: int | None = option(
+        None,
+        "variants that are alive and take turns at a time; default: as many as fit into memory, 2 on a GPU",
+        unit="variants",
+        minimum=2,
+    )
+    fused: bool = option(False, "give torch's fused optimizer, one of our techniques, to every variant")
+    data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
+    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
+    resume: bool = option(False, "go on in --out: keep the tasks that were measured with the same options, package and versions")
+    out: str | None = option(None, "folder of results, tables and plots; default: a new one below runs/")

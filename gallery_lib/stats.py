@@ -79,6 +79,19 @@ def ratio_of_medians(
     return Ratio(ratio=float(np.exp(centre)), low=float(low_bound), high=float(high_bound))
 
 
+def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
+    """The geometric mean of ratios that were measured independently, and its interval (errors add up as in `change_of_ratio`).
+
+    The interval is that of the measurements; it says nothing about tasks that were not measured. ValueError when empty.
+    """
+    if not ratios:
+        raise ValueError("no ratios to take the mean of")
+    centre = float(np.exp(np.mean([np.log(r.ratio) for r in ratios])))
+    below = np.sqrt(np.sum([np.log(r.ratio / r.low) ** 2 for r in ratios])) / len(ratios)
+    above = np.sqrt(np.sum([np.log(r.high / r.ratio) ** 2 for r in ratios])) / len(ratios)
+    return Ratio(ratio=centre, low=float(centre * np.exp(-below)), high=float(centre * np.exp(above)))
+
+
 def change_of_ratio(before: Ratio, after: Ratio) -> Ratio:
     """`after` over `before`, two ratios that were measured independently (so: verdict `faster` when the ratio has grown).
 

@@ -4,19 +4,20 @@ A plain loop: data, `accelerate()`, forward and loss under autocast, backward, o
 accelerated backend go through the same lines; what differs is what `accelerate()` was asked to do, and whether own
 kernels are used (`kernels/usage.py`): by the loss, the loader, and for optimizer and scaler here. With more than
 one process (torchrun's variables say so) gradients are averaged by DistributedDataParallel. It does not start
-processes (launcher.py) and does not compare (measure/).
+processes (launcher.py) and does not compare (measure/, which may also have the model made ready by another library: `Recipe`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from gallery_lib import hardware, options, paths, precision, stats, tasks
-from gallery_lib.acceleration import accelerate, plain_module, techniques
+from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
@@ -56,6 +57,7 @@ class Session:
     task: Task
     splits: Splits
     model: nn.Module
+    plain: nn.Module  # the task's own module, inside `model`
     loader: DeviceLoader
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -63,6 +65,8 @@ class Session:
     autocast_dtype: torch.dtype | None
     log: RunLog
     clock: StepClock
+    techniques: dict[str, str]
+    propagate: Callable[[Tensor], Any]
     losses: list[Tensor] = field(default_factory=list)  # of this rank, one scalar a step
 
     def forward(self, batch: Any) -> Tensor:
@@ -72,7 +76,7 @@ class Session:
 
     def backward(self, loss: Tensor) -> None:
         """The loss's gradients, added to `.grad`, scaled by the scaler."""
-        self.scaler.scale(loss).backward()
+        self.propagate(self.scaler.scale(loss))
 
     def step(self, batch: Any) -> None:
         """One training step."""
@@ -97,6 +101,37 @@ class Observer:
 
     def after_training(self, session: Session) -> None:
         """The last step is done; evaluation follows."""
+
+
+@dataclass
+class Prepared:
+    """A model that is ready to train, with its batches and optimizer."""
+
+    model: nn.Module
+    loader: DeviceLoader
+    optimizer: torch.optim.Optimizer
+    autocast_dtype: torch.dtype | None  # of forward pass and loss; None: fp32, or the recipe sees to it
+    techniques: dict[str, str]
+    propagate: Callable[[Tensor], Any] = Tensor.backward  # a loss's gradients into `.grad`
+    kernels: bool = False  # whether own kernels carry out the optimizer's step, and with it the scaler's
+
+
+class Recipe:
+    """How a model is made ready to train: here through accelerate(), as the run's options ask."""
+
+    def prepare(
+        self,
+        model: nn.Module,
+        loader: DataLoader[Any],
+        build_optimizer: Callable[..., torch.optim.Optimizer],
+        config: TrainConfig,
+        autocast_dtype: torch.dtype | None,
+    ) -> Prepared:
+        """`model`, whose parameters stay the same objects, ready; `build_optimizer(accelerated=…)` makes the task's optimizer."""
+        wrapped, batches = accelerate(model, loader, backend_config(config))
+        kernels = usage.used(batches.device)
+        optimizer = build_optimizer(accelerated=config.compiler_opt, kernels=kernels)
+        return Prepared(wrapped, batches, optimizer, autocast_dtype, techniques(wrapped), kernels=kernels)
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
@@ -143,7 +178,7 @@ def _loader(config: TrainConfig, task: Task, splits: Splits) -> DataLoader[Any]:
     )
 
 
-def _open(config: TrainConfig, observer: Observer) -> Session:
+def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     """Everything that a run needs, before its first step."""
     assert config.threads is not None and config.run_dir is not None
     torch.set_num_threads(config.threads)
@@ -153,31 +188,31 @@ def _open(config: TrainConfig, observer: Observer) -> Session:
     model = task.build_model()
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
-    model, loader = accelerate(model, _loader(config, task, splits), backend_config(config))
-    if len(loader) == 0:
+    build_optimizer = functools.partial(task.optimizer.build, model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    ready = recipe.prepare(model, _loader(config, task, splits), build_optimizer, config, dtype)
+    if len(ready.loader) == 0:
         world_size = process_group.world_size()
         raise InputError(
             f"batch_size={config.batch_size} on {world_size} process(es) needs {config.batch_size * world_size} training samples, "  # type: ignore[operator]
             f"and the data set has {len(splits.train) * task.samples_per_item}. Use a smaller batch_size or more data."  # type: ignore[arg-type]
         )
-    kernels = usage.used(loader.device)
-    optimizer = task.optimizer.build(
-        model.parameters(), lr=config.lr, weight_decay=config.weight_decay, accelerated=config.compiler_opt, kernels=kernels
-    )
-    scaler = precision.grad_scaler(dtype, loader.device.type, sync_free=kernels)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, task.optimizer.schedule) if task.optimizer.schedule else None
+    scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
+    schedule = torch.optim.lr_scheduler.LambdaLR(ready.optimizer, task.optimizer.schedule) if task.optimizer.schedule else None
     return Session(
         config=config,
         task=task,
         splits=splits,
-        model=model,
-        loader=loader,
-        optimizer=optimizer,
+        model=ready.model,
+        plain=model,
+        loader=ready.loader,
+        optimizer=ready.optimizer,
         scaler=scaler,
-        updates=Updates(optimizer, scaler, schedule, config.max_grad_norm),
-        autocast_dtype=dtype,
+        updates=Updates(ready.optimizer, scaler, schedule, config.max_grad_norm),
+        autocast_dtype=ready.autocast_dtype,
         log=RunLog(Path(config.run_dir), rank=process_group.rank(), tensorboard=config.tensorboard),
-        clock=StepClock(loader.device.type),
+        clock=StepClock(ready.loader.device.type),
+        techniques=ready.techniques,
+        propagate=ready.propagate,
     )
 
 
@@ -218,7 +253,7 @@ def evaluate(session: Session) -> dict[str, float]:
         collate_fn=getattr(data, "collate", None),
     )
     batches = DeviceLoader(loader, session.loader.device, session.loader.memory_format, shard=False)
-    model = plain_module(session.model)
+    model = session.plain
     model.eval()
     sums: dict[str, Any] = {}
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), precision.autocast(session.autocast_dtype, batches.device.type):
@@ -261,7 +296,7 @@ def _run_steps(session: Session, total_steps: int, observer: Observer) -> list[l
 def save_weights(model: nn.Module, run_dir: Path) -> Path:
     """Write the plain model's state dict, on the CPU, to `weights.pt`; `torch.load(…, weights_only=True)` reads it."""
     path = run_dir / WEIGHTS_FILE
-    torch.save({name: value.cpu() for name, value in plain_module(model).state_dict().items()}, path.with_suffix(".new"))
+    torch.save({name: value.cpu() for name, value in model.state_dict().items()}, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
     return path
 
@@ -274,7 +309,7 @@ def _phase_seconds(session: Session, warmup: int) -> dict[str, float]:
 
 def _techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dict[str, str]:
     """What the accelerated backend did in this run, or why it did not; empty for the baseline."""
-    done = techniques(session.model)
+    done = session.techniques
     if not session.config.compiler_opt:
         return done
     optimizer, reason = session.optimizer, usage.reason_not_used(session.loader.device)
@@ -289,7 +324,9 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def train(config: TrainConfig, observer: Observer | None = None, *, own_operators_on_cpu: bool = False) -> Results:
+def train(
+    config: TrainConfig, observer: Observer | None = None, recipe: Recipe | None = None, *, own_operators_on_cpu: bool = False
+) -> Results:
     """Run `config` in this process (one of several under torchrun) and write its run directory.
 
     Returns what was measured; rank 0 also writes it to `results.json`, last. Raises InputError for bad options or
@@ -297,16 +334,16 @@ def train(config: TrainConfig, observer: Observer | None = None, *, own_operator
     out on CUDA, in plain torch: slower, and for tests.
     """
     with toggle.of_run(config), usage.on_cpu_too() if own_operators_on_cpu else contextlib.nullcontext():
-        return _train(config, observer or Observer())
+        return _train(config, observer or Observer(), recipe or Recipe())
 
 
-def _train(config: TrainConfig, observer: Observer) -> Results:
+def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
     calls_before = calls.counts()
     launched_at = float(os.environ.get(LAUNCHED_AT_VARIABLE) or psutil.Process().create_time())
     try:
         process_group.ensure_initialized()
         config = resolve(config)
-        session = _open(config, observer)
+        session = _open(config, observer, recipe)
         total_steps = config.max_steps or len(session.loader) * (config.epochs or 1)
         if config.max_steps and config.epochs:
             total_steps = min(config.max_steps, len(session.loader) * config.epochs)
@@ -354,7 +391,7 @@ def _train(config: TrainConfig, observer: Observer) -> Results:
         )
         if process_group.rank() == 0:
             if config.save_weights:
-                save_weights(session.model, Path(config.run_dir))
+                save_weights(session.plain, Path(config.run_dir))
             write_results(Path(config.run_dir), results)
         session.log.close()
         return results

@@ -1,6 +1,7 @@
 """A task that trains in milliseconds, for tests: a small convolutional network on synthetic images.
 
-Given as `--model tests/tiny_task.py:TASK`; `SLOW`, `WRONG` and `FAILING` are the same with a planted defect.
+Given as `--model tests/tiny_task.py:TASK`; `SLOW`, `WRONG` and `FAILING` are the same with a planted defect, and
+`FAILING_ACCELERATED` has one where the accelerated backend is on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from gallery_lib.compiler import compiler_enabled
 from gallery_lib.config import TrainConfig
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.task import Splits, Task
@@ -93,6 +95,10 @@ def _failing_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     raise ValueError("planted failure")
 
 
+def _failing_accelerated_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return _failing_loss(model, batch) if compiler_enabled() else loss(model, batch)
+
+
 def _sleeping_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     time.sleep(0.5)
     return loss(model, batch)
@@ -101,6 +107,7 @@ def _sleeping_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 SLOW = dataclasses.replace(TASK, name="slow", loss=_slow_loss)
 WRONG = dataclasses.replace(TASK, name="wrong", build_model=_wrong_model)
 FAILING = dataclasses.replace(TASK, name="failing", loss=_failing_loss)
+FAILING_ACCELERATED = dataclasses.replace(TASK, name="failing_accelerated", loss=_failing_accelerated_loss)
 SLEEPING = dataclasses.replace(TASK, name="sleeping", loss=_sleeping_loss)
 
 

@@ -9,6 +9,7 @@ process the thresholds, though not the huge pages, are set while it runs.
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import os
 import platform
 
@@ -34,6 +35,12 @@ def reason_not_applied() -> str | None:
             if name in preload:
                 return f"{name} is preloaded and replaces glibc's allocator"
     return None
+
+
+def installed() -> list[str]:
+    """The allocators for LD_PRELOAD that the linker finds here, by file name; nothing is done with them."""
+    names = (ctypes.util.find_library(name) for name in ("jemalloc", "tcmalloc_minimal", "tcmalloc", "mimalloc"))
+    return [name for name in names if name]
 
 
 def environment() -> dict[str, str]:

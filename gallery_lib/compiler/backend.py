@@ -54,14 +54,22 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     os.environ.update(cache_environment())
     compile_options: dict[str, object] = {}
     done = f"inductor, mode {options.mode}"
-    if device.type == "cpu" and not hardware.computes_in_bf16("cpu"):
+    if device.type == "cpu" and options.bf16_on_fp32_units and not hardware.computes_in_bf16("cpu"):
         from gallery_lib.compiler.emulated_bf16 import EmulatedBf16
 
         compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
         done += ", bfloat16 on fp32 units"
+    if device.type == "cpu" and options.any_threads:
+        compile_options["cpp.dynamic_threads"] = True
     if options.mode != "default":
         compile_options |= torch._inductor.list_mode_options(options.mode)
-    model.compile(backend="inductor", options=compile_options or None)
+    name = "inductor"
+    if options.keep_activations < 1.0:
+        from gallery_lib.compiler.recomputation import inductor_keeping
+
+        name = inductor_keeping(options.keep_activations)
+        done += f", {options.keep_activations:.0%} of the activations kept"
+    model.compile(backend=name, options=compile_options or None)
     return done
 
 

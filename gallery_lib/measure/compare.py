@@ -1,18 +1,15 @@
 """Compare two variants of a training run: is the training the same, and how do their speeds relate?
 
-Three runs, each in processes of its own with its own environment. First the float64 reference, alone, to its end
-(or one that was kept from an earlier comparison). Then the baseline starts up, alone; then the candidate, alone while
-the baseline waits: start-up is true for both (on one host processes are started without torchrun, whose own seconds
-would only be added to both). Then they take turns, a block of steps each, in the order A B B A, so that drift of the machine
-falls on both. Last each evaluates, in turn. Speeds are only given when parity holds.
+First the float64 reference runs, alone, to its end, or one is used that was kept from an earlier comparison. Then both
+variants train in turns (lineup.py says how) and evaluate. Speeds are only given when parity holds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +17,9 @@ from typing import Any
 from gallery_lib import options, paths, stats, tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.launcher import Job, start
-from gallery_lib.log import read_steps
-from gallery_lib.measure import parity, probe, reference
+from gallery_lib.measure import lineup, parity, reference
+from gallery_lib.measure.lineup import Measured, Turns, Variant
 from gallery_lib.measure.reference import Reference
-from gallery_lib.measure.turns import TurnServer
-from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
 from gallery_lib.processes import interruptible
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, write_json
@@ -69,12 +63,6 @@ class Comparison:
         }
 
 
-def rounds_of(durations: list[float], warmup_steps: int, block_steps: int) -> list[list[float]]:
-    """Step times by turn, without the first step of each turn (caches are cold, batches are waiting)."""
-    counted = durations[warmup_steps:]
-    return [counted[i + 1 : i + block_steps] for i in range(0, len(counted) - block_steps + 1, block_steps)]
-
-
 def break_even_steps(baseline: Results, candidate: Results) -> int | None:
     """Steps after which the candidate's longer start-up has paid for itself; None when its steps are not shorter."""
     saved_per_step = baseline.step_seconds["p50"] - candidate.step_seconds["p50"]
@@ -83,28 +71,12 @@ def break_even_steps(baseline: Results, candidate: Results) -> int | None:
     return max(0, math.ceil((candidate.startup_seconds["total"] - baseline.startup_seconds["total"]) / saved_per_step))
 
 
-def each_step_seconds(run_dir: Path) -> list[float]:
-    """The time of every training step of a run, in order."""
-    return [seconds for line in read_steps(run_dir) for seconds in line["each_step_seconds"]]
-
-
-def _judge(names: list[str], results: dict[str, Results], probes: list[dict[str, Any]], exact: Reference, steps: int) -> parity.Parity:
-    curves = [[loss for _, loss in results[name].loss["curve"][:steps]] for name in names]
-    levels = [results[name].config["amp_level"] for name in names]
-    triples = (curves[0], curves[1], exact.losses), (probes[0], probes[1], exact.probe)
+def judge(baseline: Measured, candidate: Measured, exact: Reference, steps: int) -> parity.Parity:
+    """Whether two variants compute the same training, over the first `steps` losses and the probed gradients."""
+    levels = [variant.results.config["amp_level"] for variant in (baseline, candidate)]
+    losses = [[loss for _, loss in variant.results.loss["curve"][:steps]] for variant in (baseline, candidate)]
+    triples = (losses[0], losses[1], exact.losses), (baseline.probe, candidate.probe, exact.probe)
     return parity.judge(*triples, levels[1], same_precision=levels[0] == levels[1])
-
-
-def _checker(jobs: dict[str, Job], bar: Progress, label: Callable[[], str]) -> Callable[[], None]:
-    """What is done while waiting for a run: show how far it is, and raise if one has ended."""
-
-    def check() -> None:
-        bar.update(sum(job.steps_done() for job in jobs.values()), label())
-        for job in jobs.values():
-            if not job.running():
-                job.result()
-
-    return check
 
 
 @interruptible("the comparison")
@@ -132,73 +104,32 @@ def compare(
             raise InputError(f"variants must have the same {name}: {getattr(first, name)} and {getattr(second, name)}.")
     memory.check(first, launch.nproc_per_node, compared=2)  # two variants, or one in float64
     warmup = max(first.warmup_steps, options_.parity_steps, parity.PROBE_BATCHES)
-    total_steps = warmup + options_.rounds * options_.block_steps
     task_name = first.model.rsplit(":", 1)[-1]
     folder = folder or paths.new_run_dir(f"compare-{task_name}-{launch.nproc_per_node * launch.nnodes}p")
-    configs = {
-        name: dataclasses.replace(c, run_dir=str(folder / name), max_steps=total_steps, epochs=None, warmup_steps=warmup, log_interval=1)
-        for name, c in variants.items()
-    }
-    world_size = launch.nproc_per_node * launch.nnodes
-    bar = Progress(f"{task_name} on {world_size} process(es)", 2 * total_steps, enabled=progress)
-    server = TurnServer()
-    jobs: dict[str, Job] = {}
-    turn = "starting"
-    check = _checker(jobs, bar, lambda: f"{task_name}: {turn}")
-    try:
-        exact_config = reference.configuration(
-            dataclasses.replace(next(iter(configs.values())), run_dir=str(folder / "reference")), options_.parity_steps
-        )
-        exact = reference.kept_reference(exact_config, world_size)
-        if exact is None:
-            bar.update(bar.count, f"{task_name}: reference in float64")
-            exact = reference.run_reference(exact_config, launch)
-        for name, config in configs.items():
-            role = Role(name, server.address, warmup, options_.block_steps, parity.PROBE_BATCHES)
-            turn = f"{name} starts"
-            jobs[name] = start(config, launch, module=WORKER, environment=role.environment(), torchrun=False)
-            server.wait_idle(name, world_size, check)
-        names = list(configs)
-        probes = [probe.load(folder / name / PROBE_FILE) for name in names]
-        if exact.kept and not exact.belongs_to(probes[0]):
-            bar.update(bar.count, f"{task_name}: reference in float64, anew")
-            exact = reference.run_reference(exact_config, launch)
-        for number in range(options_.rounds):
-            for name in names if number % 2 == 0 else reversed(names):
-                turn = f"{name}, turn {number + 1} of {options_.rounds}"
-                server.go(name)
-                server.wait_idle(name, world_size, check)
-        results: dict[str, Results] = {}
-        for name in names:
-            turn = f"{name} is evaluated"
-            bar.update(bar.count, f"{task_name}: {turn}")
-            server.go(name)
-            finished = jobs[name].result()
-            assert finished is not None
-            results[name] = finished
-        bar.update(bar.count, f"{task_name} on {world_size} process(es)")
-    finally:
-        bar.close()
-        server.close()
-        for job in jobs.values():
-            job.stop()
-    rounds = {name: rounds_of(each_step_seconds(folder / name), warmup, options_.block_steps) for name in names}
-    verdict_of_parity = _judge(names, results, probes, exact, options_.parity_steps)
+    turns = Turns(warmup, options_.rounds, options_.block_steps, parity.PROBE_BATCHES)
+    where = f"{task_name} on {launch.nproc_per_node * launch.nnodes} process(es)"
+    exact_config = reference.configuration(lineup.configuration(first, turns, folder / "reference"), options_.parity_steps)
+    with contextlib.closing(Progress(where, 2 * turns.total_steps, enabled=progress)) as bar:
+        exact = reference.reference_for(exact_config, launch, lambda what: bar.update(0, f"{task_name}: {what}"))
+        measured = lineup.take_turns({name: Variant(config) for name, config in variants.items()}, launch, turns, folder, bar, task_name)
+        bar.update(bar.count, where)
+    baseline, candidate = measured.values()
+    if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
+        exact = reference.run_reference(exact_config, launch)
+    verdict_of_parity = judge(baseline, candidate, exact, options_.parity_steps)
     speedup = None
     if verdict_of_parity.passed:
-        speedup = stats.ratio_of_medians(rounds[names[0]], rounds[names[1]], confidence=options_.confidence)
+        speedup = stats.ratio_of_medians(baseline.rounds, candidate.rounds, confidence=options_.confidence)
     outcome = Comparison(
         task=first.model,
         folder=str(folder),
-        variants=results,
+        variants={name: variant.results for name, variant in measured.items()},
         speedup=speedup,
         parity=verdict_of_parity,
-        break_even_steps=break_even_steps(results[names[0]], results[names[1]]) if speedup else None,
+        break_even_steps=break_even_steps(baseline.results, candidate.results) if speedup else None,
         verdict=speedup.verdict if speedup else "not comparable",
         chance=_chance(first),
     )
-    for name in names:
-        (folder / name / PROBE_FILE).unlink()
     write_json(folder / "comparison.json", outcome.as_json())
     return outcome
 

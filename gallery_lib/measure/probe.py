@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery_lib.acceleration import plain_module
 from gallery_lib.data.nesting import tensors_in
 from gallery_lib.train import Session
 
@@ -65,7 +64,7 @@ def _sample_indices(elements: int) -> Tensor:
 
 def _gradients(session: Session) -> Iterator[tuple[str, Tensor]]:
     """Unscaled gradients, flat, by plain parameter name; logical element order whatever the memory format."""
-    for name, p in plain_module(session.model).named_parameters():
+    for name, p in session.plain.named_parameters():
         if p.grad is not None:
             yield name, p.grad.detach().contiguous().flatten()
 
@@ -80,7 +79,7 @@ def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any], 
 
     The session's state is as before; without `restore`, which spares a copy of the weights, it has the initial ones.
     """
-    model = plain_module(session.model)
+    model = session.plain
     current = {name: value.detach().clone() for name, value in model.state_dict().items()} if restore else None
     model.load_state_dict(initial)
     square_norms: dict[str, float] = {}

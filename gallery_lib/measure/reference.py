@@ -1,5 +1,7 @@
 """The float64 reference of a comparison: the first steps and the gradient probe, eagerly, at O0, in a run of its own.
 
+It also counts the floating-point operations of a step: nothing is fused or handed to a library that hides them.
+
 It depends on the task, the options, the code and the library versions alone, so it is kept in the cache folder and
 taken from there next time. Whether it really belongs to a comparison is then decided by the digests of the initial
 weights and of the first batches, which every run records: changed data makes it be run again.
@@ -12,6 +14,7 @@ import hashlib
 import json
 import platform
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -106,3 +109,12 @@ def run_reference(config: TrainConfig, launch: LaunchConfig) -> Reference:
         shutil.rmtree(new)
     shutil.rmtree(run_dir)
     return result
+
+
+def reference_for(config: TrainConfig, launch: LaunchConfig, say: Callable[[str], None]) -> Reference:
+    """The kept one, or one that is run now; `say` is told when it is run."""
+    kept = kept_reference(config, launch.nproc_per_node * launch.nnodes)
+    if kept is not None:
+        return kept
+    say("reference in float64")
+    return run_reference(config, launch)

@@ -1,30 +1,34 @@
-"""One process of a run that is being compared: `-m gallery_lib.measure.worker OPTIONS`, started by compare.py.
+"""One process of a run that is being compared: `-m gallery_lib.measure.worker OPTIONS`, started by lineup.py.
 
 A variant trains its warm-up steps, runs the gradient probe, then trains a block of steps whenever it has the turn.
-The reference does the first few steps and the probe in float64, and ends.
+The reference does the first few steps and the probe in float64, counting operations, and ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from gallery_lib import worker
 from gallery_lib.config import TrainConfig
 from gallery_lib.dropout import without_dropout
-from gallery_lib.measure import probe
+from gallery_lib.measure import probe, recipes, work
 from gallery_lib.measure.turns import TurnClient
+from gallery_lib.results import write_json
 from gallery_lib.train import Observer, Session, train
 
 ROLE_VARIABLE = "GALLERY_MEASURE"
 PROBE_FILE = "probe.pt"
+TRAFFIC_FILE = "traffic.json"
 WORKER = "gallery_lib.measure.worker"
 """The module that launched processes run."""
 
@@ -35,13 +39,15 @@ FIRST_BATCHES = 4
 
 @dataclass(frozen=True)
 class Role:
-    """What compare.py tells its processes, as JSON in an environment variable."""
+    """What the comparing process tells those that it starts, as JSON in an environment variable."""
 
     name: str
     address: list[Any] | None  # of the turn server; None for the reference
     warmup_steps: int
     block_steps: int
     probe_batches: int
+    recipe: list[str] = field(default_factory=list)  # recipes.py
+    counts_traffic: bool = False  # of one step more, after the last turn
 
     def environment(self) -> dict[str, str]:
         """The variable that carries this role."""
@@ -56,6 +62,7 @@ class Probing(Observer):
         self.run_dir = run_dir
         self.initial: dict[str, Tensor] = {}
         self.batches: list[Any] = []
+        self.first_batch: Any = None
 
     def model_built(self, model: nn.Module) -> None:
         without_dropout(model)  # it would draw different numbers in each
@@ -65,17 +72,21 @@ class Probing(Observer):
         if step < FIRST_BATCHES:
             self.batches.append(batch)
 
-    def probe(self, session: Session, *, restore: bool = True) -> None:
-        """Run the probe and write what it found, from rank 0."""
-        result = probe.run_probe(session, self.initial, self.batches[: self.role.probe_batches], restore=restore)
+    def probe(self, session: Session, *, restore: bool = True, count_flops: bool = False) -> None:
+        """Run the probe and write what it found, from rank 0; `flops` are those of all its batches on this rank."""
+        with FlopCounterMode(display=False) if count_flops else contextlib.nullcontext() as counter:
+            result = probe.run_probe(session, self.initial, self.batches[: self.role.probe_batches], restore=restore)
+        if counter is not None:
+            result["flops"] = counter.get_total_flops()
         if session.log.rank == 0:
             result |= {"weights": probe.digest(self.initial), "first_batches": [probe.digest(batch) for batch in self.batches]}
             probe.save(result, session.log.run_dir / PROBE_FILE)
+        self.first_batch = self.batches[0]
         self.batches.clear()
 
 
 class Variant(Probing):
-    """Takes turns with the other variant."""
+    """Takes turns with the other variants."""
 
     def __init__(self, role: Role, run_dir: Path) -> None:
         super().__init__(role, run_dir)
@@ -95,6 +106,8 @@ class Variant(Probing):
 
     def after_training(self, session: Session) -> None:
         self.turns.wait()
+        if self.role.counts_traffic and session.log.rank == 0:
+            write_json(session.log.run_dir / TRAFFIC_FILE, work.step_traffic_bytes(session, self.first_batch))
 
 
 class Reference(Probing):
@@ -114,14 +127,15 @@ class Reference(Probing):
 
     def after_training(self, session: Session) -> None:
         session.optimizer.state.clear()  # memory that the probe can use; nothing is trained any more
-        self.probe(session, restore=False)
+        self.probe(session, restore=False, count_flops=True)
 
 
 def body(config: TrainConfig) -> None:
     """Train in the role that the environment names."""
     role = Role(**json.loads(os.environ[ROLE_VARIABLE]))
     assert config.run_dir is not None
-    train(config, (Variant if role.address else Reference)(role, Path(config.run_dir)))
+    observer = (Variant if role.address else Reference)(role, Path(config.run_dir))
+    train(config, observer, recipes.recipe(role.recipe))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """`gallery doctor`: what this machine is and which techniques apply; where a run's step went, and what to change.
 
 Everything said of a run comes from its `results.json`. Advice follows from shares of the step, by the rules in `advice`,
-each of which names the figure that it stands on.
+each of which names the figure that it stands on. Several processes are explained beside one: which part of the step takes
+longer than alone, and why.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +44,8 @@ def machine_rows() -> Rows:
     rows = [["technique", "here"]]
     rows.append(["compiler on the CPU", compiler or "missing: a C++ compiler (Debian, Ubuntu: apt-get install g++)"])
     rows.append(["allocator", "applies" if (why := allocator.reason_not_applied()) is None else f"does not apply: {why}"])
+    preloaded = ", ".join(allocator.installed())
+    rows.append(["another allocator", f"found: {preloaded}; used when LD_PRELOAD names it" if preloaded else "none found: glibc's is used"])
     if hardware.computes_in_bf16("cpu"):
         rows.append(["bfloat16 on the CPU", "has units for it: O1 gains"])
     else:
@@ -122,32 +126,77 @@ def run_text(run_dir: Path | str) -> str:
 # Several processes against one
 
 
+def measured_in(folder: Path | str) -> Results:
+    """The results of a run; of a comparison, those of its second variant. Raises InputError when there are none."""
+    comparison = Path(folder) / "comparison.json"
+    if comparison.is_file():
+        return Results(**list(json.loads(comparison.read_text())["variants"].values())[1])
+    return read_results(folder)
+
+
+def longer_by(one: Results, several: Results) -> dict[str, float]:
+    """By how many seconds each part of a step on several takes longer than the same part would alone, with as many samples.
+
+    `computing` is forward and backward pass without communication that nothing hides, which is `communication`. What is
+    computed grows with the batch; the optimizer's step does not.
+    """
+    more = several.config["batch_size"] / one.config["batch_size"]
+    alone, beside = one.phase_seconds, several.phase_seconds
+    communication = beside.get("exposed_communication", 0.0)
+    passes = [sum(phases.get(name, 0.0) for name in ("forward", "backward")) for phases in (alone, beside)]
+    return {
+        "computing": passes[1] - communication - more * passes[0],
+        "communication": communication,
+        "input": beside.get("input", 0.0) - more * alone.get("input", 0.0),
+        "optimizer": beside.get("optimizer", 0.0) - alone.get("optimizer", 0.0),
+    }
+
+
+def _causes(one: Results, several: Results) -> dict[str, str]:
+    """What is behind each part of `longer_by`, and what to change."""
+    n, on_cpu = several.world_size, several.environment["device"] == "cpu"
+    threads, cores = several.config["threads"], several.environment["cores"]
+    if on_cpu:
+        shared = (
+            f"{n} processes share the {cores} cores ({threads} thread(s) each, {one.config['threads']} alone), and memory and caches with "
+            "them. One process with all cores is the most that this host gives: add hosts or GPUs, not processes"
+        )
+    else:
+        shared = "the devices slow one another down: power, temperature, or too few host threads to feed them"
+    return {
+        "computing": shared,
+        "communication": "gradients are averaged while nothing is left to compute: a larger batch, no_sync() over several "
+        "batches, or fewer processes",
+        "input": f"the loaders of {n} processes share {cores} cores: fewer --workers each, or data that is cheaper to read",
+        "optimizer": "every process updates all parameters, whatever the batch: a larger batch",
+    }
+
+
 def several_text(one_dir: Path | str, several_dir: Path | str) -> str:
-    """Why the run on several processes is as fast as it is, beside the one on one process."""
-    one, several = read_results(one_dir), read_results(several_dir)
+    """Why the run on several processes is as fast as it is, beside the one on one process; folders of runs or of comparisons."""
+    one, several = measured_in(one_dir), measured_in(several_dir)
     if one.world_size != 1 or several.world_size < 2 or one.task != several.task:
         raise InputError("give the run on one process first, then one of the same task on several.")
     n = several.world_size
     rates = one.samples_per_second["global"], several.samples_per_second["global"]
-    lines = [
-        f"{one.task}: {rates[0]:.1f} samples/s on one process, {rates[1]:.1f} on {n}: {rates[1] / rates[0]:.2f}× "
-        f"(scaling efficiency {rates[1] / rates[0] / n:.0%})"
-    ]
+    gain = rates[1] / rates[0]
+    lines = [f"{one.task}: {rates[0]:.1f} samples/s on one process, {rates[1]:.1f} on {n}: {gain:.2f}× (scaling efficiency {gain / n:.0%})"]
     rows = [["phase", "1 process", f"{n} processes"]]
     for name, meaning in {**PHASES, "exposed_communication": "  of it communication alone"}.items():
         a, b = one.phase_seconds.get(name), several.phase_seconds.get(name)
         if a is not None or b is not None:
             rows.append([meaning, "" if a is None else seconds(a), "" if b is None else seconds(b)])
+    sizes = one.config["batch_size"], several.config["batch_size"]
+    rows.append(["batch size of a process", str(sizes[0]), str(sizes[1])])
     lines.append(text_table(rows))
-    if several.environment["device"] == "cpu":
-        threads = one.config["threads"], several.config["threads"]
-        lines.append(f"- One process already uses every core ({threads[0]} threads); the {n} have {threads[1]} thread(s) each.")
-    if one.config["batch_size"] != several.config["batch_size"]:
-        sizes = f"{one.config['batch_size']} and {several.config['batch_size']}"
-        lines.append(f"- Batch sizes a process differ ({sizes}): what costs the same for any batch weighs differently.")
-    exposed = several.phase_seconds.get("exposed_communication")
-    if exposed is not None:
-        lines.append(f"- {exposed / several.step_seconds['p50']:.0%} of the step on {n} is communication that no computation hides.")
+    longer = {name: value for name, value in longer_by(one, several).items() if value > 0.02 * several.step_seconds["p50"]}
+    if not longer:
+        return "\n".join([*lines, "- No part of the step takes longer than alone."])
+    total = sum(longer.values())
+    lines.append(f"A step on {n} takes {seconds(total)} longer than the same samples alone, because of")
+    causes = _causes(one, several)
+    for name, value in sorted(longer.items(), key=lambda item: -item[1]):
+        lines.append(f"- {name}, {seconds(value)} ({value / total:.0%}): {causes[name]}.")
     return "\n".join(lines)
 
 

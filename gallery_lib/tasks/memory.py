@@ -56,11 +56,16 @@ def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = Fa
     return int(PROCESS_BYTES + 4 * values * (task.parameters or 0) + scale * config.batch_size * task.activation_bytes_per_sample)
 
 
+def free_bytes() -> float:
+    """What runs may use of this host's memory now."""
+    return min(psutil.virtual_memory().available, hardware.memory_bytes()) - _RESERVE * hardware.memory_bytes()
+
+
 def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
     """InputError when `processes` processes do not fit into this host's free memory, or those of `compared` runs at once."""
     if hardware.gpu_count():
         return
-    free = min(psutil.virtual_memory().available, hardware.memory_bytes()) - _RESERVE * hardware.memory_bytes()
+    free = free_bytes()
     needed = max(compared, 1) * processes * needed_bytes(config, processes, compared=bool(compared))
     if needed <= free:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,7 @@ class Candidate:
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=self.memory_format)
         if self.backend:
-            compile_model(model, Compiler(backend=self.backend, mode=options.mode), device)
+            compile_model(model, dataclasses.replace(options, backend=self.backend), device)
 
 
 BASELINE = Candidate()

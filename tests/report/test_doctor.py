@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,43 @@ def test_emulated_bfloat16_is_what_is_said_first(measured: Results) -> None:
     assert doctor.advice(run)[0].startswith("this CPU has no bfloat16 units")
 
 
+def on_two(measured: Results, **values: Any) -> tuple[Results, Results]:
+    """A run on one process whose step takes 1 s, and one on two."""
+    one = changed(measured, phase_seconds={"input": 0.05, "forward": 0.3, "backward": 0.6, "optimizer": 0.05})
+    rates = {**measured.samples_per_second, "global": measured.samples_per_second["global"] * 0.8}
+    return one, changed(one, world_size=2, samples_per_second=rates, **values)
+
+
 def test_several_processes_are_explained_beside_one(measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rates = {**measured.samples_per_second, "global": measured.samples_per_second["global"] * 1.2}
-    phases = {**measured.phase_seconds, "exposed_communication": 0.2}
-    several = changed(measured, world_size=2, samples_per_second=rates, phase_seconds=phases)
-    for name, results in {"one": measured, "two": several}.items():
+    phases = {"input": 0.05, "forward": 0.7, "backward": 1.4, "exposed_communication": 0.3, "optimizer": 0.05}
+    for name, results in zip(("one", "two"), on_two(measured, phase_seconds=phases, step_seconds={"p50": 2.2}), strict=True):
         (tmp_path / name).mkdir()
         write_results(tmp_path / name, results)
     assert main(["doctor", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
     said = capsys.readouterr().out
-    assert "1.20× (scaling efficiency 60%)" in said
-    assert "20% of the step on 2 is communication that no computation hides" in said
-    assert "already uses every core" in said
+    assert "0.80× (scaling efficiency 40%)" in said
+    assert "takes 1.20 s longer than the same samples alone" in said
+    computing, communication = (said.index(part) for part in ("- computing, 900.0 ms (75%)", "- communication, 300.0 ms (25%)"))
+    assert computing < communication
+    assert "2 processes share the" in said and "no_sync()" in said
+    assert "- input" not in said
+
+
+def test_a_smaller_batch_is_not_taken_for_a_faster_machine(measured: Results) -> None:
+    half = {**measured.config, "batch_size": measured.config["batch_size"] // 2}
+    phases = {"input": 0.3, "forward": 0.15, "backward": 0.3, "optimizer": 0.05}
+    longer = doctor.longer_by(*on_two(measured, config=half, phase_seconds=phases))
+    assert longer == pytest.approx({"computing": 0.0, "communication": 0.0, "input": 0.275, "optimizer": 0.0})
+
+
+def test_a_comparison_stands_for_its_second_variant(measured: Results, tmp_path: Path) -> None:
+    one, two = on_two(measured)
+    for name, results in {"one": one, "two": two}.items():
+        variants = {"baseline": dataclasses.asdict(measured), "compiler-opt": dataclasses.asdict(results)}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "comparison.json").write_text(json.dumps({"variants": variants}))
+    assert doctor.measured_in(tmp_path / "two") == two
+    assert "No part of the step takes longer than alone" in doctor.several_text(tmp_path / "one", tmp_path / "two")
 
 
 def test_wrong_folders_end_with_2_and_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +103,7 @@ def test_wrong_folders_end_with_2_and_one_message(tmp_path: Path, capsys: pytest
 def test_the_machine_is_described_technique_by_technique(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    for technique in ("compiler on the CPU", "allocator", "bfloat16 on the CPU", "GPU"):
+    for technique in ("compiler on the CPU", "allocator", "another allocator", "bfloat16 on the CPU", "GPU"):
         assert technique in said
 
 

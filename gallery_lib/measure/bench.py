@@ -1,0 +1,166 @@
+"""`gallery bench`: the tasks, in every variant that a user could pick, and how this backend does beside them.
+
+Six variants of a task have the same weights, batches, loss and optimizer, and differ in who makes them fast. Or, as a waterfall,
+one task with one technique of the backend after another switched on. Every task is written down when it is done,
+so that an interrupted bench goes on where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from gallery_lib import hardware, options, paths, tasks
+from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.measure import peers, recipes, reference, task_bench
+from gallery_lib.measure.lineup import Variant
+from gallery_lib.measure.outcome import Bench, Outcome, read_bench, write_bench
+from gallery_lib.measure.task_bench import BASELINE, Line
+
+FP32, OURS = "eager-fp32", "ours"
+VARIANTS = (FP32, BASELINE, *peers.PEERS, OURS)
+_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "accelerate", "lightning-fabric", "gallery_lib")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _settings(name: str, asked: BenchConfig) -> tuple[TrainConfig, CompareConfig]:
+    """The options of the baseline's run, and of the turns: the profile's, where nothing else was asked."""
+    task = tasks.get(name)
+    full = asked.profile == "full" or (asked.profile == "auto" and hardware.device_type() == "cuda")
+    values: dict[str, Any] = dict(task.full if full else task.quick)
+    given = options.to_mapping(asked)
+    both = {f.name for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
+    values |= {option: value for option, value in given.items() if option in both and value is not None}
+    compare = {f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values}
+    train = options.from_mapping(TrainConfig, {**values, "model": name, "amp_level": "O1", "evaluate": False})
+    return train, options.from_mapping(CompareConfig, compare)
+
+
+def chosen_variants(asked: BenchConfig) -> list[str]:
+    """The variants in the order of the table, baseline always among them. Raises InputError for an unknown one."""
+    if asked.variants is None:
+        return list(VARIANTS)
+    given = [word.strip() for word in asked.variants.split(",") if word.strip()]
+    for name in given:
+        if name not in VARIANTS:
+            raise InputError(f"variants: unknown `{name}`.{did_you_mean(name, VARIANTS)} Known: {', '.join(VARIANTS)}.")
+    return [name for name in VARIANTS if name in given or name == BASELINE]
+
+
+def bench_line(name: str, asked: BenchConfig) -> Line:
+    """The task `name` in the variants that were asked for."""
+    config, compare = _settings(name, asked)
+    fused = [recipes.FUSED] if asked.fused else []
+    everywhere = recipes.environment([])
+    known = {
+        FP32: Variant(dataclasses.replace(config, amp_level="O0"), fused, everywhere, counts_traffic=True),
+        BASELINE: Variant(config, fused, everywhere, counts_traffic=True),
+        **{peer: Variant(config, [peer, *fused], everywhere) for peer in peers.PEERS},
+        OURS: Variant(dataclasses.replace(config, compiler_opt=True), [], everywhere),
+    }
+    chosen = chosen_variants(asked)
+    absent = {peer: why for peer in peers.PEERS if peer in chosen and (why := peers.missing(peer))}
+    variants = {variant: known[variant] for variant in [BASELINE, *chosen] if variant not in absent}
+    pairs = [(BASELINE, variant) for variant in variants if variant != BASELINE]
+    if OURS in variants:
+        pairs += [(variant, OURS) for variant in variants if variant not in (BASELINE, OURS)]
+    return Line(config, compare, variants, absent, pairs, [BASELINE, *(variant for variant in chosen if variant != BASELINE)])
+
+
+def waterfall_line(name: str, asked: BenchConfig) -> Line:
+    """The task `name` with one technique after another."""
+    config, compare = _settings(name, asked)
+    variants = {BASELINE: Variant(config, [], recipes.environment([]), counts_traffic=True)}
+    absent: dict[str, str] = {}
+    words: list[str] = []
+    for technique in recipes.TECHNIQUES:
+        if why := recipes.reason_not_applied(technique, config.amp_level):
+            absent[technique] = f"does not apply: {why}"
+            continue
+        words = [*words, technique]
+        variants[technique] = Variant(config, words, recipes.environment(words))
+    running = list(variants)[1:]
+    pairs = [(BASELINE, variant) for variant in running] + list(itertools.pairwise(running))
+    return Line(config, compare, variants, absent, pairs, [BASELINE, *recipes.TECHNIQUES])
+
+
+def _digest(line: Line, alive: int | None) -> str:
+    """Of everything that the figures depend on: options, the package's sources, versions."""
+    variants = {name: dataclasses.asdict(variant) for name, variant in line.variants.items()}
+    facts = [reference.key(line.config, 1), dataclasses.asdict(line.compare), variants, dict(line.absent), alive, _versions()]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _folder_of(asked: BenchConfig, kind: str) -> Path:
+    if asked.resume and asked.out is None:
+        raise InputError("--resume needs --out FOLDER: the bench to go on with.")
+    folder = Path(asked.out).resolve() if asked.out else paths.new_run_dir(kind)
+    if (folder / f"{kind}.json").exists() and not asked.resume:
+        raise InputError(f"out={folder} holds an earlier {kind}. Add --resume to go on with it, or name a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _new_folder(folder: Path, name: str) -> Path:
+    """NAME, or NAME-2 and so on after an interrupted attempt: nothing is overwritten."""
+    number = 1
+    while (path := folder / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path
+
+
+def run(
+    names: Sequence[str],
+    asked: BenchConfig,
+    *,
+    command: Sequence[str] = ("gallery", "bench"),
+    done: Callable[[Path, Bench], None] = lambda folder, bench: None,
+    progress: bool = True,
+) -> tuple[Path, Bench]:
+    """Measure the tasks `names` (all when empty), or the waterfall; returns the folder and what came out.
+
+    `done` is called after each task. Raises InputError, before anything is started, for unknown names, options that make
+    no sense and a folder that will not do.
+    """
+    asked = options.checked(asked)
+    kind = "waterfall" if asked.waterfall else "bench"
+    if asked.waterfall and (names or asked.variants or asked.fused):
+        raise InputError(f"--waterfall {asked.waterfall} takes no other task, no --variants and no --fused.")
+    make = waterfall_line if asked.waterfall else bench_line
+    wanted = [asked.waterfall] if asked.waterfall else list(dict.fromkeys(names)) or tasks.names()
+    lines = {name.rsplit(":", 1)[-1]: make(name, asked) for name in wanted}
+    if len(lines) < len(wanted):
+        raise InputError(f"two of the tasks {', '.join(wanted)} have the same name: measure them one by one.")
+    for line in lines.values():
+        tasks.data_of(line.config)
+    folder = _folder_of(asked, kind)
+    file = folder / f"{kind}.json"
+    earlier: dict[str, Outcome] = read_bench(file).tasks if asked.resume and file.exists() else {}
+    measured_with = {name: value for name, value in options.to_mapping(asked).items() if name not in ("resume", "out")}
+    bench = Bench(kind, shlex.join(command), measured_with, hardware.environment(), _versions(), dict(earlier))
+    for name, line in lines.items():
+        digest = _digest(line, asked.alive)
+        if name in earlier and earlier[name].digest == digest and earlier[name].reason is None:
+            continue
+        outcome = task_bench.measure(line, asked.alive, digest, _new_folder(folder, name), progress=progress)
+        bench = dataclasses.replace(bench, tasks={**bench.tasks, name: outcome})
+        write_bench(file, bench)
+        done(folder, bench)
+    return folder, bench

@@ -1,0 +1,188 @@
+"""Variants of a run that are alive at the same time and take turns, so that drift of the machine falls on all of them.
+
+Each has processes and an environment of its own and starts up alone, while the others wait: start-up is true for all (on
+one host processes are started without torchrun, whose own seconds would only be added). Then come blocks of steps, in the order A B C,
+C B A, A B C, …; last each ends its run, in turn. A variant that fails ends everything, or only drops out, as the caller asks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.errors import GalleryError
+from gallery_lib.launcher import Job, start
+from gallery_lib.log import read_steps
+from gallery_lib.measure import probe
+from gallery_lib.measure.turns import TurnServer
+from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
+from gallery_lib.progress import Progress
+from gallery_lib.results import Results
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run: options, and where they do not say it all, the words of a recipe and environment variables."""
+
+    config: TrainConfig
+    recipe: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    counts_traffic: bool = False  # after its last turn
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How many steps, and in which blocks."""
+
+    warmup_steps: int
+    rounds: int
+    block_steps: int
+    probe_batches: int
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of each variant."""
+        return self.warmup_steps + self.rounds * self.block_steps
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came out of a variant; `rounds` holds its step times in seconds by turn, the first of each left out."""
+
+    results: Results
+    probe: dict[str, Any]
+    rounds: list[list[float]]
+
+
+def rounds_of(durations: list[float], warmup_steps: int, block_steps: int) -> list[list[float]]:
+    """Step times by turn, without the first step of each turn (caches are cold, batches are waiting)."""
+    counted = durations[warmup_steps:]
+    return [counted[i + 1 : i + block_steps] for i in range(0, len(counted) - block_steps + 1, block_steps)]
+
+
+def each_step_seconds(run_dir: Path) -> list[float]:
+    """The time of every training step of a run, in order."""
+    return [seconds for line in read_steps(run_dir) for seconds in line["each_step_seconds"]]
+
+
+def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConfig:
+    """The options of a variant's run."""
+    return dataclasses.replace(
+        config, run_dir=str(run_dir), max_steps=turns.total_steps, epochs=None, warmup_steps=turns.warmup_steps, log_interval=1
+    )
+
+
+class _Lineup:
+    """The runs that are alive."""
+
+    def __init__(self, launch: LaunchConfig, turns: Turns, bar: Progress, label: str, dropped: dict[str, GalleryError] | None) -> None:
+        self.launch, self.turns, self.bar, self.label, self.dropped = launch, turns, bar, label, dropped
+        self.world_size = launch.nproc_per_node * launch.nnodes
+        self.server = TurnServer()
+        self.jobs: dict[str, Job] = {}
+        self._done_before = bar.count
+
+    def say(self, what: str) -> None:
+        """What is going on, on the progress bar."""
+        self.bar.update(self._done_before + sum(job.steps_done() for job in self.jobs.values()), f"{self.label}: {what}")
+
+    def guarded(self, name: str, action: Callable[[], None]) -> None:
+        """Do it; if the variant `name` fails, it drops out, or the error is raised where nothing may drop out."""
+        try:
+            action()
+        except GalleryError as error:
+            if self.dropped is None:
+                raise
+            self.dropped[name] = error
+            if name in self.jobs:
+                self.jobs.pop(name).stop()
+
+    def wait_idle(self, name: str, what: str) -> None:
+        """Returns when `name` has done its part. Raises when it has ended instead."""
+
+        def check() -> None:
+            self.say(what)
+            if not self.jobs[name].running():
+                self.jobs[name].result()
+
+        self.server.wait_idle(name, self.world_size, check)
+
+    def start(self, name: str, variant: Variant, run_dir: Path) -> None:
+        """Start it and wait until it has done its warm-up and its probe."""
+        role = Role(
+            name,
+            self.server.address,
+            self.turns.warmup_steps,
+            self.turns.block_steps,
+            self.turns.probe_batches,
+            list(variant.recipe),
+            variant.counts_traffic,
+        )
+        self.jobs[name] = start(
+            configuration(variant.config, self.turns, run_dir),
+            self.launch,
+            module=WORKER,
+            environment={**variant.environment, **role.environment()},
+            torchrun=False,
+        )
+        self.wait_idle(name, f"{name} starts")
+
+    def take_turn(self, name: str, number: int) -> None:
+        """One block of steps."""
+        self.server.go(name)
+        self.wait_idle(name, f"{name}, turn {number + 1} of {self.turns.rounds}")
+
+    def finish(self, name: str, run_dir: Path) -> Measured:
+        """Let it evaluate, where it is to, and end."""
+        self.say(f"{name} ends")
+        self.server.go(name)
+        results = self.jobs[name].result()
+        assert results is not None
+        found = probe.load(run_dir / PROBE_FILE)
+        (run_dir / PROBE_FILE).unlink()
+        return Measured(results, found, rounds_of(each_step_seconds(run_dir), self.turns.warmup_steps, self.turns.block_steps))
+
+    def close(self) -> None:
+        """End everything that still runs."""
+        self.server.close()
+        for job in self.jobs.values():
+            job.stop()
+
+
+def take_turns(
+    variants: Mapping[str, Variant],
+    launch: LaunchConfig,
+    turns: Turns,
+    folder: Path,
+    bar: Progress,
+    label: str,
+    *,
+    dropped: dict[str, GalleryError] | None = None,
+) -> dict[str, Measured]:
+    """Run the variants, in turns, each in a run directory of its name below `folder`.
+
+    Where `dropped` is given, variants that fail are put there with their error, and the others go on; else the error
+    is raised. Raises InputError for options that make no sense, RunFailed when a run fails.
+    """
+    runs = _Lineup(launch, turns, bar, label, dropped)
+    measured: dict[str, Measured] = {}
+    try:
+        for name, variant in variants.items():
+            runs.guarded(name, lambda name=name, variant=variant: runs.start(name, variant, folder / name))  # type: ignore[misc]
+        for number in range(turns.rounds):
+            order = list(runs.jobs) if number % 2 == 0 else list(reversed(runs.jobs))
+            for name in order:
+                runs.guarded(name, lambda name=name, number=number: runs.take_turn(name, number))  # type: ignore[misc]
+        for name in list(runs.jobs):
+
+            def finish(name: str = name) -> None:
+                measured[name] = runs.finish(name, folder / name)
+
+            runs.guarded(name, finish)
+    finally:
+        runs.close()
+    return measured

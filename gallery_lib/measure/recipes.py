@@ -1,0 +1,78 @@
+"""How each process of a measurement makes its model ready: by words that travel in an environment variable.
+
+No words: accelerate(), as the run's options ask. The name of a peer (peers.py): that library. Techniques of the backend:
+those and no others, which is what a waterfall is made of. `fused` may stand with any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gallery_lib import hardware
+from gallery_lib.acceleration import accelerate, techniques
+from gallery_lib.compiler import allocator
+from gallery_lib.compiler.backend import cache_environment
+from gallery_lib.config import Config, TrainConfig
+from gallery_lib.measure.peers import PEERS, Peer
+from gallery_lib.train import Prepared, Recipe
+
+FUSED = "fused-optimizer"
+EMULATED = "bf16-on-fp32-units"
+TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, FUSED)
+"""In the order in which a waterfall adds them."""
+
+
+class Techniques(Recipe):
+    """accelerate() with the techniques that are named, and none of the others."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def prepare(
+        self,
+        model: nn.Module,
+        loader: DataLoader[Any],
+        build_optimizer: Callable[..., torch.optim.Optimizer],
+        config: TrainConfig,
+        autocast_dtype: torch.dtype | None,
+    ) -> Prepared:
+        """`model` with these techniques."""
+        asked = Config.plain()
+        asked.memory.layout = "auto" if "layout" in self.names else "contiguous"
+        asked.memory.allocator = "allocator" in self.names
+        asked.compiler.enabled = "compiler" in self.names
+        asked.compiler.bf16_on_fp32_units = EMULATED in self.names
+        wrapped, batches = accelerate(model, loader, asked)
+        optimizer = build_optimizer(accelerated=FUSED in self.names)
+        done = techniques(wrapped)
+        if optimizer.defaults.get("fused"):
+            done["optimizer"] = "fused"
+        return Prepared(wrapped, batches, optimizer, autocast_dtype, done)
+
+
+def recipe(words: Sequence[str]) -> Recipe:
+    """What the words stand for."""
+    if not words:
+        return Recipe()
+    peer = next((word for word in words if word in PEERS), None)
+    return Peer(peer, fused=FUSED in words) if peer else Techniques(words)
+
+
+def environment(words: Sequence[str]) -> dict[str, str]:
+    """What the processes get: where compiled code is kept, which is the same for all, and the allocator's variables."""
+    return cache_environment() | (allocator.environment() if "allocator" in words else {})
+
+
+def reason_not_applied(technique: str, amp_level: str) -> str | None:
+    """Why a technique would do nothing on this machine, or None."""
+    on_cpu = hardware.device_type() == "cpu"
+    if technique == "allocator":
+        return allocator.reason_not_applied() if on_cpu else "torch has an allocator of its own on CUDA"
+    if technique == EMULATED and (amp_level == "O0" or not on_cpu or hardware.computes_in_bf16("cpu")):
+        return "the run is in fp32" if amp_level == "O0" else "the device has bfloat16 units"
+    return None

@@ -1,0 +1,202 @@
+"""Measure one task in many variants: limits of the machine, float64 reference, turns, parity, ratios.
+
+As many variants as fit into memory are alive at a time, and the baseline is always among them. Variants of different groups are
+compared through their ratios to it, which were measured independently. A variant that fails stays, as its reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gallery_lib import hardware, stats, tasks
+from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.errors import GalleryError
+from gallery_lib.measure import lineup, parity, reference
+from gallery_lib.measure.compare import judge
+from gallery_lib.measure.limits import measure_limits
+from gallery_lib.measure.lineup import Measured, Turns, Variant
+from gallery_lib.measure.outcome import Outcome, Row
+from gallery_lib.measure.reference import Reference
+from gallery_lib.measure.worker import TRAFFIC_FILE
+from gallery_lib.progress import Progress
+from gallery_lib.tasks import memory
+
+BASELINE = "eager-O1"
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is to be measured of a task: the baseline first. `absent` are variants that cannot run here, and why."""
+
+    config: TrainConfig
+    compare: CompareConfig
+    variants: Mapping[str, Variant]
+    absent: Mapping[str, str]
+    pairs: Sequence[tuple[str, str]]  # of which the ratio is wanted: the slower one, as is hoped, first
+    order: Sequence[str]  # of all of them, in the tables
+
+
+def machine_limits() -> dict[str, float]:
+    """FLOP/s of matrix products by dtype and `copy` in bytes/s, of the whole machine or of the first GPU, now."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(hardware.cores())
+    try:
+        limits = measure_limits(torch.device(hardware.device_type()))
+    finally:
+        torch.set_num_threads(before)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    return {**limits.matmul_flops_per_second, "copy": limits.copy_bytes_per_second}
+
+
+def groups(names: Sequence[str], alive: int) -> Iterator[list[str]]:
+    """The variants but the baseline, in groups that leave room for it among `alive`."""
+    for begin in range(0, len(names), alive - 1):
+        yield list(names[begin : begin + alive - 1])
+
+
+def alive_at_a_time(config: TrainConfig, asked: int | None) -> int:
+    """How many variants are to be alive; at least two. Raises InputError when not even two fit."""
+    if asked is not None:
+        memory.check(config, 1, factor=asked)
+        return asked
+    if hardware.gpu_count():
+        return 2
+    memory.check(config, 1, factor=2)
+    return int(memory.free_bytes() // memory.needed_bytes(config))
+
+
+def reason_of(error: GalleryError) -> str:
+    """The first line of why a variant did not run, without where."""
+    return re.sub(r"^the run in .* did not finish: ", "", str(error).splitlines()[0])
+
+
+def _row(measured: Measured, verdict: parity.Parity | None, flops: float, traffic: int | None) -> Row:
+    results = measured.results
+    seconds = stats.percentiles([step for block in measured.rounds for step in block])
+    samples = results.config["batch_size"] * results.world_size
+    return Row(
+        reason=None,
+        step_seconds=seconds,
+        samples_per_second={"global": samples / seconds["p50"], "whole_run": results.samples_per_second["whole_run"]},
+        startup_seconds=results.startup_seconds,
+        peak_memory_bytes=results.peak_memory_bytes,
+        flops_per_second=flops / seconds["p50"],
+        bytes_per_second=traffic / seconds["p50"] if traffic else None,
+        techniques=results.techniques,
+        parity=verdict.as_json() if verdict else None,
+    )
+
+
+def _parity(name: str, measured: Measured, baseline: Measured, exact: Reference, steps: int) -> parity.Parity | None:
+    if name == BASELINE:
+        return None
+    if measured.results.config["amp_level"] == "O0":  # half precision is held against fp32, not the other way round
+        return judge(measured, baseline, exact, steps)
+    return judge(baseline, measured, exact, steps)
+
+
+class _Measurement:
+    """A task being measured."""
+
+    def __init__(self, line: Line, folder: Path) -> None:
+        self.line, self.folder = line, folder
+        self.rows: dict[str, Row] = {name: Row(reason) for name, reason in line.absent.items()}
+        self.of_group: dict[str, int] = {}
+        self.measured: list[dict[str, Measured]] = []
+        self.traffic: dict[str, int] = {}  # by amp level
+
+    def run_group(self, names: list[str], turns: Turns, bar: Progress, label: str) -> None:
+        """The baseline and the variants `names`, in turns."""
+        number = len(self.measured)
+        folder = self.folder / f"group{number + 1}"
+        failed: dict[str, GalleryError] = {}
+        chosen = {name: self.line.variants[name] for name in [BASELINE, *names]}
+        self.measured.append(lineup.take_turns(chosen, LaunchConfig(), turns, folder, bar, label, dropped=failed))
+        for name, error in failed.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / "failure.txt").write_text(f"{error}\n")
+            self.rows[name] = Row(reason_of(error))
+        for name in self.measured[number]:
+            self.of_group[name] = number
+            if (file := folder / name / TRAFFIC_FILE).exists():
+                self.traffic[self.line.variants[name].config.amp_level] = json.loads(file.read_text())
+
+    def judge(self, exact: Reference) -> None:
+        """A row for each variant that ran."""
+        flops = float(exact.probe["flops"]) / exact.probe["batches"]
+        for name, group in self.of_group.items():
+            variants = self.measured[group]
+            if BASELINE not in variants:
+                self.rows[name] = Row(f"ran, but {BASELINE}, which it is held against, did not")
+                continue
+            verdict = _parity(name, variants[name], variants[BASELINE], exact, self.line.compare.parity_steps)
+            traffic = self.traffic.get(self.line.variants[name].config.amp_level)
+            self.rows[name] = _row(variants[name], verdict, flops, traffic)
+
+    def ratio(self, slower: str, faster: str) -> stats.Ratio:
+        """How many times as fast; directly where both took turns with one another, else through the baseline."""
+
+        def direct(group: int, a: str, b: str) -> stats.Ratio:
+            rounds = self.measured[group][a].rounds, self.measured[group][b].rounds
+            return stats.ratio_of_medians(*rounds, confidence=self.line.compare.confidence)
+
+        a, b = self.of_group[slower], self.of_group[faster]
+        if slower == BASELINE or a == b:
+            return direct(b, slower, faster)
+        return stats.change_of_ratio(direct(a, BASELINE, slower), direct(b, BASELINE, faster))
+
+    def ratios(self) -> list[tuple[str, str, float, float, float]]:
+        """All that are wanted and may be given."""
+        found = []
+        for slower, faster in self.line.pairs:
+            if all(name in self.of_group and self.rows[name].comparable for name in (slower, faster)):
+                ratio = self.ratio(slower, faster)
+                found.append((slower, faster, ratio.ratio, ratio.low, ratio.high))
+        return found
+
+
+def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progress: bool = True) -> Outcome:
+    """Measure a task. Nothing that fails is raised: the reason is part of the outcome."""
+    began, date = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    label = line.config.model.rsplit(":", 1)[-1]
+    run = _Measurement(line, folder)
+    reason, limits = None, {}
+    sizes: dict[str, Any] = {}
+    try:
+        sized = tasks.with_sizes(line.config)
+        sizes = {name: getattr(sized, name) for name in ("batch_size", "image_size", "sequence_length") if getattr(sized, name)}
+        together = list(groups([name for name in line.variants if name != BASELINE], alive_at_a_time(line.config, alive)))
+        limits = machine_limits()
+        turns = Turns(
+            max(line.config.warmup_steps, line.compare.parity_steps, parity.PROBE_BATCHES),
+            line.compare.rounds,
+            line.compare.block_steps,
+            parity.PROBE_BATCHES,
+        )
+        exact_config = reference.configuration(lineup.configuration(line.config, turns, folder / "reference"), line.compare.parity_steps)
+        total_steps = turns.total_steps * (len(line.variants) - 1 + len(together))
+        with contextlib.closing(Progress(label, total_steps, enabled=progress)) as bar:
+            exact = reference.reference_for(exact_config, LaunchConfig(), lambda what: bar.update(0, f"{label}: {what}"))
+            for names in together:
+                run.run_group(names, turns, bar, label)
+            bar.update(bar.count, label)
+        probed = next((variant.probe for group in run.measured for variant in group.values()), None)
+        if probed is not None and exact.kept and not exact.belongs_to(probed):  # the data have changed
+            exact = reference.run_reference(exact_config, LaunchConfig())
+        run.judge(exact)
+    except GalleryError as error:
+        reason = reason_of(error)
+        run.rows = {**{name: Row(reason) for name in line.variants}, **run.rows}
+    rows = {name: run.rows[name] for name in line.order}
+    ratios = run.ratios() if reason is None else []
+    return Outcome(digest, date, round(time.monotonic() - began, 1), reason, sizes, limits, rows, ratios)

@@ -1,0 +1,138 @@
+"""`gallery bench`: what is asked for, what is refused, and what real processes of a tiny task come to."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import tiny_task
+import torch
+
+from gallery_lib import stats
+from gallery_lib.cli import main
+from gallery_lib.config import BenchConfig
+from gallery_lib.measure import bench, peers, recipes, task_bench
+from gallery_lib.measure.outcome import read_bench
+from gallery_lib.optim import OptimizerSpec
+
+TINY = f"{tiny_task.__file__}:TASK"
+FAILING = f"{tiny_task.__file__}:FAILING_ACCELERATED"
+FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-size=8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["resnet5"], "Did you mean `resnet50`"),
+        (["--variants=eager-O1,our", TINY], "Did you mean `ours`"),
+        (["--rounds=2", TINY], "rounds='2' must be at least 4"),
+        (["--resume", TINY], "--resume needs --out"),
+        (["--waterfall=resnet50", "alexnet"], "takes no other task"),
+        (["--waterfal=resnet50"], "unknown option"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_folder_with_results_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bench.json").write_text("{}")
+    assert main(["bench", TINY, f"--out={tmp_path}"]) == 2
+    assert "holds an earlier bench. Add --resume" in capsys.readouterr().err
+    assert main(["bench", TINY, f"--out={tmp_path}", "--resume"]) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else() -> None:
+    line = bench.bench_line(TINY, BenchConfig(batch_size=8))
+    assert set(line.variants) | set(line.absent) == set(bench.VARIANTS) == set(line.order)
+    plain = line.variants["eager-O1"].config
+    for name, variant in line.variants.items():
+        changed = {"amp_level": "O0"} if name == "eager-fp32" else {"compiler_opt": True} if name == "ours" else {}
+        assert variant.config == dataclasses.replace(plain, **changed)
+    assert ("eager-O1", "ours") in line.pairs and ("eager-fp32", "ours") in line.pairs
+    assert "GLIBC_TUNABLES" not in line.variants["eager-O1"].environment
+
+
+def test_the_baseline_is_always_in_and_fused_is_for_all() -> None:
+    line = bench.bench_line(TINY, BenchConfig(variants="torch.compile", fused=True))
+    assert list(line.variants) == ["eager-O1", "torch.compile"]
+    assert all(recipes.FUSED in variant.recipe for variant in line.variants.values())
+
+
+def test_a_library_that_is_missing_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peers.PEERS, "fabric", "no_such_library")
+    line = bench.bench_line(TINY, BenchConfig())
+    assert line.absent == {**line.absent, "fabric": "not installed: no-such-library (pip install 'gallery_lib[bench]')"}
+    assert "fabric" not in line.variants
+
+
+def test_a_waterfall_adds_one_technique_after_another() -> None:
+    line = bench.waterfall_line(TINY, BenchConfig())
+    words = [variant.recipe for variant in line.variants.values()]
+    assert words[0] == []
+    assert all(len(after) == len(before) + 1 and set(before) < set(after) for before, after in itertools.pairwise(words))
+    assert set(words[-1]) | set(line.absent) == set(recipes.TECHNIQUES)
+    assert all(why.startswith("does not apply: ") for why in line.absent.values())
+
+
+def test_a_technique_comes_without_the_others() -> None:
+    def prepared(*names: str):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+        spec = OptimizerSpec("SGD", lr=0.1)
+        loader = torch.utils.data.DataLoader(torch.arange(2))
+        return recipes.recipe(names).prepare(
+            model,
+            loader,
+            lambda accelerated: spec.build(model.parameters(), lr=None, weight_decay=None, accelerated=accelerated),
+            None,
+            None,
+        )
+
+    layout, fused = prepared("layout"), prepared(recipes.FUSED)
+    assert layout.model[0].weight.is_contiguous(memory_format=torch.channels_last) and not layout.optimizer.defaults["fused"]
+    assert layout.techniques == {"layout": "channels_last"}
+    assert fused.model[0].weight.is_contiguous() and fused.optimizer.defaults["fused"]
+    assert fused.techniques == {"optimizer": "fused"}
+
+
+def test_groups_leave_room_for_the_baseline() -> None:
+    assert list(task_bench.groups(["a", "b", "c", "d", "e"], 6)) == [["a", "b", "c", "d", "e"]]
+    assert list(task_bench.groups(["a", "b", "c"], 3)) == [["a", "b"], ["c"]]
+    assert list(task_bench.groups(["a", "b"], 2)) == [["a"], ["b"]]
+
+
+def test_the_geometric_mean_of_equal_ratios_is_that_ratio_known_better() -> None:
+    one = stats.Ratio(1.5, 1.4, 1.6)
+    mean = stats.geometric_mean([one] * 4)
+    assert mean.ratio == pytest.approx(1.5)
+    assert 1.4 < mean.low < 1.5 < mean.high < 1.6
+    assert stats.geometric_mean([stats.Ratio(2.0, 1.9, 2.1), stats.Ratio(0.5, 0.4, 0.6)]).ratio == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bench", FAILING, *FEW, "--variants=accelerate,fabric,ours", f"--out={tmp_path}"]
+    assert main(arguments) == 1
+    said = capsys.readouterr().out
+    outcome = read_bench(tmp_path / "bench.json").tasks["FAILING_ACCELERATED"]
+    for name in ("eager-O1", "accelerate", "fabric"):
+        row = outcome.rows[name]
+        if name in peers.PEERS and peers.missing(name):
+            assert row.reason == peers.missing(name) and row.reason in said
+            continue
+        assert row.comparable, f"{name}: {row.reason} {row.parity}"
+        assert row.flops_per_second and row.bytes_per_second
+        assert name == "eager-O1" or outcome.ratio("eager-O1", name) is not None
+    assert outcome.rows["ours"].reason == "rank 0 failed with ValueError: planted failure."
+    assert "did not run: rank 0 failed with ValueError: planted failure" in said
+    assert "GFLOP/s in float32" in said
+    assert "![Points with intervals" in (tmp_path / "bench.md").read_text() and (tmp_path / "bench.png").stat().st_size > 1000
+    before = (tmp_path / "bench.json").read_text()
+    assert main([*arguments, "--resume"]) == 1
+    assert (tmp_path / "bench.json").read_text() == before  # nothing was measured again

@@ -1,0 +1,104 @@
+"""Tables, picture and verdict of a bench, for outcomes of every kind."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from gallery_lib.measure.outcome import Bench, Outcome, Row, read_bench, write_bench
+from gallery_lib.report import bench as report
+
+PASSED = {"passed": True, "checks": []}
+FAILED = {"passed": False, "checks": [{"name": "gradient scale", "passed": False}, {"name": "losses", "passed": True}]}
+ENVIRONMENT = {"device": "cpu", "cpu": "A CPU", "cores": 2, "isa": ["avx2"], "memory_bytes": 2**34, "python": "3", "torch": "2"}
+
+
+def row(seconds: float, parity: dict | None = PASSED) -> Row:
+    return Row(
+        reason=None,
+        step_seconds={"p50": seconds},
+        samples_per_second={"global": 8 / seconds, "whole_run": 4 / seconds},
+        startup_seconds={"total": 9.0, "compile": 3.0},
+        peak_memory_bytes={"host": 2**30, "device": None},
+        flops_per_second=3e10 / seconds,
+        bytes_per_second=4e9 / seconds,
+        techniques={},
+        parity=parity,
+    )
+
+
+def outcome(rows: dict[str, Row], ratios: list, reason: str | None = None) -> Outcome:
+    return Outcome("d", "2026-01-01", 60.0, reason, {"batch_size": 8}, {"float32": 1e11, "bfloat16": 2e10, "copy": 1e10}, rows, ratios)
+
+
+def bench(kind: str = "bench") -> Bench:
+    good = outcome(
+        {"eager-O1": row(1.0, None), "fabric": row(0.8), "accelerate": Row("not installed: accelerate (pip install x)"), "ours": row(0.5)},
+        [("eager-O1", "fabric", 1.25, 1.2, 1.3), ("eager-O1", "ours", 2.0, 1.9, 2.1), ("fabric", "ours", 1.6, 1.5, 1.7)],
+    )
+    wrong = outcome({"eager-O1": row(1.0, None), "fabric": Row("rank 0 failed with ValueError: x"), "ours": row(0.5, FAILED)}, [])
+    return Bench(
+        kind, "gallery bench", {"fused": False}, ENVIRONMENT, {"torch": "2", "accelerate": "not installed"}, {"a": good, "b": wrong}
+    )
+
+
+def waterfall() -> Bench:
+    rows = {"eager-O1": row(1.0, None), "layout": row(0.8), "allocator": Row("does not apply: why"), "compiler": row(0.5)}
+    ratios = [("eager-O1", "layout", 1.25, 1.2, 1.3), ("eager-O1", "compiler", 2.0, 1.9, 2.1), ("layout", "compiler", 1.6, 1.5, 1.7)]
+    return dataclasses.replace(bench("waterfall"), tasks={"a": outcome(rows, ratios)})
+
+
+def test_a_bench_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    write_bench(tmp_path / "bench.json", bench())
+    assert read_bench(tmp_path / "bench.json") == bench()
+
+
+def test_a_variant_shows_its_speed_or_why_it_has_none() -> None:
+    by_name = {cells[0]: cells for cells in report.task_rows(bench().tasks["a"], "bench")}
+    assert by_name["ours"][1] == "500.0 ms"
+    assert "2.00× (1.90 to 2.10)" in by_name["ours"]
+    assert "60 (60%)" in by_name["ours"]  # of the fastest product, 100 GFLOP/s
+    assert "1.60× (1.50 to 1.70)" in by_name["fabric"]
+    assert by_name["accelerate"][-1] == "not installed: accelerate (pip install x)"
+    by_name = {cells[0]: cells for cells in report.task_rows(bench().tasks["b"], "bench")}
+    assert by_name["fabric"][-1] == "did not run: rank 0 failed with ValueError: x"
+    assert by_name["ours"][-1] == "FAILED: gradient scale"
+
+
+def test_the_summary_says_of_how_many_tasks_the_mean_is() -> None:
+    rows = {cells[0]: cells for cells in report.summary_rows(bench())}
+    assert rows["task"] == ["task", "ours over eager-O1", "ours over fabric", "ours over accelerate"]
+    assert rows["b"][1:] == ["no parity (ours)", "no parity (ours)", "no parity (ours)"]
+    assert rows["geometric mean"][1:] == ["2.00× (1.90 to 2.10), 1 of 2 tasks", "1.60× (1.50 to 1.70), 1 of 2 tasks", "none, 0 of 2 tasks"]
+
+
+def test_a_waterfall_shows_what_each_technique_adds() -> None:
+    rows = {cells[0]: cells for cells in report.task_rows(waterfall().tasks["a"], "waterfall")}
+    assert rows["+ compiler"][6:8] == ["2.00× (1.90 to 2.10)", "1.60× (1.50 to 1.70)"]
+    assert rows["+ layout"][6:8] == ["1.25× (1.20 to 1.30)", ""]
+    assert rows["+ allocator"][-1] == "does not apply: why"
+    assert report.complete(waterfall())
+
+
+def test_only_a_bench_in_which_ours_ran_with_parity_is_complete() -> None:
+    assert not report.complete(bench())
+    good = bench().tasks["a"]
+    assert report.complete(dataclasses.replace(bench(), tasks={"a": good}))
+    assert not report.complete(dataclasses.replace(bench(), tasks={"a": dataclasses.replace(good, reason="no memory")}))
+
+
+def test_the_picture_and_its_text_leave_out_what_was_not_measured() -> None:
+    for found in (bench(), waterfall()):
+        report.figure(found).savefig("/dev/null", format="png")
+    assert "ours: a 2.00, b not measured" in report.figure_text(bench())
+    assert report.figure_text(waterfall()).endswith("+ layout 1.25, + allocator not measured, + compiler 2.00.")
+
+
+def test_texts_name_machine_versions_limits_and_optimizer() -> None:
+    said = report.text(bench())
+    assert "2 cores of A CPU" in said and "torch 2" in said and "accelerate not installed" not in said
+    assert "100 GFLOP/s in float32, 20 GFLOP/s in bfloat16; copying 10.0 GB/s" in said
+    assert "Optimizer: torch's as it comes" in said
+    assert "Not measured: no memory" in report.markdown(
+        dataclasses.replace(bench(), tasks={"a": dataclasses.replace(bench().tasks["a"], reason="no memory")}), "bench.png"
+    )
