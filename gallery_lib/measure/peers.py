@@ -83,7 +83,7 @@ def _fabric(model: nn.Module, loader: DataLoader[Any], optimizer: Callable[[], t
 
     fabric = lightning_fabric.Fabric(devices=1, precision="bf16-mixed")
     fabric.launch()
-    wrapped, update = fabric.setup(torch.compile(model), optimizer())
+    wrapped, update = fabric.setup(torch.compile(model), optimizer())  # type: ignore[arg-type]  # a compiled module is a Module
     batches = fabric.setup_dataloaders(loader)
     done = {"compiler": f"lightning-fabric {lightning_fabric.__version__}, torch.compile"}
     return Prepared(wrapped, _batches(batches, fabric.device), update, None, done, fabric.backward)

@@ -67,12 +67,12 @@ def groups(names: Sequence[str], alive: int) -> Iterator[list[str]]:
 def alive_at_a_time(config: TrainConfig, asked: int | None) -> int:
     """How many variants are to be alive; at least two. Raises InputError when not even two fit."""
     if asked is not None:
-        memory.check(config, 1, factor=asked)
+        memory.check(config, 1, compared=asked)
         return asked
     if hardware.gpu_count():
         return 2
-    memory.check(config, 1, factor=2)
-    return int(memory.free_bytes() // memory.needed_bytes(config))
+    memory.check(config, 1, compared=2)
+    return int(memory.free_bytes() // memory.needed_bytes(config, compared=True))
 
 
 def reason_of(error: GalleryError) -> str:
