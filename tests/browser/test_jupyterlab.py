@@ -115,6 +115,13 @@ class Page:
         """The text below a cell."""
         return "\n".join(self.cell(source).locator(".jp-OutputArea-output").all_text_contents())
 
+    def picture(self, source: str, name: str) -> None:
+        """A screenshot with the cell in view. Cells get their height when they come into view, so it scrolls twice."""
+        for _ in range(2):
+            self.cell(source).scroll_into_view_if_needed()
+            self.page.wait_for_timeout(300)
+        screenshot(self.page, name)
+
     def ran(self, source: str) -> int | None:
         """The number in front of a cell that has run to its end."""
         found = re.search(r"\[(\d+)\]", self.cell(source).locator(".jp-InputPrompt").text_content())
@@ -195,8 +202,7 @@ def stopped(shown: Page, lab: Lab) -> Stopped:
     left = training & lab.processes()
     number = wait_for(lambda: shown.ran(TRAINING), 20, "the cell to end")
     message = shown.cell(TRAINING).locator(".jp-OutputArea-output").last.text_content()
-    shown.cell(TRAINING).scroll_into_view_if_needed()
-    screenshot(shown.page, "jupyterlab-3-interrupted")
+    shown.picture(TRAINING, "jupyterlab-3-interrupted")
     shown.cell(MACHINE).locator(".cm-content").click()
     shown.page.keyboard.press("Shift+Enter")
     wait_for(lambda: (shown.ran(MACHINE) or 0) > number, 20, "the next cell to run")
@@ -228,10 +234,8 @@ def finished(stopped: Stopped, shown: Page) -> Finished:
         return shown.ran(LAST) is not None
 
     wait_for(ended, CELLS_SECONDS, "all cells to run")
-    shown.cell("notebook.show_comparison(one)").scroll_into_view_if_needed()
-    screenshot(shown.page, "jupyterlab-4-table")
-    shown.cell("notebook.show_losses(one)").scroll_into_view_if_needed()
-    screenshot(shown.page, "jupyterlab-5-plot")
+    shown.picture("notebook.show_comparison(one)", "jupyterlab-4-table")
+    shown.picture("notebook.show_losses(one)", "jupyterlab-5-plot")
     notebook = shown.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
     return Finished(
         counts,
