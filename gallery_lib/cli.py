@@ -136,11 +136,17 @@ def _bench(arguments: Sequence[str]) -> int:
 
 def _show(arguments: Sequence[str]) -> None:
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise InputError("usage: gallery show FOLDER (a run, a comparison, a batch, or a folder that holds runs and comparisons)")
+        raise InputError("usage: gallery show FOLDER (a run, a comparison, a batch, a bench, or a folder that holds runs and comparisons)")
     from gallery_lib.batch import record, summary
     from gallery_lib.report import tables
 
     folder = Path(arguments[0])
+    if benches := [file for kind in ("bench", "waterfall") if (file := folder / f"{kind}.json").exists()]:
+        from gallery_lib.measure.outcome import read_bench
+        from gallery_lib.report import bench
+
+        print("\n\n".join(bench.text(read_bench(file)) for file in benches))
+        return
     print(summary.text(record.read_report(folder)) if (folder / record.REPORT_FILE).exists() else tables.folder_text(folder))
 
 
@@ -187,7 +193,7 @@ _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int | None], str]] = {
     "run": (_run, "notebooks, headless, and which of them really ran (options: gallery run --help)"),
     "compare": (_compare, "baseline against accelerated backend, in turns (options: gallery compare --help); or two batch runs"),
     "bench": (_bench, "tasks × variants, with other libraries, or one technique after another (options: gallery bench --help)"),
-    "show": (_show, "the tables of what a folder of runs holds, or of a batch"),
+    "show": (_show, "the tables of what a folder of runs holds, of a batch, or of a bench"),
     "doctor": (_doctor, "what this machine offers; where a run's step went; why several processes are slower than one"),
     "pack": (_pack, "one task as an archive that runs by itself on another machine"),
     "plot": (_plot, "a comparison's throughput since launch, as a picture"),
