@@ -149,7 +149,9 @@ def _bench(arguments: Sequence[str]) -> int:
 
 
 def _show_operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="a run, a comparison, a batch, or a folder that holds runs and comparisons")
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="a run, a comparison, a batch, a bench, or a folder that holds runs and comparisons"
+    )
 
 
 _SHOW = CommandLine("gallery show", "Print the tables of what a folder holds.", operands=_show_operands)
@@ -161,6 +163,12 @@ def _show(arguments: Sequence[str]) -> None:
     from gallery_lib.report import tables
 
     folder = Path(namespace.folder)
+    if benches := [file for kind in ("bench", "waterfall") if (file := folder / f"{kind}.json").exists()]:
+        from gallery_lib.measure.outcome import read_bench
+        from gallery_lib.report import bench
+
+        print("\n\n".join(bench.text(read_bench(file)) for file in benches))
+        return
     print(summary.text(record.read_report(folder)) if (folder / record.REPORT_FILE).exists() else tables.folder_text(folder))
 
 
@@ -275,7 +283,7 @@ _COMMANDS: dict[str, Command] = {
     "run": Command(_run, _RUN, _MEASURE, "notebooks, headless, and which of them really ran"),
     "compare": Command(_compare, _COMPARE, _MEASURE, "baseline against accelerated backend, in turns; or two batches"),
     "bench": Command(_bench, _BENCH, _MEASURE, "tasks × variants, with other libraries, or one technique after another"),
-    "show": Command(_show, _SHOW, _READ, "the tables of a run, a comparison or a batch"),
+    "show": Command(_show, _SHOW, _READ, "the tables of a run, a comparison, a batch or a bench"),
     "plot": Command(_plot, _PLOT, _READ, "a comparison's throughput since launch, as a picture"),
     "doctor": Command(_doctor, _DOCTOR, _READ, "what this machine offers; where a run's step went; why several processes are slower"),
     "list": Command(_list, _LIST, _TAKE, "the tasks of the gallery"),

@@ -22,10 +22,9 @@ from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure import peers, recipes, reference, task_bench
 from gallery_lib.measure.lineup import Variant
-from gallery_lib.measure.outcome import Bench, Outcome, read_bench, write_bench
-from gallery_lib.measure.task_bench import BASELINE, Line
+from gallery_lib.measure.outcome import BASELINE, FP32, OURS, Bench, Outcome, read_bench, write_bench
+from gallery_lib.measure.task_bench import Line
 
-FP32, OURS = "eager-fp32", "ours"
 VARIANTS = (FP32, BASELINE, *peers.PEERS, OURS)
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "accelerate", "lightning-fabric", "gallery_lib")
 

@@ -16,6 +16,7 @@ from gallery_lib.results import write_json
 from gallery_lib.stats import Ratio
 
 SCHEMA = 1
+FP32, BASELINE, OURS = "eager-fp32", "eager-O1", "ours"
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,11 @@ from gallery_lib.measure import lineup, parity, reference
 from gallery_lib.measure.compare import judge
 from gallery_lib.measure.limits import measure_limits
 from gallery_lib.measure.lineup import Measured, Turns, Variant
-from gallery_lib.measure.outcome import Outcome, Row
+from gallery_lib.measure.outcome import BASELINE, Outcome, Row
 from gallery_lib.measure.reference import Reference
 from gallery_lib.measure.worker import TRAFFIC_FILE
 from gallery_lib.progress import Progress
 from gallery_lib.tasks import memory
-
-BASELINE = "eager-O1"
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,8 @@ def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progres
     began, date = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     label = line.config.model.rsplit(":", 1)[-1]
     run = _Measurement(line, folder)
-    reason, limits = None, {}
+    reason: str | None = None
+    limits: dict[str, float] = {}
     sizes: dict[str, Any] = {}
     try:
         sized = tasks.with_sizes(line.config)

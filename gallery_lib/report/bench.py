@@ -6,17 +6,15 @@ compute the same training, shows its reason instead of a speed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from gallery_lib import hardware, stats
-from gallery_lib.measure.outcome import Bench, Outcome, Row
+from gallery_lib.measure.outcome import BASELINE, OURS, Bench, Outcome, Row
 from gallery_lib.stats import Ratio
 from gallery_lib.table import Rows, markdown_table, seconds, text_table
 
-BASELINE, FP32, OURS = "eager-O1", "eager-fp32", "ours"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = "os^Dvx"
 
@@ -172,7 +170,7 @@ def _points(bench: Bench) -> tuple[list[str], list[tuple[str, list[Ratio | None]
         outcome = next(iter(bench.tasks.values()))
         names = [name for name in outcome.rows if name != BASELINE]
         return [f"+ {name}" for name in names], [("", [outcome.ratio(BASELINE, name) for name in names])]
-    variants: Sequence[str] = dict.fromkeys(v for outcome in bench.tasks.values() for v in outcome.rows if v != BASELINE)  # type: ignore[assignment]
+    variants = dict.fromkeys(v for outcome in bench.tasks.values() for v in outcome.rows if v != BASELINE)
     return list(bench.tasks), [(v, [outcome.ratio(BASELINE, v) for outcome in bench.tasks.values()]) for v in variants]
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
+from gallery_lib.cli import main
 from gallery_lib.measure.outcome import Bench, Outcome, Row, read_bench, write_bench
 from gallery_lib.report import bench as report
 
@@ -48,9 +51,11 @@ def waterfall() -> Bench:
     return dataclasses.replace(bench("waterfall"), tasks={"a": outcome(rows, ratios)})
 
 
-def test_a_bench_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_bench_is_read_back_as_it_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_bench(tmp_path / "bench.json", bench())
     assert read_bench(tmp_path / "bench.json") == bench()
+    assert main(["show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == report.text(bench()) + "\n"
 
 
 def test_a_variant_shows_its_speed_or_why_it_has_none() -> None:
