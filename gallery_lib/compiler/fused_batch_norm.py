@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class Fusion:
         return f"{self.relu} BatchNorm + ReLU and {self.add_relu} BatchNorm + add + ReLU fused, {self.left} batch norms left as they are"
 
 
-Rule = Callable[[nn.Module, Callable[[nn.Module], bool]], int]
+Rule = Callable[[Any, Callable[[nn.Module], bool]], int]
 """(container, may this batch norm be changed?) → how many of its children now are a fused layer; 0 when nothing was changed."""
 
 
@@ -118,7 +119,7 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, kind) for kind in kinds)
 
 
-def is_plain_relu(module: nn.Module) -> bool:
+def is_plain_relu(module: nn.Module) -> TypeGuard[nn.ReLU]:
     """An nn.ReLU that nobody watches."""
     return type(module) is nn.ReLU and not has_hooks(module)
 

@@ -7,6 +7,7 @@ ResNets have both patterns in their blocks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from timm.layers import BatchNormAct2d
 from timm.models import resnet
@@ -31,7 +32,7 @@ class FusedBatchNormAct2d(BatchNormAct2d):
         return train_with_operator(self, x) if takes_operator(self, x) else super().forward(x)
 
 
-def fuse_layer(layer: nn.Module, may_change: Callable[[nn.Module], bool]) -> int:
+def fuse_layer(layer: Any, may_change: Callable[[nn.Module], bool]) -> int:
     """A BatchNormAct2d with ReLU and without dropout. It stays one layer, so it may be used anywhere."""
     if type(layer) is not BatchNormAct2d or "forward" in vars(layer):
         return 0
@@ -66,7 +67,7 @@ _BLOCKS: dict[type, tuple[type, tuple[str, ...]]] = {
 }
 
 
-def fuse_block(block: nn.Module, may_change: Callable[[nn.Module], bool]) -> int:
+def fuse_block(block: Any, may_change: Callable[[nn.Module], bool]) -> int:
     """A residual block without attention, drop path and drop block; all of it or nothing."""
     fused, numbers = _BLOCKS.get(type(block), (None, ()))
     if fused is None or block.se is not None or block.drop_path is not None or type(block.drop_block) is not nn.Identity:
@@ -80,7 +81,7 @@ def fuse_block(block: nn.Module, may_change: Callable[[nn.Module], bool]) -> int
     return len(layers)
 
 
-def fuse_stem(model: nn.Module, may_change: Callable[[nn.Module], bool]) -> int:
+def fuse_stem(model: Any, may_change: Callable[[nn.Module], bool]) -> int:
     """The first batch norm of a ResNet."""
     if type(model) is not resnet.ResNet or not may_change(model.bn1) or not is_plain_relu(model.act1):
         return 0

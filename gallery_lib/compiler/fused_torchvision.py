@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from torchvision.models import resnet
@@ -35,7 +36,7 @@ _BLOCKS: dict[type, tuple[type, tuple[str, ...]]] = {
 }
 
 
-def fuse_block(block: nn.Module, may_change: Callable[[nn.Module], bool]) -> int:
+def fuse_block(block: Any, may_change: Callable[[nn.Module], bool]) -> int:
     """A residual block; all of it or nothing."""
     fused, names = _BLOCKS.get(type(block), (None, ()))
     layers = [getattr(block, name) for name in names]
@@ -47,7 +48,7 @@ def fuse_block(block: nn.Module, may_change: Callable[[nn.Module], bool]) -> int
     return len(layers)
 
 
-def fuse_stem(model: nn.Module, may_change: Callable[[nn.Module], bool]) -> int:
+def fuse_stem(model: Any, may_change: Callable[[nn.Module], bool]) -> int:
     """The first batch norm of a ResNet."""
     if type(model) is not resnet.ResNet or not may_change(model.bn1) or not is_plain_relu(model.relu):
         return 0

@@ -201,7 +201,8 @@ def _gradient_on_cuda(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> 
     if not _kernels_run(x):
         return _gradient_on_cpu(gradient, masked, x, *rest)
     gradient, x, of_x = _laid_out(gradient), _laid_out(x), _like(x)
-    *channels, of_weight, of_bias, count = (None if each is None else each.contiguous() for each in rest)
+    without_gaps: list[Any] = [None if each is None else each.contiguous() for each in rest]
+    *channels, of_weight, of_bias, count = without_gaps
     launch.run(plan.of_input(gradient, masked, x, Channels(*channels), of_weight, of_bias, count, of_x), x.device)
     return of_x
 

@@ -8,7 +8,9 @@ multiplication and one addition in fp32, both rounded, and then to the wanted dt
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,25 +43,32 @@ def scale_and_shift(mean: Sequence[float], standard_deviation: Sequence[float]) 
     return [1 / (255 * deviation) for _, deviation in pairs], [-m / deviation for m, deviation in pairs]
 
 
-def images_launch(
-    images: Tensor,
-    tops: Tensor | None,
-    lefts: Tensor | None,
-    mirrored: Tensor | None,
-    scale: Sequence[float],
-    shift: Sequence[float],
-    batch: Tensor,
-) -> Launch:
+@dataclass(frozen=True)
+class Preparation:
+    """What happens to images: where each is cropped [N] and whether it is mirrored [N], or None; then value · scale + shift."""
+
+    tops: Tensor | None
+    lefts: Tensor | None
+    mirrored: Tensor | None
+    height: int
+    width: int
+    scale: Sequence[float]
+    shift: Sequence[float]
+    dtype: torch.dtype
+
+
+def images_launch(images: Tensor, p: Preparation, batch: Tensor) -> Launch:
     """For contiguous `images` [N, H, W, 3] and `batch` [N, 3, h, w] in channels_last, whose memory starts at 16 bytes."""
     height, width = images.shape[1:3]
     arguments = _ImageArguments(
         images.data_ptr(),
         height,
         width,
-        *batch.shape[2:],
-        *(None if tensor is None else tensor.data_ptr() for tensor in (tops, lefts, mirrored)),
-        (ctypes.c_float * _CHANNELS)(*scale),
-        (ctypes.c_float * _CHANNELS)(*shift),
+        p.height,
+        p.width,
+        *(None if tensor is None else tensor.data_ptr() for tensor in (p.tops, p.lefts, p.mirrored)),
+        (ctypes.c_float * _CHANNELS)(*p.scale),
+        (ctypes.c_float * _CHANNELS)(*p.shift),
         batch.data_ptr(),
         batch.numel(),
     )
@@ -68,32 +77,22 @@ def images_launch(
     return Launch(SOURCE, "prepare_images", (("ELEMENT", ELEMENTS[batch.dtype]),), blocks, arguments)
 
 
-def reference(
-    images: Tensor,
-    tops: Tensor | None,
-    lefts: Tensor | None,
-    mirrored: Tensor | None,
-    height: int,
-    width: int,
-    scale: Sequence[float],
-    shift: Sequence[float],
-    dtype: torch.dtype,
-) -> Tensor:
+def reference(images: Tensor, p: Preparation) -> Tensor:
     """The same in plain torch; in fp64 for an fp64 result."""
     count, device = images.shape[0], images.device
     zero = torch.zeros(count, dtype=torch.int64, device=device)
-    rows = torch.arange(height, device=device) + (zero if tops is None else tops.long())[:, None]  # [N, h]
-    columns = torch.arange(width, device=device).expand(count, width)
-    if mirrored is not None:
-        columns = columns.flip(1).where(mirrored.bool()[:, None], columns)
-    columns = columns + (zero if lefts is None else lefts.long())[:, None]  # [N, w]
+    rows = torch.arange(p.height, device=device) + (zero if p.tops is None else p.tops.long())[:, None]  # [N, h]
+    columns = torch.arange(p.width, device=device).expand(count, p.width)
+    if p.mirrored is not None:
+        columns = columns.flip(1).where(p.mirrored.bool()[:, None], columns)
+    columns = columns + (zero if p.lefts is None else p.lefts.long())[:, None]  # [N, w]
     inside = ((rows >= 0) & (rows < images.shape[1]))[:, :, None] & ((columns >= 0) & (columns < images.shape[2]))[:, None, :]
     n = torch.arange(count, device=device)[:, None, None]
     y, x = rows.clamp(0, max(images.shape[1] - 1, 0))[:, :, None], columns.clamp(0, max(images.shape[2] - 1, 0))[:, None, :]
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    pixels = images[n, y, x] if images.numel() else torch.zeros(count, height, width, _CHANNELS, device=device)
-    values = pixels.to(wide) * pixels.new_tensor(scale, dtype=wide) + pixels.new_tensor(shift, dtype=wide)  # [N, h, w, 3]
-    return values.where(inside[..., None], torch.nan).to(dtype).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+    wide = torch.float64 if p.dtype is torch.float64 else torch.float32
+    pixels = images[n, y, x] if images.numel() else torch.zeros(count, p.height, p.width, _CHANNELS, device=device)
+    values = pixels.to(wide) * pixels.new_tensor(p.scale, dtype=wide) + pixels.new_tensor(p.shift, dtype=wide)  # [N, h, w, 3]
+    return values.where(inside[..., None], torch.nan).to(p.dtype).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
 
 
 torch.library.define(
@@ -138,41 +137,31 @@ def prepare_images(
     return torch.ops.gallery.prepare_images(images, tops, lefts, mirrored, height, width, scale, shift, dtype)
 
 
-def _on_cpu(images: Tensor, *arguments: Any) -> Tensor:
+def _on_cpu(images: Tensor, *preparation: Any) -> Tensor:
     calls.ran("prepare_images", calls.PLAIN_TORCH)
-    return reference(images, *arguments)
+    return reference(images, Preparation(*preparation))
 
 
 torch.library.impl("gallery::prepare_images", "cpu", _on_cpu)
 
 
-def _on_cuda(
-    images: Tensor,
-    tops: Tensor | None,
-    lefts: Tensor | None,
-    mirrored: Tensor | None,
-    height: int,
-    width: int,
-    scale: Sequence[float],
-    shift: Sequence[float],
-    dtype: torch.dtype,
-) -> Tensor:
-    if dtype not in ELEMENTS or not fallback.kernels_run(images.device):
-        return _on_cpu(images, tops, lefts, mirrored, height, width, scale, shift, dtype)
+def _on_cuda(images: Tensor, *preparation: Any) -> Tensor:
+    p = Preparation(*preparation)
+    if p.dtype not in ELEMENTS or not fallback.kernels_run(images.device):
+        return _on_cpu(images, *preparation)
     calls.ran("prepare_images", calls.KERNEL)
-    images = images.contiguous()
-    tops, lefts, mirrored = (None if tensor is None else tensor.contiguous() for tensor in (tops, lefts, mirrored))
-    batch = _fake(images, None, None, None, height, width, scale, shift, dtype)
-    launch.run(images_launch(images, tops, lefts, mirrored, scale, shift, batch), images.device)
+    images, (tops, lefts, mirrored) = images.contiguous(), (None if t is None else t.contiguous() for t in (p.tops, p.lefts, p.mirrored))
+    batch = _fake(images, *preparation)
+    launch.run(images_launch(images, dataclasses.replace(p, tops=tops, lefts=lefts, mirrored=mirrored), batch), images.device)
     return batch
 
 
+torch.library.impl("gallery::prepare_images", "cpu", _on_cpu)
 torch.library.impl("gallery::prepare_images", "cuda", _on_cuda)
 
 
 @torch.library.register_fake("gallery::prepare_images")
-def _fake(
-    images: Tensor, tops: Any, lefts: Any, mirrored: Any, height: int, width: int, scale: Any, shift: Any, dtype: torch.dtype
-) -> Tensor:
-    shape = (images.shape[0], _CHANNELS, height, width)
-    return torch.empty(shape, dtype=dtype, device=images.device, memory_format=torch.channels_last)
+def _fake(images: Tensor, *preparation: Any) -> Tensor:
+    p = Preparation(*preparation)
+    shape = (images.shape[0], _CHANNELS, p.height, p.width)
+    return torch.empty(shape, dtype=p.dtype, device=images.device, memory_format=torch.channels_last)

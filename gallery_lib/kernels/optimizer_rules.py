@@ -111,46 +111,49 @@ COUNTS_STEPS = frozenset({"adamw", "radam", "lamb"})
 """Rules that read the step count."""
 
 
+@dataclass(frozen=True)
+class Step:
+    """What one step works on: the tensors of `optimizer_step`, None where one is absent. `states[k][i]` is state k of tensor i."""
+
+    rule: str
+    weights: Sequence[Tensor]
+    gradients: Sequence[Tensor]
+    states: Sequence[Sequence[Tensor | None]]
+    masters: Sequence[Tensor | None]
+    steps: Sequence[Tensor | None]
+    skipped: Tensor | None = None
+    gradient_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+    clip_factor: Tensor | None = None
+    learning_rate: Tensor | None = None
+
+
 @torch.no_grad()
-def reference_step(
-    rule: str,
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    states: Sequence[Sequence[Tensor | None]],
-    masters: Sequence[Tensor | None],
-    steps: Sequence[Tensor | None],
-    skipped: Tensor | None,
-    gradient_scale: Tensor | None,
-    found_inf: Tensor | None,
-    clip_factor: Tensor | None,
-    learning_rate: Tensor | None,
-    h: Hyperparameters,
-) -> None:
-    """One step in place; arguments as in `optimizer_step`, `states[k][i]` being state k of tensor i."""
-    skip = None if found_inf is None else found_inf.reshape(()) != 0
+def reference_step(s: Step, h: Hyperparameters) -> None:
+    """One step in place."""
+    skip = None if s.found_inf is None else s.found_inf.reshape(()) != 0
     if skip is not None and skip.device.type == "cpu":  # nothing to wait for
         skip = None if not skip.item() else skip
-    if skip is not None and skipped is not None:
-        skipped.add_(skip.to(skipped.dtype))
-    factor: Tensor | float = 1.0 if clip_factor is None else clip_factor.reshape(())
-    if gradient_scale is not None:
-        factor = factor / gradient_scale.reshape(())
+    if skip is not None and s.skipped is not None:
+        s.skipped.add_(skip.to(s.skipped.dtype))
+    factor: Tensor | float = 1.0 if s.clip_factor is None else s.clip_factor.reshape(())
+    if s.gradient_scale is not None:
+        factor = factor / s.gradient_scale.reshape(())
     if h.maximize:
         factor = -factor
-    lr = h.lr if learning_rate is None else learning_rate.reshape(()).double()
+    lr = h.lr if s.learning_rate is None else s.learning_rate.reshape(()).double()
 
     def keep(old: Tensor, new: Tensor) -> None:
         old.copy_(new if skip is None else torch.where(skip, old, new.to(old.dtype)))
 
-    for i, (weight, gradient, step) in enumerate(zip(weights, gradients, steps, strict=True)):
+    for i, (weight, gradient, master, step) in enumerate(zip(s.weights, s.gradients, s.masters, s.steps, strict=True)):
         arithmetic = torch.float64 if weight.dtype is torch.float64 else torch.float32
-        master = masters[i]
-        old_states = [column[i] for column in states]
+        old_states = [column[i] for column in s.states]
         if step is not None:
             step.add_(1 if skip is None else (~skip).to(step.dtype))
         source = weight if master is None else master
         wide = [None if state is None else state.to(arithmetic) for state in old_states]
-        new_weight, new_states = RULES[rule](source.to(arithmetic), gradient.to(arithmetic) * factor, wide, step, lr, h)
+        new_weight, new_states = RULES[s.rule](source.to(arithmetic), gradient.to(arithmetic) * factor, wide, step, lr, h)
         for old, new in zip(old_states, new_states, strict=True):
             if old is not None and new is not None:
                 keep(old, new)

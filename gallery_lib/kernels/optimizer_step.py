@@ -8,6 +8,7 @@ RAdam follow torch.optim, LAMB its paper (three launches); `optimizer_rules.py` 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.kernels import calls, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 from gallery_lib.kernels.launch import Launch
-from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS, RULES, STATES, Hyperparameters, reference_step
+from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS, RULES, STATES, Hyperparameters, Step, reference_step
 from gallery_lib.kernels.tensor_lists import check_same_layout, packed, same_layout, tensor_list
 
 SOURCE, LAMB_SOURCE = "optimizers.cu", "lamb.cu"
@@ -44,34 +45,20 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def launches(
-    rule: str,
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    states: Sequence[Sequence[Tensor | None]],
-    masters: Sequence[Tensor | None],
-    steps: Sequence[Tensor | None],
-    skipped: Tensor | None,
-    gradient_scale: Tensor | None,
-    found_inf: Tensor | None,
-    clip_factor: Tensor | None,
-    learning_rate: Tensor | None,
-    h: Hyperparameters,
-    new: Callable[[int, torch.dtype], Tensor],
-) -> tuple[list[Launch], list[Tensor]]:
+def launches(s: Step, h: Hyperparameters, new: Callable[[int, torch.dtype], Tensor]) -> tuple[list[Launch], list[Tensor]]:
     """What to launch, in order, and the memory between launches, which `new(elements, dtype)` allocates."""
-    absent: list[Tensor | None] = [None] * len(weights)
-    columns = [weights, gradients, *states, *[absent] * (3 - len(states)), masters, steps]
-    defines = (("ELEMENT", ELEMENTS[weights[0].dtype]),)
+    absent: list[Tensor | None] = [None] * len(s.weights)
+    columns = [s.weights, s.gradients, *s.states, *[absent] * (3 - len(s.states)), s.masters, s.steps]
+    defines = (("ELEMENT", ELEMENTS[s.weights[0].dtype]),)
     plan, between = [], []
     for packing, part, blocks in packed(columns):
         arguments = _StepArguments(
             tensors=packing,
-            gradient_scale=_address(gradient_scale),
-            found_inf=_address(found_inf),
-            clip_factor=_address(clip_factor),
-            learning_rate_on_device=_address(learning_rate),
-            skipped=_address(skipped) if part.start == 0 else None,
+            gradient_scale=_address(s.gradient_scale),
+            found_inf=_address(s.found_inf),
+            clip_factor=_address(s.clip_factor),
+            learning_rate_on_device=_address(s.learning_rate),
+            skipped=_address(s.skipped) if part.start == 0 else None,
             learning_rate=h.lr,
             weight_decay=h.weight_decay,
             beta1=h.beta1,
@@ -83,8 +70,8 @@ def launches(
             flags=sum(1 << bit for bit, name in enumerate(_FLAGS) if getattr(h, name)),
         )
         plan.append(Launch(SOURCE, "advance", defines, 1, arguments))
-        if rule != "lamb":
-            plan.append(Launch(SOURCE, rule, defines, blocks, arguments))
+        if s.rule != "lamb":
+            plan.append(Launch(SOURCE, s.rule, defines, blocks, arguments))
             continue
         partial, ratio = new(2 * blocks, torch.float64), new(packing.count, torch.float32)
         arguments.partial, arguments.trust_ratio = partial.data_ptr(), ratio.data_ptr()
@@ -193,16 +180,6 @@ def _check(
 
 
 def _unflattened(
-    rule: str, count: int, states: Sequence[Tensor], present: Sequence[int], numbers: Sequence[float], switches: Sequence[bool]
-) -> tuple[list[list[Tensor | None]], Hyperparameters]:
-    columns: list[list[Tensor | None]] = [[None] * count for _ in range(STATES[rule])]
-    for place, k in enumerate(present):
-        columns[k] = list(states[place * count : (place + 1) * count])
-    values: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True)) | dict(zip(_SWITCHES, switches, strict=True))
-    return columns, Hyperparameters(**values)
-
-
-def _on_cpu(
     rule: str,
     weights: list[Tensor],
     gradients: list[Tensor],
@@ -210,43 +187,43 @@ def _on_cpu(
     present: list[int],
     masters: list[Tensor],
     steps: list[Tensor],
-    skipped: Tensor | None,
-    gradient_scale: Tensor | None,
-    found_inf: Tensor | None,
-    clip_factor: Tensor | None,
-    learning_rate: Tensor | None,
-    numbers: list[float],
-    switches: list[bool],
-) -> None:
+    *rest: Any,
+) -> tuple[Step, Hyperparameters]:
+    """From the operator's arguments, whose lists are flat and hold no None."""
+    *scalars, numbers, switches = rest
+    count = len(weights)
+    columns: list[list[Tensor | None]] = [[None] * count for _ in range(STATES[rule])]
+    for place, k in enumerate(present):
+        columns[k] = list(states[place * count : (place + 1) * count])
+    values: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True)) | dict(zip(_SWITCHES, switches, strict=True))
+    absent: list[Tensor | None] = [None] * count
+    return Step(rule, weights, gradients, columns, masters or absent, steps or absent, *scalars), Hyperparameters(**values)
+
+
+def _on_cpu(*arguments: Any) -> None:
     calls.ran("optimizer_step_", calls.PLAIN_TORCH)
-    columns, h = _unflattened(rule, len(weights), states, present, numbers, switches)
-    absent: list[Tensor | None] = [None] * len(weights)
-    scalars = (skipped, gradient_scale, found_inf, clip_factor, learning_rate)
-    reference_step(rule, weights, gradients, columns, masters or absent, steps or absent, *scalars, h)
+    reference_step(*_unflattened(*arguments))
 
 
-def _on_cuda(rule: str, weights: list[Tensor], gradients: list[Tensor], *rest: Any) -> None:
-    """As `_on_cpu`, with its arguments."""
-    device = weights[0].device
-    if weights[0].dtype not in ELEMENTS or not fallback.kernels_run(device):
-        return _on_cpu(rule, weights, gradients, *rest)
+def _on_cuda(*arguments: Any) -> None:
+    s, h = _unflattened(*arguments)
+    device = s.weights[0].device
+    if s.weights[0].dtype not in ELEMENTS or not fallback.kernels_run(device):
+        return _on_cpu(*arguments)
     calls.ran("optimizer_step_", calls.KERNEL)
-    states, present, masters, steps, *scalars, numbers, switches = rest
-    columns, h = _unflattened(rule, len(weights), states, present, numbers, switches)
-    absent = [None] * len(weights)
-    laid_out = [g if same_layout(w, g) else torch.empty_like(w).copy_(g) for w, g in zip(weights, gradients, strict=True)]
-    there: list[Any] = [column for column in columns if column[0] is not None]
-    check_same_layout([weights, laid_out, *there, *([masters] if masters else [])])
+    laid_out = [g if same_layout(w, g) else torch.empty_like(w).copy_(g) for w, g in zip(s.weights, s.gradients, strict=True)]
+    there: list[Any] = [column for column in (*s.states, s.masters) if column[0] is not None]
+    check_same_layout([s.weights, laid_out, *there])
 
     def new(elements: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(elements, dtype=dtype, device=device)
 
-    arguments: tuple[Any, ...] = (columns, masters or absent, steps or absent, *scalars, h, new)
-    plan, _between = launches(rule, weights, laid_out, *arguments)  # what is between has to live until it is launched
+    # what is between has to live until it is launched
+    plan, _between = launches(dataclasses.replace(s, gradients=laid_out), h, new)
     for each in plan:
         launch.run(each, device)
     if h.zero_gradients:
-        for gradient, copy in zip(gradients, laid_out, strict=True):
+        for gradient, copy in zip(s.gradients, laid_out, strict=True):
             if gradient is not copy:
                 gradient.zero_()
     return None

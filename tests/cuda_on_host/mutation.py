@@ -192,7 +192,7 @@ MUTATIONS = [
         "pack_bf16", "compression.cu", "pack_bf16(", _PACKED,
         ("if (isfinite(lost)) ", ""),
         ("values[i] - to_float(rounded)", "to_float(rounded) - values[i]"),
-        ("store(values, a.size - at,", "store(values, a.size,"),  # beyond the end
+        ("store(error, a.size - at,", "store(error, a.size,"),  # beyond the end
     ),
     *_mutations(
         "accumulate_int8", "compression.cu", "void accumulate(const", _ADDED,

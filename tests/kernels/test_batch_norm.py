@@ -82,7 +82,7 @@ def terms_of(rows: int, slabs: plan.Slabs) -> int:
     schedule=draw.SCHEDULES,
 )
 @example(rows=300, channels=72, dtype=torch.float16, centre=1.0, exponent=0.0, momentum=None, offset=0, seed=1, schedule=3)
-@example(rows=5000, channels=4, dtype=torch.float32, centre=1.0, exponent=0.0, momentum=0.1, offset=0, seed=2, schedule=0)
+@example(rows=5000, channels=4, dtype=torch.float32, centre=1.0, exponent=0.0, momentum=0.1, offset=0, seed=2, schedule=1)
 @example(rows=300, channels=72, dtype=torch.float32, centre=50.0, exponent=0.0, momentum=0.1, offset=0, seed=2, schedule=5)
 def test_statistics_are_those_of_float64(rows, channels, dtype, centre, exponent, momentum, offset, seed, schedule):
     memory = Memory()
@@ -162,7 +162,7 @@ def forward_on_host(memory, rows, channels, dtype, c, with_residual, offset, see
 )
 @example(rows=129, channels=72, dtype=torch.bfloat16, affine=True, with_residual=True, offset=0, seed=1, schedule=3)
 @example(rows=129, channels=72, dtype=torch.float32, affine=True, with_residual=False, offset=0, seed=1, schedule=3)
-@example(rows=5000, channels=4, dtype=torch.float32, affine=True, with_residual=False, offset=0, seed=1, schedule=0)
+@example(rows=5000, channels=4, dtype=torch.float32, affine=True, with_residual=False, offset=0, seed=1, schedule=1)
 def test_every_result_and_gradient_is_within_the_bound_of_float64(rows, channels, dtype, affine, with_residual, offset, seed, schedule):
     memory = Memory()
     c = channel_values(memory, channels, seed, affine)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, finish_batch
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.image_batch import _on_cuda, images_launch, prepare_images, scale_and_shift
+from gallery_lib.kernels.image_batch import Preparation, _on_cuda, images_launch, prepare_images, scale_and_shift
 
 U = 2.0**-24
 SCALE, SHIFT = scale_and_shift(MEAN, STANDARD_DEVIATION)
@@ -61,7 +61,8 @@ def test_every_value_is_within_the_bound_of_float64(count, size, cropped, reach,
     mirrored = Guarded(torch.rand(count, generator=generator) < 0.5)
     batch = poisoned((count, h, w, 3), dtype, 0)
     per_image = [each.tensor for each in (tops, lefts, mirrored)]
-    host.run(images_launch(images.tensor, *per_image, SCALE, SHIFT, batch.tensor.permute(0, 3, 1, 2)), schedule)
+    preparation = Preparation(*per_image, h, w, SCALE, SHIFT, dtype)
+    host.run(images_launch(images.tensor, preparation, batch.tensor.permute(0, 3, 1, 2)), schedule)
     for each in (images, tops, lefts, mirrored, batch):
         each.check()
     expected = exact(images.tensor, *per_image, h, w)
@@ -77,7 +78,7 @@ def test_without_crop_and_mirror_it_is_bit_by_bit_what_the_loader_makes():
     expected = finish_batch((images, torch.zeros(3)), torch.channels_last)[0]
     assert torch.equal(prepare_images(images, mean=MEAN, standard_deviation=STANDARD_DEVIATION), expected)
     batch = torch.empty(3, 3, 9, 7).to(memory_format=torch.channels_last)
-    host.run(images_launch(images, None, None, None, SCALE, SHIFT, batch))
+    host.run(images_launch(images, Preparation(None, None, None, 9, 7, SCALE, SHIFT, torch.float32), batch))
     assert torch.equal(batch, expected)
 
 

@@ -15,7 +15,7 @@ from kernels.optimizer_cases import CASES, Case, bounds
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS, Hyperparameters, reference_step
+from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS, Hyperparameters, Step, reference_step
 from gallery_lib.kernels.optimizer_step import launches, optimizer_step
 
 BY_NAME = {case.name: case for case in CASES}
@@ -50,10 +50,9 @@ class Problem:
         self.guarded.append(Guarded(tensor, offset))
         return self.guarded[-1].tensor
 
-    def arguments(self):
-        names = ("gradient_scale", "found_inf", "clip_factor", "learning_rate")
-        scalars = [self.scalars.get(name) for name in names]
-        return (self.case.rule, self.weights, self.gradients, self.states, self.masters, self.steps, self.skipped, *scalars)
+    def step(self) -> Step:
+        columns = (self.weights, self.gradients, self.states, self.masters, self.steps)
+        return Step(self.case.rule, *columns, skipped=self.skipped, **self.scalars)
 
     def run_on_host(self, schedule: int = 0, **changed: bool) -> None:
         def new(elements, dtype):
@@ -61,7 +60,7 @@ class Problem:
             return self.guarded[-1].tensor
 
         h = dataclasses.replace(self.case.hyperparameters, **changed)
-        plan, _ = launches(*self.arguments(), h, new)
+        plan, _ = launches(self.step(), h, new)
         for launch in plan:
             host.run(launch, schedule)
         for guarded in self.guarded:
@@ -76,11 +75,11 @@ class Problem:
         wide = lambda column: [None if t is None else t.double() for t in column]  # noqa: E731
         sources = wide([w if m is None else m for w, m in zip(self.weights, self.masters, strict=True)])
         weights, states, gradients = [w.clone() for w in sources], [wide(column) for column in self.states], wide(self.gradients)
-        rule, _, _, _, _, steps, _, *scalars = self.arguments()
-        absent = [None] * len(weights)
-        steps = [None if s is None else s.clone().reshape(()) for s in steps]
+        steps = [None if s is None else s.clone().reshape(()) for s in self.steps]
         before = [[None if t is None else t.clone() for t in column] for column in states]
-        reference_step(rule, weights, gradients, states, absent, steps, None, *wide(scalars), self.case.hyperparameters)
+        scalars = dict(zip(self.scalars, wide(self.scalars.values()), strict=True))
+        absent = [None] * len(weights)
+        reference_step(Step(self.case.rule, weights, gradients, states, absent, steps, **scalars), self.case.hyperparameters)
         factor = 1.0 if self.scalars.get("clip_factor") is None else self.scalars["clip_factor"].item()
         factor /= 1.0 if self.scalars.get("gradient_scale") is None else self.scalars["gradient_scale"].item()
         return sources, before, weights, states, [g * factor for g in gradients]
