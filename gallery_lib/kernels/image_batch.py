@@ -142,9 +142,6 @@ def _on_cpu(images: Tensor, *preparation: Any) -> Tensor:
     return reference(images, Preparation(*preparation))
 
 
-torch.library.impl("gallery::prepare_images", "cpu", _on_cpu)
-
-
 def _on_cuda(images: Tensor, *preparation: Any) -> Tensor:
     p = Preparation(*preparation)
     if p.dtype not in ELEMENTS or not fallback.kernels_run(images.device):

@@ -28,7 +28,10 @@ def folder(tmp_path):
     return shutil.copytree(SOURCES, tmp_path / "cuda")
 
 
-@pytest.mark.parametrize("architecture", resources.ARCHITECTURES)
+OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in resources.ARCHITECTURES if each != 90]
+
+
+@pytest.mark.parametrize("architecture", [90, *OTHERS])
 def test_every_kernel_compiles_and_none_spills(architecture):
     if architecture not in compilation.supported_architectures():
         pytest.skip(f"NVRTC {compilation.versions()['nvrtc']} does not compile for sm_{architecture}")
