@@ -227,7 +227,7 @@ def _plot(arguments: Sequence[str]) -> None:
     (namespace,) = _PLOT.parse(arguments)
     if not namespace.picture.endswith(".png"):
         raise InputError(f"{namespace.picture} must end with .png.")
-    from gallery_lib.measure.compare import read_comparison
+    from gallery_lib.measure.comparison import read_comparison
     from gallery_lib.report import plots
 
     comparison = read_comparison(namespace.folder)

@@ -117,3 +117,8 @@ def last_step(run_dir: Path | str) -> int:
                 tail *= 4
     except FileNotFoundError:
         return 0
+
+
+def each_step_seconds(run_dir: Path) -> list[float]:
+    """The time of every training step of a run, in order."""
+    return [seconds for line in read_steps(run_dir) for seconds in line["each_step_seconds"]]

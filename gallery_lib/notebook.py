@@ -23,7 +23,7 @@ from gallery_lib.report import tables
 from gallery_lib.table import markdown_table
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.compare import Comparison
+    from gallery_lib.measure.comparison import Comparison
     from gallery_lib.tasks.examples import Examples
     from gallery_lib.tasks.task import Task
 

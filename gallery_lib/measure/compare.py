@@ -8,70 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gallery_lib import options, paths, stats, tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure import lineup, parity, reference
+from gallery_lib.measure.comparison import Comparison, Parity, break_even_steps
 from gallery_lib.measure.lineup import Measured, Turns, Variant
 from gallery_lib.measure.reference import Reference
 from gallery_lib.processes import interruptible
 from gallery_lib.progress import Progress
-from gallery_lib.results import Results, write_json
+from gallery_lib.results import write_json
 from gallery_lib.tasks import memory
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What came out. `variants` holds the baseline first; `speedup` is None when parity failed."""
-
-    task: str
-    folder: str
-    variants: dict[str, Results]
-    speedup: stats.Ratio | None
-    parity: parity.Parity
-    break_even_steps: int | None
-    verdict: str
-    chance: dict[str, float]
-
-    @property
-    def baseline(self) -> Results:
-        """The first variant's results."""
-        return next(iter(self.variants.values()))
-
-    @property
-    def candidate(self) -> Results:
-        """The second variant's results."""
-        return list(self.variants.values())[1]
-
-    def as_json(self) -> dict[str, Any]:
-        """The content of `comparison.json`."""
-        return {
-            "schema": 1,
-            "task": self.task,
-            "variants": {name: dataclasses.asdict(results) for name, results in self.variants.items()},
-            "speedup": dataclasses.asdict(self.speedup) if self.speedup else None,
-            "parity": self.parity.as_json(),
-            "break_even_steps": self.break_even_steps,
-            "verdict": self.verdict,
-            "chance": self.chance,
-        }
-
-
-def break_even_steps(baseline: Results, candidate: Results) -> int | None:
-    """Steps after which the candidate's longer start-up has paid for itself; None when its steps are not shorter."""
-    saved_per_step = baseline.step_seconds["p50"] - candidate.step_seconds["p50"]
-    if saved_per_step <= 0:
-        return None
-    return max(0, math.ceil((candidate.startup_seconds["total"] - baseline.startup_seconds["total"]) / saved_per_step))
-
-
-def judge(baseline: Measured, candidate: Measured, exact: Reference, steps: int) -> parity.Parity:
+def judge(baseline: Measured, candidate: Measured, exact: Reference, steps: int) -> Parity:
     """Whether two variants compute the same training, over the first `steps` losses and the probed gradients."""
     levels = [variant.results.config["amp_level"] for variant in (baseline, candidate)]
     losses = [[loss for _, loss in variant.results.loss["curve"][:steps]] for variant in (baseline, candidate)]
@@ -147,24 +99,3 @@ def compare_backend(
         "compiler-opt": dataclasses.replace(config, compiler_opt=True),
     }
     return compare(variants, launch, options_, progress=progress)
-
-
-def read_comparison(folder: Path | str) -> Comparison:
-    """A comparison read back from its folder. Raises InputError when there is none."""
-    path = Path(folder) / "comparison.json"
-    try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist: that comparison did not finish.") from None
-    checks = [parity.Check(**{**c, "worst": float(c["worst"]), "limit": float(c["limit"])}) for c in values["parity"]["checks"]]
-    speedup = stats.Ratio(**values["speedup"]) if values["speedup"] else None
-    return Comparison(
-        task=values["task"],
-        folder=str(folder),
-        variants={name: Results(**results) for name, results in values["variants"].items()},
-        speedup=speedup,
-        parity=parity.Parity(values["parity"]["passed"], checks),
-        break_even_steps=values["break_even_steps"],
-        verdict=values["verdict"],
-        chance=values["chance"],
-    )

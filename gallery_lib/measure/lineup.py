@@ -16,7 +16,7 @@ from typing import Any
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.launcher import Job, start
-from gallery_lib.log import read_steps
+from gallery_lib.log import each_step_seconds
 from gallery_lib.measure import probe
 from gallery_lib.measure.turns import TurnServer
 from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
@@ -62,11 +62,6 @@ def rounds_of(durations: list[float], warmup_steps: int, block_steps: int) -> li
     """Step times by turn, without the first step of each turn (caches are cold, batches are waiting)."""
     counted = durations[warmup_steps:]
     return [counted[i + 1 : i + block_steps] for i in range(0, len(counted) - block_steps + 1, block_steps)]
-
-
-def each_step_seconds(run_dir: Path) -> list[float]:
-    """The time of every training step of a run, in order."""
-    return [seconds for line in read_steps(run_dir) for seconds in line["each_step_seconds"]]
 
 
 def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConfig:

@@ -19,9 +19,9 @@ before batch norm) are left out of 2 and 3.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from gallery_lib.measure.comparison import Check, Parity
 from gallery_lib.measure.probe import differences_of_start, relative_error
 
 PROBE_BATCHES = 4
@@ -34,30 +34,6 @@ SCALE_TOLERANCE = {"O0": 4e-3, "O1": 5e-2}
 ERROR_FACTOR = 3.0
 NEGLIGIBLE = 1e-5
 """A parameter's gradient counts as zero when its root mean square is below this part of the whole model's."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check: the worst value met, the limit that held there, and where it was."""
-
-    name: str
-    passed: bool
-    worst: float
-    limit: float
-    where: str
-
-
-@dataclass(frozen=True)
-class Parity:
-    """All checks of a comparison."""
-
-    passed: bool
-    checks: list[Check]
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values; an infinite worst value becomes text."""
-        checks = [{k: v if not isinstance(v, float) or math.isfinite(v) else str(v) for k, v in asdict(c).items()} for c in self.checks]
-        return {"passed": self.passed, "checks": checks}
 
 
 def _worst(name: str, rows: list[tuple[float, float, str]]) -> Check:

@@ -22,6 +22,7 @@ from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.measure import lineup, parity, reference
 from gallery_lib.measure.compare import judge
+from gallery_lib.measure.comparison import Parity
 from gallery_lib.measure.limits import measure_limits
 from gallery_lib.measure.lineup import Measured, Turns, Variant
 from gallery_lib.measure.outcome import BASELINE, Outcome, Row
@@ -78,7 +79,7 @@ def reason_of(error: GalleryError) -> str:
     return re.sub(r"^the run in .* did not finish: ", "", str(error).splitlines()[0])
 
 
-def _row(measured: Measured, verdict: parity.Parity | None, flops: float, traffic: int | None) -> Row:
+def _row(measured: Measured, verdict: Parity | None, flops: float, traffic: int | None) -> Row:
     results = measured.results
     seconds = stats.percentiles([step for block in measured.rounds for step in block])
     samples = results.config["batch_size"] * results.world_size
@@ -95,7 +96,7 @@ def _row(measured: Measured, verdict: parity.Parity | None, flops: float, traffi
     )
 
 
-def _parity(name: str, measured: Measured, baseline: Measured, exact: Reference, steps: int) -> parity.Parity | None:
+def _parity(name: str, measured: Measured, baseline: Measured, exact: Reference, steps: int) -> Parity | None:
     if name == BASELINE:
         return None
     if measured.results.config["amp_level"] == "O0":  # half precision is held against fp32, not the other way round

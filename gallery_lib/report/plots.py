@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from gallery_lib.measure.compare import Comparison
-from gallery_lib.measure.lineup import each_step_seconds
+from gallery_lib.log import each_step_seconds
+from gallery_lib.measure.comparison import Comparison
 from gallery_lib.results import Results
 from gallery_lib.table import Rows, seconds
 

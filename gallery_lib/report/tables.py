@@ -12,7 +12,7 @@ from gallery_lib.table import Rows, markdown_table, text_table
 from gallery_lib.table import seconds as _seconds
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.compare import Comparison
+    from gallery_lib.measure.comparison import Comparison
 
 
 def _gibibytes(value: int | None) -> str:
@@ -154,7 +154,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 def folder_text(folder: Path | str) -> str:
     """The tables of every comparison and of every other run at or below `folder`. InputError when there is none."""
-    from gallery_lib.measure.compare import read_comparison
+    from gallery_lib.measure.comparison import read_comparison
 
     root = Path(folder)
     comparisons = sorted(path.parent for path in root.rglob("comparison.json"))

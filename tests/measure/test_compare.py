@@ -10,7 +10,8 @@ from tiny_task import config
 from gallery_lib.config import CompareConfig, LaunchConfig
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.measure import parity
-from gallery_lib.measure.compare import break_even_steps, compare, read_comparison
+from gallery_lib.measure.compare import compare
+from gallery_lib.measure.comparison import break_even_steps, read_comparison
 from gallery_lib.measure.lineup import rounds_of
 from gallery_lib.report.tables import comparison_text, folder_text
 from gallery_lib.results import Results

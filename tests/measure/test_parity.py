@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from gallery_lib.measure.parity import Parity, check_gradient_scale, check_gradients, check_losses, check_start, judge
+from gallery_lib.measure.comparison import Parity
+from gallery_lib.measure.parity import check_gradient_scale, check_gradients, check_losses, check_start, judge
 
 
 def probe(gradients: dict[str, torch.Tensor]) -> dict:

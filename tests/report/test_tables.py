@@ -4,8 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from gallery_lib.measure.compare import Comparison
-from gallery_lib.measure.parity import Check, Parity
+from gallery_lib.measure.comparison import Check, Comparison, Parity
 from gallery_lib.report import plots, tables
 from gallery_lib.results import Results
 from gallery_lib.stats import Ratio
