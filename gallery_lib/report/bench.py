@@ -159,9 +159,14 @@ def text(bench: Bench) -> str:
     return "\n\n".join(_parts(bench, text_table, ""))
 
 
+def markdown_tables(bench: Bench, heading: str = "## ") -> str:
+    """The tables as Markdown, each under a heading that begins so."""
+    return "\n\n".join(_parts(bench, markdown_table, heading))
+
+
 def markdown(bench: Bench, picture: str) -> str:
     """For a file beside the picture."""
-    return "\n\n".join([f"# gallery {bench.kind}", f"![{figure_text(bench)}]({picture})", *_parts(bench, markdown_table, "## ")]) + "\n"
+    return "\n\n".join([f"# gallery {bench.kind}", f"![{figure_text(bench)}]({picture})", markdown_tables(bench)]) + "\n"
 
 
 def _points(bench: Bench) -> tuple[list[str], list[tuple[str, list[Ratio | None]]]]:

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import gallery_lib
 from gallery_lib import paths
+from gallery_lib.batch.measured_code import code_digest
 from gallery_lib.config import SiteConfig
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.processes import die_with_parent
 from gallery_lib.results import write_json
-from gallery_lib.site import check, index, measured, notebooks, reference
+from gallery_lib.site import check, index, measured, notebooks, reference, results_page
 
 TOOLS = ("sphinx", "myst_nb", "furo")
 DOCUMENTS = ("CONTRIBUTING.md", "benchmarks/notes.md")
@@ -66,10 +67,11 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
         notebooks.write_page(source, folder / "notebooks")
     results = measured.read_results(root / "benchmarks" / "results")
     here = measured.measured_in_batch(run) if run else []
-    entries = [index.entry(source, [*here, *measured.of(results)], thumbnails) for source in chosen]
+    digests = {source.name: code_digest(root / "notebooks" / f"{source.name}.ipynb") for source in chosen}
+    entries = [index.entry(source, [*here, *measured.of(results)], digests, thumbnails) for source in chosen]
     documents = [*sorted(path.name for path in (root / "docs").glob("*.md")), *DOCUMENTS]
     (folder / "index.md").write_text(index.page(entries, documents), encoding="utf-8")
-    measured.write_pages(results, folder)
+    results_page.write_page(results, digests, folder)
     reference.write_pages(Path(gallery_lib.__file__).parent, folder)
 
 

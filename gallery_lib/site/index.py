@@ -6,6 +6,7 @@ needs is estimated from its task's own declarations; what helped is only said wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import jinja2
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.site.measured import Measurement, speedup_text
+from gallery_lib.site.measured import Measurement, mark, speedup_text
 from gallery_lib.site.notebooks import Source
 from gallery_lib.tasks import memory
 
@@ -61,31 +62,36 @@ def hardware_of(name: str) -> tuple[tuple[str, ...], str]:
     if name not in tasks.names():
         return tuple(map(_host, _HOST_GIBIBYTES)), "two CPU cores; GPUs are used where there are any"
     task = tasks.get(name)
-    host = 2 * memory.needed_bytes(_sized(name, task.quick)) / 2**30
-    gpu = 2 * (memory.needed_bytes(_sized(name, task.full)) - memory.PROCESS_BYTES) / 2**30
+    host = 2 * memory.needed_bytes(_sized(name, task.quick), compared=True) / 2**30
+    gpu = 2 * (memory.needed_bytes(_sized(name, task.full), compared=True) - memory.PROCESS_BYTES) / 2**30
     will_do = [_host(size) for size in _HOST_GIBIBYTES if size >= host] + [_gpu(size) for size in _GPU_GIBIBYTES if size >= gpu]
     return tuple(will_do), f"two CPU cores and {host:.1f} GiB; at full size a GPU with {gpu:.0f} GiB (estimated)"
 
 
-def outcome(measurements: list[Measurement]) -> tuple[str, tuple[str, ...]]:
+def outcome(measurements: list[Measurement], digests: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """What came out on one process, and what helped; of several measurements the first counts.
 
-    Techniques are named together where the backend was faster: which of them did it, this does not tell.
+    Where a waterfall was measured, it says which techniques did it. Else they are named together where the backend was faster.
     """
     alone = [m for m in measurements if m.processes == 1]
     if not alone:
         return NOT_MEASURED, (NOT_MEASURED,)
-    first = alone[0]
-    text = f"{speedup_text(first)}, {first.precision}, on {first.machine}"
+    first = next((m for m in alone if not m.told_apart), alone[0])
+    text = f"{speedup_text(first)}, {first.precision}, on {first.machine}{mark(first, digests)}"
+    if apart := [m for m in alone if m.told_apart]:
+        return text, apart[0].techniques or ("no technique by itself",)
     if first.verdict != "faster":
         return text, (first.verdict,)
     return text, first.techniques if first.techniques else ("not recorded",)
 
 
-def entry(source: Source, measurements: list[Measurement], thumbnails: Path) -> Entry:
-    """The front page's item for a notebook. `measurements` are of all notebooks, those that count first in front."""
+def entry(source: Source, measurements: list[Measurement], digests: Mapping[str, str], thumbnails: Path) -> Entry:
+    """The front page's item for a notebook.
+
+    `measurements` are of all notebooks, those that count first in front; `digests` name the code that is here, by notebook.
+    """
     hardware, needs = hardware_of(source.name)
-    measured, helped = outcome([m for m in measurements if m.name == source.name])
+    measured, helped = outcome([m for m in measurements if m.name == source.name], digests)
     has_picture = (thumbnails / f"{source.name}.png").is_file()
     return Entry(
         name=source.name,

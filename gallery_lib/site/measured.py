@@ -1,32 +1,29 @@
 """What was measured, on whichever machine: the files in `benchmarks/results/`, and the comparisons of a batch.
 
-Two shapes hold comparisons: that of `benchmarks/gallery.py` (a list for each notebook) and that of `benchmarks/resnet50.py`
-(a list of whole comparisons). What a file of any other shape says is shown as it stands.
+Three shapes hold comparisons: that of `benchmarks/gallery.py` (a list for each notebook), that of `benchmarks/resnet50.py`
+(a list of whole comparisons) and that of `gallery bench` (variants beside each other, whose own tables are shown as well).
+What a file of any other shape says is shown as it stands.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gallery_lib import hardware
 from gallery_lib.batch.evidence import RUNS_FOLDER
+from gallery_lib.batch.measured_code import STALE
 from gallery_lib.batch.record import comparisons_in, read_report
 from gallery_lib.errors import InputError
+from gallery_lib.measure.outcome import BASELINE, OURS, Bench, Outcome, read_bench
 from gallery_lib.stats import Ratio
-from gallery_lib.table import Rows, markdown_table
 
-FIGURE = "speedups.png"
 _CONDITIONS = ("date", "command", "environment", "load_average_before")
 _LONGEST_LIST = 8
-_HEAD = """# Results across machines
-
-Speed-up: median step time of PyTorch eager (the baseline) over that of the accelerated backend at the same precision, both alive at
-the same time and taking turns, with its interval. Where parity failed there is no speed-up. {doc}`guides/numbers` says how to
-read them. A figure holds for its machine; what no file below names, any GPU for one, **has not been measured**.
-"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,8 @@ class Measurement:
     machine: str
     date: str
     source: str  # file or batch that it is from
+    told_apart: bool = False  # whether `techniques` were measured one after another: those that made it faster
+    code: str | None = None  # digest of the code that was measured; None: not recorded
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class ResultFile:
     described: str
     measurements: tuple[Measurement, ...]
     others: tuple[tuple[str, str], ...]
+    bench: Bench | None = None
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ def techniques_used(recorded: dict[str, str] | None) -> tuple[str, ...] | None:
     """Names of the techniques that a candidate's run says it used; None where a record says nothing of them."""
     if recorded is None:
         return None
-    off = ("not applied", "none", "contiguous")
-    return tuple(name for name, what in recorded.items() if name != "graph breaks" and not what.startswith(off))
+    said = {name: what for name, what in recorded.items() if name not in ("graph breaks", "precision", "tuning")}
+    return tuple(name for name, what in said.items() if not what.startswith(("not ", "none", "contiguous", "torch's")))
 
 
 def _measurement(name: str, values: dict[str, Any], precision: str, processes: int, recorded: Any, *where: str) -> Measurement:
@@ -102,6 +102,37 @@ def _of_comparison(values: dict[str, Any], *where: str) -> Measurement:
     return _measurement(values["task"], values, precision, before["world_size"], after["techniques"], *where)
 
 
+def _separated(outcome: Outcome) -> tuple[str, ...]:
+    """The techniques of a waterfall that made it faster than it was without them."""
+    helped: list[str] = []
+    before = BASELINE
+    for name, row in outcome.rows.items():
+        ratio = outcome.ratio(before, name)
+        if ratio is not None and ratio.verdict == "faster":
+            helped.append(name)
+        before = name if row.reason is None else before
+    return tuple(helped)
+
+
+def _of_bench(path: Path) -> ResultFile:
+    """A file of `gallery bench`: ours, or all techniques of a waterfall, against eager O1."""
+    bench = read_bench(path)
+    machine = machine_name(bench.environment)
+    found: list[Measurement] = []
+    for name, outcome in bench.tasks.items():
+        ran = [variant for variant, row in outcome.rows.items() if row.reason is None and variant != BASELINE]
+        last = ran[-1] if bench.kind == "waterfall" and ran else OURS
+        if last not in ran:
+            continue
+        ratio, apart = outcome.ratio(BASELINE, last), bench.kind == "waterfall"
+        techniques = _separated(outcome) if apart else techniques_used(outcome.rows[last].techniques)
+        verdict = ratio.verdict if ratio else "not comparable"
+        measured = Measurement(name, "O1", 1, ratio, verdict, None, techniques, machine, outcome.date[:10], path.name, told_apart=apart)
+        found.append(measured)
+    date = max((outcome.date[:10] for outcome in bench.tasks.values()), default="no date")
+    return ResultFile(path.name, date, bench.command, machine, hardware.describe(bench.environment), tuple(found), (), bench)
+
+
 def _flat(values: Any, name: str = "") -> list[tuple[str, str]]:
     """Every plain value with the path that leads to it; a long list is counted."""
     if isinstance(values, dict):
@@ -121,6 +152,8 @@ def read_file(path: Path) -> ResultFile:
     """One file of results. Raises InputError when it does not name its conditions."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("kind") in ("bench", "waterfall"):
+            return _of_bench(path)
         environment, date, command = content["environment"], content["date"], content["command"]
         machine = machine_name(environment)
         where = machine, date, path.name
@@ -129,7 +162,8 @@ def read_file(path: Path) -> ResultFile:
         if "notebooks" in rest:
             for name, notebook in rest.pop("notebooks").items():
                 dated = machine, notebook.get("date") or date, path.name
-                measurements += [_of_notebook(name, comparison, *dated) for comparison in notebook["comparisons"]]
+                measured = [_of_notebook(name, comparison, *dated) for comparison in notebook["comparisons"]]
+                measurements += [dataclasses.replace(m, code=notebook.get("code")) for m in measured]
         elif all(map(_is_comparison, rest.get("comparisons", [None]))):
             measurements += [_of_comparison(comparison, *where) for comparison in rest.pop("comparisons")]
         return ResultFile(path.name, date, command, machine, hardware.describe(environment), tuple(measurements), tuple(_flat(rest)))
@@ -138,8 +172,9 @@ def read_file(path: Path) -> ResultFile:
 
 
 def read_results(folder: Path) -> list[ResultFile]:
-    """Every file of results in `folder`, the newest first."""
-    return sorted((read_file(path) for path in sorted(folder.glob("*.json"))), key=lambda file: file.date, reverse=True)
+    """Every file of results in `folder`, the newest first, those of `gallery bench` behind the others."""
+    found = [read_file(path) for path in sorted(folder.glob("*.json"))]
+    return sorted(found, key=lambda file: (file.bench is None, file.date), reverse=True)
 
 
 def of(files: list[ResultFile]) -> list[Measurement]:
@@ -156,12 +191,13 @@ def measured_in_batch(folder: Path) -> list[Measurement]:
             continue
         for comparison in comparisons_in(folder / record.folder / RUNS_FOLDER):
             machine = machine_name({**report.machine, "device": comparison["device"]})
-            found.append(_of_notebook(name, comparison, machine, (record.date or "")[:10], "this batch"))
+            measured = _of_notebook(name, comparison, machine, (record.date or "")[:10], "this batch")
+            found.append(dataclasses.replace(measured, code=record.code))
     return found
 
 
 # --------------------------------------------------------------------------------------------------------------
-# Showing
+# Words
 
 
 def speedup_text(measurement: Measurement) -> str:
@@ -170,81 +206,6 @@ def speedup_text(measurement: Measurement) -> str:
     return f"{ratio.ratio:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else measurement.verdict
 
 
-def rows(measurements: list[Measurement]) -> Rows:
-    """A line each, under a header."""
-    header = ["notebook or task", "precision", "processes", "speed-up (interval)", "break-even", "machine", "measured", "file"]
-    body = [
-        [
-            m.name,
-            m.precision,
-            str(m.processes),
-            speedup_text(m),
-            f"{m.break_even_steps} steps" if m.break_even_steps is not None else "—",
-            m.machine,
-            m.date,
-            m.source,
-        ]
-        for m in measurements
-    ]
-    return [header, *body]
-
-
-def _label(measurement: Measurement) -> str:
-    return f"{measurement.name}, {measurement.precision}, {measurement.processes}p"
-
-
-def figure_text(measurements: list[Measurement]) -> str:
-    """Alternative text of `draw`."""
-    shown = [m for m in measurements if m.speedup]
-    machines = len({m.machine for m in shown})
-    ordered = sorted(shown, key=lambda m: m.speedup.ratio if m.speedup else 0)
-    ends = " to ".join(f"{speedup_text(m)} ({_label(m)})" for m in (ordered[0], ordered[-1]))
-    return (
-        f"Dot plot of {len(shown)} speed-ups with their intervals, on {machines} machine(s): from {ends}. The table below has every figure."
-    )
-
-
-def draw(measurements: list[Measurement], path: Path) -> None:
-    """Every speed-up with its interval, a colour and a marker for each machine, beside the line of no difference."""
-    from matplotlib.figure import Figure
-
-    from gallery_lib.report.plots import COLOURS
-
-    shown = [m for m in measurements if m.speedup]
-    labels = list(dict.fromkeys(map(_label, shown)))
-    machines = list(dict.fromkeys(m.machine for m in shown))
-    figure = Figure(figsize=(7.0, 1.6 + 0.3 * len(labels)), layout="constrained")
-    axes = figure.subplots()
-    for number, machine in enumerate(machines):
-        own = [(m.speedup, labels.index(_label(m)) + 0.15 * number) for m in shown if m.machine == machine and m.speedup]
-        ratios, heights = [s.ratio for s, _ in own], [height for _, height in own]
-        errors = [[s.ratio - s.low for s, _ in own], [s.high - s.ratio for s, _ in own]]
-        marker, colour = "osD^v"[number % 5], COLOURS[number % len(COLOURS)]
-        axes.errorbar(ratios, heights, xerr=errors, fmt=marker, color=colour, capsize=3, label=machine)
-    axes.axvline(1.0, color="black", linewidth=1, linestyle=":")
-    axes.set(xlabel="speed-up of the accelerated backend over PyTorch eager", yticks=range(len(labels)), yticklabels=labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)  # the first at the top
-    axes.grid(axis="x", alpha=0.3)
-    figure.legend(loc="outside upper center", frameon=False)
-    figure.savefig(path, dpi=110)
-
-
-def _file_section(file: ResultFile) -> str:
-    parts = [f"## {file.name}", f"{file.described}. Measured on {file.date} with `{file.command}`."]
-    if file.measurements:
-        parts.append(f"{len(file.measurements)} comparison(s), in the table above.")
-    if file.others:
-        parts.append(markdown_table([["figure", "value"], *([name, f"`{value}`"] for name, value in file.others)]))
-    return "\n\n".join(parts)
-
-
-def write_pages(files: list[ResultFile], folder: Path) -> None:
-    """`results.md` in `folder`, with its figure."""
-    found = of(files)
-    parts = [_HEAD]
-    if any(measurement.speedup for measurement in found):
-        draw(found, folder / FIGURE)
-        parts.append(f"![{figure_text(found)}]({FIGURE})")
-    parts.append(markdown_table(rows(found)) if found else "Nothing has been measured yet: `benchmarks/results/` holds no comparison.")
-    parts += [_file_section(file) for file in files]
-    (folder / "results.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+def mark(measurement: Measurement, digests: Mapping[str, str]) -> str:
+    """What is put behind a figure that was measured with other code than what is here; `digests` are by notebook."""
+    return STALE if measurement.code != digests.get(measurement.name) else ""

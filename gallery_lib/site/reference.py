@@ -17,6 +17,7 @@ _USED_BY = {
     config.WalkConfig: "The notebook `data_parallel`, likewise.",
     config.BatchConfig: "`gallery run`.",
     config.SiteConfig: "`gallery site`.",
+    config.BenchConfig: "`gallery bench`.",
 }
 _OPTIONS_HEAD = """# Options
 

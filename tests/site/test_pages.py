@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gallery_lib import config, tasks
 from gallery_lib.errors import InputError
-from gallery_lib.site import index, measured, notebooks, reference
+from gallery_lib.measure.outcome import Bench, Outcome, Row, write_bench
+from gallery_lib.site import index, measured, notebooks, reference, results_page
 from gallery_lib.site.measured import Measurement
 from gallery_lib.stats import Ratio
 
@@ -43,11 +45,30 @@ def measurement(verdict: str, **values: object) -> Measurement:
 
 
 def test_what_helped_is_said_only_where_the_backend_was_faster_on_one_process() -> None:
-    assert index.outcome([]) == ("not measured", ("not measured",))
-    assert index.outcome([measurement("faster", processes=2)]) == ("not measured", ("not measured",))
-    assert index.outcome([measurement("faster"), measurement("slower")])[1] == ("layout", "compiler")
-    assert index.outcome([measurement("faster", techniques=None)])[1] == ("not recorded",)
-    assert index.outcome([measurement("not comparable")]) == ("not comparable, O0, on 2 cores of A CPU", ("not comparable",))
+    assert index.outcome([], {}) == ("not measured", ("not measured",))
+    assert index.outcome([measurement("faster", processes=2)], {}) == ("not measured", ("not measured",))
+    assert index.outcome([measurement("faster"), measurement("slower")], {})[1] == ("layout", "compiler")
+    assert index.outcome([measurement("faster", techniques=None)], {})[1] == ("not recorded",)
+    assert index.outcome([measurement("not comparable")], {}) == ("not comparable, O0, on 2 cores of A CPU", ("not comparable",))
+
+
+def test_a_waterfall_says_what_helped_and_a_notebook_how_much() -> None:
+    apart = measurement("faster", techniques=("compiler",), precision="O1", told_apart=True)
+    assert index.outcome([apart, measurement("slower")], {}) == ("1.50× (1.40 to 1.60), O0, on 2 cores of A CPU", ("compiler",))
+    nothing = dataclasses.replace(apart, techniques=())
+    assert index.outcome([nothing], {})[1] == ("no technique by itself",)
+
+
+@pytest.mark.parametrize(("code", "stale"), [("abc", False), ("abd", True), (None, True)])
+def test_a_figure_of_other_code_is_marked_stale(code: str | None, stale: bool) -> None:
+    one = measurement("faster", code=code)
+    assert index.outcome([one], {"resnet50": "abc"})[0].endswith("A CPU (stale)") == stale
+    assert (results_page.rows([one], {"resnet50": "abc"})[1][6] == "2026-11-21 (stale)") == stale
+
+
+def test_what_a_run_did_without_is_no_technique_that_it_used() -> None:
+    done = {"layout": "channels_last", "kernels": "not used, no CUDA device", "optimizer": "torch's own", "graph breaks": "2: x"}
+    assert measured.techniques_used({**done, "compiler": "none: eager", "precision": "fp32: x"}) == ("layout",)
 
 
 def test_a_larger_machine_will_do_where_a_smaller_one_does() -> None:
@@ -64,7 +85,7 @@ def test_the_front_page_lists_every_notebook_with_what_the_filter_asks_for(check
     (tmp_path / "resnet50.png").touch()
     found = notebooks.sources(checkout / "notebooks", batch)
     here = measured.measured_in_batch(batch)
-    page = index.page([index.entry(source, here, tmp_path) for source in found], ["architecture.md"])
+    page = index.page([index.entry(source, here, {}, tmp_path) for source in found], ["architecture.md"])
     assert page.endswith(":caption: Project\narchitecture\n```")
     assert page.count("<li data-domain=") == len(found)
     assert 'data-domain="computer vision" data-hardware="two CPU cores, 4 GiB|' in page
@@ -85,7 +106,7 @@ def write(folder: Path, name: str, content: dict[str, object]) -> None:
 def test_the_committed_results_are_read_whatever_their_shape(checkout: Path) -> None:
     files = measured.read_results(checkout / "benchmarks" / "results")
     assert len(files) == len(list((checkout / "benchmarks" / "results").glob("*.json")))
-    table = measured.rows(measured.of(files))
+    table = results_page.rows(measured.of(files), {})
     assert ["resnet50", "O1", "1", "3.02× (2.92 to 3.06)"] in [row[:4] for row in table]
     assert {len(row) for row in table} == {len(table[0])}
 
@@ -100,7 +121,7 @@ def test_files_of_two_machines_and_of_an_unknown_shape_share_one_page(tmp_path: 
     files = measured.read_results(tmp_path)
     first = measured.of(files)[0]
     assert (first.techniques, first.date, first.machine) == (("layout", "compiler", "optimizer"), "2026-11-19", "8 cores of A CPU")
-    measured.write_pages(files, tmp_path)
+    results_page.write_page(files, {}, tmp_path)
     page = (tmp_path / "results.md").read_text()
     for part in (
         "| alexnet | O0 | 1 | 1.50× (1.40 to 1.60) | 30 steps | 8 × A GPU | 2026-11-20 | gallery-b.json |",
@@ -111,11 +132,38 @@ def test_files_of_two_machines_and_of_an_unknown_shape_share_one_page(tmp_path: 
     ):
         assert part in page
     assert "![Dot plot of 2 speed-ups with their intervals, on 2 machine(s): from 1.50×" in page
-    assert (tmp_path / measured.FIGURE).read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / results_page.FIGURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_waterfall_is_shown_with_its_own_table_and_tells_the_techniques_apart(tmp_path: Path) -> None:
+    def row(milliseconds: float) -> Row:
+        return Row(
+            None,
+            step_seconds={"p50": milliseconds / 1000},
+            samples_per_second={"global": 16.0, "whole_run": 8.0},
+            startup_seconds={"total": 10.0},
+            peak_memory_bytes={"host": 2**30, "device": None},
+            parity={"passed": True, "checks": []},
+        )
+
+    names = ("eager-O1", "layout", "allocator", "compiler")
+    variants = dict(zip(names, [row(400), row(300), row(299), Row("does not apply: no compiler")], strict=True))
+    ratios = [("eager-O1", "layout", 1.33, 1.3, 1.4), ("eager-O1", "allocator", 1.34, 1.3, 1.4), ("layout", "allocator", 1.0, 0.9, 1.1)]
+    one = Outcome("x", "2026-11-21T12:00:00+0000", 60.0, None, {"batch_size": 16}, {"float32": 3e11, "copy": 2e10}, variants, ratios)
+    environment: dict[str, Any] = CONDITIONS["environment"]  # type: ignore[assignment]
+    write_bench(tmp_path / "waterfall-a.json", Bench("waterfall", "gallery bench", {}, environment, {"torch": "2"}, {"resnet50": one}))
+    files = measured.read_results(tmp_path)
+    (found,) = measured.of(files)
+    assert (found.techniques, found.told_apart, found.verdict, found.speedup) == (("layout",), True, "faster", Ratio(1.34, 1.3, 1.4))
+    results_page.write_page(files, {}, tmp_path)
+    page = (tmp_path / "results.md").read_text()
+    for part in ("](waterfall-a.png)", "### resnet50: batch size 16", "| + allocator | 299.0 ms |", "does not apply: no compiler"):
+        assert part in page
+    assert (tmp_path / "waterfall-a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_results_the_page_says_so_and_a_file_without_conditions_is_named(tmp_path: Path) -> None:
-    measured.write_pages(measured.read_results(tmp_path), tmp_path)
+    results_page.write_page(measured.read_results(tmp_path), {}, tmp_path)
     assert "Nothing has been measured yet" in (tmp_path / "results.md").read_text()
     write(tmp_path, "x.json", {"speed": 3})
     with pytest.raises(InputError, match=r"x.json is no file of results"):
