@@ -10,7 +10,7 @@ import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 from tiny_task import config
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.whole_machine]
 
 
 @pytest.fixture
