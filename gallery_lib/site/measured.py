@@ -78,6 +78,7 @@ def techniques_used(recorded: dict[str, str] | None) -> tuple[str, ...] | None:
 
 
 def _measurement(name: str, values: dict[str, Any], precision: str, processes: int, recorded: Any, *where: str) -> Measurement:
+    machine, date, source = where
     return Measurement(
         name,
         precision,
@@ -86,7 +87,9 @@ def _measurement(name: str, values: dict[str, Any], precision: str, processes: i
         values["verdict"],
         values["break_even_steps"],
         techniques_used(recorded),
-        *where,
+        machine,
+        date,
+        source,
     )
 
 
