@@ -26,7 +26,11 @@ SHARE.take_own_core()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file share what its fixtures have made, so they go to one process; but each notebook is work of its own."""
+    """Tests of a file share what its fixtures have made, so they go to one process; but each notebook is work of its own.
+
+    What takes long is begun first, so that no process has to wait for the other in the end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
