@@ -241,7 +241,7 @@ def finished(stopped: Stopped, shown: Page) -> Finished:
         counts,
         verdict=shown.output("notebook.show_comparison(one)"),
         headings=notebook.locator(".jp-OutputArea-output table th:first-child").all_text_contents(),
-        pictures=notebook.locator(".jp-OutputArea-output .jp-RenderedImage img").count(),
+        pictures=notebook.locator(".jp-RenderedImage img").count(),
         standard_error=notebook.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_text_contents(),
     )
 

@@ -234,7 +234,7 @@ def noticed(tests: str, folder: Path) -> bool:
     hypothesis.settings.load_profile("mutation")
     host.SOURCES = folder
     with contextlib.redirect_stdout(io.StringIO()):
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-k", tests, str(TESTS / "kernels")])
+        code = pytest.main(["-n0", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-k", tests, str(TESTS / "kernels")])
     assert code in (0, 1), f"pytest ended with {code!r}: no test is called {tests!r}, or it could not run"
     return code == 1
 

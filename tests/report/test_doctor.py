@@ -108,6 +108,7 @@ def test_the_machine_is_described_technique_by_technique(capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
+@pytest.mark.whole_machine
 def test_a_run_on_two_processes_tells_its_exposed_communication(tmp_path: Path) -> None:
     launch(config(max_steps=12, run_dir=str(tmp_path / "two")), LaunchConfig(nproc_per_node=2), show_log=False)
     phases = read_results(tmp_path / "two").phase_seconds
