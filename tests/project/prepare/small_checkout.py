@@ -1,0 +1,114 @@
+"""A small copy of a checkout that the real prepare.sh runs in.
+
+PATH holds the ordinary tools, this interpreter as python3, and a uv that notes what it was asked and makes a .venv with
+a python that does the same: nothing is installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TOOLS = ["bash", "awk", "basename", "cat", "chmod", "cp", "date", "df", "dirname", "env", "flock", "grep", "id", "ln", "mkdir", "mv", "rm"]
+TOOLS += ["sleep", "touch", "tr", "uname"]
+
+UV = """#!/usr/bin/env bash
+echo "uv $*" >> "$NOTES"
+case "$1 $2" in
+    "--version "*) echo "uv 0.9.0" ;;
+    "cache dir") echo "$PWD/uv-cache" ;;
+    "venv "*)
+        mkdir -p .venv/bin
+        printf 'prompt = gallery\\n' > .venv/pyvenv.cfg
+        cp "$VENV_PYTHON" .venv/bin/python ;;
+    "pip install")
+        if [[ -e slow ]]; then touch started; exec sleep "$(cat slow)"; fi
+        if [[ -e offline ]]; then exit 1; fi ;;
+esac
+"""
+VENV_PYTHON = """#!/usr/bin/env bash
+if [[ -e endless && "$*" == "-m gallery_lib.supervisor "* ]]; then exec "$REAL_PYTHON" "$@"; fi
+if [[ -e endless && "$*" == *papermill* ]]; then touch started; sleep 300; fi
+echo "python $*" >> "$NOTES"
+if [[ "$*" == *papermill* ]]; then echo "runs in $GALLERY_RUNS_DIR" >> "$NOTES"; [[ ! -e failing ]] || exit 3; fi
+"""
+
+
+def write_script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@dataclass
+class Checkout:
+    """A copy of what prepare.sh needs, and the environment that it runs in."""
+
+    root: Path
+    bin: Path
+    env: dict[str, str]
+
+    def start(self, *options: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", str(self.root / "prepare.sh"), *options],
+            cwd=cwd or self.root,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that a signal can go to the script and its children, as Ctrl-C does
+        )
+
+    def run(self, *options: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        process = self.start(*options, cwd=cwd)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def notes(self) -> str:
+        """What uv and .venv's python were asked since the last look."""
+        path = Path(self.env["NOTES"])
+        text = path.read_text() if path.exists() else ""
+        path.unlink(missing_ok=True)
+        return text
+
+    def wait_for(self, name: str) -> None:
+        deadline = time.monotonic() + 30
+        while not (self.root / name).exists():
+            assert time.monotonic() < deadline, f"{name} did not appear"
+            time.sleep(0.02)
+        (self.root / name).unlink()
+
+
+def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
+    """A copy of `checkout` below `tmp_path`, in a folder with a space, since some folders have one."""
+    root, bin = tmp_path / "check out", tmp_path / "bin"
+    (root / "notebooks").mkdir(parents=True)
+    (root / "data_prep").mkdir()
+    (root / "data_prep" / "mock_imagenet.py").touch()
+    bin.mkdir()
+    for name in ("prepare.sh", "pyproject.toml", "requirements.lock"):
+        shutil.copy(checkout / name, root)
+    for name in ("resnet50", "vgg16"):
+        (root / f"notebooks/{name}.ipynb").write_text("{}")
+    for tool in TOOLS:
+        (bin / tool).symlink_to(shutil.which(tool) or pytest.skip(f"no {tool} here"))
+    write_script(bin / "python3", f'#!/usr/bin/env bash\nexec "{sys.executable}" "$@"\n')
+    write_script(bin / "g++", "#!/usr/bin/env bash\n")
+    write_script(bin / "uv", UV)
+    write_script(tmp_path / "venv-python", VENV_PYTHON)
+    env = {
+        "PATH": str(bin),
+        "HOME": str(tmp_path),
+        "NOTES": str(tmp_path / "notes"),
+        "VENV_PYTHON": str(tmp_path / "venv-python"),
+        "REAL_PYTHON": sys.executable,
+        "PYTHONPATH": str(checkout),
+        "PREPARE_MIN_DISK_GIB": "0",
+    }
+    return Checkout(root, bin, env)

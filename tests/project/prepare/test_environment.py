@@ -1,0 +1,124 @@
+"""What prepare.sh installs, when, in which order, and that it can be interrupted anywhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib.metadata import version
+
+import pytest
+from project.prepare.small_checkout import write_script
+
+
+def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy, tmp_path):
+    first = copy.run(cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    notes = copy.notes()
+    order = ["uv venv", "--require-hashes -r pyproject.toml -c requirements.lock", "--no-deps -e .", "ipykernel install", "--preset small"]
+    places = [notes.index(words) for words in order]
+    assert places == sorted(places)
+    assert "[3/3]" in first.stdout
+    assert "Ready" in first.stdout
+
+    second = copy.run()
+    assert second.returncode == 0
+    assert "already there" in second.stdout
+    assert "uv pip" not in copy.notes()
+
+
+def test_test_adds_the_tools_to_the_same_environment(copy):
+    copy.run()
+    copy.notes()
+    result = copy.run("--test")
+    assert result.returncode == 0, result.stderr
+    notes = copy.notes()
+    assert "uv venv" not in notes
+    assert "-r pyproject.toml --all-extras -c" in notes
+    assert [line for line in notes.splitlines() if line.startswith("python")][-1] == "python -m pytest -m not gpu"
+    copy.run()
+    assert "uv pip" not in copy.notes()  # and the tools stay
+
+
+def test_a_changed_lock_is_installed_on_top(copy):
+    copy.run()
+    copy.notes()
+    with (copy.root / "requirements.lock").open("a") as file:
+        file.write("# changed\n")
+    copy.run()
+    notes = copy.notes()
+    assert "uv venv" not in notes
+    assert "--require-hashes" in notes
+
+
+def test_a_damaged_or_moved_environment_is_made_anew(copy, tmp_path):
+    copy.run()
+    (copy.root / ".venv/bin/python").unlink()
+    copy.notes()
+    assert copy.run().returncode == 0
+    assert "uv venv" in copy.notes()
+
+    copy.root = copy.root.rename(tmp_path / "moved")
+    assert copy.run().returncode == 0
+    assert "uv venv" in copy.notes()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_after_an_interruption_the_next_run_starts_the_environment_anew(copy, sent):
+    (copy.root / "slow").write_text("60")
+    process = copy.start()
+    copy.wait_for("started")
+    os.killpg(process.pid, sent)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[sent]
+    assert ("interrupted" in err) == (sent != signal.SIGKILL)
+    assert not (copy.root / ".venv/gallery-stamp").exists()
+
+    (copy.root / "slow").unlink()
+    copy.notes()
+    result = copy.run()
+    assert result.returncode == 0, result.stderr
+    assert "making it anew" in result.stdout
+    assert "uv venv" in copy.notes()
+
+
+def test_a_failed_update_does_not_count_as_done(copy):
+    copy.run()
+    with (copy.root / "requirements.lock").open("a") as file:
+        file.write("# changed\n")
+    (copy.root / "offline").touch()
+    assert copy.run().returncode == 2
+    (copy.root / "offline").unlink()
+    copy.notes()
+    assert copy.run().returncode == 0
+    assert "uv venv" in copy.notes()
+
+
+def test_two_at_once_install_once(copy):
+    (copy.root / "slow").write_text("1")
+    first = copy.start()
+    copy.wait_for("started")
+    second = copy.run()
+    first.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "waiting for it" in second.stdout
+    assert "already there" in second.stdout
+    assert copy.notes().count("uv venv") == 1
+
+
+def test_into_current_installs_what_is_missing_there_and_keeps_its_torch(copy):
+    write_script(
+        copy.bin / "python3",
+        f"""#!/usr/bin/env bash
+if [[ "$*" == *sys.executable* ]]; then echo "$0"; exit; fi
+if [[ "$1" == -m || "$1" == *.py ]]; then echo "python $*" >> "$NOTES"; exit; fi
+exec "{sys.executable}" "$@"
+""",
+    )
+    result = copy.run("--into-current")
+    assert result.returncode == 0, result.stderr
+    notes = copy.notes()
+    assert f"uv pip install --python {copy.bin}/python3 -r .cache/into-current-required -c .cache/into-current-kept" in notes
+    assert "--sys-prefix" in notes
+    assert f"torch=={version('torch')}\n" in (copy.root / ".cache/into-current-kept").read_text()
+    assert not (copy.root / ".venv").exists()

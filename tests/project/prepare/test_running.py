@@ -1,0 +1,51 @@
+"""What prepare.sh starts once all is there: a notebook with --run, JupyterLab with --lab."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet50.ipynb", "notebooks/resnet50.ipynb"])
+def test_run_executes_the_notebook_in_a_folder_of_its_own_and_shows_what_it_measured(copy, name):
+    result = copy.run("--run", name, "-p", "steps", "20", "-p", "profile", "full")
+    assert result.returncode == 0, result.stderr
+    (folder,) = (copy.root / "runs/notebooks").iterdir()
+    assert folder.name.endswith("-resnet50")
+    notes = copy.notes()
+    assert f"-m papermill {copy.root}/notebooks/resnet50.ipynb {folder}/resnet50.ipynb -k gallery" in notes
+    assert "-p steps 20 -p profile full" in notes
+    assert f"runs in {folder}\n" in notes
+    assert f"-m gallery_lib.cli show {folder}" in notes
+    assert str(folder / "resnet50.ipynb") in result.stdout
+
+
+def test_a_failed_notebook_passes_its_exit_code_on_and_no_table_is_shown(copy):
+    (copy.root / "failing").touch()
+    result = copy.run("--run", "vgg16")
+    assert result.returncode == 3
+    assert "the notebook failed" in result.stdout
+    assert "show" not in copy.notes()
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_the_script_alone_ends_the_notebook_at_once(copy, sent, code):
+    (copy.root / "endless").touch()
+    process = copy.start("--run", "resnet50")
+    copy.wait_for("started")
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=20)  # until no process that could write there is left
+    assert process.returncode == code
+    assert "interrupted" in err
+
+
+def test_lab_starts_jupyterlab_for_the_checkout_in_its_own_place(copy):
+    assert copy.run("--lab").returncode == 0
+    assert copy.notes().splitlines()[-1] == f"python -m gallery_lib.lab {copy.root}"
+
+
+def test_lab_does_not_start_after_a_notebook_that_failed(copy):
+    (copy.root / "failing").touch()
+    assert copy.run("--run", "vgg16", "--lab").returncode == 3
+    assert "-m gallery_lib.lab" not in copy.notes()
