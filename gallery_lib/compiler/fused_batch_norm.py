@@ -14,7 +14,7 @@ import importlib
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -124,18 +124,29 @@ def is_plain_relu(module: nn.Module) -> TypeGuard[nn.ReLU]:
     return type(module) is nn.ReLU and not has_hooks(module)
 
 
+def fuse_pair(container: nn.Module, norm: str, activation: str, may_change: Callable[[nn.Module], bool]) -> int:
+    """A batch norm and the ReLU that directly follows it, by their names in `container`: 1, or 0 when they stay as they are."""
+    layer, relu = container._modules[norm], container._modules[activation]
+    if layer is None or relu is None or not may_change(layer) or not is_plain_relu(relu):
+        return 0
+    layer.__class__ = BatchNormReLU2d
+    setattr(container, activation, AppliedReLU(container, norm, relu.inplace))
+    return 1
+
+
+def become(block: nn.Module, fused: type, layers: Sequence[nn.Module]) -> int:
+    """Make `block` one of the class `fused`, whose batch norms `layers` are fused ones; their number."""
+    for layer in layers:
+        layer.__class__ = BatchNormReLU2d
+    block.__class__ = fused
+    return len(layers)
+
+
 def fuse_sequential(container: nn.Module, may_change: Callable[[nn.Module], bool]) -> int:
     """BatchNorm2d, ReLU, one after the other in a Sequential."""
     if type(container).forward is not nn.Sequential.forward:
         return 0
-    fused, names = 0, list(container._modules)
-    for name, following in itertools.pairwise(names):
-        layer, activation = container._modules[name], container._modules[following]
-        if layer is not None and activation is not None and may_change(layer) and is_plain_relu(activation):
-            layer.__class__ = BatchNormReLU2d
-            setattr(container, following, AppliedReLU(container, name, activation.inplace))
-            fused += 1
-    return fused
+    return sum(fuse_pair(container, name, following, may_change) for name, following in itertools.pairwise(list(container._modules)))
 
 
 def _rules() -> tuple[list[Rule], list[Rule]]:

@@ -14,8 +14,8 @@ from timm.models import resnet
 from torch import Tensor, nn
 
 from gallery_lib.compiler.fused_batch_norm import (
-    AppliedReLU,
-    BatchNormReLU2d,
+    become,
+    fuse_pair,
     has_hooks,
     is_plain_relu,
     normalised,
@@ -75,19 +75,12 @@ def fuse_block(block: Any, may_change: Callable[[nn.Module], bool]) -> int:
     layers, activations = ([getattr(block, kind + number) for number in numbers] for kind in ("bn", "act"))
     if not all(map(may_change, layers)) or not all(map(is_plain_relu, activations)):
         return 0
-    for layer in layers:
-        layer.__class__ = BatchNormReLU2d
-    block.__class__ = fused
-    return len(layers)
+    return become(block, fused, layers)
 
 
 def fuse_stem(model: Any, may_change: Callable[[nn.Module], bool]) -> int:
     """The first batch norm of a ResNet."""
-    if type(model) is not resnet.ResNet or not may_change(model.bn1) or not is_plain_relu(model.act1):
-        return 0
-    model.bn1.__class__ = BatchNormReLU2d
-    model.act1 = AppliedReLU(model, "bn1", model.act1.inplace)
-    return 1
+    return fuse_pair(model, "bn1", "act1", may_change) if type(model) is resnet.ResNet else 0
 
 
 RELU, BLOCKS = [fuse_layer, fuse_stem], [fuse_block]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torchvision.models import resnet
 
-from gallery_lib.compiler.fused_batch_norm import AppliedReLU, BatchNormReLU2d, is_plain_relu, normalised
+from gallery_lib.compiler.fused_batch_norm import become, fuse_pair, is_plain_relu, normalised
 
 
 class FusedBasicBlock(resnet.BasicBlock):
@@ -42,19 +42,12 @@ def fuse_block(block: Any, may_change: Callable[[nn.Module], bool]) -> int:
     layers = [getattr(block, name) for name in names]
     if fused is None or not is_plain_relu(block.relu) or not all(map(may_change, layers)):
         return 0
-    for layer in layers:
-        layer.__class__ = BatchNormReLU2d
-    block.__class__ = fused
-    return len(layers)
+    return become(block, fused, layers)
 
 
 def fuse_stem(model: Any, may_change: Callable[[nn.Module], bool]) -> int:
     """The first batch norm of a ResNet."""
-    if type(model) is not resnet.ResNet or not may_change(model.bn1) or not is_plain_relu(model.relu):
-        return 0
-    model.bn1.__class__ = BatchNormReLU2d
-    model.relu = AppliedReLU(model, "bn1", model.relu.inplace)
-    return 1
+    return fuse_pair(model, "bn1", "relu", may_change) if type(model) is resnet.ResNet else 0
 
 
 RELU, BLOCKS = [fuse_stem], [fuse_block]
