@@ -10,6 +10,8 @@ import os
 import time
 from pathlib import Path
 
+from gallery_lib.errors import InputError
+
 
 def checkout() -> Path | None:
     """The checkout that this package lives in, or None when it is installed elsewhere."""
@@ -49,3 +51,26 @@ def new_run_dir(name: str) -> Path:
         except FileExistsError:
             continue
     raise FileExistsError(f"no free run directory below {runs_dir()}")
+
+
+def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work: str) -> Path:
+    """The folder that a command writes its results to: the one asked for, else a new run directory NAME; it exists.
+
+    Raises InputError when there is nothing to resume in, and when the folder holds FILE already, of an earlier WORK (a
+    batch, say) that is not to be resumed.
+    """
+    if resume and asked is None:
+        raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.")
+    folder = Path(asked).resolve() if asked else new_run_dir(name)
+    if (folder / file).exists() and not resume:
+        raise InputError(f"out={folder} holds the results of an earlier {work}. Add --resume to go on with it, or name a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def free_name(folder: Path, name: str) -> Path:
+    """NAME in the folder, or NAME-2 and so on for further attempts: nothing is overwritten. It is not made."""
+    number = 1
+    while (path := folder / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path

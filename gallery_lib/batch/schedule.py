@@ -77,16 +77,6 @@ def _noted_signals() -> Iterator[list[str]]:
             signal.signal(number, handler)
 
 
-def _folder_of(config: BatchConfig) -> Path:
-    if config.resume and config.out is None:
-        raise InputError("--resume needs --out FOLDER: the batch to go on with.")
-    folder = Path(config.out).resolve() if config.out else paths.new_run_dir("gallery")
-    if (folder / REPORT_FILE).exists() and not config.resume:
-        raise InputError(f"out={folder} holds the report of an earlier batch. Add --resume to go on with it, or name a new folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _earlier(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, Record]:
     """What an interrupted batch in the folder has of the plan: passed notebooks are kept, of others the attempts count."""
     if not resume or not (folder / REPORT_FILE).exists():
@@ -102,14 +92,6 @@ def _earlier(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, R
         else:
             found[planned.name] = dataclasses.replace(_waiting(planned), attempts=record.attempts)
     return found
-
-
-def _new_folder(folder: Path, name: str) -> Path:
-    """NAME, or NAME-2 and so on for further attempts: nothing is overwritten."""
-    number = 1
-    while (path := folder / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return path
 
 
 class _Batch:
@@ -148,7 +130,7 @@ class _Batch:
         """Start the next notebook on a free share."""
         planned = self.waiting.pop(0)
         self._tries[planned.name] = self._tries.get(planned.name, 0) + 1
-        execution = Execution(planned, _new_folder(self.folder, planned.name), self.config, self.free.pop())
+        execution = Execution(planned, paths.free_name(self.folder, planned.name), self.config, self.free.pop())
         self.running.append((execution, _now()))
         self.observer.started(planned.name)
 
@@ -207,7 +189,7 @@ def run(
     no exception: `interrupted_by` of the report names the signal.
     """
     shares.check(config, [(planned.name, planned.parameters) for planned in plan])
-    folder = _folder_of(config)
+    folder = paths.output_folder(config.out, "gallery", resume=config.resume, file=REPORT_FILE, work="batch")
     with _only_runner(folder), _noted_signals() as arrived:
         batch = _Batch(plan, config, folder, command, observer or Observer())
         try:

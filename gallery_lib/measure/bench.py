@@ -107,24 +107,6 @@ def _digest(line: Line, alive: int | None) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _folder_of(asked: BenchConfig, kind: str) -> Path:
-    if asked.resume and asked.out is None:
-        raise InputError("--resume needs --out FOLDER: the bench to go on with.")
-    folder = Path(asked.out).resolve() if asked.out else paths.new_run_dir(kind)
-    if (folder / f"{kind}.json").exists() and not asked.resume:
-        raise InputError(f"out={folder} holds an earlier {kind}. Add --resume to go on with it, or name a new folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _new_folder(folder: Path, name: str) -> Path:
-    """NAME, or NAME-2 and so on after an interrupted attempt: nothing is overwritten."""
-    number = 1
-    while (path := folder / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return path
-
-
 def run(
     names: Sequence[str],
     asked: BenchConfig,
@@ -149,7 +131,7 @@ def run(
         raise InputError(f"two of the tasks {', '.join(wanted)} have the same name: measure them one by one.")
     for line in lines.values():
         tasks.data_of(line.config)
-    folder = _folder_of(asked, kind)
+    folder = paths.output_folder(asked.out, kind, resume=asked.resume, file=f"{kind}.json", work=kind)
     file = folder / f"{kind}.json"
     earlier: dict[str, Outcome] = read_bench(file).tasks if asked.resume and file.exists() else {}
     measured_with = {name: value for name, value in options.to_mapping(asked).items() if name not in ("resume", "out")}
@@ -158,7 +140,7 @@ def run(
         digest = _digest(line, asked.alive)
         if name in earlier and earlier[name].digest == digest and earlier[name].reason is None:
             continue
-        outcome = task_bench.measure(line, asked.alive, digest, _new_folder(folder, name), progress=progress)
+        outcome = task_bench.measure(line, asked.alive, digest, paths.free_name(folder, name), progress=progress)
         bench = dataclasses.replace(bench, tasks={**bench.tasks, name: outcome})
         write_bench(file, bench)
         done(folder, bench)

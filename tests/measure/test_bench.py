@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import torch
 
 from gallery_lib import stats
 from gallery_lib.cli import main
-from gallery_lib.config import BenchConfig
+from gallery_lib.config import BenchConfig, TrainConfig
 from gallery_lib.measure import bench, peers, recipes, task_bench
 from gallery_lib.measure.outcome import read_bench
 from gallery_lib.optim import OptimizerSpec
+from gallery_lib.recipe import Plain
 
 TINY = f"{tiny_task.__file__}:TASK"
 FAILING = f"{tiny_task.__file__}:FAILING_ACCELERATED"
@@ -41,7 +43,7 @@ def test_bad_input_ends_with_2_and_one_message(arguments: list[str], said: str, 
 def test_a_folder_with_results_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bench.json").write_text("{}")
     assert main(["bench", TINY, f"--out={tmp_path}"]) == 2
-    assert "holds an earlier bench. Add --resume" in capsys.readouterr().err
+    assert "holds the results of an earlier bench. Add --resume" in capsys.readouterr().err
     assert main(["bench", TINY, f"--out={tmp_path}", "--resume"]) == 2
     assert "is damaged" in capsys.readouterr().err
 
@@ -84,13 +86,8 @@ def test_a_technique_comes_without_the_others() -> None:
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
         spec = OptimizerSpec("SGD", lr=0.1)
         loader = torch.utils.data.DataLoader(torch.arange(2))
-        return recipes.recipe(names).prepare(
-            model,
-            loader,
-            lambda accelerated: spec.build(model.parameters(), lr=None, weight_decay=None, accelerated=accelerated),
-            None,
-            None,
-        )
+        build_optimizer = functools.partial(spec.build, model.parameters(), lr=None, weight_decay=None)
+        return recipes.recipe(names).prepare(Plain(model, loader, build_optimizer, TrainConfig(), None))
 
     layout, fused = prepared("layout"), prepared(recipes.FUSED)
     assert layout.model[0].weight.is_contiguous(memory_format=torch.channels_last) and not layout.optimizer.defaults["fused"]
