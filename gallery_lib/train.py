@@ -4,7 +4,7 @@ A plain loop: data, `accelerate()`, forward and loss under autocast, backward, o
 accelerated backend go through the same lines; what differs is what `accelerate()` was asked to do, and whether own
 kernels are used (`kernels/usage.py`): by the loss, the loader, and for optimizer and scaler here. With more than
 one process (torchrun's variables say so) gradients are averaged by DistributedDataParallel. It does not start
-processes (launcher.py) and does not compare (measure/, which may also have the model made ready by another library: `Recipe`).
+processes (launcher.py) and does not compare (measure/, which may also have another library make the model ready: recipe.py).
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from gallery_lib import hardware, options, paths, precision, stats, tasks
-from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
 from gallery_lib.compiler import toggle
-from gallery_lib.config import TrainConfig, backend_config
+from gallery_lib.config import TrainConfig
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.data.length_buckets import LengthBucketSampler
 from gallery_lib.errors import InputError
@@ -41,6 +40,7 @@ from gallery_lib.kernels import calls, usage
 from gallery_lib.log import RunLog
 from gallery_lib.optim.sync_free import SyncFree
 from gallery_lib.optim.updates import Updates
+from gallery_lib.recipe import Plain, Recipe
 from gallery_lib.results import Results, write_results
 from gallery_lib.tasks.task import Splits, Task
 
@@ -103,37 +103,6 @@ class Observer:
         """The last step is done; evaluation follows."""
 
 
-@dataclass
-class Prepared:
-    """A model that is ready to train, with its batches and optimizer."""
-
-    model: nn.Module
-    loader: DeviceLoader
-    optimizer: torch.optim.Optimizer
-    autocast_dtype: torch.dtype | None  # of forward pass and loss; None: fp32, or the recipe sees to it
-    techniques: dict[str, str]
-    propagate: Callable[[Tensor], Any] = Tensor.backward  # a loss's gradients into `.grad`
-    kernels: bool = False  # whether own kernels carry out the optimizer's step, and with it the scaler's
-
-
-class Recipe:
-    """How a model is made ready to train: here through accelerate(), as the run's options ask."""
-
-    def prepare(
-        self,
-        model: nn.Module,
-        loader: DataLoader[Any],
-        build_optimizer: Callable[..., torch.optim.Optimizer],
-        config: TrainConfig,
-        autocast_dtype: torch.dtype | None,
-    ) -> Prepared:
-        """`model`, whose parameters stay the same objects, ready; `build_optimizer(accelerated=…)` makes the task's optimizer."""
-        wrapped, batches = accelerate(model, loader, backend_config(config))
-        kernels = usage.used(batches.device)
-        optimizer = build_optimizer(accelerated=config.compiler_opt, kernels=kernels)
-        return Prepared(wrapped, batches, optimizer, autocast_dtype, techniques(wrapped), kernels=kernels)
-
-
 def resolve(config: TrainConfig) -> TrainConfig:
     """`config`, checked, with the task's own values and this machine's in place of what was left open."""
     config = tasks.with_sizes(options.checked(config))
@@ -189,7 +158,7 @@ def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
     build_optimizer = functools.partial(task.optimizer.build, model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    ready = recipe.prepare(model, _loader(config, task, splits), build_optimizer, config, dtype)
+    ready = recipe.prepare(Plain(model, _loader(config, task, splits), build_optimizer, config, dtype))
     if len(ready.loader) == 0:
         world_size = process_group.world_size()
         raise InputError(

@@ -19,10 +19,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gallery_lib.comm import process_group
-from gallery_lib.config import Loader, TrainConfig
+from gallery_lib.config import Loader
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
-from gallery_lib.train import Prepared, Recipe
+from gallery_lib.recipe import Plain, Prepared, Recipe
 
 PEERS = {"torch.compile": "torch", "accelerate": "accelerate", "fabric": "lightning_fabric"}
 """The module that each needs."""
@@ -46,19 +46,12 @@ class Peer(Recipe):
     def __init__(self, name: str, *, fused: bool) -> None:
         self.name, self.fused = name, fused
 
-    def prepare(
-        self,
-        model: nn.Module,
-        loader: DataLoader[Any],
-        build_optimizer: Callable[..., torch.optim.Optimizer],
-        config: TrainConfig,
-        autocast_dtype: torch.dtype | None,
-    ) -> Prepared:
+    def prepare(self, plain: Plain) -> Prepared:
         """Raises InputError in another precision than bfloat16: float16 needs a scaler, of which the others have their own."""
-        if autocast_dtype is not torch.bfloat16:
-            raise InputError(f"{self.name} is measured in bfloat16, and this run is in {autocast_dtype or 'fp32'}.")
+        if plain.autocast_dtype is not torch.bfloat16:
+            raise InputError(f"{self.name} is measured in bfloat16, and this run is in {plain.autocast_dtype or 'fp32'}.")
         build = {"torch.compile": _torch_compile, "accelerate": _accelerate, "fabric": _fabric}[self.name]
-        return build(model, loader, lambda: build_optimizer(accelerated=self.fused))
+        return build(plain.model, plain.loader, lambda: plain.build_optimizer(accelerated=self.fused))
 
 
 def _torch_compile(model: nn.Module, loader: DataLoader[Any], optimizer: Callable[[], torch.optim.Optimizer]) -> Prepared:

@@ -6,20 +6,15 @@ those and no others, which is what a waterfall is made of. `fused` may stand wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
+from collections.abc import Sequence
 
 from gallery_lib import hardware
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import allocator
 from gallery_lib.compiler.backend import cache_environment
-from gallery_lib.config import Config, TrainConfig
+from gallery_lib.config import Config
 from gallery_lib.measure.peers import PEERS, Peer
-from gallery_lib.train import Prepared, Recipe
+from gallery_lib.recipe import Plain, Prepared, Recipe
 
 FUSED = "fused-optimizer"
 EMULATED = "bf16-on-fp32-units"
@@ -33,26 +28,19 @@ class Techniques(Recipe):
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
 
-    def prepare(
-        self,
-        model: nn.Module,
-        loader: DataLoader[Any],
-        build_optimizer: Callable[..., torch.optim.Optimizer],
-        config: TrainConfig,
-        autocast_dtype: torch.dtype | None,
-    ) -> Prepared:
-        """`model` with these techniques."""
+    def prepare(self, plain: Plain) -> Prepared:
+        """The model with these techniques."""
         asked = Config.plain()
         asked.memory.layout = "auto" if "layout" in self.names else "contiguous"
         asked.memory.allocator = "allocator" in self.names
         asked.compiler.enabled = "compiler" in self.names
         asked.compiler.bf16_on_fp32_units = EMULATED in self.names
-        wrapped, batches = accelerate(model, loader, asked)
-        optimizer = build_optimizer(accelerated=FUSED in self.names)
+        wrapped, batches = accelerate(plain.model, plain.loader, asked)
+        optimizer = plain.build_optimizer(accelerated=FUSED in self.names)
         done = techniques(wrapped)
         if optimizer.defaults.get("fused"):
             done["optimizer"] = "fused"
-        return Prepared(wrapped, batches, optimizer, autocast_dtype, done)
+        return Prepared(wrapped, batches, optimizer, plain.autocast_dtype, done)
 
 
 def recipe(words: Sequence[str]) -> Recipe:

@@ -33,6 +33,7 @@ FLOORS: dict[float, tuple[str, ...]] = {
     1: ("compiler", "precision", "dropout", "optim", "kernels", "comm", "data", "models"),
     1.3: ("tune",),  # chooses among what the parts on floor 1 offer
     1.5: ("acceleration",),  # made of the parts on floor 1, which do not know it
+    1.7: ("recipe",),  # calls it, or lets measure/ call another library
     2: ("tasks",),
     2.5: ("train",),  # trains any of the tasks
     3: ("launcher", "spawn", "supervisor", "worker", "script", "cluster"),

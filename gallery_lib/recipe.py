@@ -1,0 +1,54 @@
+"""How a plain model is made ready to train: `Recipe`, through accelerate(), as the options of a run ask.
+
+measure/ has others beside it: single techniques (recipes.py), and other libraries, used as they tell their users to (peers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from gallery_lib.acceleration import accelerate, techniques
+from gallery_lib.config import TrainConfig, backend_config
+from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.kernels import usage
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What a recipe starts from: a task's model and loader as they are, and the options of the run."""
+
+    model: nn.Module
+    loader: DataLoader[Any]
+    build_optimizer: Callable[..., torch.optim.Optimizer]  # the task's, with `accelerated` and `kernels` as OptimizerSpec.build has them
+    config: TrainConfig
+    autocast_dtype: torch.dtype | None  # None: fp32
+
+
+@dataclass
+class Prepared:
+    """A model that is ready to train, with its batches and optimizer. Its parameters are the plain model's own objects."""
+
+    model: nn.Module
+    loader: DeviceLoader
+    optimizer: torch.optim.Optimizer
+    autocast_dtype: torch.dtype | None  # of forward pass and loss; None: fp32, or the recipe sees to it
+    techniques: dict[str, str]
+    propagate: Callable[[Tensor], Any] = Tensor.backward  # a loss's gradients into `.grad`
+    kernels: bool = False  # whether own kernels carry out the optimizer's step, and with it the scaler's
+
+
+class Recipe:
+    """accelerate(), as the run's options ask."""
+
+    def prepare(self, plain: Plain) -> Prepared:
+        """The model, ready."""
+        wrapped, batches = accelerate(plain.model, plain.loader, backend_config(plain.config))
+        kernels = usage.used(batches.device)
+        optimizer = plain.build_optimizer(accelerated=plain.config.compiler_opt, kernels=kernels)
+        return Prepared(wrapped, batches, optimizer, plain.autocast_dtype, techniques(wrapped), kernels=kernels)
