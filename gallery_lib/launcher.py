@@ -32,11 +32,11 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.log import last_step
 from gallery_lib.precision import autocast_dtype
-from gallery_lib.processes import end_supervised, interruptible
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, end_supervised, interruptible
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results
+from gallery_lib.spawn import HELD_FILE, HELD_VARIABLE
 from gallery_lib.tasks import memory
-from gallery_lib.train import LAUNCHED_AT_VARIABLE
 
 
 def _check(config: TrainConfig, launch: LaunchConfig) -> None:
@@ -81,10 +81,8 @@ def torchrun_command(config: TrainConfig, launch: LaunchConfig, module: str = "g
 
 def _direct_command(config: TrainConfig, launch: LaunchConfig, module: str) -> list[str]:
     """The command line of a run on this host without torchrun."""
-    alone = ["-m", module, *options.command_line(config)]
-    if launch.nproc_per_node == 1:
-        return [sys.executable, *alone]
-    return [sys.executable, "-m", "gallery_lib.spawn", str(launch.nproc_per_node), str(config.run_dir), *alone]
+    run = [str(launch.nproc_per_node), str(config.run_dir), module]
+    return [sys.executable, "-m", "gallery_lib.spawn", *run, *options.command_line(config)]
 
 
 def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
@@ -131,6 +129,14 @@ class Job:
     def running(self) -> bool:
         """Whether the run has not ended yet."""
         return self._process.poll() is None
+
+    def held(self) -> bool:
+        """Whether the run has done its imports and waits for `release()`."""
+        return (self.run_dir / HELD_FILE).exists()
+
+    def release(self) -> None:
+        """Let a held run go on. The time since it was held does not count as start-up."""
+        (self.run_dir / HELD_FILE).unlink(missing_ok=True)
 
     def steps_done(self) -> int:
         """Steps logged so far."""
@@ -195,6 +201,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     show_log: bool = False,
     torchrun: bool = True,
+    held: bool = False,
 ) -> Job:
     """Start a run and return at once.
 
@@ -203,6 +210,7 @@ def start(
         environment: more variables for the processes.
         show_log: pass rank 0's log lines on to standard output.
         torchrun: False starts the processes of a run on one host directly, which saves the seconds of torchrun's own start.
+        held: such a run waits after its imports for `Job.release()`.
     """
     config, launch = options.checked(config), options.checked(launch or LaunchConfig())
     _check(config, launch)
@@ -211,10 +219,11 @@ def start(
         config = dataclasses.replace(config, run_dir=str(paths.new_run_dir(name)))
     assert config.run_dir is not None
     Path(config.run_dir).mkdir(parents=True, exist_ok=True)
-    for old in Path(config.run_dir).glob("error-rank*.json"):
+    for old in [*Path(config.run_dir).glob("error-rank*.json"), *Path(config.run_dir).glob(HELD_FILE)]:
         old.unlink()
     command = _direct_command(config, launch, module) if not torchrun and launch.nnodes == 1 else torchrun_command(config, launch, module)
-    return Job(config, launch, command, {**environment_of(config, launch), **(environment or {})}, show_log=show_log)
+    variables = {**environment_of(config, launch), **(environment or {}), **({HELD_VARIABLE: "1"} if held else {})}
+    return Job(config, launch, command, variables, show_log=show_log)
 
 
 @interruptible("the run")

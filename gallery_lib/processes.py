@@ -25,6 +25,9 @@ RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
 STOP_SECONDS = 8.0
 """How long a supervisor may take to end everything before it is killed itself."""
 
+LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
+"""When a run was launched, in seconds since the epoch: its start-up is counted from there."""
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -1,27 +1,37 @@
-"""Starts the processes of a run on one host without torchrun: `-m gallery_lib.spawn N FOLDER -m MODULE OPTIONS…`.
+"""Starts the processes of a run on one host without torchrun: `-m gallery_lib.spawn N FOLDER MODULE OPTIONS…`.
 
 For comparisons: torchrun imports torch itself before it starts anything, which takes seconds, and start-up is part of
-what is compared. Each process gets torchrun's variables, and a file in FOLDER to meet at instead of a port. When one
-fails the others are ended, and what is said of it has the form in which torchrun says it. Needs no torch.
+what is compared. Here the libraries are imported once, and the run's processes are forked from the one that has them;
+where there is a GPU each starts anew, since CUDA does not survive a fork. Each gets torchrun's variables, and a file in
+FOLDER to meet at instead of a port. When one fails the others are ended, and what is said of it has the form in which
+torchrun says it.
+
+A run that is held (the variable HELD_VARIABLE) stops after its imports, with the file HELD_FILE in its folder, and goes
+on when the file is taken away; the time in between is not part of its start-up.
 """
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from gallery_lib.processes import RENDEZVOUS_VARIABLE, die_with_parent, end_descendants
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, RENDEZVOUS_VARIABLE, die_with_parent, end_descendants
 
 RENDEZVOUS_FILE = "rendezvous"
+HELD_FILE = "held"
+HELD_VARIABLE = "GALLERY_HELD"
 _LOOK_SECONDS = 0.1
+_HELD_LOOK_SECONDS = 0.02
 
 
 def _environment(rank: int, processes: int, rendezvous: Path) -> dict[str, str]:
+    if processes == 1:
+        return {}
     return {
-        **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(processes),
@@ -30,19 +40,50 @@ def _environment(rank: int, processes: int, rendezvous: Path) -> dict[str, str]:
     }
 
 
-def main(processes: int, folder: Path, arguments: list[str]) -> int:
-    """Run `python ARGUMENTS` so many times and return the exit code: 0, or that of the first process that failed."""
+def _can_fork() -> bool:
+    return sys.platform.startswith("linux") and not any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _wait_while_held(folder: Path) -> None:
+    """Count the time from the launch as if there had been no wait."""
+    if HELD_VARIABLE not in os.environ:
+        return
+    began = time.time()
+    (folder / HELD_FILE).touch()
+    while (folder / HELD_FILE).exists():
+        time.sleep(_HELD_LOOK_SECONDS)
+    os.environ[LAUNCHED_AT_VARIABLE] = repr(float(os.environ[LAUNCHED_AT_VARIABLE]) + time.time() - began)
+
+
+def _process(module: str, arguments: list[str], environment: dict[str, str]) -> None:
+    """One process of the run: `main(arguments)` of the module, which ends the process."""
+    os.environ.update(environment)
+    importlib.import_module(module).main(arguments)
+
+
+def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int:
+    """Run `main(arguments)` of `module` in so many processes; returns the exit code: 0, or that of the first that failed."""
     die_with_parent()
     rendezvous = folder / RENDEZVOUS_FILE
     rendezvous.unlink(missing_ok=True)
-    command = [sys.executable, *arguments]
-    running = [subprocess.Popen(command, env=_environment(rank, processes, rendezvous)) for rank in range(processes)]
+    forks = _can_fork()
+    if forks:
+        importlib.import_module(module)
+        importlib.import_module("gallery_lib.worker").preload()
+    _wait_while_held(folder)
+    context = multiprocessing.get_context("fork" if forks else "spawn")
+    running = [
+        context.Process(target=_process, args=(module, arguments, _environment(rank, processes, rendezvous)))  # type: ignore[attr-defined]
+        for rank in range(processes)
+    ]
     try:
+        for process in running:
+            process.start()
         while True:
-            codes = [process.poll() for process in running]
+            codes = [process.exitcode for process in running]
             failed = next((rank for rank, code in enumerate(codes) if code), None)
             if failed is not None:
-                code = running[failed].returncode
+                code = codes[failed]
                 print(f"Root Cause:\n  rank      : {failed}\n  exitcode  : {code} (pid: {running[failed].pid})", file=sys.stderr)
                 return code if code > 0 else 128 - code
             if None not in codes:
@@ -54,4 +95,4 @@ def main(processes: int, folder: Path, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))

@@ -40,12 +40,11 @@ from gallery_lib.kernels import calls, usage
 from gallery_lib.log import RunLog
 from gallery_lib.optim.sync_free import SyncFree
 from gallery_lib.optim.updates import Updates
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE
 from gallery_lib.recipe import Plain, Recipe
 from gallery_lib.results import Results, write_results
 from gallery_lib.tasks.task import Splits, Task
 
-LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
-"""When the run was asked for, in seconds since the epoch: start-up is counted from there."""
 WEIGHTS_FILE = "weights.pt"
 
 

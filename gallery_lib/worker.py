@@ -11,8 +11,9 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from gallery_lib.compiler.toggle import compiler_enabled
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.options import parse_command_line
@@ -55,15 +56,27 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
         return error.exit_code if isinstance(error, GalleryError) else 1
 
 
-def main() -> None:
-    """Train; the process ends here, without waiting for threads of native libraries."""
-    from gallery_lib.train import train
+def preload() -> None:
+    """Import what takes seconds and every training process needs: torch calls its compiler's front end even when eager."""
 
-    code = run(train, sys.argv[1:])
+    if compiler_enabled():
+        pass
+
+
+def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> NoReturn:
+    """`run`, and end the process, without waiting for threads of native libraries."""
+    code = run(body, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Train."""
+    from gallery_lib.train import train
+
+    end_after(train, arguments)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

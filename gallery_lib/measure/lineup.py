@@ -1,18 +1,22 @@
 """Variants of a run that are alive at the same time and take turns, so that drift of the machine falls on all of them.
 
-Each has processes and an environment of its own and starts up alone, while the others wait: start-up is true for all (on
-one host processes are started without torchrun, whose own seconds would only be added). Then come blocks of steps, in the order A B C,
-C B A, A B C, …; last each ends its run, in turn. A variant that fails ends everything, or only drops out, as the caller asks.
+Each has processes and an environment of its own and starts up alone, while the others wait: start-up is true for all. Only
+their imports, which take one core each, go on side by side, as many as there are cores (and on one host without torchrun,
+whose own seconds would only be added). Then come blocks of steps, in the order A B C, C B A, A B C, …; last each ends its
+run, in turn. A variant that fails ends everything, or only drops out, as the caller asks.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gallery_lib import hardware
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.launcher import Job, start
@@ -22,6 +26,8 @@ from gallery_lib.measure.turns import TurnServer
 from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results
+
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,8 @@ class _Lineup:
 
         self.server.wait_idle(name, self.world_size, check)
 
-    def start(self, name: str, variant: Variant, run_dir: Path) -> None:
-        """Start it and wait until it has done its warm-up and its probe."""
+    def begin(self, name: str, variant: Variant, run_dir: Path) -> None:
+        """Start it; it will wait after its imports."""
         role = Role(
             name,
             self.server.address,
@@ -123,7 +129,21 @@ class _Lineup:
             module=WORKER,
             environment={**variant.environment, **role.environment()},
             torchrun=False,
+            held=self.launch.nnodes == 1,
         )
+
+    def wait_imported(self, name: str) -> None:
+        """Returns when it is held. Raises when it has ended instead."""
+        job = self.jobs[name]
+        while self.launch.nnodes == 1 and not job.held():
+            self.say(f"{name} starts")
+            if not job.running():
+                job.result()
+            time.sleep(_LOOK_SECONDS)
+
+    def warm_up(self, name: str) -> None:
+        """Let it go on, and wait until it has done its warm-up and its probe."""
+        self.jobs[name].release()
         self.wait_idle(name, f"{name} starts")
 
     def take_turn(self, name: str, number: int) -> None:
@@ -166,8 +186,14 @@ def take_turns(
     runs = _Lineup(launch, turns, bar, label, dropped)
     measured: dict[str, Measured] = {}
     try:
-        for name, variant in variants.items():
-            runs.guarded(name, lambda name=name, variant=variant: runs.start(name, variant, folder / name))  # type: ignore[misc]
+        names = list(variants)
+        at_once = hardware.cores()
+        for group in (names[i : i + at_once] for i in range(0, len(names), at_once)):
+            for name in group:
+                runs.guarded(name, lambda name=name: runs.begin(name, variants[name], folder / name))  # type: ignore[misc]
+            for action in (runs.wait_imported, runs.warm_up):
+                for name in [name for name in group if name in runs.jobs]:
+                    runs.guarded(name, functools.partial(action, name))
         for number in range(turns.rounds):
             order = list(runs.jobs) if number % 2 == 0 else list(reversed(runs.jobs))
             for name in order:

@@ -1,4 +1,4 @@
-"""One process of a run that is being compared: `-m gallery_lib.measure.worker OPTIONS`, started by lineup.py.
+"""One process of a run that is being compared: `main` is what spawn.py calls in each, as lineup.py and reference.py ask.
 
 A variant trains its warm-up steps, runs the gradient probe, then trains a block of steps whenever it has the turn.
 The reference does the first few steps and the probe in float64, counting operations, and ends.
@@ -10,10 +10,10 @@ import contextlib
 import dataclasses
 import json
 import os
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -30,7 +30,7 @@ ROLE_VARIABLE = "GALLERY_MEASURE"
 PROBE_FILE = "probe.pt"
 TRAFFIC_FILE = "traffic.json"
 WORKER = "gallery_lib.measure.worker"
-"""The module that launched processes run."""
+"""The module whose `main` launched processes run."""
 
 
 FIRST_BATCHES = 4
@@ -138,8 +138,6 @@ def body(config: TrainConfig) -> None:
     train(config, observer, recipes.recipe(role.recipe))
 
 
-if __name__ == "__main__":
-    code = worker.run(body, sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Train in that role; the process ends here."""
+    worker.end_after(body, arguments)

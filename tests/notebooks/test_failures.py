@@ -62,10 +62,10 @@ def test_killing_a_worker_fails_the_notebook_with_the_reason_and_leaves_no_proce
         everyone = me.children(recursive=True)
         for process in everyone:
             try:
-                words = process.cmdline()
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                forked = process.cmdline()[1:3] == ["-m", "gallery_lib.spawn"] and process.parent().cmdline() == process.cmdline()
+            except (psutil.NoSuchProcess, psutil.AccessDenied, AttributeError):
                 continue
-            if "gallery_lib.measure.worker" in words and "torch.distributed.run" not in words:
+            if forked:
                 victim = process
         time.sleep(0.05)
     time.sleep(2)

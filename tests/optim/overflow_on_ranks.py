@@ -7,7 +7,6 @@ with two of them by hand, where the gradient becomes infinite after the reductio
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +66,11 @@ def run(pair: Pair, way: str, rank: int) -> dict[str, list[Any]]:
     return seen
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> None:
     die_with_parent()
     process_group.ensure_initialized()
     torch.set_num_threads(1)
     rank = process_group.rank()
     found = {f"{pair.name}, {way}": run(pair, way, rank) for way, pair in RUNS}
-    (Path(sys.argv[1]) / f"rank{rank}.json").write_text(json.dumps(found))
+    (Path(arguments[0]) / f"rank{rank}.json").write_text(json.dumps(found))
     process_group.leave()

@@ -36,7 +36,9 @@ FLOORS: dict[float, tuple[str, ...]] = {
     1.7: ("recipe",),  # calls it, or lets measure/ call another library
     2: ("tasks",),
     2.5: ("train",),  # trains any of the tasks
-    3: ("launcher", "spawn", "supervisor", "worker", "script", "cluster"),
+    3.5: ("launcher",),
+    3.2: ("spawn",),
+    3: ("supervisor", "worker", "script", "cluster"),
     4: ("measure",),
     5: ("completion", "report", "pack"),
     5.5: ("batch",),  # its summary uses the tables
