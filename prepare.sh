@@ -392,7 +392,9 @@ make_venv() {
         "$UV" venv --quiet --python "$PYTHON" --prompt gallery .venv || install_failed
     fi
     # The lock serves as constraints: each package must be in it, at its version and with its hash.
-    attend "$UV" pip install --python "$PY" --require-hashes -r pyproject.toml ${extra[@]+"${extra[@]}"} -c requirements.lock || install_failed
+    # Compiled to bytecode here, once: else every process of a machine that keeps none (PYTHONDONTWRITEBYTECODE, or a .venv
+    # that its users may not write to) does it anew, which makes the import of torch and its compiler three times as long.
+    attend "$UV" pip install --python "$PY" --compile-bytecode --require-hashes -r pyproject.toml ${extra[@]+"${extra[@]}"} -c requirements.lock || install_failed
     "$UV" pip install --quiet --python "$PY" --no-deps -e . || install_failed
 }
 
