@@ -78,7 +78,7 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
         done["compiler"] = compile_model(model, config.compiler, device)
         announce_first_call(model, done)
     if process_group.world_size() > 1 and any(p.requires_grad for p in model.parameters()):
-        model = distribute(model, device)
+        model = distribute(model, device, config.comm)
     for module in {model, plain_module(model)}:
         object.__setattr__(module, _TECHNIQUES, done)
     for name, value in {"device": device, "no_sync": contextlib.nullcontext}.items():

@@ -147,6 +147,28 @@ class Tune(Settable):
 
 
 @dataclass
+class Comm(Settable):
+    """How DistributedDataParallel averages gradients. All but `wire` changes no more than the order in which they are added up."""
+
+    bucket_mb: float | None = option(
+        None, "size of the buckets that are sent; default: DDP's own, a first one of 1, then 25", unit="MiB", minimum=0.001
+    )
+    bucket_views: bool = option(False, "gradients lie in the buckets, which saves a copy of them")
+    static_graph: bool = option(False, "the same parameters are used in every step, in the same order")
+    streams: int = option(1, "buckets on their way at the same time, on process groups of their own", minimum=1, maximum=8)
+    hierarchical: bool = option(False, "add up within each host first; then the processes of a host exchange a part each with other hosts")
+    tune: bool = option(False, "let lossless ways take turns over the first steps, and use the fastest if it certainly beats DDP's own")
+    wire: Literal["exact", "bf16", "fp16", "int8", "powersgd"] = option(
+        "exact", "what is sent: gradients as they are, rounded, as int8 with a scale for every 256, or as products of narrow matrices"
+    )
+    error_feedback: bool = option(True, "with int8, what rounding loses is sent along the next time")
+    powersgd_rank: int = option(4, "columns of those matrices", minimum=1)
+    non_finite: Literal["ignore", "stop"] = option(
+        "ignore", "when a gradient is infinite or not a number: nothing, or an error that names rank and parameter"
+    )
+
+
+@dataclass
 class Config(Settable):
     """What `accelerate(model, loader, config)` does. `Config()` switches everything on that is known to help."""
 
@@ -154,6 +176,7 @@ class Config(Settable):
     compiler: Compiler = option(Compiler, "the compiler")
     memory: Memory = option(Memory, "memory layout and allocator")
     loader: Loader = option(Loader, "the way of batches to the device")
+    comm: Comm = option(Comm, "averaging of gradients over processes")
     tune: Tune = option(Tune, "choice by measurement")
 
     @staticmethod

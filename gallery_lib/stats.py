@@ -79,6 +79,11 @@ def ratio_of_medians(
     return Ratio(ratio=float(np.exp(centre)), low=float(low_bound), high=float(high_bound))
 
 
+def slowest_rank(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """Step times by round, of the rank that took longest over each step (the others wait for it), from those of each rank."""
+    return [[max(step) for step in zip(*blocks, strict=True)] for blocks in zip(*ranks, strict=True)]
+
+
 def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
     """The geometric mean of ratios that were measured independently, and its interval (errors add up as in `change_of_ratio`).
 

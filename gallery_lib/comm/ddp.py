@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from gallery_lib.comm.tuner import apply
+from gallery_lib.config import Comm
+
 
 class PlainKeysDDP(nn.parallel.DistributedDataParallel):
     """DDP whose `state_dict` and `load_state_dict` are the wrapped model's, without the `module.` prefix.
@@ -30,9 +33,12 @@ class PlainKeysDDP(nn.parallel.DistributedDataParallel):
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
 
-def distribute(model: nn.Module, device: torch.device) -> nn.Module:
-    """`model`, already on `device`, with gradients averaged over all ranks."""
-    return PlainKeysDDP(model, device_ids=[device.index] if device.type == "cuda" else None)
+def distribute(model: nn.Module, device: torch.device, options: Comm) -> nn.Module:
+    """`model`, already on `device`, with gradients averaged over all ranks as `options` say."""
+    distributed = PlainKeysDDP(model, device_ids=[device.index] if device.type == "cuda" else None)
+    if options != Comm():
+        apply(distributed, options)
+    return distributed
 
 
 def exposed_communication(model: nn.Module) -> dict[str, float]:

@@ -74,11 +74,6 @@ def _failure(step: Callable[[], Any]) -> str:
     return next((found for found in process_group.all_ranks(reason) if found), "")
 
 
-def _slowest_rank(ranks: list[list[list[float]]]) -> list[list[float]]:
-    """Step times by round, of the rank that took longest over each step: the others wait for it."""
-    return [[max(step) for step in zip(*blocks, strict=True)] for blocks in zip(*ranks, strict=True)]
-
-
 def take_turns(model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]) -> tuple[list[Row], str]:
     """A row for each of the candidates, baseline first, and the name of the one to use."""
     half = torch.is_autocast_enabled(device.type)
@@ -109,10 +104,7 @@ def take_turns(model: nn.Module, inputs: Inputs, config: Config, device: torch.d
         order = list(trials) if number % 2 == 0 else list(reversed(trials))
         for name in order:
             rounds[name].append([trials[name].step() for _ in range(config.tune.block_steps)][1:])
-    slowest = {
-        name: [[max(step) for step in zip(*r, strict=True)] for r in zip(*process_group.all_ranks(rounds[name]), strict=True)]
-        for name in rounds
-    }
+    slowest = {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in rounds.items()}
     rows, best = [], (1.0, BASELINE.name)
     for candidate in found:
         name = candidate.name

@@ -1,0 +1,169 @@
+"""DDP's own way of averaging gradients and an accelerated one, in turns, in the processes that torchrun starts.
+
+    python -m torch.distributed.run --nproc_per_node 2 benchmarks/ddp_benchmark.py --model resnet50 --precision amp --wire bf16
+    python benchmarks/ddp_benchmark.py diff before.json after.json
+
+The options of the accelerated way are those of `config.Comm`; with --tune all lossless ways take part. Each is trained for
+ROUNDS turns of BLOCK_STEPS steps, with real batches of the task; a step takes as long as on the slowest rank. Rates without a
+word are of one device, as in `440/s`; that of all devices together is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from common import conditions, write_result
+
+from gallery_lib import stats, tasks
+from gallery_lib.comm import process_group, topology
+from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.tuner import PLAIN, candidates
+from gallery_lib.command import exit_code_of
+from gallery_lib.config import Comm, TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.options import option, parse_command_line
+from gallery_lib.table import text_table
+from gallery_lib.train import Observer, Session, train
+
+SETTLING_STEPS = 2
+PERCENTILES = ("p50", "p75", "p90", "p95")
+
+
+@dataclass(frozen=True)
+class DdpBenchmarkConfig:
+    """What is trained, and how long."""
+
+    model: str = option("resnet50", "task, or FILE.py:NAME")
+    precision: Literal["fp32", "amp"] = option("amp", "fp32, or autocast (bf16 on the CPU)")
+    batch_size: int | None = option(None, "samples a process; default: the task's quick setting", unit="samples", minimum=1)
+    image_size: int | None = option(None, "height of images; default: the task's quick setting", unit="pixels", minimum=1)
+    rounds: int = option(8, "turns that each way gets", unit="turns", minimum=4)
+    block_steps: int = option(5, "counted steps in a turn", unit="steps", minimum=1)
+    out: str | None = option(None, "file for the figures, as JSON")
+
+
+class Turns(Observer):
+    """Changes the way at the beginning of each turn, and notes the times of the steps that count."""
+
+    def __init__(self, ways: dict[str, Comm], rounds: int, block_steps: int) -> None:
+        orders = (list(ways) if number % 2 == 0 else list(reversed(ways)) for number in range(rounds))
+        self.order = [name for order in orders for name in order]
+        self.ways, self.length = ways, SETTLING_STEPS + block_steps
+        self.seconds: dict[str, list[list[float]]] = {name: [] for name in ways}
+
+    @property
+    def steps(self) -> int:
+        """Of all turns."""
+        return self.length * len(self.order)
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        """See Observer."""
+        if step % self.length == 0:
+            session.clock.pause()
+            accelerate_ddp(session.model, self.ways[self.order[step // self.length]])  # type: ignore[arg-type]
+            session.clock.resume()
+
+    def after_training(self, session: Session) -> None:
+        """See Observer."""
+        slowest = [max(step) for step in zip(*process_group.all_ranks(session.clock.read()), strict=True)]
+        for number, name in enumerate(self.order):
+            self.seconds[name].append(slowest[number * self.length + SETTLING_STEPS : (number + 1) * self.length])
+
+
+def _ways(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
+    if options.tune:
+        return candidates(options, hosts)
+    if options == Comm():
+        raise InputError("say what to compare with DDP's own way: --tune, or options such as --hierarchical, --streams 2, --wire bf16.")
+    return {PLAIN: Comm(), "accelerated": options}
+
+
+def _line(seconds: dict[str, float], batch_size: int, hosts: topology.Topology, device: str) -> str:
+    """`8 GPUs -- 1M/8G:  p50:  0.073s 440/s  …`: per device."""
+    world = sum(len(ranks) for ranks in hosts.hosts)
+    letter = "G" if device == "GPU" else "C"
+    figures = "  ".join(f"{name}:  {seconds[name]:.3f}s {batch_size / seconds[name]:.0f}/s" for name in PERCENTILES)
+    total = f"all devices, p50: {world * batch_size / seconds['p50']:.0f}/s"
+    return f"{world} {device}s -- {len(hosts.hosts)}M/{world}{letter}:  {figures}  ({total})"
+
+
+def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
+    """Train and print; rank 0 writes the file."""
+    if process_group.world_size() < 2:
+        raise InputError("one process has nobody to share gradients with. Start it with torchrun: see the first lines of this file.")
+    process_group.ensure_initialized()
+    hosts = topology.find()
+    observer = Turns(_ways(options, hosts), config.rounds, config.block_steps)
+    quick = tasks.get(config.model).quick
+    with TemporaryDirectory() as folder:
+        sizes = {name: getattr(config, name) or quick.get(name) for name in ("batch_size", "image_size")}
+        training = TrainConfig(
+            model=config.model,
+            amp_level="O1" if config.precision == "amp" else "O0",
+            max_steps=observer.steps,
+            warmup_steps=SETTLING_STEPS,
+            log_interval=observer.steps,
+            evaluate=False,
+            run_dir=process_group.from_rank_0(folder),
+            **{name: value for name, value in sizes.items() if value},
+        )
+        results = train(training, observer)
+    if process_group.rank() != 0:
+        return 0
+    device = "GPU" if results.environment["device"] == "cuda" else "CPU"
+    batch_size = results.config["batch_size"]
+    found: dict[str, Any] = {}
+    for name, blocks in observer.seconds.items():
+        times = stats.percentiles([step for block in blocks for step in block])
+        found[name] = {"options": dataclasses.asdict(observer.ways[name]), "step_seconds": times}
+        if name != PLAIN:
+            ratio = stats.ratio_of_medians(observer.seconds[PLAIN], blocks)
+            found[name]["speedup"] = dataclasses.asdict(ratio)
+        print(f"{name}:\n  {_line(times, batch_size, hosts, device)}")
+        if name != PLAIN:
+            print(f"  {ratio.ratio:.2f}× {PLAIN} (interval {ratio.low:.2f} to {ratio.high:.2f}): {ratio.verdict}")
+    if config.out:
+        about = {**conditions(), "model": config.model, "precision": config.precision, "batch_size": batch_size, "hosts": str(hosts)}
+        write_result(Path(config.out), {**about, "ways": found})
+        print(f"figures: {config.out}")
+    return 0
+
+
+def diff(before: Path, after: Path) -> int:
+    """Step times of the ways that two files share, side by side."""
+    files = []
+    for path in (before, after):
+        try:
+            files.append(json.loads(path.read_text())["ways"])
+        except (OSError, json.JSONDecodeError, KeyError) as error:
+            raise InputError(f"{path} is no file of this benchmark ({type(error).__name__}: {error}).") from None
+    rows = [["way", str(before), str(after), "after / before"]]
+    for name in files[0]:
+        if name in files[1]:
+            old, new = (file[name]["step_seconds"]["p50"] for file in files)
+            rows.append([name, f"{old:.3f}s", f"{new:.3f}s", f"{new / old:.2f}"])
+    print(text_table(rows))
+    return 0
+
+
+def main() -> int:
+    """Measure, or compare two files."""
+    if sys.argv[1:2] == ["diff"]:
+        if len(sys.argv) != 4:
+            raise InputError("diff takes two files: diff BEFORE.json AFTER.json")
+        return diff(Path(sys.argv[2]), Path(sys.argv[3]))
+    config, options = parse_command_line(sys.argv[1:], DdpBenchmarkConfig, Comm, prog="ddp_benchmark.py", description=__doc__ or "")
+    return measure(config, options)
+
+
+if __name__ == "__main__":
+    code = exit_code_of(main, error_prefix="error", interrupted="stopped")
+    sys.stdout.flush()
+    os._exit(code)

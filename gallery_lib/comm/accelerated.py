@@ -1,0 +1,93 @@
+"""`accelerate_ddp(model, options)`: another way for a DistributedDataParallel to average gradients."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from gallery_lib.comm.reducer import GradientReducer
+from gallery_lib.config import Comm
+from gallery_lib.errors import InputError
+
+DDP = nn.parallel.DistributedDataParallel
+_REDUCER = "gallery_reducer"
+
+
+def needs_hook(options: Comm) -> bool:
+    """Whether `options` ask for more than DDP can be told when it is made."""
+    return options.hierarchical or options.streams > 1 or options.wire != "exact" or options.non_finite != "ignore"
+
+
+def _arguments(model: nn.parallel.DistributedDataParallel, options: Comm) -> dict[str, Any]:
+    """What to make `model` anew with: as it is, and as the options say."""
+    chosen = {
+        "device_ids": model.device_ids,
+        "output_device": model.output_device,
+        "dim": model.dim,
+        "process_group": model.process_group,
+        "find_unused_parameters": model.find_unused_parameters,
+        "bucket_cap_mb": options.bucket_mb,
+        "gradient_as_bucket_view": options.bucket_views or model.gradient_as_bucket_view,
+        "static_graph": options.static_graph or model.static_graph,
+        "init_sync": False,  # done when it was made the first time
+    }
+    if not getattr(model, "forward_sync_buffers", getattr(model, "broadcast_buffers", True)):
+        known = inspect.signature(DDP.__init__).parameters
+        chosen["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
+    return chosen
+
+
+def accelerate_ddp(model: nn.parallel.DistributedDataParallel, options: Comm | None = None) -> nn.parallel.DistributedDataParallel:
+    """Have `model` average its gradients as `options` say (`Comm()` when left out). A collective call; returns `model` itself.
+
+    It may be called again with other options between two steps; what error feedback has kept is dropped then. Raises
+    InputError for a model that is no DistributedDataParallel, is not in the default process group, or has a communication hook of
+    its own, and for options that do not go together.
+    """
+    options = options or Comm()
+    if not isinstance(model, DDP):
+        raise InputError(f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first.")
+    before: GradientReducer | None = getattr(model, _REDUCER, None)
+    if before is None and model._comm_hooks:
+        raise InputError("the model has a communication hook of its own (register_comm_hook). Use that one, or accelerate_ddp().")
+    if model.mixed_precision is not None:
+        raise InputError("accelerate_ddp() does not go together with DDP's mixed_precision. Use autocast, or leave it as it is.")
+    hooked = needs_hook(options)
+    if hooked and dist.get_process_group_ranks(model.process_group) != list(range(dist.get_world_size())):
+        raise InputError("only a model in the default process group of all ranks can be accelerated in this way.")
+    if options.wire == "powersgd" and (options.hierarchical or options.streams > 1):
+        raise InputError("wire=powersgd does not go together with hierarchical or several streams. Leave these off.")
+    if before is not None:
+        before.close()
+    was_training, required = model.training, model.require_backward_grad_sync
+    inspect.unwrap(DDP.__init__)(
+        model,
+        model.module,  # torch's own, also where auto.py has put another one there
+        **_arguments(model, options),
+    )
+    model.train(was_training)
+    model.require_backward_grad_sync = required
+    reducer = GradientReducer(model.module, options, model.device) if hooked else None
+    if reducer is not None:
+        model.register_comm_hook(None, reducer.take)
+    object.__setattr__(model, _REDUCER, reducer)
+    return model
+
+
+def comm_state_dict(model: nn.Module) -> dict[str, Any]:
+    """What error feedback keeps, on this rank, beside the model's own state: for this rank's part of a checkpoint."""
+    reducer: GradientReducer | None = getattr(model, _REDUCER, None)
+    return reducer.state_dict() if reducer is not None else {}
+
+
+def load_comm_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
+    """Go on with what `comm_state_dict` gave, on the same rank of as many processes, with the same options."""
+    reducer: GradientReducer | None = getattr(model, _REDUCER, None)
+    if reducer is None:
+        if state:
+            raise InputError("there is communication state to load, and the model communicates as DDP does. accelerate_ddp() it first.")
+        return
+    reducer.load_state_dict(state)

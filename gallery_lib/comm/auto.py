@@ -1,0 +1,57 @@
+"""`import gallery_lib.comm.auto`: every DistributedDataParallel made from now on is accelerated. `disable()` undoes it.
+
+What it does is what `options` say: they may be changed, or set beforehand by environment variables GALLERY_COMM_NAME
+(GALLERY_COMM_WIRE=bf16, GALLERY_COMM_TUNE=0). Left as they are, the lossless ways take turns over the first steps (tuner.py).
+The only thing changed is the constructor of torch's class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from typing import Any
+
+from torch import nn
+
+from gallery_lib.comm.tuner import apply
+from gallery_lib.config import Comm
+from gallery_lib.errors import InputError, did_you_mean
+
+_PREFIX = "GALLERY_COMM_"
+_DDP = nn.parallel.DistributedDataParallel
+_plain = _DDP.__init__
+
+
+def _from_environment() -> Comm:
+    """Raises InputError for a variable that names no option, or no value of it."""
+    chosen = Comm(tune=True)
+    names = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(Comm)}
+    for variable in sorted(os.environ):
+        if variable.startswith(_PREFIX):
+            if variable not in names:
+                raise InputError(f"environment variable {variable}: there is no such option.{did_you_mean(variable, names)}")
+            setattr(chosen, names[variable], os.environ[variable])
+    return chosen
+
+
+options = _from_environment()
+
+
+@functools.wraps(_plain)
+def _accelerated(self: nn.parallel.DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+    _plain(self, *args, **kwargs)
+    apply(self, options)
+
+
+def enable() -> None:
+    """Importing the module has done this already."""
+    _DDP.__init__ = _accelerated  # type: ignore[method-assign]
+
+
+def disable() -> None:
+    """DistributedDataParallel is torch's own again; models made before stay as they are."""
+    _DDP.__init__ = _plain  # type: ignore[method-assign]
+
+
+enable()

@@ -1,0 +1,124 @@
+"""One way for buckets to take: a thread on which they are averaged one after another, with process groups of its own.
+
+On the CPU a thread does it, beside the backward pass. On CUDA the caller's thread only queues the work, on a stream of the
+channel's own.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gallery_lib.comm import exchange, topology
+from gallery_lib.comm.power_sgd import PowerSGD
+from gallery_lib.comm.shared_memory import SharedSlots
+from gallery_lib.config import Comm
+
+
+class Channel:
+    """Averages buckets over the ranks of the default group. Making one is a collective call."""
+
+    def __init__(self, options: Comm, hosts: topology.Topology, device: torch.device) -> None:
+        self._world = dist.get_world_size()
+        self._groups: list[dist.ProcessGroup]
+        self._slots: SharedSlots | None = None
+        self._local: dist.ProcessGroup | None = None
+        self._low_rank: PowerSGD | None = None
+        self._exchange: exchange.Exact | None = None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        if options.wire == "powersgd":
+            self._groups = [topology.new_group()]
+            self._low_rank = PowerSGD(self._groups[0], options.powersgd_rank)
+        else:
+            across: dist.ProcessGroup | None
+            if options.hierarchical:
+                self._local, across = topology.groups(hosts)
+            else:
+                across = topology.new_group()
+            if across is not None:
+                self._exchange = exchange.for_wire(options.wire, error_feedback=options.error_feedback)(across)
+            self._groups = [group for group in (self._local, across) if group is not None]
+            if self._local is not None and self._stream is None:
+                self._slots = SharedSlots(self._local)
+        if self._stream is None:
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Do it after what was submitted before."""
+        if self._stream is None:
+            self._jobs.put(job)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            job()
+
+    def wait(self) -> None:
+        """On CUDA, have the caller's stream wait for what was submitted."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def close(self) -> None:
+        """No more buckets; its process groups end."""
+        self._jobs.put(None)
+        for group in self._groups:
+            dist.destroy_process_group(group)
+
+    def average_(self, index: int, buffer: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Replace the flat `buffer` of bucket `index`, of which `gradients` are views, by its mean over all ranks."""
+        if self._low_rank is not None:
+            self._low_rank.average_(gradients, names)
+        elif self._slots is not None:
+            self._through_shared_memory(self._slots, index, buffer)
+        elif self._local is not None:
+            self._through_local_group(self._local, index, buffer)
+        else:
+            self._across(index, buffer.div_(self._world))
+
+    def _across(self, index: int, buffer: Tensor) -> None:
+        if self._exchange is not None:
+            self._exchange.sum_(buffer, (index, buffer.numel()))
+
+    def _through_shared_memory(self, slots: SharedSlots, index: int, buffer: Tensor) -> None:
+        """Each process of the host adds up a part of what all of them have, and exchanges that part with its peers."""
+        rows = slots.of(buffer.numel(), buffer.dtype)
+        processes, place = dist.get_world_size(self._local), dist.get_rank(self._local)
+        rows[place].copy_(buffer)
+        slots.meet()
+        part = slice(*(buffer.numel() * edge // processes for edge in (place, place + 1)))
+        own = rows[:processes, part].sum(0, dtype=torch.float32).div_(self._world).to(buffer.dtype)
+        self._across(index, own)
+        rows[processes, part].copy_(own)
+        slots.meet()
+        buffer.copy_(rows[processes])
+
+    def _through_local_group(self, local: dist.ProcessGroup, index: int, buffer: Tensor) -> None:
+        """The same between GPUs, by NCCL's reduce-scatter and all-gather."""
+        processes = dist.get_world_size(local)
+        part = -(-buffer.numel() // processes)
+        whole = torch.nn.functional.pad(buffer, (0, part * processes - buffer.numel())).div_(self._world)
+        own = torch.empty(part, dtype=buffer.dtype, device=buffer.device)
+        dist.reduce_scatter_tensor(own, whole, group=local)
+        self._across(index, own)
+        dist.all_gather_into_tensor(whole, own, group=local)
+        buffer.copy_(whole[: buffer.numel()])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Residuals, of this rank."""
+        holder = self._low_rank or self._exchange
+        return {} if holder is None else holder.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what `state_dict` gave."""
+        if (holder := self._low_rank or self._exchange) is not None:
+            holder.load_state_dict(state)

@@ -1,0 +1,114 @@
+"""Sums of flat buffers over the processes of a group, in one of several wire formats.
+
+`exact` sends gradients as they are. `bf16` and `fp16` halve what is sent, `int8` sends a byte a value and a scale for 256 of
+them; with error feedback what a rank's rounding loses is kept, and added to what it sends the next time (Seide et al., 2014;
+Karimireddy et al., 2019), so that nothing is lost for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gallery_lib.kernels import compression
+
+Key = tuple[int, int]
+"""Which buffer it is, as far as residuals are concerned: the bucket's index and its number of values."""
+
+
+class Exact:
+    """The buffer's own type."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def sum_(self, buffer: Tensor, key: Key) -> None:
+        """The sum over the group, in place; every rank gets the same bits."""
+        dist.all_reduce(buffer, group=self.group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has to be kept with a checkpoint: residuals of this rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what `state_dict` gave."""
+
+
+class Narrow(Exact):
+    """16 bits a value: rounded once when sent, and after each addition on the way."""
+
+    def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
+        super().__init__(group)
+        self.dtype = dtype
+
+    def sum_(self, buffer: Tensor, key: Key) -> None:
+        """See `Exact`."""
+        if buffer.dtype.itemsize <= self.dtype.itemsize:
+            return super().sum_(buffer, key)
+        narrow = buffer.to(self.dtype)
+        dist.all_reduce(narrow, group=self.group)
+        buffer.copy_(narrow)
+        return None
+
+
+class Int8(Exact):
+    """A byte a value, both ways: each rank adds up one chunk of the buffer in fp32 and sends the sum round, as int8 again.
+
+    A residual starts anew when its buffer changes, which DDP's buckets do once, after the first step.
+    """
+
+    WIRE = "int8"
+
+    def __init__(self, group: dist.ProcessGroup, error_feedback: bool) -> None:
+        super().__init__(group)
+        self.error_feedback = error_feedback
+        self.residuals: dict[Key, tuple[Tensor, Tensor]] = {}
+
+    def _residuals(self, key: Key, whole: Tensor, chunk: int) -> tuple[Tensor | None, Tensor | None]:
+        if not self.error_feedback:
+            return None, None
+        for old in [old for old in self.residuals if old[0] == key[0] and old != key]:
+            del self.residuals[old]
+        if key not in self.residuals:
+            self.residuals[key] = (torch.zeros_like(whole, dtype=torch.float32), torch.zeros(chunk, device=whole.device))
+        return self.residuals[key]
+
+    def sum_(self, buffer: Tensor, key: Key) -> None:
+        """See `Exact`."""
+        ranks = dist.get_world_size(self.group)
+        chunk = -(-buffer.numel() // (ranks * compression.GROUP)) * compression.GROUP
+        whole = torch.nn.functional.pad(buffer, (0, ranks * chunk - buffer.numel()))
+        sent_residual, summed_residual = self._residuals(key, whole, chunk)
+        parts = [
+            compression.pack(part, self.WIRE, None if sent_residual is None else sent_residual[i * chunk : (i + 1) * chunk])
+            for i, part in enumerate(whole.split(chunk))
+        ]
+        received = torch.empty(ranks, parts[0].numel(), dtype=torch.uint8, device=buffer.device)
+        dist.all_to_all_single(received, torch.stack(parts), group=self.group)
+        own = torch.empty(chunk, dtype=torch.float32, device=buffer.device)
+        compression.accumulate_(own, received, self.WIRE, add=False)
+        dist.all_gather(list(received.unbind()), compression.pack(own, self.WIRE, summed_residual), group=self.group)
+        for part, packed in zip(whole.split(chunk), received, strict=True):
+            compression.accumulate_(part, packed, self.WIRE, add=False)
+        buffer.copy_(whole[: buffer.numel()])
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Exact`."""
+        return {"residuals": {key: tuple(tensor.clone() for tensor in pair) for key, pair in self.residuals.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Exact`."""
+        self.residuals = {tuple(key): tuple(tensor.clone() for tensor in pair) for key, pair in state["residuals"].items()}  # type: ignore[misc]
+
+
+def for_wire(wire: str, *, error_feedback: bool) -> Callable[[dist.ProcessGroup], Exact]:
+    """What makes the exchange for a group; `wire` as in config.Comm, but for `powersgd`, which is not about flat buffers."""
+    if wire == "int8":
+        return lambda group: Int8(group, error_feedback)
+    if wire in ("bf16", "fp16"):
+        return lambda group: Narrow(group, torch.bfloat16 if wire == "bf16" else torch.float16)
+    return Exact

@@ -1,0 +1,173 @@
+"""Gradients averaged in other ways than DDP's own, on real processes, which pretend to be on several hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import mean
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ranks import Ranks
+
+SHAPES = [(2, 2), (4, 2), (4, 4), (8, 2)]
+"""Processes and hosts: 2 × 1, 2 × 2, 4 × 1 and 2 × 4 hosts × processes."""
+LOSSLESS = {
+    "buckets": {"bucket_mb": 0.001},
+    "views": {"bucket_views": True},
+    "static graph": {"static_graph": True},
+    "streams": {"streams": 3, "bucket_mb": 0.001},
+    "hierarchical": {"hierarchical": True},
+    "all": {"hierarchical": True, "streams": 2, "bucket_mb": 0.002, "bucket_views": True, "static_graph": True},
+}
+"""Static graphs are left to models that have one."""
+DYNAMIC = {name: values for name, values in LOSSLESS.items() if not values.get("static_graph")}
+WIDE = [64, 300, 50, 10]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=[f"{hosts} hosts x {processes // hosts}" for processes, hosts in SHAPES])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    processes, hosts = request.param
+    with Ranks(processes, hosts) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def two_by_two() -> Iterator[Ranks]:
+    with Ranks(4, 2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[Ranks]:
+    with Ranks(2, 2) as running:
+        yield running
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(widths=st.lists(st.integers(1, 70), min_size=2, max_size=6), bucket_kb=st.integers(2, 40))
+def test_lossless_ways_differ_from_ddp_by_the_order_of_additions_only(ranks: Ranks, name: str, widths: list[int], bucket_kb: int) -> None:
+    values = {**LOSSLESS[name], "bucket_mb": bucket_kb / 1024}
+    for found in ranks.call("gradients", widths, values):
+        assert found["worst"] <= 1
+        assert found["against_plain"] <= 2
+        assert found["same"]
+
+
+@pytest.mark.parametrize(
+    ("wire", "most"),
+    [({"wire": "bf16"}, 0.01), ({"wire": "fp16"}, 0.002), ({"wire": "int8"}, 0.02), ({"wire": "int8", "hierarchical": True}, 0.02)],
+)
+def test_wire_formats_round_as_much_as_they_may(ranks: Ranks, wire: dict, most: float) -> None:
+    errors = ranks.call("relative_error", WIDE, wire)
+    assert len(set(errors)) == 1  # the same bits everywhere
+    assert 1e-7 < errors[0] < most
+
+
+def test_powersgd_of_full_rank_is_exact_and_of_low_rank_is_not(two_by_two: Ranks) -> None:
+    exact, low = (two_by_two.call("relative_error", [20, 12, 8], {"wire": "powersgd", "powersgd_rank": rank})[0] for rank in (8, 1))
+    assert exact < 1e-5
+    assert 0.01 < low < 1
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_unused_parameters(two_by_two: Ranks, name: str) -> None:
+    assert max(two_by_two.call("unused_parameters", DYNAMIC[name])) < 1e-6
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_ranks_with_fewer_batches_stand_by(two_by_two: Ranks, name: str) -> None:
+    for plain, accelerated in two_by_two.call("uneven_batches", DYNAMIC[name]):
+        assert accelerated == pytest.approx(plain, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_two_models_of_which_a_layer_is_frozen_midway(two_by_two: Ranks, name: str) -> None:
+    assert max(two_by_two.call("two_models_one_frozen_midway", DYNAMIC[name])) < 1e-6
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_accumulated_gradients(two_by_two: Ranks, name: str) -> None:
+    assert max(two_by_two.call("accumulation", DYNAMIC[name])) < 1e-5
+
+
+@pytest.mark.parametrize("values", [{}, {"hierarchical": True}, {"wire": "int8"}, {"wire": "powersgd"}], ids=str)
+def test_a_gradient_that_is_not_a_number_is_reported_on_every_rank(two_by_two: Ranks, values: dict) -> None:
+    messages = two_by_two.call("not_finite", values, 3)
+    assert all("on rank 3 of 2.weight" in message for message in messages), messages
+
+
+@pytest.mark.parametrize(
+    "values", [{"wire": "int8"}, {"wire": "int8", "hierarchical": True}, {"wire": "powersgd", "powersgd_rank": 2}], ids=str
+)
+def test_training_goes_on_from_a_checkpoint_with_what_error_feedback_keeps(two_by_two: Ranks, values: dict) -> None:
+    assert two_by_two.call("resumed", values) == [[True, False]] * 4
+
+
+def test_the_import_accelerates_and_can_be_undone(two_by_two: Ranks) -> None:
+    assert two_by_two.call("automatic", {"streams": 2}) == [[True, False, True]] * 4
+
+
+@pytest.mark.parametrize(
+    ("values", "what", "message"),
+    [
+        ({}, "plain module", "takes a DistributedDataParallel, and got a Sequential"),
+        ({"streams": 2}, "own hook", "a communication hook of its own"),
+        ({"wire": "powersgd", "streams": 2}, "", "does not go together"),
+        ({"wire": "int4"}, "", "wire='int4' must be"),
+        ({"stream": 2}, "", "did you mean `streams`"),
+    ],
+)
+def test_what_cannot_be_is_refused(two_by_two: Ranks, values: dict, what: str, message: str) -> None:
+    for answer in two_by_two.call("refused", values, what):
+        assert answer.startswith("InputError") and message.lower() in answer.lower()
+
+
+def test_the_tuner_keeps_ddps_own_way_where_the_other_is_slower_and_remembers_it(two_by_two: Ranks) -> None:
+    for at_once, steps in ((None, 60), ("ddp", 3)):
+        found = two_by_two.call("tuned", ["slow"], steps)
+        assert [(each["at once"], each["chosen"]) for each in found] == [(at_once, "ddp")] * 4
+        assert max(each["error"] for each in found) < 1e-5
+
+
+def test_the_tuner_takes_what_is_faster_on_all_ranks_and_training_is_not_disturbed(two_by_two: Ranks) -> None:
+    found = two_by_two.call("tuned", ["slow", "good"], 90)
+    assert [each["chosen"] for each in found] == ["good"] * 4
+    assert max(each["error"] for each in found) < 1e-5
+
+
+def test_a_rank_that_ends_is_named_by_the_others() -> None:
+    with Ranks(4, 2, survivors_only=True) as ranks:
+        answers = ranks.call("leave_while_others_average", 2)
+    assert len(answers) == 3
+    assert all("rank 2 gives no sign of life" in answer for answer in answers), answers
+
+
+SEEDS = range(4)
+EPOCHS = 8
+"""Twenty times through would give 0.98; after eight a worse gradient still shows."""
+
+
+def accuracies(ranks: Ranks, values: dict, spike: float = 0.0) -> list[float]:
+    return [ranks.call("digits", values, seed, EPOCHS, spike)[0] for seed in SEEDS]
+
+
+def test_wire_formats_learn_digits_as_well_as_fp32(two_hosts: Ranks) -> None:
+    """Within the noise: the range of fp32 over its seeds."""
+    exact = accuracies(two_hosts, {})
+    noise = max(max(exact) - min(exact), 0.01)
+    for values in ({"wire": "bf16"}, {"wire": "int8"}, {"wire": "powersgd", "powersgd_rank": 2}):
+        found = accuracies(two_hosts, values)
+        assert mean(found) > mean(exact) - noise, (values, found, exact)
+
+
+def test_int8_needs_its_error_feedback_where_gradients_of_a_group_differ_much(two_hosts: Ranks) -> None:
+    exact, with_feedback, without = (
+        accuracies(two_hosts, values, spike=60.0) for values in ({}, {"wire": "int8"}, {"wire": "int8", "error_feedback": False})
+    )
+    assert mean(with_feedback) > mean(exact) - 0.05, (with_feedback, exact)
+    assert mean(without) < mean(exact) - 0.1, (without, exact)

@@ -1,0 +1,330 @@
+"""What the tests of comm/ have every rank do (ranks.py)."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ranks import connect
+from torch import Tensor, nn
+
+from gallery_lib.comm import process_group, reducer
+from gallery_lib.comm.accelerated import accelerate_ddp, comm_state_dict, load_comm_state_dict
+from gallery_lib.comm.channel import Channel
+from gallery_lib.comm.tuner import Tuner
+from gallery_lib.config import Comm
+from gallery_lib.processes import die_with_parent
+
+DDP = nn.parallel.DistributedDataParallel
+
+
+class Branches(nn.Module):
+    """Two layers; which of them is used differs by rank, and the last is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(7, 5) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[dist.get_rank() % 2](x)
+
+
+def options_of(values: dict[str, Any]) -> Comm:
+    options = Comm()
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def stack(widths: list[int]) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())))
+
+
+def batch(step: int, width: int, rank: int | None = None, rows: int = 3) -> Tensor:
+    rank = dist.get_rank() if rank is None else rank
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def own_gradients(model: nn.Module, step: int, width: int, rank: int) -> list[Tensor]:
+    """What `rank` has before anything is averaged."""
+    alone = copy.deepcopy(model)
+    alone.zero_grad()
+    alone(batch(step, width, rank)).pow(2).sum().backward()
+    return [parameter.grad.double() for parameter in alone.parameters()]
+
+
+def gradients(widths: list[int], values: dict[str, Any], steps: int = 3) -> dict[str, Any]:
+    """The worst error of a mean gradient, in units of what rounding may come to; whether all ranks have the same bits.
+
+    The sum of n terms in any order differs from the exact one by at most (n - 1)·u·Σ|term| (Higham, Accuracy and Stability of
+    Numerical Algorithms, 4.2), and u = eps / 2; dividing by n adds one rounding.
+    """
+    model = accelerate_ddp(DDP(stack(widths)), options_of(values))
+    plain = DDP(stack(widths))
+    worst = against_plain = 0.0
+    for step in range(steps):
+        for each in (model, plain):
+            each.zero_grad()
+            each(batch(step, widths[0])).pow(2).sum().backward()
+        terms = [own_gradients(model.module, step, widths[0], rank) for rank in range(dist.get_world_size())]
+        for parameter, other, *own in zip(model.parameters(), plain.parameters(), *terms, strict=True):
+            unit = torch.finfo(torch.float32).eps / 2 * sum(term.abs() for term in own) + 1e-40  # n·u·Σ|term| / n
+            worst = max(worst, ((parameter.grad - sum(own) / len(own)).abs() / unit).max().item())
+            against_plain = max(against_plain, ((parameter.grad - other.grad).abs() / unit).max().item())
+    same = process_group.all_ranks([parameter.grad.sum().item() for parameter in model.parameters()])
+    accelerate_ddp(model, Comm())  # ends its threads
+    return {"worst": worst, "against_plain": against_plain, "same": all(each == same[0] for each in same)}
+
+
+def relative_error(widths: list[int], values: dict[str, Any]) -> float:
+    """Of all mean gradients of one step together."""
+    model = accelerate_ddp(DDP(stack(widths)), options_of(values))
+    model(batch(0, widths[0])).pow(2).sum().backward()
+    got = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
+    terms = [torch.cat([g.flatten() for g in own_gradients(model.module, 0, widths[0], r)]) for r in range(dist.get_world_size())]
+    exact = sum(terms) / len(terms)
+    return ((got - exact).norm() / exact.norm()).item()
+
+
+def unused_parameters(values: dict[str, Any]) -> float:
+    torch.manual_seed(0)
+    models = [DDP(Branches(), find_unused_parameters=True)]
+    models.append(accelerate_ddp(DDP(copy.deepcopy(models[0].module), find_unused_parameters=True), options_of(values)))
+    for step in range(3):
+        for model in models:
+            model.zero_grad(set_to_none=False)
+            model(batch(step, 7)).pow(2).sum().backward()
+    pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
+    return max(0.0 if a.grad is None and b.grad is None else (a.grad - b.grad).abs().max().item() for a, b in pairs)
+
+
+def uneven_batches(values: dict[str, Any]) -> list[float]:
+    """Rank r has r + 2 batches; `join` lets those that are done stand by. Weights after training: plain, accelerated."""
+    sums = []
+    for accelerated in (False, True):
+        model = DDP(stack([6, 9, 4]))
+        if accelerated:
+            accelerate_ddp(model, options_of(values))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with model.join():
+            for step in range(2 + dist.get_rank()):
+                optimizer.zero_grad()
+                model(batch(step, 6)).pow(2).sum().backward()
+                optimizer.step()
+        sums.append(sum(parameter.double().abs().sum().item() for parameter in model.parameters()))
+    return sums
+
+
+def two_models_one_frozen_midway(values: dict[str, Any]) -> float:
+    """Both at work in one step; from the third step on a layer of the first is frozen, and it is wrapped anew. Largest difference."""
+    weights = []
+    for accelerated in (False, True):
+        models = [stack([6, 9, 4]), stack([4, 8, 2])]
+
+        def wrap(model: nn.Module, accelerated: bool = accelerated) -> nn.Module:
+            return accelerate_ddp(DDP(model), options_of(values)) if accelerated else DDP(model)
+
+        first, second = (wrap(model) for model in models)
+        for step in range(4):
+            if step == 2:
+                models[0][0].requires_grad_(False)
+                first = wrap(models[0])
+            for model in models:
+                model.zero_grad()
+            second(first(batch(step, 6))).pow(2).sum().backward()
+            with torch.no_grad():
+                for model in models:
+                    for parameter in model.parameters():
+                        if parameter.grad is not None:
+                            parameter -= 0.01 * parameter.grad
+        weights.append([parameter.detach().clone() for model in models for parameter in model.parameters()])
+    return max((a - b).abs().max().item() for a, b in zip(*weights, strict=True))
+
+
+def accumulation(values: dict[str, Any]) -> float:
+    """Two backward passes under no_sync, a third with communication, against plain DDP."""
+    models = [DDP(stack([6, 9, 4])), accelerate_ddp(DDP(stack([6, 9, 4])), options_of(values))]
+    for model in models:
+        for step in range(3):
+            with model.no_sync() if step < 2 else torch.enable_grad():
+                model(batch(step, 6)).pow(2).sum().backward()
+    return max((a.grad - b.grad).abs().max().item() for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+def not_finite(values: dict[str, Any], bad_rank: int) -> str:
+    """What is raised when the gradient of one layer is NaN on one rank; the step after it is an ordinary one."""
+    model = accelerate_ddp(DDP(stack([6, 9, 4])), options_of({**values, "non_finite": "stop"}))
+    handle = model.module[2].weight.register_hook(lambda g: g * torch.nan if dist.get_rank() == bad_rank else g)
+    try:
+        model(batch(0, 6)).pow(2).sum().backward()
+        return "nothing was raised"
+    except Exception as error:
+        message = str(error)
+    handle.remove()
+    return message
+
+
+def resumed(values: dict[str, Any]) -> list[bool]:
+    """Whether three more steps after a checkpoint are those that would have come without it, with and without what comm keeps."""
+    same = []
+    for keep in (True, False):
+        widths = [64, 40, 30]
+        model = accelerate_ddp(DDP(stack(widths)), options_of(values))
+
+        def steps(model: nn.Module, numbers: range, width: int = widths[0]) -> None:
+            for step in numbers:
+                model.zero_grad()
+                model(batch(step, width)).pow(2).mean().backward()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= 0.1 * parameter.grad
+
+        steps(model, range(4))
+        weights, kept = copy.deepcopy(model.module.state_dict()), copy.deepcopy(comm_state_dict(model))
+        steps(model, range(4, 7))
+        other = accelerate_ddp(DDP(stack(widths)), options_of(values))
+        steps(other, range(1))  # DDP orders its buckets at the first step
+        other.module.load_state_dict(weights)
+        if keep:
+            load_comm_state_dict(other, kept)
+        steps(other, range(4, 7))
+        same.append(all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)))
+    return same
+
+
+def digits(values: dict[str, Any], seed: int, epochs: int, spike: float = 0.0) -> float:
+    """Held-out accuracy on scikit-learn's digits of a small network, each rank on its share of the data.
+
+    `spike` is added to every 64th gradient on even ranks and taken from it on odd ones: nothing in the mean, but it decides the
+    scale of each group of int8.
+    """
+    from sklearn.datasets import load_digits
+
+    images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
+    images = images.float() / 16
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    held_out, training = order[:360], order[360:]
+    torch.manual_seed(seed)
+    model = accelerate_ddp(DDP(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))), options_of(values))
+    for parameter in model.parameters():
+        spikes = torch.zeros(parameter.numel())
+        spikes[::64] = spike if dist.get_rank() % 2 == 0 else -spike
+        spikes = spikes.view_as(parameter)
+        parameter.register_hook(lambda gradient, spikes=spikes: gradient + spikes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    world, rank = dist.get_world_size(), dist.get_rank()
+    for _ in range(epochs):
+        for chunk in training[torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))].split(32 * world):
+            own = chunk[rank::world]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[own]), labels[own]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        return (model.module(images[held_out]).argmax(1) == labels[held_out]).double().mean().item()
+
+
+def automatic(values: dict[str, Any]) -> list[bool]:
+    """Whether DDP is accelerated: by the import, after disable(), after enable() again; and for a model of a subclass."""
+    import gallery_lib.comm.auto as auto
+
+    auto.options = options_of(values)
+    found = []
+    for change in (auto.enable, auto.disable, auto.enable):
+        change()
+        model = DDP(stack([4, 3]))
+        model(batch(0, 4)).sum().backward()
+        found.append(bool(model._comm_hooks))
+    auto.disable()
+    return found
+
+
+def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
+    """Train with a tuner that may choose between DDP's own way and `kinds`; ways with 3 streams are slow."""
+
+    class Slow(Channel):
+        def __init__(self, options: Comm, *others: Any) -> None:
+            self.slow = options.streams == 3
+            super().__init__(options, *others)
+
+        def average_(self, *arguments: Any) -> None:
+            if self.slow:
+                time.sleep(0.02)
+            super().average_(*arguments)
+
+    reducer.Channel = Slow  # type: ignore[misc]
+    ways = {"ddp": Comm(), **{kind: {"slow": options_of({"streams": 3}), "good": options_of({"streams": 2})}[kind] for kind in kinds}}
+    if "good" in kinds:  # then DDP's own way is made the slow one
+        ways["ddp"] = options_of({"streams": 3})
+    model, other = DDP(stack([6, 9, 4])), stack([6, 9, 4])
+    tuner = Tuner(model, ways, rounds=4, block_steps=4)
+    chosen_at_once = tuner.chosen
+    for step in range(steps):
+        for each in (model, other):
+            each.zero_grad()
+        model(batch(step, 6)).pow(2).sum().backward()
+        for rank in range(dist.get_world_size()):
+            (other(batch(step, 6, rank)).pow(2).sum() / dist.get_world_size()).backward()
+        with torch.no_grad():
+            for parameter in [*model.parameters(), *other.parameters()]:
+                parameter -= 0.01 * parameter.grad
+    pairs = zip(model.module.parameters(), other.parameters(), strict=True)
+    return {"at once": chosen_at_once, "chosen": tuner.chosen, "error": max((a - b).abs().max().item() for a, b in pairs)}
+
+
+def refused(values: dict[str, Any], what: str) -> str:
+    """The message for an impossible wish."""
+    model: Any = DDP(stack([4, 3]))
+    if what == "plain module":
+        model = model.module
+    elif what == "own hook":
+        model.register_comm_hook(None, _own_hook)
+    try:
+        accelerate_ddp(model, options_of(values))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def _own_hook(state, bucket):  # type: ignore[no-untyped-def]
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
+
+
+def leave_while_others_average(rank_that_leaves: int) -> str | None:
+    """One rank ends without a word in the middle of a step; what the others hear, and after how many seconds."""
+    model = accelerate_ddp(DDP(stack([6, 9, 4])), options_of({"streams": 2}))
+    for step in range(3):  # after the first DDP agrees on the order of buckets, in a way of its own
+        model(batch(step, 6)).sum().backward()
+    if dist.get_rank() == rank_that_leaves:
+        os._exit(0)
+    try:
+        model(batch(3, 6)).sum().backward()
+        return "nothing was raised"
+    except Exception as error:
+        return str(error)
+
+
+def main(arguments: list[str]) -> None:
+    die_with_parent()
+    address, key, on_each_host = arguments
+    os.environ["GALLERY_CACHE_DIR"] = str(Path(address).parent / "cache")
+    os.environ["GROUP_RANK"] = str(process_group.rank() // int(on_each_host))
+    torch.set_num_threads(1)
+    process_group.ensure_initialized(timeout_seconds=20)
+    link = connect(address, key, process_group.rank())
+    while True:
+        try:
+            function, values = link.recv()
+        except EOFError:
+            break
+        try:
+            link.send(globals()[function](*values))
+        except Exception as error:
+            link.send(error)
+    os._exit(0)

@@ -1,0 +1,75 @@
+"""Real processes that join a gloo group on loopback, pretend to be on several hosts, and do what a test asks for.
+
+with Ranks(processes=4, hosts=2) as ranks:
+    answers = ranks.call("gradients", widths, options)   # of every rank; functions are those of on_ranks.py
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from multiprocessing.connection import Client, Listener, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gallery_lib
+
+SECONDS = 120.0
+
+
+class Ranks:
+    """The processes. `call` runs a function on all; what one raises there is raised here. `survivors_only`: some may end meanwhile."""
+
+    def __init__(self, processes: int, hosts: int, *, survivors_only: bool = False) -> None:
+        self._survivors_only = survivors_only
+        self._folder = TemporaryDirectory()
+        self._key = secrets.token_bytes(16)
+        listener = Listener(str(Path(self._folder.name) / "socket"), authkey=self._key)
+        paths = [str(Path(gallery_lib.__file__).parent.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+        arguments = [str(listener.address), self._key.hex(), str(processes // hosts)]
+        command = [sys.executable, "-m", "gallery_lib.spawn", str(processes), self._folder.name, "on_ranks", *arguments]
+        self._process = subprocess.Popen(command, env=environment)
+        self._links = [listener.accept() for _ in range(processes)]
+        self._links.sort(key=lambda link: link.recv())
+        listener.close()
+
+    def call(self, function: str, *arguments: Any) -> list[Any]:
+        """The result of every rank, by rank; of those that are left, where some may end."""
+        for link in self._links:
+            link.send((function, arguments))
+        results = []
+        for rank, link in enumerate(self._links):
+            assert wait([link], SECONDS), f"rank {rank} did not answer"
+            try:
+                results.append(link.recv())
+            except EOFError:
+                if not self._survivors_only:
+                    raise
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for link in self._links:
+            link.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait(timeout=10)
+        self._folder.cleanup()
+
+
+def connect(address: str, key: str, rank: int) -> Any:
+    """A rank's side."""
+    link = Client(address, authkey=bytes.fromhex(key))
+    link.send(rank)
+    return link
