@@ -217,7 +217,9 @@ def compare_on_several(settings: Settings) -> Comparison | None:
         together, item = tasks.with_sizes(train).batch_size or 1, settings.task.samples_per_item
         train = dataclasses.replace(train, batch_size=max(1, together // item // settings.processes) * item)
     fewer = dataclasses.replace(
-        settings.compare, rounds=max(4, settings.compare.rounds // 2), block_steps=max(3, settings.compare.block_steps // 2)
+        settings.compare,
+        rounds=max(4, settings.compare.rounds // 2),
+        block_steps=min(settings.compare.block_steps, max(3, settings.compare.block_steps // 2)),
     )
     launch = LaunchConfig(nproc_per_node=settings.processes)
     return compare_backend(train, launch, fewer)

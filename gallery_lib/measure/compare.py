@@ -55,10 +55,11 @@ def compare(
         if getattr(first, name) != getattr(second, name):
             raise InputError(f"variants must have the same {name}: {getattr(first, name)} and {getattr(second, name)}.")
     memory.check(first, launch.nproc_per_node, compared=2)  # two variants, or one in float64
-    warmup = max(first.warmup_steps, options_.parity_steps, parity.PROBE_BATCHES)
+    probed = parity.probe_batches(config.amp_level for config in variants.values())
+    warmup = max(first.warmup_steps, options_.parity_steps, probed)
     task_name = first.model.rsplit(":", 1)[-1]
     folder = folder or paths.new_run_dir(f"compare-{task_name}-{launch.nproc_per_node * launch.nnodes}p")
-    turns = Turns(warmup, options_.rounds, options_.block_steps, parity.PROBE_BATCHES)
+    turns = Turns(warmup, options_.rounds, options_.block_steps, probed)
     where = f"{task_name} on {launch.nproc_per_node * launch.nnodes} process(es)"
     exact_config = reference.configuration(lineup.configuration(first, turns, folder / "reference"), options_.parity_steps)
     with contextlib.closing(Progress(where, 2 * turns.total_steps, enabled=progress)) as bar:

@@ -177,12 +177,9 @@ def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progres
         sizes = {name: getattr(sized, name) for name in ("batch_size", "image_size", "sequence_length") if getattr(sized, name)}
         together = list(groups([name for name in line.variants if name != BASELINE], alive_at_a_time(line.config, alive)))
         limits = machine_limits()
-        turns = Turns(
-            max(line.config.warmup_steps, line.compare.parity_steps, parity.PROBE_BATCHES),
-            line.compare.rounds,
-            line.compare.block_steps,
-            parity.PROBE_BATCHES,
-        )
+        probed_batches = max(parity.PROBE_BATCHES.values())
+        warmup = max(line.config.warmup_steps, line.compare.parity_steps, probed_batches)
+        turns = Turns(warmup, line.compare.rounds, line.compare.block_steps, probed_batches)
         exact_config = reference.configuration(lineup.configuration(line.config, turns, folder / "reference"), line.compare.parity_steps)
         total_steps = turns.total_steps * (len(line.variants) - 1 + len(together))
         with contextlib.closing(Progress(label, total_steps, enabled=progress)) as bar:
