@@ -99,4 +99,4 @@ def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it has not come true in time"
-        time.sleep(0.01)
+        time.sleep(0.03)

@@ -93,19 +93,22 @@ def test_when_all_that_watches_a_run_is_killed_the_next_command_ends_what_runs(c
     before = machine()
     assert gallery("lab", "up").returncode == 0
     lab_id, keeper = kept(cache)["id"], kept(cache)["keeper"]
-    run = start_gallery("lab", "run", "--no-torchrun", "--", "sh", "-c", "env -i setsid sleep 54321 & echo started; wait")
+    sleep = f"sleep {1000 + os.getpid()}"  # by which it is known: it has no environment
+    run = start_gallery("lab", "run", "--no-torchrun", "--", "sh", "-c", f"env -i setsid {sleep} & echo started; wait")
     assert run.stdout is not None
     assert all("started" in run.stdout.readline() for _ in range(2))
+
+    def sleeping() -> list[str]:
+        return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _read(path).split(b"\0")[:2] == sleep.encode().split()]
+
+    wait_until(lambda: len(sleeping()) == 2)
     watching = [pid for pid in processes_of(cache) if b"supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(watching) == 2
     for pid in [run.pid, *watching, keeper]:
         os.kill(pid, signal.SIGKILL)
     run.communicate()
-
-    def sleeping() -> list[str]:
-        return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _read(path) == b"sleep\x0054321\0"]
-
     assert len(sleeping()) == 2
+
     done = gallery("lab", then, "--name", "other")
     assert (done.returncode, done.stderr) == (0, "")
     assert sleeping() == []
