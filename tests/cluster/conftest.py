@@ -18,7 +18,10 @@ import pytest
 
 from gallery_lib.cluster.lab.lab import search_path
 
-_TRY = "ip link add b type bridge && ip link add v type veth && tc qdisc add dev v root tbf rate 1mbit burst 16kb latency 50ms"
+_TRY = """
+ip link add name bridge type bridge && ip link add name one type veth peer name other &&
+tc qdisc add dev one root tbf rate 1mbit burst 16kb latency 50ms
+"""
 
 
 @functools.cache

@@ -107,14 +107,3 @@ def test_torch_sums_over_the_hosts(lab: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "sum" in line]
     assert sorted(lines) == [f"host{host} | sum [3.0] at 10.77.0.1 --flag" for host in range(2)]
-
-
-@pytest.mark.slow
-def test_a_rank_that_fails_ends_the_run(lab: str, tmp_path: Path, cache: Path) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text("import os, time\nassert os.environ['RANK'] == '0'\ntime.sleep(100)\n")
-    done = gallery("lab", "run", "--", str(script), timeout=120)
-    assert done.returncode == 1
-    assert "AssertionError" in done.stdout
-    assert "host1 ended with exit code 1. The commands on the other hosts have been ended." in done.stderr
-    assert len(processes_of(cache)) == 1

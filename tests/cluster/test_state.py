@@ -41,6 +41,14 @@ def test_the_file_of_a_lab_whose_keeper_is_gone_is_cleared() -> None:
     assert state.names() == []
 
 
+def test_what_a_killed_writer_left_is_deleted() -> None:
+    state.write(LAB)
+    (state.folder() / ".mine.json.0a1b2c").write_text("{")
+    with state.locked():
+        remains.clear_leftovers()
+    assert [path.name for path in state.folder().iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize("content", ["{", "{}", json.dumps({"schema": 1, "cpu": {}}), "[]"])
 def test_a_damaged_file_is_named_with_what_to_do(content: str) -> None:
     path: Path = state.file_of("mine")

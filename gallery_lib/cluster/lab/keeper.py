@@ -17,7 +17,7 @@ from gallery_lib.cluster.lab import namespaces, remains, state
 from gallery_lib.cluster.lab.state import State
 
 KEEP = b"keep\n"
-_LOOK_SECONDS = 5.0
+_LOOK_SECONDS = 2.0
 
 
 def _wait_for_the_end(lab: State) -> State:

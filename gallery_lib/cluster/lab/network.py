@@ -26,8 +26,8 @@ def address(host: int) -> str:
 
 def _run(state: State, host: int, command: str, lines: Sequence[str]) -> None:
     """Lines of `ip` or `tc` in one namespace. Raises LabUnavailable with what the command said."""
-    words = [*namespaces.entering(state, host), tool(command), "-batch", "-"]
-    done = subprocess.run(words, input="\n".join(lines) + "\n", capture_output=True, text=True)
+    entering = namespaces.entering(state, host)
+    done = subprocess.run([*entering, tool(command), "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
     if done.returncode:
         said = " ".join(done.stderr.split())
         number = re.search(r"-:(\d+)", said)
@@ -38,18 +38,18 @@ def _run(state: State, host: int, command: str, lines: Sequence[str]) -> None:
 
 def make(state: State) -> None:
     """Bridge, cards, addresses and rates of a lab whose namespaces are there."""
-    bridge = [f"link add {state.mark} type bridge", f"link set {state.mark} addrgenmode none", f"link set {state.mark} up"]
+    bridge = [f"link add name {state.mark} type bridge", f"link set {state.mark} addrgenmode none", f"link set {state.mark} up"]
     for host in state.hosts:
         port = f"port{host.number}"
         bridge += [
-            f"link add {port} type veth peer name {INTERFACE} netns {namespaces.path(state, host.number)}",
+            f"link add name {port} type veth peer name {INTERFACE} netns {namespaces.path(state, host.number)}",
             f"link set {port} addrgenmode none",
             f"link set {port} master {state.mark} up",
         ]
     _run(state, SWITCH, "ip", bridge)
     for host in state.hosts:
         card = [
-            f"link add {state.mark} type bridge",  # the mark alone: it stays down
+            f"link add name {state.mark} type bridge",  # the mark alone: it stays down
             "link set lo up",
             f"link set {INTERFACE} addrgenmode none",
             f"address add {host.address}/24 dev {INTERFACE}",

@@ -51,6 +51,7 @@ def clear(lab: State) -> None:
 
 def clear_leftovers() -> list[str]:
     """Clear every known lab that is not alive; the caller holds the lock. Returns their names."""
+    state.delete_half_written()
     cleared = []
     for name in state.names():
         lab = state.read(name)

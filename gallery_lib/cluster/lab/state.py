@@ -156,6 +156,12 @@ def delete(state: State) -> None:
     file_of(state.name).unlink(missing_ok=True)
 
 
+def delete_half_written() -> None:
+    """Delete what a writer that was killed has left; the caller holds the lock, as every writer does."""
+    for path in folder().glob(".*.json.*"):
+        path.unlink(missing_ok=True)
+
+
 def names() -> list[str]:
     """Of all labs that are known."""
     return sorted(path.stem for path in folder().glob("*.json") if not path.name.startswith("."))
