@@ -141,6 +141,7 @@ def foreign() -> Iterator[tuple[str, int]]:
         subprocess.run(["umount", "/run/netns"], check=True)
 
 
+@pytest.mark.whole_machine  # others look whether the machine's namespaces and mounts stay as they are
 def test_what_is_not_of_the_lab_is_not_touched(cache: Path, foreign: tuple[str, int]) -> None:
     name, pid = foreign
     with Lab(1, name="another") as another:

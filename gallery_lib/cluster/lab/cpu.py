@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from pathlib import Path
 
 from gallery_lib import hardware
 from gallery_lib.cluster.lab.requirements import tool
 from gallery_lib.cluster.lab.state import CpuShare, Host
-from gallery_lib.errors import RunFailed
 
 LEAST_CPUS = 0.05
 """The kernel takes quotas of a millisecond and more."""
 
 _PERIOD_MICROSECONDS = 20_000
-_REMOVE_SECONDS = 3.0
 
 
 def _own_cgroup(kind: str) -> Path | None:
@@ -126,20 +123,14 @@ def members(share: CpuShare) -> list[int]:
     return found
 
 
-def remove(share: CpuShare) -> None:
-    """Take the lab's cgroups away; their processes have been ended. Raises RunFailed when they stay."""
+def remove(share: CpuShare) -> bool:
+    """Take the lab's cgroups away; returns whether they are gone. They stay while a process is in them."""
     if share.folder is None:
-        return
-    deadline = time.monotonic() + _REMOVE_SECONDS
-    while True:
-        for folder in [*(path for path in Path(share.folder).glob("*") if path.is_dir()), Path(share.folder)]:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        if not Path(share.folder).exists():
-            return
-        if time.monotonic() > deadline:
-            raise RunFailed(f"the cgroup {share.folder} cannot be removed: processes {members(share)} are in it.")
-        time.sleep(0.02)
+        return True
+    for folder in [*(path for path in Path(share.folder).glob("*") if path.is_dir()), Path(share.folder)]:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return not Path(share.folder).exists()
 
 
 def shown(share: CpuShare) -> str:

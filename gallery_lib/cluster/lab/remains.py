@@ -35,7 +35,7 @@ def clear(lab: State) -> None:
     Raises InputError when it belongs to another user, RunFailed when something will not go.
     """
     deadline = time.monotonic() + _KILL_SECONDS
-    while pids := _processes(lab):
+    while (pids := _processes(lab)) or not cpu.remove(lab.cpu):  # one that was being started may come in meanwhile
         if time.monotonic() > deadline:
             raise RunFailed(f"processes {pids} of the lab `{lab.name}` do not end. They may wait for a device; try again later.")
         for pid in pids:
@@ -45,7 +45,6 @@ def clear(lab: State) -> None:
             except PermissionError:
                 raise InputError(f"the lab `{lab.name}` belongs to another user, as whom it has to be taken down.") from None
         time.sleep(0.02)
-    cpu.remove(lab.cpu)
     state.delete(lab)
 
 
