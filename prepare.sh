@@ -26,7 +26,7 @@ Makes .venv from requirements.lock, registers the Jupyter kernel "Gallery" in it
   --run NOTEBOOK     also execute notebooks/NOTEBOOK.ipynb, into runs/notebooks/, and print its table
   -p NAME VALUE      with --run: a parameter of the notebook; may be repeated
   --lab              then start JupyterLab at notebooks/index.ipynb, on this machine alone and with a token
-  --test             also install the tools for development (as root, Debian's chromium too), and run checks and tests
+  --test             also install the tools for development (as root, Debian's chromium and iproute2 too), and run checks and tests
   --into-current     use the active environment instead of .venv: install what is missing there, leave its torch alone
   --data PRESET      mock data to make: small (default) or imagenet-sized
   --lock             only write requirements.lock anew from pyproject.toml (pins are kept where they still fit)
@@ -250,6 +250,13 @@ get_browser() {
     if ! has chromium; then say "      no chromium: the tests in a real browser will be skipped -> apt-get install chromium"; fi
 }
 
+# The tests of several hosts on one machine, likewise.
+get_network_tools() {
+    if has ip && has tc; then return; fi
+    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then apt_install iproute2 || true; fi
+    if ! has ip; then say "      no ip and tc: the tests of several hosts will be skipped -> apt-get install iproute2"; fi
+}
+
 need_disk() {
     local free_gib
     free_gib=$(df -Pk "$ROOT" | awk 'NR == 2 { print int($4 / 1048576) }')
@@ -261,7 +268,10 @@ need_disk() {
 check_machine() {
     find_python
     need "${NEEDED[@]}"
-    if ((TEST)); then get_browser; fi
+    if ((TEST)); then
+        get_browser
+        get_network_tools
+    fi
     READY=0
     if [[ -n $PYTHON ]]; then
         if environment_is_ready; then READY=1; else need_disk; fi

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gallery_lib.command import INTERRUPTED, exit_code_of
-from gallery_lib.config import BatchConfig, BenchConfig, CompareConfig, LaunchConfig, SiteConfig, TrainConfig
+from gallery_lib.config import (
+    BatchConfig,
+    BenchConfig,
+    CompareConfig,
+    LabConfig,
+    LabNameConfig,
+    LabRunConfig,
+    LaunchConfig,
+    SiteConfig,
+    TrainConfig,
+)
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import CommandLine, parse_command_line
 from gallery_lib.table import text_columns
@@ -235,6 +245,72 @@ def _plot(arguments: Sequence[str]) -> None:
     print(plots.throughput_text(comparison))
 
 
+_LAB_UP = CommandLine(
+    "gallery lab up",
+    "Make hosts on this machine: network namespaces joined by a bridge, with shaped links and CPU shares of their own.\n"
+    "They stay until `gallery lab down`. Needs root or user namespaces; exit code 2, with what is needed, where it has neither.",
+    (LabConfig,),
+)
+_LAB_RUN = CommandLine(
+    "gallery lab run",
+    "Run a Python script over torchrun, or any command, on every host of a lab.\n"
+    "Each gets NODE_RANK, NNODES, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME. Exit code 0: it ended with 0 on all;\n"
+    "1: it failed on one, and the others were ended.",
+    (LabRunConfig,),
+    behind_dashes="SCRIPT.py or COMMAND …",
+)
+_LAB_STATUS = CommandLine("gallery lab status", "Show the labs that are up: hosts, addresses, rates, CPU shares, processes.")
+_LAB_DOWN = CommandLine(
+    "gallery lab down", "End a lab and all its processes, and clear what killed commands have left of others.", (LabNameConfig,)
+)
+_LAB = CommandLine(
+    "gallery lab",
+    "Several hosts on one machine, with emulated links: gallery lab up, run, status, down.",
+    actions={"up": _LAB_UP, "run": _LAB_RUN, "status": _LAB_STATUS, "down": _LAB_DOWN},
+)
+
+
+def _lab_up(arguments: Sequence[str]) -> None:
+    (config,) = _LAB_UP.parse(arguments)
+    from gallery_lib.cluster.lab import Lab, status
+
+    lab = Lab(config.hosts, config.rate, config.cpus, config.name).up()
+    lab.detach()
+    print(status.text(lab))
+
+
+def _lab_run(arguments: Sequence[str]) -> None:
+    config, command = _LAB_RUN.parse(arguments)
+    from gallery_lib.cluster.lab import Lab, run
+
+    run.run(Lab.named(config.name), command, config)
+
+
+def _lab_status(arguments: Sequence[str]) -> None:
+    _LAB_STATUS.parse(arguments)
+    from gallery_lib.cluster.lab import lab, status
+
+    print("\n\n".join(status.text(lab.Lab.named(name)) for name in lab.names_up()) or "no lab is up.")
+
+
+def _lab_down(arguments: Sequence[str]) -> None:
+    (config,) = _LAB_DOWN.parse(arguments)
+    from gallery_lib.cluster.lab import lab
+
+    gone = lab.take_down(config.name)
+    for name in gone:
+        print(f"the lab `{name}` is gone.")
+    if config.name not in gone:
+        print(f"there is no lab `{config.name}`.{did_you_mean(config.name, lab.names_up())}")
+
+
+def _lab(arguments: Sequence[str]) -> None:
+    actions = {"up": _lab_up, "run": _lab_run, "status": _lab_status, "down": _lab_down}
+    if not arguments or arguments[0] not in actions:
+        _LAB.parse(arguments)
+    actions[arguments[0]](arguments[1:])
+
+
 _LIST = CommandLine("gallery list", "Name the tasks of the gallery.")
 
 
@@ -283,6 +359,7 @@ _COMMANDS: dict[str, Command] = {
     "run": Command(_run, _RUN, _MEASURE, "notebooks, headless, and which of them really ran"),
     "compare": Command(_compare, _COMPARE, _MEASURE, "baseline against accelerated backend, in turns; or two batches"),
     "bench": Command(_bench, _BENCH, _MEASURE, "tasks × variants, with other libraries, or one technique after another"),
+    "lab": Command(_lab, _LAB, _MEASURE, "several hosts on this machine, with emulated links, to run distributed training on"),
     "show": Command(_show, _SHOW, _READ, "the tables of a run, a comparison, a batch or a bench"),
     "plot": Command(_plot, _PLOT, _READ, "a comparison's throughput since launch, as a picture"),
     "doctor": Command(_doctor, _DOCTOR, _READ, "what this machine offers; where a run's step went; why several processes are slower"),
@@ -300,6 +377,8 @@ EXAMPLES = {
     "gallery compare runs/night runs/day": "what changed; exit code 1 for a regression",
     "gallery compare --model hf_Bert --sequence-length 128": "a task without its notebook",
     "gallery bench --waterfall resnet50": "what each technique adds",
+    "gallery lab up --hosts 2 --rate 1gbit": "two hosts on this machine, with a link of that rate",
+    "gallery lab run --nproc-per-node 4 -- train.py": "train.py over torchrun, on each of them",
     "gallery site --run runs/night": "the same as pages for a browser",
     "gallery pack resnet50 --out resnet50.tar.gz": "to take along",
 }

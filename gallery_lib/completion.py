@@ -20,6 +20,12 @@ _FILES = ("batches", "picture")
 
 def _complete(parser: argparse.ArgumentParser, line: CommandLine, known: Mapping[str, Sequence[str]]) -> None:
     """Say of each argument what may stand there, and offer one spelling of it."""
+    if line.actions:
+        branches = parser.add_subparsers()
+        for name, action_line in line.actions.items():
+            help_text = action_line.description.splitlines()[0].rstrip(".")
+            _complete(branches.add_parser(name, help=help_text, parents=[action_line.parser()], add_help=False), action_line, known)
+        return
     options = {f.name: choices(cls, f.name) for cls in line.classes for f in fields(cls)}
     for action in parser._actions:
         if values := known.get(action.dest) or options.get(action.dest):
@@ -39,5 +45,6 @@ def script(shell: str, commands: Mapping[str, tuple[str, CommandLine]], known: M
     root = argparse.ArgumentParser(prog="gallery")
     branches = root.add_subparsers()
     for name, (sentence, line) in commands.items():
-        _complete(branches.add_parser(name, help=sentence, parents=[line.parser()], add_help=False), line, known)
+        parents = [] if line.actions else [line.parser()]
+        _complete(branches.add_parser(name, help=sentence, parents=parents, add_help=bool(line.actions)), line, known)
     return shtab.complete(root, shell)

@@ -193,7 +193,8 @@ class CommandLine:
     """What a command takes.
 
     `operands` declares what is no option of a class (names of files, say). `fixed` holds options that the caller has
-    decided: they are not offered.
+    decided: they are not offered. `behind_dashes` names words that stand behind `--` and are taken as they are. A command
+    with `actions` takes one of these words first, and then what that takes; it has nothing else of its own.
     """
 
     prog: str
@@ -201,12 +202,20 @@ class CommandLine:
     classes: tuple[type, ...] = ()
     operands: Callable[[argparse.ArgumentParser], None] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    behind_dashes: str = ""
+    actions: Mapping[str, CommandLine] = field(default_factory=dict)
 
     def parser(self) -> argparse.ArgumentParser:
         """Its parser, which raises InputError instead of ending the process, except for `--help`."""
         parser = _Parser(
             prog=self.prog, description=self.description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
         )
+        if self.behind_dashes:
+            parser.usage = f"%(prog)s [options] -- {self.behind_dashes}"
+        if self.actions:
+            parser.add_argument(
+                "action", choices=self.actions, metavar="ACTION", help=f"{', '.join(self.actions)}; each has its own --help"
+            )
         if self.operands is not None:
             self.operands(parser)
         for cls in self.classes:
@@ -214,18 +223,23 @@ class CommandLine:
         return parser
 
     def parse(self, arguments: Sequence[str]) -> list[Any]:
-        """An instance of each class and, where operands are declared, the namespace that holds them.
+        """An instance of each class; then, where operands are declared, the namespace that holds them; then the words behind `--`.
 
         Raises InputError on anything wrong; `--help` prints every option with its default and unit, and ends with exit code 0.
         """
-        namespace, unknown = self.parser().parse_known_intermixed_args(list(arguments))
+        if self.actions and arguments and arguments[0] in self.actions:
+            return self.actions[arguments[0]].parse(arguments[1:])
+        words = list(arguments)
+        end = words.index("--") if self.behind_dashes and "--" in words else len(words)
+        namespace, unknown = self.parser().parse_known_intermixed_args(words[:end])
         known = [f.name for cls in self.classes for f in fields(cls)]
         if unknown:
             name = unknown[0].split("=")[0].lstrip("-").replace("-", "_")
             raise InputError(f"unknown option `{unknown[0]}`.{did_you_mean(name, known)} See {self.prog} --help.")
         given = {**vars(namespace), **self.fixed}
         instances: list[Any] = [from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given}) for cls in self.classes]
-        return [*instances, namespace] if self.operands is not None else instances
+        instances += [namespace] if self.operands is not None or self.actions else []
+        return [*instances, words[end + 1 :]] if self.behind_dashes else instances
 
 
 def parse_command_line(arguments: Sequence[str], *classes: type, prog: str, description: str) -> list[Any]:

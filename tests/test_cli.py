@@ -48,6 +48,9 @@ def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixtu
         (["compare", "before", "after", "--seed=1"], "takes two batches and no option"),
         (["plot", "folder", "picture.pdf"], "picture.pdf must end with .png."),
         (["completion", "fish"], "invalid choice: 'fish'"),
+        (["lab"], "the following arguments are required: ACTION. See gallery lab --help."),
+        (["lab", "dwn"], "argument ACTION: invalid choice: 'dwn'"),
+        (["lab", "up", "--hots", "2"], "unknown option `--hots`. Did you mean `hosts`? See gallery lab up --help."),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +76,8 @@ def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["run", "--profile", ""], {"quick", "full"}, {"resnet50"}),
         (["compare", "--batch"], {"--batch-size"}, {"--batch_size"}),
         (["compare", "--model", "hf"], {"hf_Bart", "hf_Bert"}, {"resnet50"}),
+        (["lab", ""], {"up", "run", "status", "down"}, {"list"}),
+        (["lab", "up", "--ra"], {"--rate"}, {"--name"}),
         (["pack", "timm_v"], {"timm_vovnet", "timm_vision_transformer"}, {"index"}),
     ],
 )

@@ -18,6 +18,9 @@ _USED_BY = {
     config.BatchConfig: "`gallery run`.",
     config.SiteConfig: "`gallery site`.",
     config.BenchConfig: "`gallery bench`.",
+    config.LabConfig: "`gallery lab up`, and `Lab()` in Python.",
+    config.LabRunConfig: "`gallery lab run`.",
+    config.LabNameConfig: "`gallery lab down`.",
 }
 _OPTIONS_HEAD = """# Options
 

@@ -54,7 +54,7 @@ if [[ $1 == update ]]; then touch lists; exit; fi
 
 
 @pytest.mark.parametrize("root", [True, False])
-def test_test_gets_a_browser_as_root_and_else_goes_on_without(copy, root):
+def test_test_gets_a_browser_and_network_tools_as_root_and_else_goes_on_without(copy, root):
     (copy.bin / "id").unlink()
     write_script(copy.bin / "id", f"#!/usr/bin/env bash\necho {0 if root else 1000}\n")
     write_script(
@@ -63,7 +63,9 @@ def test_test_gets_a_browser_as_root_and_else_goes_on_without(copy, root):
     )
     result = copy.run("--test")
     assert result.returncode == 0, result.stderr
-    assert ("apt-get install chromium" in copy.notes()) == root
+    notes = copy.notes()
+    assert ("apt-get install chromium" in notes) == ("apt-get install iproute2" in notes) == root
+    assert "the tests of several hosts will be skipped -> apt-get install iproute2" in result.stdout
     assert ("the tests in a real browser will be skipped -> apt-get install chromium" in result.stdout) != root
 
 

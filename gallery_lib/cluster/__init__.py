@@ -1,0 +1,1 @@
+"""Several hosts: for now those of a lab on one machine (lab/)."""

@@ -1,0 +1,142 @@
+"""A share of the CPU for each host: a quota where cgroups can be made, else cores of its own, else nothing and the reason.
+
+The quota's period is 20 ms, a fifth of the kernel's usual one: a host that has used up its time stalls for milliseconds,
+not for the length of a training step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from gallery_lib import hardware
+from gallery_lib.cluster.lab.requirements import tool
+from gallery_lib.cluster.lab.state import CpuShare, Host
+
+LEAST_CPUS = 0.05
+"""The kernel takes quotas of a millisecond and more."""
+
+_PERIOD_MICROSECONDS = 20_000
+
+
+def _own_cgroup(kind: str) -> Path | None:
+    """The cgroup of this process in the hierarchy that controls the CPU (version 1), or in that of version 2."""
+    controllers = "cpu" if kind == "cgroup" else ""
+    own = None
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if controllers in names.split(","):
+            own = path
+    if own is None:
+        return None
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, rest = line.partition(" - ")
+        root, point = mount.split()[3:5]
+        filesystem, _, options = rest.split()[:3]
+        if filesystem == kind and (not controllers or controllers in options.split(",")):
+            inside = Path(point) / os.path.relpath(own, root)
+            return inside if inside.is_dir() and ".." not in inside.parts else Path(point)
+    return None
+
+
+def _parent_cgroup() -> tuple[str, Path] | None:
+    """A cgroup that this user may make others in, with a CPU controller, and its version; no setting of it is changed."""
+    first = _own_cgroup("cgroup")
+    if first and os.access(first, os.W_OK):
+        return "cgroup v1", first
+    second = _own_cgroup("cgroup2")
+    while second and (second / "cgroup.subtree_control").is_file():
+        if "cpu" in (second / "cgroup.subtree_control").read_text().split() and os.access(second, os.W_OK):
+            return "cgroup v2", second
+        second = second.parent
+    return None
+
+
+def choose(lab_id: str, hosts: int, cpus: float) -> CpuShare:
+    """The best way that this machine offers. Nothing is made yet."""
+    if parent := _parent_cgroup():
+        return CpuShare(parent[0], str(parent[1] / f"gallery-lab-{lab_id}"))  # type: ignore[arg-type]
+    return _cores(hosts, cpus, "this user can make no cgroup that controls the CPU")
+
+
+def _cores(hosts: int, cpus: float, reason: str) -> CpuShare:
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(1, round(cpus))
+    if each * hosts > len(cores):
+        return CpuShare("none", reason=f"{reason}, and {len(cores)} core(s) are too few to give {each} to each of {hosts} hosts")
+    return CpuShare("cores", cores=tuple(tuple(cores[host * each : (host + 1) * each]) for host in range(hosts)), reason=reason)
+
+
+def default_cpus(hosts: int) -> float:
+    """Cores for each host when nothing else was asked for: an equal part of all."""
+    return max(LEAST_CPUS, hardware.cores() / hosts)
+
+
+def _host_folder(share: CpuShare, host: int) -> Path:
+    assert share.folder is not None
+    return Path(share.folder) / f"host{host}"
+
+
+def set_quota(share: CpuShare, host: int, cpus: float) -> None:
+    """Limit a host to `cpus` cores' worth of time. Raises OSError; the lab must have cgroups."""
+    quota = max(1000, round(cpus * _PERIOD_MICROSECONDS))
+    folder = _host_folder(share, host)
+    if share.kind == "cgroup v2":
+        (folder / "cpu.max").write_text(f"{quota} {_PERIOD_MICROSECONDS}")
+        return
+    (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
+    (folder / "cpu.cfs_quota_us").write_text(str(quota))
+
+
+def make(share: CpuShare, hosts: tuple[Host, ...]) -> CpuShare:
+    """Make the cgroups; returns what was chosen, or the next best when the kernel refuses. That of the lab must be new."""
+    if share.folder is None:
+        return share
+    try:
+        Path(share.folder).mkdir()
+        if share.kind == "cgroup v2":
+            (Path(share.folder) / "cgroup.subtree_control").write_text("+cpu")
+        for host in hosts:
+            _host_folder(share, host.number).mkdir()
+            set_quota(share, host.number, host.cpus)
+    except OSError as error:
+        remove(share)
+        return _cores(len(hosts), hosts[0].cpus, f"a cgroup with a quota could not be made ({error})")
+    return share
+
+
+def joining(share: CpuShare, host: int) -> list[str]:
+    """The words before a command that is to run within the host's share."""
+    if share.folder is not None:
+        return ["/bin/sh", "-c", 'echo 0 >"$0/cgroup.procs" && exec "$@"', str(_host_folder(share, host))]
+    return [tool("taskset"), "-c", ",".join(map(str, share.cores[host]))] if share.kind == "cores" else []
+
+
+def members(share: CpuShare) -> list[int]:
+    """The processes in the lab's cgroups."""
+    found = []
+    if share.folder is not None:
+        for file in [Path(share.folder, "cgroup.procs"), *Path(share.folder).glob("*/cgroup.procs")]:
+            with contextlib.suppress(OSError):
+                found += [int(pid) for pid in file.read_text().split()]
+    return found
+
+
+def remove(share: CpuShare) -> bool:
+    """Take the lab's cgroups away; returns whether they are gone. They stay while a process is in them."""
+    if share.folder is None:
+        return True
+    for folder in [*(path for path in Path(share.folder).glob("*") if path.is_dir()), Path(share.folder)]:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return not Path(share.folder).exists()
+
+
+def shown(share: CpuShare) -> str:
+    """For people, on one line."""
+    if share.kind == "none":
+        return f"none: {share.reason}"
+    if share.kind == "cores":
+        return f"cores of their own ({share.reason})"
+    return f"{share.kind} quota"

@@ -1,0 +1,105 @@
+"""What tests of a lab share: a cache folder of their own, by which their processes are known, and a look at the machine.
+
+Labs of tests do not see each other: each test has its own cache folder, and labs their own namespaces.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gallery_lib.cluster.lab.lab import search_path
+
+_TRY = """
+ip link add name bridge type bridge && ip link add name one type veth peer name other &&
+tc qdisc add dev one root tbf rate 1mbit burst 16kb latency 50ms
+"""
+
+
+@functools.cache
+def why_no_lab() -> str | None:
+    """Why this machine cannot have a lab, found out without the code under test; None when it can."""
+    missing = [name for name in ("ip", "tc", "unshare", "nsenter", "taskset") if shutil.which(name) is None]
+    if missing:
+        return f"no {', '.join(missing)}: apt-get install iproute2 util-linux"
+    said = ""
+    for rights in ([], ["--user", "--map-root-user"]):
+        done = subprocess.run(["unshare", *rights, "--net", "sh", "-c", _TRY], capture_output=True, text=True)
+        if done.returncode == 0:
+            return None
+        said = " ".join(done.stderr.split())
+    return f"no network namespaces with bridge, veth and tbf ({said}): run as root, in a container with --privileged"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The cache folder of a test. After it nothing of its labs may be left, also when it failed."""
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    if request.node.get_closest_marker("cluster") and (reason := why_no_lab()):
+        pytest.skip(reason)
+    path = tmp_path / "cache"
+    monkeypatch.setenv("PYTHONPATH", search_path())
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(path))
+    yield path
+    for file in (path / "lab").glob("*.json"):
+        subprocess.run([*GALLERY, "lab", "down", "--name", file.stem], timeout=60)
+    left = processes_of(path)
+    for pid in left:
+        os.kill(pid, 9)
+    assert not left, f"processes {left} were left behind"
+
+
+GALLERY = [sys.executable, "-m", "gallery_lib.cli"]
+
+
+def gallery(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """The gallery command, to its end."""
+    return subprocess.run([*GALLERY, *words], capture_output=True, text=True, timeout=timeout)
+
+
+def start_gallery(*words: str) -> subprocess.Popen[str]:
+    """The gallery command, started."""
+    return subprocess.Popen([*GALLERY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def processes_of(cache: Path) -> list[int]:
+    """Every process but this one that was started with the cache folder, directly or not."""
+    wanted, found = f"GALLERY_CACHE_DIR={cache}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def cgroups(lab_id: str) -> list[Path]:
+    """The cgroups that a lab has made."""
+    return [path for root, _, _ in os.walk("/sys/fs/cgroup") if (path := Path(root)).name == f"gallery-lab-{lab_id}"]
+
+
+def machine() -> dict[str, list[str]]:
+    """What a lab might leave on the machine's own network and among its mounts."""
+
+    def lines(*command: str) -> list[str]:
+        return sorted(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
+
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {"namespaces": lines("ip", "netns"), "links": lines("ip", "-brief", "link"), "mounts": sorted(mounts)}
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
+    """Returns as soon as the condition holds; fails when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come true in time"
+        time.sleep(0.03)

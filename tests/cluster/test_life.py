@@ -1,0 +1,256 @@
+"""A lab is made whole or not at all, and goes without a trace, whatever has been killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster.conftest import GALLERY, cgroups, gallery, machine, processes_of, start_gallery, wait_until
+
+from gallery_lib.cluster.lab import Lab, LabUnavailable, requirements
+
+pytestmark = pytest.mark.cluster
+
+
+def kept(cache: Path, name: str = "lab") -> dict:
+    """What the lab's file says."""
+    return json.loads((cache / "lab" / f"{name}.json").read_text())
+
+
+def assert_nothing_is_left(cache: Path, lab_id: str, before: dict[str, list[str]]) -> None:
+    assert processes_of(cache) == []
+    assert cgroups(lab_id) == []
+    assert machine() == before
+    assert [path.name for path in (cache / "lab").iterdir()] == [".lock"]
+
+
+def test_up_and_down_leave_the_machine_as_it_was(cache: Path) -> None:
+    before = machine()
+    done = gallery("lab", "up", "--hosts", "3", "--rate", "100mbit")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert machine() == before  # also while it is up: all of it is in namespaces without a name
+    lab_id = kept(cache)["id"]
+    run = start_gallery("lab", "run", "--no-torchrun", "--", "sh", "-c", "setsid sleep 100 & echo started; wait")
+    assert run.stdout is not None
+    assert all("started" in run.stdout.readline() for _ in range(3))
+    status = gallery("lab", "status").stdout
+    assert "lab `lab`, made " in status and "CPU share: " in status
+    hosts = [line.split() for line in status.splitlines() if line.startswith("host") and "10.77" in line]
+    assert [(words[0], words[1], words[2:4]) for words in hosts] == [(f"host{n}", f"10.77.0.{n + 1}", ["100", "Mbit/s"]) for n in range(3)]
+    assert all(int(words[-1]) >= 2 for words in hosts)
+
+    done = gallery("lab", "down")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the lab `lab` is gone.\n", "")
+    run.communicate(timeout=30)
+    assert run.returncode == 1
+    assert_nothing_is_left(cache, lab_id, before)
+    assert gallery("lab", "status").stdout == "no lab is up.\n"
+    done = gallery("lab", "down")
+    assert (done.returncode, done.stdout) == (0, "there is no lab `lab`.\n")
+
+
+@pytest.mark.parametrize("moment", ["its file is there", "the namespaces are there"])
+@pytest.mark.parametrize("then", ["down", "up"])
+def test_after_a_kill_in_the_middle_of_up_the_next_command_clears(cache: Path, moment: str, then: str) -> None:
+    before = machine()
+    process = start_gallery("lab", "up", "--hosts", "24")
+    file = cache / "lab" / "lab.json"
+    wait_until(lambda: file.exists() and (moment == "its file is there" or kept(cache)["keeper"]))
+    lab_id = kept(cache)["id"]
+    process.kill()
+    out, _ = process.communicate()
+    assert out == ""
+    done = gallery("lab", then)
+    assert (done.returncode, done.stderr) == (0, "")
+    if then == "up":
+        assert kept(cache)["id"] != lab_id and cgroups(lab_id) == []
+        lab_id = kept(cache)["id"]
+        assert gallery("lab", "down").returncode == 0
+    wait_until(lambda: not processes_of(cache))
+    assert_nothing_is_left(cache, lab_id, before)
+
+
+def test_a_kill_in_the_middle_of_up_leaves_not_even_leftovers_for_long(cache: Path) -> None:
+    process = start_gallery("lab", "up", "--hosts", "24")
+    wait_until(lambda: (cache / "lab" / "lab.json").exists() and kept(cache)["keeper"])
+    lab_id = kept(cache)["id"]
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not processes_of(cache))
+    assert cgroups(lab_id) == []
+    assert not (cache / "lab" / "lab.json").exists()
+
+
+@pytest.mark.parametrize("then", ["down", "up"])
+def test_when_all_that_watches_a_run_is_killed_the_next_command_ends_what_runs(cache: Path, then: str) -> None:
+    before = machine()
+    assert gallery("lab", "up").returncode == 0
+    lab_id, keeper = kept(cache)["id"], kept(cache)["keeper"]
+    sleep = f"sleep {1000 + os.getpid()}"  # by which it is known: it has no environment
+    run = start_gallery("lab", "run", "--no-torchrun", "--", "sh", "-c", f"env -i setsid {sleep} & echo started; wait")
+    assert run.stdout is not None
+    assert all("started" in run.stdout.readline() for _ in range(2))
+
+    def sleeping() -> list[str]:
+        return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _read(path).split(b"\0")[:2] == sleep.encode().split()]
+
+    wait_until(lambda: len(sleeping()) == 2)
+    watching = [pid for pid in processes_of(cache) if b"supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(watching) == 2
+    for pid in [run.pid, *watching, keeper]:
+        os.kill(pid, signal.SIGKILL)
+    run.communicate()
+    assert len(sleeping()) == 2
+
+    done = gallery("lab", then, "--name", "other")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sleeping() == []
+    if then == "up":
+        assert gallery("lab", "down", "--name", "other").returncode == 0
+    assert_nothing_is_left(cache, lab_id, before)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def foreign() -> Iterator[tuple[str, int]]:
+    """A namespace that looks much like a lab's, and a process in it."""
+    if os.geteuid() != 0:
+        pytest.skip("a namespace with a name is made by root: run as root")
+    name, was_mounted = f"gallery-lab-{os.getpid()}", " /run/netns " in Path("/proc/self/mountinfo").read_text()
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    subprocess.run(["ip", "-netns", name, "link", "add", "lab-00000000", "type", "bridge"], check=True)
+    sleeping = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "100"])
+    yield name, sleeping.pid
+    sleeping.kill()
+    sleeping.wait()
+    subprocess.run(["ip", "netns", "delete", name], check=True)
+    if not was_mounted:
+        subprocess.run(["umount", "/run/netns"], check=True)
+
+
+@pytest.mark.whole_machine  # others look whether the machine's namespaces and mounts stay as they are
+def test_what_is_not_of_the_lab_is_not_touched(cache: Path, foreign: tuple[str, int]) -> None:
+    name, pid = foreign
+    with Lab(1, name="another") as another:
+        another.popen(0, ["sleep", "100"])
+        wait_until(lambda: another.processes(0))
+        others = another.processes(0)
+        before = machine()
+        assert gallery("lab", "up").returncode == 0
+        os.kill(kept(cache)["keeper"], signal.SIGKILL)
+        assert gallery("lab", "down").returncode == 0
+        assert machine() == before
+        assert name in " ".join(before["namespaces"])
+        assert Path(f"/proc/{pid}").exists()
+        assert another.processes(0) == others
+
+
+def test_a_lab_made_in_python_ends_with_its_process(cache: Path) -> None:
+    before = machine()
+    code = "import time; from gallery_lib.cluster.lab import Lab\nwith Lab(2, name='lab') as lab:\n"
+    code += "    lab.popen(1, ['sleep', '100']); print('up', flush=True); time.sleep(100)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    lab_id = kept(cache)["id"]
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not processes_of(cache))
+    assert_nothing_is_left(cache, lab_id, before)
+
+
+def test_a_lab_whose_file_was_deleted_ends_by_itself(cache: Path) -> None:
+    assert gallery("lab", "up").returncode == 0
+    lab_id = kept(cache)["id"]
+    shutil.rmtree(cache)
+    wait_until(lambda: not processes_of(cache))
+    assert cgroups(lab_id) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--hosts", "0"], "hosts='0' must be between 1 and 64 (hosts)."),
+        (["--rate", "fast"], "rate='fast' must be a number with kbit, mbit or gbit behind it"),
+        (["--cpus", "10000"], "cpus=10000 for each host: this machine has "),
+        (["--name", "../x"], "name='../x' of a lab must be 1 to 40 letters, digits"),
+        (["--host", "2"], "unknown option `--host`. Did you mean `hosts`? See gallery lab up --help."),
+    ],
+)
+def test_bad_input_ends_with_2_and_makes_nothing(cache: Path, words: list[str], message: str) -> None:
+    done = gallery("lab", "up", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+    assert not list(cache.rglob("*.json"))
+
+
+def without_rights(*command: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """A command as root without the capabilities of root."""
+    if os.geteuid() == 0:
+        command = ("setpriv", f"--bounding-set=-all{''.join(f',+{name}' for name in more)}", "--inh-caps=-all", *command)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_without_root_a_user_namespace_does_it(cache: Path) -> None:
+    if subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True).returncode:
+        pytest.skip("this machine allows no user namespaces: sysctl -w user.max_user_namespaces=10000")
+    before = machine()
+    rights = ("setfcap",)  # without it the kernel lets nobody stand for root
+    done = without_rights(*GALLERY, "lab", "up", more=rights)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert " in a user namespace\n" in done.stdout
+    lab_id = kept(cache)["id"]
+    done = without_rights(*GALLERY, "lab", "run", "--no-torchrun", "--", "sh", "-c", "ip -4 -br address show eth0", more=rights)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["10.77.0.1/24", "10.77.0.2/24"]
+    assert without_rights(*GALLERY, "lab", "down", more=rights).returncode == 0
+    assert_nothing_is_left(cache, lab_id, before)
+
+
+def test_where_no_namespace_can_be_made_one_message_says_what_is_needed(cache: Path) -> None:
+    limited = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", limited, "sh", *GALLERY, "lab", "up"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "max_net_namespaces" in done.stderr and "error: " not in done.stderr:
+        pytest.skip(f"the limit of namespaces cannot be set here ({done.stderr.strip()}): run where user namespaces are allowed")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: the kernel lets this user make no network namespaces (No space left on device).")
+    assert "Needed: root " in done.stderr and "sysctl -w user.max_user_namespaces" in done.stderr and done.stderr.count("\n") == 1
+    assert processes_of(cache) == []
+    assert not list(cache.rglob("*.json"))
+
+
+def test_a_missing_command_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(requirements, "_SYSTEM_FOLDERS", str(tmp_path))
+    with pytest.raises(LabUnavailable, match="a lab needs the command `ip`, which is not here: apt-get install iproute2"):
+        Lab(2).up()
+    assert not list(cache.rglob("*.json"))
+
+
+def test_an_interrupted_up_leaves_nothing(cache: Path) -> None:
+    process = start_gallery("lab", "up", "--hosts", "24")
+    wait_until(lambda: (cache / "lab" / "lab.json").exists() and kept(cache)["keeper"])
+    lab_id = kept(cache)["id"]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert processes_of(cache) == []
+    assert cgroups(lab_id) == []
+    assert not (cache / "lab" / "lab.json").exists()

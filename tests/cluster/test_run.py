@@ -1,0 +1,109 @@
+"""`gallery lab run`: the same command on every host, what it is told, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cluster.conftest import gallery, processes_of, start_gallery, wait_until
+
+pytestmark = pytest.mark.cluster
+
+ALL_REDUCE = """
+import os, sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.full((250_000,), float(dist.get_rank() + 1))
+dist.all_reduce(total)
+print("sum", total.unique().tolist(), "at", os.environ["MASTER_ADDR"], sys.argv[1], flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def lab() -> str:
+    """The name of a lab of two hosts that is up."""
+    done = gallery("lab", "up", "--rate", "100mbit")
+    assert done.returncode == 0, done.stderr
+    return "lab"
+
+
+def run_plain(*command: str) -> list[str]:
+    return ["lab", "run", "--no-torchrun", "--", *command]
+
+
+def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str) -> None:
+    done = gallery(
+        *run_plain("sh", "-c", "echo $NODE_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME $TP_SOCKET_IFNAME; echo --x >&2")
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        "host0 | --x",
+        "host0 | 0/2 10.77.0.1:29400 eth0 eth0",
+        "host1 | --x",
+        "host1 | 1/2 10.77.0.1:29400 eth0 eth0",
+    ]
+
+
+def test_when_one_fails_the_others_are_ended(lab: str, cache: Path) -> None:
+    began = time.monotonic()
+    done = gallery(*run_plain("sh", "-c", "if [ $NODE_RANK = 1 ]; then exit 7; fi; sleep 100"))
+    assert done.returncode == 1
+    assert done.stderr == "error: host1 ended with exit code 7. The commands on the other hosts have been ended.\n"
+    assert time.monotonic() < began + 20
+    assert len(processes_of(cache)) == 1  # the keeper
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_everything_that_was_started(lab: str, cache: Path, sent: signal.Signals, code: int) -> None:
+    process = start_gallery(*run_plain("sh", "-c", "sleep 100 & setsid sleep 100 & echo started; wait"))
+    assert process.stdout is not None
+    assert {process.stdout.readline(), process.stdout.readline()} == {"host0 | started\n", "host1 | started\n"}
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (code, "interrupted: every process of the run has been ended.\n")
+    assert len(processes_of(cache)) == 1
+
+
+def test_a_killed_command_leaves_no_process_behind(lab: str, cache: Path) -> None:
+    process = start_gallery(*run_plain("sh", "-c", "setsid sleep 100 & echo started; wait"))
+    assert process.stdout is not None
+    assert {process.stdout.readline(), process.stdout.readline()} == {"host0 | started\n", "host1 | started\n"}
+    process.kill()
+    process.communicate()
+    wait_until(lambda: len(processes_of(cache)) == 1)
+    assert gallery("lab", "status").stdout.count(" 0\n") == 2  # the lab is up, and no process in a host
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lab", "run"], "gallery lab run needs what it is to run, behind two dashes: gallery lab run -- train.py --lr 0.1"),
+        (
+            ["lab", "run", "--", "missing.py"],
+            "the script missing.py does not exist. A command that is no Python script: gallery lab run --no-tor",
+        ),
+        (["lab", "run", "--no-torchrun", "--", "no-such-command"], "the command `no-such-command` is not on this machine."),
+        (["lab", "up"], "a lab `lab` is up already. Take it down (gallery lab down --name lab), or choose another name."),
+        (["lab", "run", "--name", "lba", "--", "x.py"], "no lab `lba` is up. Did you mean `lab`? There are: lab."),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(lab: str, cache: Path, words: list[str], message: str) -> None:
+    done = gallery(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+    assert len(processes_of(cache)) == 1
+
+
+@pytest.mark.slow
+def test_torch_sums_over_the_hosts(lab: str, tmp_path: Path) -> None:
+    script = tmp_path / "all_reduce.py"
+    script.write_text(ALL_REDUCE)
+    done = gallery("lab", "run", "--nproc_per_node", "1", "--", str(script), "--flag", timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "sum" in line]
+    assert sorted(lines) == [f"host{host} | sum [3.0] at 10.77.0.1 --flag" for host in range(2)]
