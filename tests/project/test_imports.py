@@ -73,7 +73,7 @@ def test_downward_imports_and_those_within_a_room_pass(planted, module, source):
 
 
 def test_rooms_side_by_side_above_the_parts_do_not_import_each_other(planted):
-    assert "neighbour" in planted("launcher.py", "from gallery_lib.script import run_script").stdout
+    assert "neighbour" in planted("worker.py", "from gallery_lib.script import run_script").stdout
 
 
 def test_the_package_does_not_import_what_stands_on_it(planted):
