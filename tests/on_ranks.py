@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from ranks import connect
@@ -231,7 +232,7 @@ def digits(values: dict[str, Any], seed: int, epochs: int, spike: float = 0.0) -
 
 
 def automatic(values: dict[str, Any]) -> list[bool]:
-    """Whether DDP is accelerated: by the import, after disable(), after enable() again; and for a model of a subclass."""
+    """Whether DDP is accelerated: by the import, after disable(), after enable() again; and in a process group of its own."""
     import gallery_lib.comm.auto as auto
 
     auto.options = options_of(values)
@@ -241,6 +242,11 @@ def automatic(values: dict[str, Any]) -> list[bool]:
         model = DDP(stack([4, 3]))
         model(batch(0, 4)).sum().backward()
         found.append(bool(model._comm_hooks))
+    for rank in range(dist.get_world_size()):
+        group = dist.new_group([rank])
+        if rank == dist.get_rank():
+            with pytest.warns(UserWarning, match="not in the default process group"):
+                found.append(bool(DDP(stack([4, 3]), process_group=group)._comm_hooks))
     auto.disable()
     return found
 

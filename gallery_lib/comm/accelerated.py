@@ -40,6 +40,17 @@ def _arguments(model: nn.parallel.DistributedDataParallel, options: Comm) -> dic
     return chosen
 
 
+def obstacle(model: nn.parallel.DistributedDataParallel, hooked: bool = True) -> str:
+    """Why the model has to stay as it is, or ''; `hooked`: when a communication hook is wanted."""
+    if getattr(model, _REDUCER, None) is None and model._comm_hooks:
+        return "it has a communication hook of its own (register_comm_hook)"
+    if model.mixed_precision is not None:
+        return "it has DDP's mixed_precision, which autocast does as well"
+    if hooked and dist.get_process_group_ranks(model.process_group) != list(range(dist.get_world_size())):
+        return "it is not in the default process group of all ranks"
+    return ""
+
+
 def accelerate_ddp(model: nn.parallel.DistributedDataParallel, options: Comm | None = None) -> nn.parallel.DistributedDataParallel:
     """Have `model` average its gradients as `options` say (`Comm()` when left out). A collective call; returns `model` itself.
 
@@ -51,13 +62,9 @@ def accelerate_ddp(model: nn.parallel.DistributedDataParallel, options: Comm | N
     if not isinstance(model, DDP):
         raise InputError(f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first.")
     before: GradientReducer | None = getattr(model, _REDUCER, None)
-    if before is None and model._comm_hooks:
-        raise InputError("the model has a communication hook of its own (register_comm_hook). Use that one, or accelerate_ddp().")
-    if model.mixed_precision is not None:
-        raise InputError("accelerate_ddp() does not go together with DDP's mixed_precision. Use autocast, or leave it as it is.")
     hooked = needs_hook(options)
-    if hooked and dist.get_process_group_ranks(model.process_group) != list(range(dist.get_world_size())):
-        raise InputError("only a model in the default process group of all ranks can be accelerated in this way.")
+    if reason := obstacle(model, hooked):
+        raise InputError(f"this model cannot be accelerated in this way: {reason}.")
     if options.wire == "powersgd" and (options.hierarchical or options.streams > 1):
         raise InputError("wire=powersgd does not go together with hierarchical or several streams. Leave these off.")
     if before is not None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import warnings
 from typing import Any
 
 from torch import nn
 
+from gallery_lib.comm.accelerated import obstacle
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError, did_you_mean
@@ -41,7 +43,10 @@ options = _from_environment()
 @functools.wraps(_plain)
 def _accelerated(self: nn.parallel.DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
     _plain(self, *args, **kwargs)
-    apply(self, options)
+    if reason := obstacle(self):
+        warnings.warn(f"gallery_lib.comm.auto leaves this DistributedDataParallel as it is: {reason}.", stacklevel=2)
+    else:
+        apply(self, options)
 
 
 def enable() -> None:

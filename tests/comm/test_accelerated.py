@@ -109,14 +109,14 @@ def test_training_goes_on_from_a_checkpoint_with_what_error_feedback_keeps(two_b
 
 
 def test_the_import_accelerates_and_can_be_undone(two_by_two: Ranks) -> None:
-    assert two_by_two.call("automatic", {"streams": 2}) == [[True, False, True]] * 4
+    assert two_by_two.call("automatic", {"streams": 2}) == [[True, False, True, False]] * 4
 
 
 @pytest.mark.parametrize(
     ("values", "what", "message"),
     [
         ({}, "plain module", "takes a DistributedDataParallel, and got a Sequential"),
-        ({"streams": 2}, "own hook", "a communication hook of its own"),
+        ({"streams": 2}, "own hook", "it has a communication hook of its own"),
         ({"wire": "powersgd", "streams": 2}, "", "does not go together"),
         ({"wire": "int4"}, "", "wire='int4' must be"),
         ({"stream": 2}, "", "did you mean `streams`"),
