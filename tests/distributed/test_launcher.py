@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tiny_task import config
+from worker_processes import workers_of
 
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import InputError, RunFailed
@@ -39,14 +40,6 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-def workers_of(process: psutil.Process) -> list[psutil.Process]:
-    return [
-        p
-        for p in process.children(recursive=True)
-        if "gallery_lib.worker" in p.cmdline() and not {"torch.distributed.run", "gallery_lib.spawn"} & set(p.cmdline())
-    ]
 
 
 @pytest.mark.slow

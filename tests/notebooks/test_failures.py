@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from worker_processes import workers_of
 
 SMALL = {"image_size": 32, "batch_size": 8, "rounds": 4, "block_steps": 3}
 
@@ -59,14 +60,7 @@ def test_killing_a_worker_fails_the_notebook_with_the_reason_and_leaves_no_proce
     while victim is None:
         assert time.monotonic() < deadline, "no worker was started"
         assert running.poll() is None
-        everyone = me.children(recursive=True)
-        for process in everyone:
-            try:
-                forked = process.cmdline()[1:3] == ["-m", "gallery_lib.spawn"] and process.parent().cmdline() == process.cmdline()
-            except (psutil.NoSuchProcess, psutil.AccessDenied, AttributeError):
-                continue
-            if forked:
-                victim = process
+        victim = next(iter(workers_of(me)), None)
         time.sleep(0.05)
     time.sleep(2)
     everyone = me.children(recursive=True)
