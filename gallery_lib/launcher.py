@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gallery_lib
 from gallery_lib import hardware, options, paths, tasks
 from gallery_lib.compiler import allocator, toggle
 from gallery_lib.compiler.backend import cache_environment
@@ -32,7 +31,7 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.log import last_step
 from gallery_lib.precision import autocast_dtype
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE, end_supervised, interruptible
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, end_supervised, interruptible, search_path
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results
 from gallery_lib.spawn import HELD_FILE, HELD_VARIABLE
@@ -104,12 +103,10 @@ class Job:
         self.last_lines: deque[str] = deque(maxlen=20)
         self._show_log = show_log
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
-        package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
-        search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
         with self._torchrun_log.open("w") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gallery_lib.supervisor", *command],
-                env={**os.environ, "PYTHONPATH": search_path, LAUNCHED_AT_VARIABLE: repr(time.time()), **environment},
+                env={**os.environ, "PYTHONPATH": search_path(), LAUNCHED_AT_VARIABLE: repr(time.time()), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

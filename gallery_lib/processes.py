@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import Interrupted
@@ -30,6 +31,12 @@ LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+
+
+def search_path() -> str:
+    """PYTHONPATH for processes that import this package, wherever it lies."""
+    package_root = str(Path(__file__).resolve().parent.parent)
+    return os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
 
 
 def _prctl(operation: int, value: int) -> bool:

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import gallery_lib
 from gallery_lib import hardware
 from gallery_lib.compiler.backend import cache_environment
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.processes import end_supervised, interruptible
+from gallery_lib.processes import end_supervised, interruptible, search_path
 
 _LAST_LINES = 20
 
@@ -37,15 +36,13 @@ def run_script(path: Path | str, arguments: Sequence[str] = (), *, processes: in
         raise InputError(f"processes={processes}: this host has {devices} device(s).")
     shown = ["python", path.name] if processes is None else ["torchrun", f"--nproc_per_node={processes}", path.name]
     print("$ " + shlex.join([*shown, *arguments]), flush=True)
-    package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
-    search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
     threads = str(max(1, hardware.cores() // (processes or 1)))
     with TemporaryDirectory() as logs:
         torchrun = ["-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--log-dir={logs}"]
         start = [] if processes is None else [*torchrun, f"--nproc-per-node={processes}"]
         with subprocess.Popen(
             [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, *start, str(path), *arguments],
-            env={**os.environ, **cache_environment(), "PYTHONPATH": search_path, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **cache_environment(), "PYTHONPATH": search_path(), "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import gallery_lib
+from gallery_lib.processes import search_path
 
 SECONDS = 120.0
 
@@ -28,7 +28,7 @@ class Ranks:
         self._folder = TemporaryDirectory()
         self._key = secrets.token_bytes(16)
         listener = Listener(str(Path(self._folder.name) / "socket"), authkey=self._key)
-        paths = [str(Path(gallery_lib.__file__).parent.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        paths = [search_path(), str(Path(__file__).parent)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
         arguments = [str(listener.address), self._key.hex(), str(processes // hosts)]
         command = [sys.executable, "-m", "gallery_lib.spawn", str(processes), self._folder.name, "on_ranks", *arguments]

@@ -23,14 +23,13 @@ from typing import Literal
 import psutil
 import yaml
 
-import gallery_lib
 from gallery_lib.batch import evidence
 from gallery_lib.batch.evidence import LOG_FILE, RUNS_FOLDER, Ended, Outcome
 from gallery_lib.batch.plan import Planned
 from gallery_lib.batch.shares import Share
 from gallery_lib.config import BatchConfig
 from gallery_lib.log import last_step
-from gallery_lib.processes import end_supervised
+from gallery_lib.processes import end_supervised, search_path
 
 LOOK_FOR_PROCESSES_SECONDS = 1.0
 """How often a watched notebook's processes are listed anew; listing them takes milliseconds, asking each microseconds."""
@@ -72,9 +71,7 @@ class Execution:
         (folder / PARAMETERS_FILE).write_text(yaml.safe_dump(planned.parameters))  # the values keep their types
         command = [sys.executable, "-m", "papermill", str(planned.path), str(self.executed), "-f", str(folder / PARAMETERS_FILE)]
         command += ["--cwd", str(planned.path.parent), "--log-output", "--no-progress-bar"]
-        package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
-        search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
-        own = {"PYTHONPATH": search_path, "GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER), "PYTHONUNBUFFERED": "1"}
+        own = {"PYTHONPATH": search_path(), "GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER), "PYTHONUNBUFFERED": "1"}
         self._command = [sys.executable, "-m", "gallery_lib.supervisor", *share.prefix, *command]
         self._environment = {**os.environ, **own, **share.environment}
         self._oom_kills_before = evidence.oom_kills()

@@ -20,7 +20,7 @@ from gallery_lib.batch.notebook_file import read_notebook
 STALE = " (stale)"
 """The mark of a figure that was measured with other code than what is here, or with code that was not recorded."""
 _SOURCES = (".py", ".cu", ".cuh")
-_NOT_MEASURED = ("batch", "report", "site", "cli.py", "completion.py", "lab.py", "pack.py")
+_NOT_MEASURED = ("batch", "report", "site", "cli.py", "commands", "completion.py", "lab.py", "pack.py")
 
 
 def package_sources(package: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.cluster.lab.lab import search_path
+from gallery_lib.processes import search_path
 
 _TRY = """
 ip link add name bridge type bridge && ip link add name one type veth peer name other &&

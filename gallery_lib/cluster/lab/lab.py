@@ -17,23 +17,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import gallery_lib
 from gallery_lib import hardware, options
 from gallery_lib.cluster.lab import cpu, keeper, namespaces, network, rates, remains, requirements, state
 from gallery_lib.cluster.lab.requirements import LabUnavailable
 from gallery_lib.cluster.lab.state import Host, State
 from gallery_lib.config import LabConfig
 from gallery_lib.errors import InputError, RunFailed, did_you_mean
-from gallery_lib.processes import end_supervised
-
-
-def search_path() -> str:
-    """PYTHONPATH for processes that import this package."""
-    package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
-    return os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
+from gallery_lib.processes import end_supervised, search_path
 
 
 def _planned(config: LabConfig, lab_id: str) -> State:

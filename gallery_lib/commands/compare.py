@@ -1,0 +1,46 @@
+"""`gallery compare`: baseline against accelerated backend; or two batches."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.options import CommandLine
+
+
+def _compare_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("batches", nargs="*", metavar="BATCH", help="none, or two: before and after, instead of any option")
+
+
+LINE = CommandLine(
+    "gallery compare",
+    "Train a task as baseline and with the accelerated backend, in turns, and say what the difference is.\n"
+    "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or files in benchmarks/results/, compares those.",
+    (TrainConfig, LaunchConfig, CompareConfig),
+    _compare_operands,
+    {"compiler_opt": False, "dry_run": False},
+)
+
+
+def _compare_batches(before: str, after: str) -> int:
+    from gallery_lib.batch import changes
+
+    batches = changes.read_batch(before), changes.read_batch(after)
+    print(changes.text(*batches))
+    return 1 if any(change.regression for change in changes.changes(*batches)) else 0
+
+
+def main(arguments: Sequence[str]) -> int | None:
+    """Carry out the command with these words behind it; returns the exit code."""
+    config, launch_config, compare_config, namespace = LINE.parse(arguments)
+    if namespace.batches:
+        if len(arguments) != 2 or len(namespace.batches) != 2:
+            raise InputError(f"gallery compare takes two batches and no option, or options alone; got {' '.join(arguments)}.")
+        return _compare_batches(*namespace.batches)
+    from gallery_lib.measure.compare import compare_backend
+    from gallery_lib.report import tables
+
+    print(tables.comparison_text(compare_backend(config, launch_config, compare_config)))
+    return None
