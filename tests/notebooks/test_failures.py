@@ -1,5 +1,6 @@
 """The shipped ResNet-50 notebook when something is wrong: a bad parameter, a killed worker."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -56,15 +57,17 @@ def test_killing_a_worker_fails_the_notebook_with_the_reason_and_leaves_no_proce
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **kernel})
     me = psutil.Process(running.pid)
     deadline = time.monotonic() + 120
-    victim = None
-    while victim is None:
-        assert time.monotonic() < deadline, "no worker was started"
+    killed = False
+    while not killed:  # some workers, such as those of the float64 reference, have ended before they can be killed
+        assert time.monotonic() < deadline, "no worker lasted long enough to be killed"
         assert running.poll() is None
         victim = next(iter(workers_of(me)), None)
-        time.sleep(0.05)
-    time.sleep(2)
-    everyone = me.children(recursive=True)
-    victim.kill()
+        time.sleep(2 if victim else 0.05)
+        everyone = me.children(recursive=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if victim and victim.status() != psutil.STATUS_ZOMBIE:
+                victim.kill()
+                killed = True
     _, errors = running.communicate(timeout=60)
     assert running.returncode != 0
     assert "did not finish" in errors

@@ -100,6 +100,7 @@ import sys
 import torch
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import distribute
+from gallery_lib.config import Comm
 from gallery_lib.models.speaker_encoder import SpeakerEncoder
 from gallery_lib.tasks.domains import speaker_verification
 
@@ -108,7 +109,7 @@ torch.manual_seed(0)
 model = SpeakerEncoder(dims=4, hidden=16, projection=8).double()
 features = torch.randn(8, 2, 6, 4, dtype=torch.float64)
 share = features.chunk(process_group.world_size())[process_group.rank()]
-wrapped = distribute(model, torch.device("cpu")) if process_group.world_size() > 1 else model
+wrapped = distribute(model, torch.device("cpu"), Comm()) if process_group.world_size() > 1 else model
 optimizer = torch.optim.RAdam(wrapped.parameters(), lr=1e-2)
 losses = []
 for _ in range(3):
