@@ -22,6 +22,7 @@ from gallery_lib.comm.ddp import distribute
 from gallery_lib.compiler import allocator
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.first_call import announce_first_call
+from gallery_lib.compiler.fused_batch_norm import fuse_batchnorm
 from gallery_lib.compiler.layout import memory_format
 from gallery_lib.compiler.toggle import kernels_enabled
 from gallery_lib.config import Config
@@ -71,6 +72,8 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
         done["kernels"] = f"not used, {reason}"
         if device.type == "cuda" and kernels_enabled():
             fallback.announce(reason)
+    elif config.compute.kernels and layout is torch.channels_last and (fusion := fuse_batchnorm(model)).relu + fusion.add_relu:
+        done["batch norm"] = str(fusion)
     batches = None if loader is None else DeviceLoader(loader, device, layout, config.loader)
     if config.tune.enabled:
         tune_at_first_step(model, config, device, done, lambda candidate: _follow(candidate, done, batches))

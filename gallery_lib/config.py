@@ -231,7 +231,7 @@ class NotebookConfig:
 class WalkConfig:
     """The parameters of the notebook data_parallel; sizes default to the seed's on a GPU, to small ones on a CPU."""
 
-    images: int | None = option(None, "random training images; default: 6400 on a GPU, else 160", unit="images", minimum=8)
+    images: int | None = option(None, "random training images; default: 6400 on a GPU, else 128", unit="images", minimum=8)
     image_size: int | None = option(
         None, "height and width of the images; default: 224 on a GPU, else 64", unit="pixels", minimum=32, maximum=1024
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import batch_norm_launch as plan
 from gallery_lib.kernels import batch_norm_rules as rules
-from gallery_lib.kernels import fallback, launch
+from gallery_lib.kernels import calls, fallback, launch
 from gallery_lib.kernels.batch_norm_rules import Channels, Running
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 
@@ -72,8 +72,20 @@ def batch_norm_relu(
     return operators.batch_norm_relu(x, residual, *statistics, weight, bias)
 
 
-def _kernels_run(x: Tensor) -> bool:
+def _kernels_run(x: Tensor, *_: Any) -> bool:
     return x.dtype in ELEMENTS and fallback.kernels_run(x.device)
+
+
+def _combine_kernel_runs(counts: Tensor, means: Tensor, *_: Any) -> bool:
+    return means.dtype is torch.float32 and fallback.kernels_run(means.device)
+
+
+def _gradient_kernel_runs(gradient: Tensor, masked: bool, x: Tensor, *_: Any) -> bool:
+    return _kernels_run(x)
+
+
+def _sums_kernel_runs(gradient: Tensor, x: Tensor, *_: Any) -> bool:
+    return _kernels_run(x)
 
 
 def _laid_out(tensor: Tensor) -> Tensor:
@@ -122,7 +134,7 @@ def _combine_on_cpu(
 
 def _combine_on_cuda(counts: Tensor, means: Tensor, squares: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """As `_combine_on_cpu`, with its arguments."""
-    if means.dtype is not torch.float32 or not fallback.kernels_run(means.device):
+    if not _combine_kernel_runs(counts, means):
         return _combine_on_cpu(counts, means, squares, *rest)
     *running, eps = rest
     counts, means, squares = counts.contiguous(), means.contiguous(), squares.contiguous()
@@ -207,16 +219,16 @@ def _gradient_on_cuda(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> 
     return of_x
 
 
-for _name, _on_cpu, _on_cuda in (
-    ("batch_norm_partial", rules.partial, _partial_on_cuda),
-    ("batch_norm_combine_", _combine_on_cpu, _combine_on_cuda),
-    ("batch_norm_statistics_", _statistics_on_cpu, _statistics_on_cuda),
-    ("batch_norm_relu", _relu_on_cpu, _relu_on_cuda),
-    ("batch_norm_relu_sums", _sums_on_cpu, _sums_on_cuda),
-    ("batch_norm_relu_gradient", _gradient_on_cpu, _gradient_on_cuda),
+for _name, _on_cpu, _on_cuda, _is_kernel in (
+    ("batch_norm_partial", rules.partial, _partial_on_cuda, _kernels_run),
+    ("batch_norm_combine_", _combine_on_cpu, _combine_on_cuda, _combine_kernel_runs),
+    ("batch_norm_statistics_", _statistics_on_cpu, _statistics_on_cuda, _kernels_run),
+    ("batch_norm_relu", _relu_on_cpu, _relu_on_cuda, _kernels_run),
+    ("batch_norm_relu_sums", _sums_on_cpu, _sums_on_cuda, _sums_kernel_runs),
+    ("batch_norm_relu_gradient", _gradient_on_cpu, _gradient_on_cuda, _gradient_kernel_runs),
 ):
-    torch.library.impl(f"gallery::{_name}", "cpu", _on_cpu)
-    torch.library.impl(f"gallery::{_name}", "cuda", _on_cuda)
+    torch.library.impl(f"gallery::{_name}", "cpu", calls.counted(_name, _on_cpu))
+    torch.library.impl(f"gallery::{_name}", "cuda", calls.counted(_name, _on_cuda, _is_kernel))
 
 
 @torch.library.register_fake("gallery::batch_norm_partial")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 KERNEL, PLAIN_TORCH = "own kernel", "plain torch"
 _COUNTS: Counter[tuple[str, str]] = Counter()
@@ -11,6 +13,16 @@ _COUNTS: Counter[tuple[str, str]] = Counter()
 def ran(operator: str, how: str) -> None:
     """`operator` has just run as KERNEL or as PLAIN_TORCH."""
     _COUNTS[operator, how] += 1
+
+
+def counted(operator: str, implementation: Callable[..., Any], is_kernel: Callable[..., bool] | None = None) -> Callable[..., Any]:
+    """`implementation`, counted each time; as a kernel where `is_kernel` of the same arguments says so, else as plain torch."""
+
+    def call(*arguments: Any) -> Any:
+        ran(operator, KERNEL if is_kernel is not None and is_kernel(*arguments) else PLAIN_TORCH)
+        return implementation(*arguments)
+
+    return call
 
 
 def counts() -> Counter[tuple[str, str]]:

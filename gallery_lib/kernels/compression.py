@@ -11,12 +11,13 @@ waited for.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.kernels import fallback, launch
+from gallery_lib.kernels import calls, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 from gallery_lib.kernels.launch import THREADS, Launch
 
@@ -164,8 +165,12 @@ def accumulate_(sum: Tensor, packed: Tensor, wire: str, *, factor: float = 1.0, 
     torch.autograd.graph.increment_version(sum)
 
 
+def _kernel_runs(buffer: Tensor, *_: Any) -> bool:
+    return fallback.kernels_run(buffer.device)
+
+
 def _pack_on_cuda(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
-    if not fallback.kernels_run(gradient.device):
+    if not _kernel_runs(gradient):
         return reference_pack(gradient, error, wire)
     packed = torch.empty(packed_bytes(gradient.numel(), wire), dtype=torch.uint8, device=gradient.device)
     launch.run(pack_launch(gradient, error, wire, packed), gradient.device)
@@ -173,17 +178,19 @@ def _pack_on_cuda(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
 
 
 def _accumulate_on_cuda(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
-    if not fallback.kernels_run(sum.device):
+    if not _kernel_runs(sum):
         return reference_accumulate(sum, packed, wire, factor, add)
     if packed.data_ptr() % _ALIGNMENT:
         packed = packed.clone()
     return launch.run(accumulate_launch(sum, packed, wire, factor, add), sum.device)
 
 
-torch.library.impl("gallery::pack_gradient_", "cpu", reference_pack)
-torch.library.impl("gallery::pack_gradient_", "cuda", _pack_on_cuda)
-torch.library.impl("gallery::accumulate_gradient_", "cpu", reference_accumulate)
-torch.library.impl("gallery::accumulate_gradient_", "cuda", _accumulate_on_cuda)
+for _name, _on_cpu, _on_cuda in (
+    ("pack_gradient_", reference_pack, _pack_on_cuda),
+    ("accumulate_gradient_", reference_accumulate, _accumulate_on_cuda),
+):
+    torch.library.impl(f"gallery::{_name}", "cpu", calls.counted(_name, _on_cpu))
+    torch.library.impl(f"gallery::{_name}", "cuda", calls.counted(_name, _on_cuda, _kernel_runs))
 
 
 @torch.library.register_fake("gallery::pack_gradient_")

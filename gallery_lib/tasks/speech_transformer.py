@@ -49,6 +49,6 @@ TASK = Task(
     # decoder 0.50, the rest of the decoder 0.37, output 0.03), two FLOPs each; backward costs twice as much as forward
     flops_per_sample=24.7e9,
     where_time_goes="in matrix products of its linear layers, most of them the encoder's, and at small batches in Adam",
-    quick={"batch_size": 8, "sequence_length": 40, "rounds": 6, "block_steps": 5, "parity_steps": 2},
+    quick={"batch_size": 8, "sequence_length": 40, "rounds": 6, "block_steps": 4, "parity_steps": 2},
     full={"batch_size": 32, "sequence_length": 160, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
 )

@@ -5,6 +5,7 @@ On the CPU a run uses none; these tests ask for them there, where plain torch st
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 import torch
 import without_dropout
 from small_tasks import SMALL
+from torch import nn
 
 from gallery_lib import hardware
+from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import backend, kernels_enabled
-from gallery_lib.config import TrainConfig
+from gallery_lib.config import Compute, Config, Memory, TrainConfig
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels import calls, usage
@@ -26,6 +29,7 @@ from gallery_lib.tasks.domains import language_modelling
 from gallery_lib.train import Observer, train
 
 STEPS, HELD_OUT_BATCHES = 12, 8
+BATCH_NORM = {"batch_norm_statistics_", "batch_norm_relu", "batch_norm_relu_sums", "batch_norm_relu_gradient"}
 
 
 @pytest.fixture
@@ -135,6 +139,23 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
     torch.testing.assert_close(ours[1], expected[1], rtol=2**-7, atol=1e-6)
 
 
+@pytest.mark.parametrize(("compute", "layout", "fused"), [(True, "auto", True), (False, "auto", False), (True, "contiguous", False)])
+def test_accelerate_fuses_batch_norm_where_our_operators_run(compute, layout, fused, nothing_compiled, monkeypatch):
+    monkeypatch.setenv("GALLERY_COMPILER_OPT", "1")
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    config = Config(compute=Compute(kernels=compute), memory=Memory(layout=layout))
+    with usage.on_cpu_too():
+        model, _ = accelerate(copy.deepcopy(plain), config=config)
+    assert techniques(model).get("batch norm") == (
+        "1 BatchNorm + ReLU and 0 BatchNorm + add + ReLU fused, 0 batch norms left as they are" if fused else None
+    )
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    images, before = torch.randn(2, 3, 8, 8), calls.counts()
+    torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), plain(images))
+    assert {operator for operator, _ in calls.counts() - before} == ({"batch_norm_statistics_", "batch_norm_relu"} if fused else set())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "speech_transformer", "pytorch_unet"])
 def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compiled):
@@ -146,7 +167,9 @@ def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compi
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-3)
     images, rows = name in ("resnet18", "pytorch_unet"), name != "pytorch_unet"
     expected = {"optimizer_step_"} | ({"prepare_images"} if images else set())
-    assert set(ran(ours)) == expected | ({"cross_entropy_rows", "cross_entropy_gradient"} if rows else set())
+    expected |= {"cross_entropy_rows", "cross_entropy_gradient"} if rows else set()
+    assert set(ran(ours)) == expected | (BATCH_NORM if images else set())
+    assert ("batch norm" in ours.techniques, "batch norm" in theirs.techniques) == (images, False)
 
 
 @pytest.mark.gpu
