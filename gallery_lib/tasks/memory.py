@@ -4,7 +4,8 @@
 
 An estimate: weights, gradients (with several processes also the buckets that they are sent in) and optimizer state
 from the number of parameters, activations from what a task declares per sample at its own size, in fp32: the bytes
-that autograd keeps between forward and backward, which the command above counts. A process that is being compared keeps
+that autograd keeps between forward and backward, and the largest of them once more, since its gradient comes while most is still
+there (a language model's logits). The command above counts them. A process that is being compared keeps
 a copy of its weights for a while. GPUs are not asked about their memory: that would initialise CUDA in the wrong process.
 """
 
@@ -28,7 +29,7 @@ _RESERVE = 0.05  # of the memory, for everything else
 
 
 def activation_bytes(task: Task, batch: Any, samples: int) -> int:
-    """Bytes per sample that autograd keeps of a forward pass over `batch`, which has `samples` samples, on the CPU."""
+    """Bytes per sample that a step over `batch`, which has `samples` samples, takes for activations, on the CPU."""
     model = task.build_model().train()
     own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}  # by storage; the tensors stay referenced, so that no storage is counted for another
@@ -40,7 +41,8 @@ def activation_bytes(task: Task, batch: Any, samples: int) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         task.loss(model, batch)
-    return sum(value.untyped_storage().nbytes() for value in kept.values()) // samples
+    sizes = [value.untyped_storage().nbytes() for value in kept.values()]
+    return (sum(sizes) + max(sizes)) // samples
 
 
 def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = False) -> int:

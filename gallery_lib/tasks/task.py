@@ -49,7 +49,7 @@ class Task:
     flops_per_sample: float  # forward and backward, at the task's own input size
     chance: Callable[[Splits], dict[str, float]]  # the metrics of a model that has learned nothing
     parameters: int | None = None  # number of trained values
-    activation_bytes_per_sample: int = 0  # kept for the backward pass at the task's own size, in fp32 (see memory.py)
+    activation_bytes_per_sample: int = 0  # for activations, at the task's own size, in fp32 (see memory.py)
     where_time_goes: str = ""  # what a step's time is spent on, in a sentence
     quick: dict[str, Any] = field(default_factory=dict)  # options for a demonstration on a few cores
     full: dict[str, Any] = field(default_factory=dict)  # options for a GPU
