@@ -191,3 +191,13 @@ def test_batches_have_the_same_bits_on_a_gpu(cuda_kernels, monkeypatch):
     ours = finish_batch(batch, torch.channels_last)[0]
     monkeypatch.setenv("GALLERY_KERNELS", "0")
     assert torch.equal(ours, finish_batch(batch, torch.channels_last)[0])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_resnet_trains_with_the_batch_norm_kernels(cuda_kernels, nothing_compiled):
+    config = TrainConfig(
+        model="resnet18", seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False, compiler_opt=True, **SMALL["resnet18"]
+    )
+    ours, theirs = train(config), train(dataclasses.replace(config, kernels=False))
+    assert losses(ours) == pytest.approx(losses(theirs), rel=3e-3)
+    assert {ran(ours)[operator].split(",")[0] for operator in BATCH_NORM} == {"own kernel"}
