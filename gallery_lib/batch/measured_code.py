@@ -36,8 +36,9 @@ def scripts_of(notebook: Path) -> list[Path]:
 def _measured(package: Path, notebook: Path) -> Iterator[Path]:
     others = {path.stem for path in notebook.parent.glob("*.ipynb")} - {notebook.stem}
     for path in package_sources(package):
-        room, *rest = path.relative_to(package).parts
-        if room not in _NOT_MEASURED and not (room == "tasks" and len(rest) == 1 and path.stem in others):
+        inside = path.relative_to(package)
+        of_another = inside.parent == Path("tasks") and path.stem in others
+        if not of_another and not any(inside.is_relative_to(room) for room in _NOT_MEASURED):
             yield path
 
 
