@@ -1,7 +1,7 @@
 """Replays timelines in the processes that torchrun starts: DDP's own way of averaging gradients and others, in turns.
 
-    torchrun … benchmarks/ddp_replay.py --out FOLDER turns TIMELINE.json …      every way takes turns
-    torchrun … benchmarks/ddp_replay.py --out FOLDER tuned TIMELINE.json …      the tuner chooses, then DDP's own way and its choice take turns
+    torchrun … benchmarks/ddp_replay.py turns TIMELINE.json … --out FOLDER    every way takes turns
+    torchrun … benchmarks/ddp_replay.py tuned TIMELINE.json … --out FOLDER    the tuner chooses; then DDP's own way and its choice do
 
 Communication is that of the network between the processes, computation is waiting: see gallery_lib/measure/replay. Rank 0 writes
 FOLDER/NAME.json for each TIMELINE NAME.json, as soon as it is measured. `ddp_lab.py` starts this on the hosts of a lab.
