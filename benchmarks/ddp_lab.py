@@ -47,6 +47,8 @@ WHAT_IT_IS = (
     "computation is waiting, multiplied by `stretch`; times are divided by `stretch`. What this machine's own cores and memory do "
     "(sockets, copies, sums, all that stays within a host) is not stretched, so it counts for `stretch` times less than it takes here."
 )
+_PROCESS_BYTES = 300e6
+"""Of a process with torch in it, on its own."""
 COLUMNS = (
     *("model", "hosts", "ranks", "rate", "stretch", "batch_size", "timeline", "step_seconds_alone", "ddp_step_seconds"),
     *("chosen", "chosen_step_seconds", "acc_ratio", "acc_ratio_low", "acc_ratio_high", "ddp_acc"),
@@ -81,6 +83,22 @@ def replayed(files: Sequence[Path], action: str, config: ReplayConfig, lab: LabC
     on_a_lab(stretched(lab, config.stretch), processes.ranks, "ddp_replay.py", words)
 
 
+def memory_bytes(timeline: Timeline, wires: str, hosts: int, ranks: int) -> float:
+    """What a replay takes on this machine, about: for each rank its buckets, what error feedback keeps, and two of the largest bucket
+    for what is being made or sent; for each host the shared memory of hierarchical averaging, of as many and one more of the largest."""
+    largest = max(max(each.bytes for each in timeline.gradients), 25 * 2**20)
+    kept = 2 if {"int8", "powersgd"} & set(wires.split(",")) else 1
+    of_rank = _PROCESS_BYTES + kept * timeline.gradient_bytes + 2 * largest
+    return hosts * (ranks * of_rank + (ranks + 1 if ranks > 1 else 0) * largest)
+
+
+def too_large(timeline: Timeline, wires: str, hosts: int, ranks: int) -> str:
+    """Why this machine cannot replay it, or ''."""
+    needed, there = memory_bytes(timeline, wires, hosts, ranks), hardware.memory_bytes()
+    sizes = f"about {needed / 2**30:.1f} GiB of memory on {hosts} hosts × {ranks} processes, and there are {there / 2**30:.1f}"
+    return f"{timeline.task} needs {sizes}. Use fewer." if needed > there else ""
+
+
 def device_of(timeline: dict[str, Any]) -> str:
     """GPU or CPU: what computed in the recorded run."""
     return "CPU" if timeline["environment"]["device"] == "cpu" else "GPU"
@@ -109,7 +127,8 @@ def _record(train: TrainConfig, config: RecordConfig, words: argparse.Namespace)
 
 
 def _run(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:
-    read_timeline(words.timeline)
+    if reason := too_large(read_timeline(words.timeline), config.wires, lab.hosts, processes.ranks):
+        raise InputError(reason)
     with TemporaryDirectory() as folder:
         replayed([words.timeline.resolve()], "turns", config, lab, processes, Path(folder))
         found = {"rate": lab.rate, **json.loads((Path(folder) / words.timeline.name).read_text())}
@@ -151,7 +170,10 @@ def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words:
         folder = words.out / f"{hosts}-hosts"
         folder.mkdir(exist_ok=True)
         left = [path for path in timelines if not (folder / path.name).exists()]
-        if left:
+        too_large_here = {path: too_large(timelines[path], config.wires, hosts, processes.ranks) for path in left}
+        for reason in filter(None, too_large_here.values()):
+            print(f"not measured: {reason}")
+        if left := [path for path in left if not too_large_here[path]]:
             replayed(left, "tuned", config, dataclasses.replace(lab, hosts=hosts), processes, folder)
         _write_table(words.out, timelines, numbers, lab, processes)
     print(f"figures: {words.out / 'sweep.csv'} and the files beside it")
@@ -184,7 +206,7 @@ def _validate(config: DdpValidateConfig, way: Comm, lab: LabConfig, processes: D
     print(f"{found['timeline']['task']} on {where}")
     for name, figures in found["ways"].items():
         real, replay, ratio = figures["real_p50_seconds"], figures["replay_p50_seconds"], figures["replay_over_real"]
-        interval = f"(interval {ratio['low']:.2f} to {ratio['high']:.2f})"
+        interval = f"(interval {ratio['low']:.2f} to {ratio['high']:.2f}): {'' if figures['within_15_percent'] else 'not '}within 15 %"
         print(f"  {name}: real {real:.3f} s, replay {replay:.3f} s; replay / real {ratio['ratio']:.2f} {interval}")
     if words.out:
         write_result(words.out, {**conditions(), "rate": lab.rate, "cpu_share": share, **found})

@@ -76,7 +76,7 @@ def tuned(model: DDP, replay: Replay, offered: dict[str, Comm], config: ReplayCo
 def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str, Any]:
     """Figures of one timeline, on every rank."""
     hosts = topology.find()
-    replay = Replay(timeline, stretch=config.stretch, seed=process_group.rank())
+    replay = Replay(timeline, stretch=config.stretch, seed=process_group.rank(), share_gradients=True)
     model = DDP(replay, init_sync=False)  # no rank has values to give
     alone = process_group.world_size() == 1
     offered = {PLAIN: Comm()} if alone else ways(config, hosts)

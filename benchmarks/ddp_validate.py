@@ -33,6 +33,9 @@ from gallery_lib.measure.replay.record import WARMUP_STEPS, Recorder
 from gallery_lib.options import CommandLine, option
 from gallery_lib.train import Observer, Session, train
 
+AGREEMENT = 1.15
+"""Real and replayed step times, the longer over the shorter, at most."""
+
 
 @dataclass(frozen=True)
 class DdpValidateConfig:
@@ -95,7 +98,9 @@ class Beside(Observer):
 def _figures(real: Blocks, replayed: Blocks) -> dict[str, Any]:
     p50s = [stats.percentiles([step for block in blocks for step in block])["p50"] for blocks in (real, replayed)]
     ratio = stats.ratio_of_medians(replayed, real)
-    return {"real_p50_seconds": p50s[0], "replay_p50_seconds": p50s[1], "replay_over_real": dataclasses.asdict(ratio)}
+    agree = max(ratio.ratio, 1 / ratio.ratio) <= AGREEMENT
+    seconds = {"real_p50_seconds": p50s[0], "replay_p50_seconds": p50s[1]}
+    return {**seconds, "replay_over_real": dataclasses.asdict(ratio), "within_15_percent": agree}
 
 
 def main() -> int:

@@ -49,13 +49,17 @@ class Replay(nn.Module):
         timeline: what is replayed.
         stretch: by which every wait is multiplied.
         seed: of the gradients' values, which should differ by rank.
+        share_gradients: make all gradients in the same memory, one over the other. DDP gets each as it is, and copies it into its
+            buckets; the mean is there, and in `.grad` only where that is a view of a bucket. Saves half of the memory.
     """
 
-    def __init__(self, timeline: Timeline, *, stretch: float = 1.0, seed: int = 0) -> None:
+    def __init__(self, timeline: Timeline, *, stretch: float = 1.0, seed: int = 0, share_gradients: bool = False) -> None:
         super().__init__()
         self.timeline, self.stretch = timeline, stretch
         self._pattern = torch.randn(_PATTERN_VALUES, generator=torch.Generator().manual_seed(seed))
         self._backward_began = 0.0
+        largest = max(each.bytes for each in timeline.gradients)
+        self._memory = torch.empty(largest, dtype=torch.uint8) if share_gradients else None
         by_place = sorted(timeline.gradients, key=lambda gradient: gradient.place)
         parameters = [nn.Parameter(torch.zeros((), dtype=getattr(torch, each.dtype)).expand(each.shape)) for each in by_place]
         self.weights = nn.ParameterList(parameters)
@@ -63,12 +67,12 @@ class Replay(nn.Module):
 
     def gradient(self, gradient: Gradient) -> Tensor:
         """The gradient that a backward pass gives: random values, the same in every step."""
-        made = torch.empty(gradient.shape, dtype=getattr(torch, gradient.dtype))
-        flat, size = made.view(-1), self._pattern.numel()
+        memory = torch.empty(gradient.bytes, dtype=torch.uint8) if self._memory is None else self._memory[: gradient.bytes]
+        flat, size = memory.view(getattr(torch, gradient.dtype)), self._pattern.numel()
         repeated = flat.numel() // size * size
         flat[:repeated].view(-1, size).copy_(self._pattern)
         flat[repeated:].copy_(self._pattern[: flat.numel() - repeated])
-        return made
+        return flat.view(gradient.shape)
 
     def _begin(self) -> None:
         self._backward_began = time.perf_counter()
