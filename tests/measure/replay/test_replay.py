@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -124,11 +125,16 @@ def test_gradients_may_share_their_memory_and_are_what_they_are_when_they_are_ha
     assert len({parameter.grad.untyped_storage().data_ptr() for parameter in replay.parameters()}) == 1  # type: ignore[union-attr]
 
 
+@pytest.fixture(scope="module")
+def two_by_two() -> Iterator[Ranks]:
+    with Ranks(4, 2) as running:
+        yield running
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [{}, {"bucket_views": True, "streams": 2, "bucket_mb": 0.2}, {"hierarchical": True}])
-def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(values: dict) -> None:
-    with Ranks(4, 2) as ranks:
-        found = ranks.call("replayed", values, timeline(0.001, 0.01, 0.02), 0.2)
+def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(two_by_two: Ranks, values: dict) -> None:
+    found = two_by_two.call("replayed", values, timeline(0.001, 0.01, 0.02), 0.2)
     for each in found:
         assert each["worst"] < 1e-6
         assert each["seconds"] >= 0.2  # rank 0 takes that long, and the others wait for its gradients
@@ -136,9 +142,8 @@ def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(values: dic
 
 
 @pytest.mark.slow
-def test_communication_runs_while_later_gradients_are_computed() -> None:
+def test_communication_runs_while_later_gradients_are_computed(two_by_two: Ranks) -> None:
     """DDP hands over each bucket when its gradient is ready, before the next one is."""
-    with Ranks(2, 2) as ranks:
-        for handed_over in ranks.call("buckets_of_a_replay", timeline(0.0, 0.1, 0.2, backward=0.5)):
-            assert len(handed_over) == 3
-            assert all(0 <= late - each < 0.1 for late, each in zip(handed_over, (0.0, 0.1, 0.2), strict=True))
+    for handed_over in two_by_two.call("buckets_of_a_replay", timeline(0.0, 0.1, 0.2, backward=0.5)):
+        assert len(handed_over) == 3
+        assert all(0 <= late - each < 0.1 for late, each in zip(handed_over, (0.0, 0.1, 0.2), strict=True))
