@@ -10,8 +10,6 @@ word are of one device, as in `440/s`; that of all devices together is named.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -19,9 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import ddp_turns
 from common import conditions, write_result
+from ddp_turns import SETTLING_STEPS
 
-from gallery_lib import stats, tasks
+from gallery_lib import tasks
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerated import accelerate_ddp
 from gallery_lib.comm.tuner import PLAIN, candidates
@@ -29,11 +29,7 @@ from gallery_lib.command import exit_code_of
 from gallery_lib.config import Comm, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.options import option, parse_command_line
-from gallery_lib.table import text_table
 from gallery_lib.train import Observer, Session, train
-
-SETTLING_STEPS = 2
-PERCENTILES = ("p50", "p75", "p90", "p95")
 
 
 @dataclass(frozen=True)
@@ -53,10 +49,9 @@ class Turns(Observer):
     """Changes the way at the beginning of each turn, and notes the times of the steps that count."""
 
     def __init__(self, ways: dict[str, Comm], rounds: int, block_steps: int) -> None:
-        orders = (list(ways) if number % 2 == 0 else list(reversed(ways)) for number in range(rounds))
-        self.order = [name for order in orders for name in order]
+        self.order = ddp_turns.order(ways, rounds)
         self.ways, self.length = ways, SETTLING_STEPS + block_steps
-        self.seconds: dict[str, list[list[float]]] = {name: [] for name in ways}
+        self.seconds: dict[str, ddp_turns.Blocks] = {name: [] for name in ways}
 
     @property
     def steps(self) -> int:
@@ -85,15 +80,6 @@ def _ways(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
     return {PLAIN: Comm(), "accelerated": options}
 
 
-def _line(seconds: dict[str, float], batch_size: int, hosts: topology.Topology, device: str) -> str:
-    """`8 GPUs -- 1M/8G:  p50:  0.073s 440/s  …`: per device."""
-    world = sum(len(ranks) for ranks in hosts.hosts)
-    letter = "G" if device == "GPU" else "C"
-    figures = "  ".join(f"{name}:  {seconds[name]:.3f}s {batch_size / seconds[name]:.0f}/s" for name in PERCENTILES)
-    total = f"all devices, p50: {world * batch_size / seconds['p50']:.0f}/s"
-    return f"{world} {device}s -- {len(hosts.hosts)}M/{world}{letter}:  {figures}  ({total})"
-
-
 def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
     """Train and print; rank 0 writes the file."""
     if process_group.world_size() < 2:
@@ -119,37 +105,12 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
         return 0
     device = "GPU" if results.environment["device"] == "cuda" else "CPU"
     batch_size = results.config["batch_size"]
-    found: dict[str, Any] = {}
-    for name, blocks in observer.seconds.items():
-        times = stats.percentiles([step for block in blocks for step in block])
-        found[name] = {"options": dataclasses.asdict(observer.ways[name]), "step_seconds": times}
-        if name != PLAIN:
-            ratio = stats.ratio_of_medians(observer.seconds[PLAIN], blocks)
-            found[name]["speedup"] = dataclasses.asdict(ratio)
-        print(f"{name}:\n  {_line(times, batch_size, hosts, device)}")
-        if name != PLAIN:
-            print(f"  {ratio.ratio:.2f}× {PLAIN} (interval {ratio.low:.2f} to {ratio.high:.2f}): {ratio.verdict}")
+    found = ddp_turns.figures(observer.ways, observer.seconds)
+    print(ddp_turns.text(found, batch_size, [len(ranks) for ranks in hosts.hosts], device))
     if config.out:
         about = {**conditions(), "model": config.model, "precision": config.precision, "batch_size": batch_size, "hosts": str(hosts)}
         write_result(Path(config.out), {**about, "ways": found})
         print(f"figures: {config.out}")
-    return 0
-
-
-def diff(before: Path, after: Path) -> int:
-    """Step times of the ways that two files share, side by side."""
-    files = []
-    for path in (before, after):
-        try:
-            files.append(json.loads(path.read_text())["ways"])
-        except (OSError, json.JSONDecodeError, KeyError) as error:
-            raise InputError(f"{path} is no file of this benchmark ({type(error).__name__}: {error}).") from None
-    rows = [["way", str(before), str(after), "after / before"]]
-    for name in files[0]:
-        if name in files[1]:
-            old, new = (file[name]["step_seconds"]["p50"] for file in files)
-            rows.append([name, f"{old:.3f}s", f"{new:.3f}s", f"{new / old:.2f}"])
-    print(text_table(rows))
     return 0
 
 
@@ -158,7 +119,7 @@ def main() -> int:
     if sys.argv[1:2] == ["diff"]:
         if len(sys.argv) != 4:
             raise InputError("diff takes two files: diff BEFORE.json AFTER.json")
-        return diff(Path(sys.argv[2]), Path(sys.argv[3]))
+        return ddp_turns.diff(Path(sys.argv[2]), Path(sys.argv[3]))
     config, options = parse_command_line(sys.argv[1:], DdpBenchmarkConfig, Comm, prog="ddp_benchmark.py", description=__doc__ or "")
     return measure(config, options)
 

@@ -337,3 +337,29 @@ class LabNameConfig:
     """Which lab `gallery lab down` takes down."""
 
     name: str = option("lab", "name of the lab")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Replays of recorded timelines
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """What a timeline is made of (see measure/replay/)."""
+
+    steps: int = option(5, "steps that are recorded, after a warm-up; times are medians over them", unit="steps", minimum=3)
+    times: float = option(1.0, "multiply all times, for a device that is not recorded; the file says that it is derived", minimum=1e-6)
+    reason: str = option("", "with times: what device that is meant to be, and where the factor is from")
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """How timelines are replayed, and which ways of averaging gradients take part."""
+
+    stretch: float = option(
+        1.0, "waits are multiplied by it, the rate of links divided, and step times divided again", unit="", minimum=1.0, maximum=1000.0
+    )
+    wires: str = option("exact", "wire formats, with commas between; each is tried in all ways that DDP's gradients can go")
+    only: str | None = option(None, "only these ways, with semicolons between, beside DDP's own; default: all")
+    rounds: int = option(6, "turns that each way gets", unit="turns", minimum=4)
+    block_steps: int = option(4, "counted steps in a turn", unit="steps", minimum=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import os
 import time
@@ -14,12 +15,15 @@ import torch
 import torch.distributed as dist
 from ranks import connect
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm import process_group, reducer
 from gallery_lib.comm.accelerated import accelerate_ddp, comm_state_dict, load_comm_state_dict
 from gallery_lib.comm.channel import Channel
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
+from gallery_lib.measure.replay.model import Replay
+from gallery_lib.measure.replay.timeline import Timeline
 from gallery_lib.processes import die_with_parent
 
 DDP = nn.parallel.DistributedDataParallel
@@ -314,6 +318,43 @@ def leave_while_others_average(rank_that_leaves: int) -> str | None:
         return "nothing was raised"
     except Exception as error:
         return str(error)
+
+
+def replayed(values: dict[str, Any], timeline: Timeline, late_seconds: float) -> dict[str, Any]:
+    """Steps of a replay whose rank 0 is late with its backward pass: the worst error of a mean gradient, and the last step's time."""
+    own = dataclasses.replace(timeline, forward_seconds=late_seconds) if dist.get_rank() == 0 else timeline
+    replay = Replay(own, seed=dist.get_rank())
+    model = accelerate_ddp(DDP(replay, init_sync=False), options_of(values))
+    for _ in range(3):
+        seconds = replay.train_step(model)
+    of_ranks = [Replay(timeline, seed=rank) for rank in range(dist.get_world_size())]
+    gradients = {gradient.place: gradient for gradient in timeline.gradients}
+    worst = 0.0
+    for place, parameter in enumerate(replay.parameters()):
+        exact = sum(each.gradient(gradients[place]).double() for each in of_ranks) / len(of_ranks)
+        worst = max(worst, (parameter.grad - exact).abs().max().item())
+    sums = [parameter.grad.sum().item() for parameter in replay.parameters()]
+    accelerate_ddp(model, Comm())  # ends its threads
+    return {"worst": worst, "seconds": seconds, "sums": sums}
+
+
+def buckets_of_a_replay(timeline: Timeline) -> list[float]:
+    """When DDP hands over its buckets, one for each gradient, in the third step of a replay: seconds since the backward pass began."""
+    replay = Replay(timeline)
+    model = DDP(replay, init_sync=False, bucket_cap_mb=0.3)
+    handed_over: list[float] = []
+
+    def hook(group, bucket):  # type: ignore[no-untyped-def]  # torch looks at annotations, and here they are text
+        handed_over.append(time.perf_counter())
+        return default_hooks.allreduce_hook(group, bucket)
+
+    model.register_comm_hook(dist.group.WORLD, hook)
+    for _ in range(3):
+        handed_over.clear()
+        loss = model()
+        began = time.perf_counter()
+        loss.backward()
+    return [moment - began for moment in handed_over]
 
 
 def main(arguments: list[str]) -> None:

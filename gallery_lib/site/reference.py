@@ -21,6 +21,8 @@ _USED_BY = {
     config.LabConfig: "`gallery lab up`, and `Lab()` in Python.",
     config.LabRunConfig: "`gallery lab run`.",
     config.LabNameConfig: "`gallery lab down`.",
+    config.RecordConfig: "`benchmarks/ddp_lab.py record`.",
+    config.ReplayConfig: "`benchmarks/ddp_lab.py run` and `sweep`, and `benchmarks/ddp_replay.py`.",
 }
 _OPTIONS_HEAD = """# Options
 

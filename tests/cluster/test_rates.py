@@ -38,3 +38,9 @@ def test_a_rate_that_no_link_can_have_is_refused(text: str) -> None:
 def test_a_burst_is_a_millisecond_of_the_rate_and_at_least_ten_packets() -> None:
     assert rates.burst_bytes(10**9) == 125_000
     assert rates.burst_bytes(10**6) >= 10 * 1514
+
+
+@pytest.mark.parametrize("rate", [10**5, 10**7, 10**8, 5 * 10**8, 10**9, 10**10])
+def test_no_packet_is_larger_than_the_burst(rate: int) -> None:
+    assert 10_000 < rates.largest_packet_bytes(rate) < rates.burst_bytes(rate)
+    assert rates.largest_packet_bytes(rate) <= 2**16

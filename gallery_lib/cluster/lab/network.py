@@ -36,6 +36,10 @@ def _run(state: State, host: int, command: str, lines: Sequence[str]) -> None:
         raise LabUnavailable(f"the kernel refused a part of the lab's network; `{words}` said: {said}{needed}")
 
 
+def _packets(bits_per_second: int) -> str:
+    return f"link set {INTERFACE} gso_max_size {rates.largest_packet_bytes(bits_per_second)}"
+
+
 def make(state: State) -> None:
     """Bridge, cards, addresses and rates of a lab whose namespaces are there."""
     bridge = [f"link add name {state.mark} type bridge", f"link set {state.mark} addrgenmode none", f"link set {state.mark} up"]
@@ -52,6 +56,7 @@ def make(state: State) -> None:
             f"link add name {state.mark} type bridge",  # the mark alone: it stays down
             "link set lo up",
             f"link set {INTERFACE} addrgenmode none",
+            _packets(host.rate),
             f"address add {host.address}/24 dev {INTERFACE}",
             f"link set {INTERFACE} up",
         ]
@@ -62,6 +67,7 @@ def make(state: State) -> None:
 
 def set_rate(state: State, host: int, bits_per_second: int) -> None:
     """Another rate for a host, in both directions."""
+    _run(state, host, "ip", [_packets(bits_per_second)])
     _run(state, host, "tc", [f"qdisc replace dev {INTERFACE} root {rates.tbf(bits_per_second)}"])
     _run(state, SWITCH, "tc", [f"qdisc replace dev port{host} root {rates.tbf(bits_per_second)}"])
 

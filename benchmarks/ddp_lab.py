@@ -1,0 +1,259 @@
+"""Gradient averaging on a cluster lab: recorded timelines, replayed in real DDP over emulated links.
+
+    python benchmarks/ddp_lab.py record --model resnet50 --out timelines/resnet50.json
+    python benchmarks/ddp_lab.py run timelines/resnet50.json --ranks 4 --rate 1gbit --stretch 4 --wires exact,bf16,int8
+    python benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 --out runs/sweep
+    python benchmarks/ddp_lab.py validate --model resnet18 --rate 100mbit --wire bf16
+    python benchmarks/ddp_lab.py diff before.json after.json
+
+`record` trains a few steps in one process. `run` brings up a lab and lets DDP's own way and the others take turns. `sweep` does it
+for all timelines × numbers of hosts, with the tuner choosing among the lossless ways; begun again with the same folder it goes on.
+`validate` trains for real and replays what was recorded there, in turns, in the same processes. Figures of `run` and `sweep` are
+those of a time-dilated replay on an emulated link, and say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ddp_turns
+from common import conditions, write_result
+from ddp_validate import DdpValidateConfig
+
+from gallery_lib import hardware, options, tasks
+from gallery_lib.cluster.lab import Lab, rates
+from gallery_lib.cluster.lab.run import run as run_on_hosts
+from gallery_lib.comm.tuner import PLAIN
+from gallery_lib.command import exit_code_of
+from gallery_lib.config import Comm, LabConfig, LabRunConfig, RecordConfig, ReplayConfig, TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.measure.replay.record import record
+from gallery_lib.measure.replay.timeline import Timeline, derived, read_timeline, write_timeline
+from gallery_lib.options import CommandLine, option
+
+HERE = Path(__file__).resolve().parent
+WHAT_IT_IS = (
+    "Time-dilated replay on an emulated link. Communication between hosts is real, over links shaped to `rate` divided by `stretch`; "
+    "computation is waiting, multiplied by `stretch`; times are divided by `stretch`. What this machine's own cores and memory do "
+    "(sockets, copies, sums, all that stays within a host) is not stretched, so it counts for `stretch` times less than it takes here."
+)
+_PROCESS_BYTES = 300e6
+"""Of a process with torch in it, on its own."""
+COLUMNS = (
+    *("model", "hosts", "ranks", "rate", "stretch", "batch_size", "timeline", "step_seconds_alone", "ddp_step_seconds"),
+    *("chosen", "chosen_step_seconds", "acc_ratio", "acc_ratio_low", "acc_ratio_high", "ddp_acc"),
+)
+
+
+@dataclass(frozen=True)
+class DdpLabConfig:
+    """The processes of a run on a lab."""
+
+    ranks: int = option(1, "processes on each host", unit="processes", minimum=1)
+    hosts_of_sweep: str = option("1,2,4,8", "with sweep: numbers of hosts, with commas between")
+
+
+def on_a_lab(lab_config: LabConfig, ranks: int, script: str, words: Sequence[str]) -> str:
+    """Run a script of this folder on every host of a new lab, to its end; returns how its hosts got their CPU share."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hosts have no name server, and c10d warns of that at each connection
+    with Lab(lab_config.hosts, lab_config.rate, lab_config.cpus) as lab:
+        run_on_hosts(lab, [str(HERE / script), *words], LabRunConfig(nproc_per_node=ranks))
+        return lab.cpu_share
+
+
+def stretched(config: LabConfig, stretch: float) -> LabConfig:
+    """The lab on which time is stretched: slower links, and for each host all cores, since its computation is waiting."""
+    rate = f"{rates.bits_per_second(config.rate) / stretch / 1000:f}kbit"
+    return dataclasses.replace(config, rate=rate, cpus=config.cpus or hardware.cores())
+
+
+def replayed(files: Sequence[Path], action: str, config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, out: Path) -> None:
+    """OUT/NAME.json for each timeline NAME.json, as soon as it is measured."""
+    words = [action, *map(str, files), "--out", str(out), *options.command_line(config)]
+    on_a_lab(stretched(lab, config.stretch), processes.ranks, "ddp_replay.py", words)
+
+
+def memory_bytes(timeline: Timeline, wires: str, hosts: int, ranks: int) -> float:
+    """What a replay takes on this machine, about: for each rank its buckets, what error feedback keeps, and two of the largest bucket
+    for what is being made or sent; for each host the shared memory of hierarchical averaging, of as many and one more of the largest."""
+    largest = max(max(each.bytes for each in timeline.gradients), 25 * 2**20)
+    kept = 2 if {"int8", "powersgd"} & set(wires.split(",")) else 1
+    of_rank = _PROCESS_BYTES + kept * timeline.gradient_bytes + 2 * largest
+    return hosts * (ranks * of_rank + (ranks + 1 if ranks > 1 else 0) * largest)
+
+
+def too_large(timeline: Timeline, wires: str, hosts: int, ranks: int) -> str:
+    """Why this machine cannot replay it, or ''."""
+    needed, there = memory_bytes(timeline, wires, hosts, ranks), hardware.memory_bytes()
+    sizes = f"about {needed / 2**30:.1f} GiB of memory on {hosts} hosts × {ranks} processes, and there are {there / 2**30:.1f}"
+    return f"{timeline.task} needs {sizes}. Use fewer." if needed > there else ""
+
+
+def device_of(timeline: dict[str, Any]) -> str:
+    """GPU or CPU: what computed in the recorded run."""
+    return "CPU" if timeline["environment"]["device"] == "cpu" else "GPU"
+
+
+def shown(found: dict[str, Any]) -> str:
+    """The figures of a replay, with what they are."""
+    timeline, replay = found["timeline"], found["replay"]
+    size = f"{timeline['gradient_bytes'] / 1e6:.1f} MB of gradients, {timeline['origin']}"
+    head = f"{timeline['task']} ({size}): time-dilated replay (stretch {replay['stretch']:g}) on an emulated link of {found['rate']}"
+    batch_size = timeline["settings"]["batch_size"]
+    return f"{head}\n{ddp_turns.text(found['ways'], batch_size, found['processes_by_host'], device_of(timeline))}"
+
+
+def _record(train: TrainConfig, config: RecordConfig, words: argparse.Namespace) -> int:
+    quick = {name: value for name, value in tasks.get(train.model).quick.items() if name in ("batch_size", "image_size", "sequence_length")}
+    open_sizes = {name: value for name, value in quick.items() if getattr(train, name) is None}
+    if config.times != 1 and not config.reason:
+        raise InputError("times makes a timeline of a device that was not recorded: say which with --reason.")
+    timeline = record(dataclasses.replace(train, **open_sizes), config.steps)
+    if config.times != 1:
+        timeline = derived(timeline, config.times, config.reason)
+    write_timeline(words.out, timeline)
+    print(f"{words.out}: {timeline.described()}")
+    return 0
+
+
+def _run(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:
+    if reason := too_large(read_timeline(words.timeline), config.wires, lab.hosts, processes.ranks):
+        raise InputError(reason)
+    with TemporaryDirectory() as folder:
+        replayed([words.timeline.resolve()], "turns", config, lab, processes, Path(folder))
+        found = {"rate": lab.rate, **json.loads((Path(folder) / words.timeline.name).read_text())}
+    print(shown(found))
+    if words.out:
+        write_result(words.out, {**conditions(), "what_it_is": WHAT_IT_IS, **found})
+        print(f"figures: {words.out}")
+    return 0
+
+
+def row(found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: DdpLabConfig, alone_seconds: float | None) -> dict[str, Any]:
+    """A line of the sweep's table. `alone_seconds`: DDP's own step on one host, for ddp_acc; None: not measured."""
+    ways = found["ways"]
+    chosen = next((name for name in ways if name != PLAIN), PLAIN)
+    ddp, ours = ways[PLAIN]["step_seconds"]["p50"], ways[chosen]["step_seconds"]["p50"]
+    ratio = ways[chosen].get("speedup", {"ratio": 1.0, "low": 1.0, "high": 1.0})  # DDP's own way was kept
+    return {
+        **{"model": timeline.task, "hosts": lab.hosts, "ranks": processes.ranks, "rate": lab.rate, "stretch": found["replay"]["stretch"]},
+        **{"batch_size": timeline.batch_size, "timeline": timeline.origin, "step_seconds_alone": timeline.step_seconds},
+        **{"ddp_step_seconds": ddp, "chosen": chosen, "chosen_step_seconds": ours},
+        **{"acc_ratio": ratio["ratio"], "acc_ratio_low": ratio["low"], "acc_ratio_high": ratio["high"]},
+        "ddp_acc": alone_seconds / ddp if alone_seconds else None,
+    }
+
+
+def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:
+    timelines = {path.resolve(): read_timeline(path) for path in words.timelines}
+    if len({path.name for path in timelines}) < len(timelines):
+        raise InputError("two of the timelines have the same file name: what is measured is kept by that.")
+    numbers = [options.check_value(LabConfig, "hosts", number) for number in processes.hosts_of_sweep.split(",")]
+    about = {"replay": dataclasses.asdict(config), "ranks": processes.ranks, "rate": lab.rate, "timelines": {}}
+    about["timelines"] = {path.name: [each.date, each.origin, each.step_seconds] for path, each in timelines.items()}
+    words.out.mkdir(parents=True, exist_ok=True)
+    settings = words.out / "settings.json"
+    if settings.exists() and json.loads(settings.read_text())["sweep"] != about:
+        raise InputError(f"{words.out} holds a sweep with other timelines or options. Name a new folder.")
+    write_result(settings, {**conditions(), "what_it_is": WHAT_IT_IS, "sweep": about})
+    for hosts in sorted(numbers):
+        folder = words.out / f"{hosts}-hosts"
+        folder.mkdir(exist_ok=True)
+        left = [path for path in timelines if not (folder / path.name).exists()]
+        too_large_here = {path: too_large(timelines[path], config.wires, hosts, processes.ranks) for path in left}
+        for reason in filter(None, too_large_here.values()):
+            print(f"not measured: {reason}")
+        if left := [path for path in left if not too_large_here[path]]:
+            replayed(left, "tuned", config, dataclasses.replace(lab, hosts=hosts), processes, folder)
+        _write_table(words.out, timelines, numbers, lab, processes)
+    print(f"figures: {words.out / 'sweep.csv'} and the files beside it")
+    return 0
+
+
+def _write_table(folder: Path, timelines: dict[Path, Timeline], numbers: Sequence[int], lab: LabConfig, processes: DdpLabConfig) -> None:
+    """`sweep.csv` of what has been measured so far."""
+    with (folder / "sweep.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS)
+        table.writeheader()
+        for path, timeline in timelines.items():
+            alone = None
+            for hosts in sorted(numbers):
+                measured = folder / f"{hosts}-hosts" / path.name
+                if measured.exists():
+                    found = json.loads(measured.read_text())
+                    if hosts == 1:
+                        alone = found["ways"][PLAIN]["step_seconds"]["p50"]
+                    table.writerow(row(found, timeline, dataclasses.replace(lab, hosts=hosts), processes, alone))
+
+
+def _validate(config: DdpValidateConfig, way: Comm, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "validation.json"
+        asked = options.command_line(config, way)
+        share = on_a_lab(lab, processes.ranks, "ddp_validate.py", ["--out", str(file), *asked])
+        found = json.loads(file.read_text())
+    where = f"{lab.hosts} hosts × {processes.ranks} processes, emulated link of {lab.rate}, CPU share: {share}"
+    print(f"{found['timeline']['task']} on {where}")
+    for name, figures in found["ways"].items():
+        real, replay, ratio = figures["real_p50_seconds"], figures["replay_p50_seconds"], figures["replay_over_real"]
+        interval = f"(interval {ratio['low']:.2f} to {ratio['high']:.2f}): {'' if figures['within_15_percent'] else 'not '}within 15 %"
+        print(f"  {name}: real {real:.3f} s, replay {replay:.3f} s; replay / real {ratio['ratio']:.2f} {interval}")
+    if words.out:
+        write_result(words.out, {**conditions(), "rate": lab.rate, "cpu_share": share, **found})
+        print(f"figures: {words.out}")
+    return 0
+
+
+def _out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+
+
+def _out_of_record(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="file for the timeline, as JSON")
+
+
+def _of_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("timeline", type=Path, metavar="TIMELINE.json", help="what is replayed")
+    _out(parser)
+
+
+def _of_sweep(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("timelines", nargs="+", type=Path, metavar="TIMELINE.json", help="what is replayed")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the figures; one that is there is gone on with")
+
+
+def main() -> int:
+    """Carry out an action."""
+    if sys.argv[1:2] == ["diff"]:
+        if len(sys.argv) != 4:
+            raise InputError("diff takes two files: diff BEFORE.json AFTER.json")
+        return ddp_turns.diff(Path(sys.argv[2]), Path(sys.argv[3]))
+    its_name = {"name": LabConfig().name}  # labs of the benchmark have names of their own
+    lines = {
+        "record": (CommandLine("ddp_lab.py record", "Record a timeline.", (TrainConfig, RecordConfig), _out_of_record), _record),
+        "run": (CommandLine("ddp_lab.py run", "Replay one.", (ReplayConfig, LabConfig, DdpLabConfig), _of_run, its_name), _run),
+        "sweep": (CommandLine("ddp_lab.py sweep", "Replay many.", (ReplayConfig, LabConfig, DdpLabConfig), _of_sweep, its_name), _sweep),
+        "validate": (
+            CommandLine("ddp_lab.py validate", "Replay / real.", (DdpValidateConfig, Comm, LabConfig, DdpLabConfig), _out, its_name),
+            _validate,
+        ),
+    }
+    action = sys.argv[1] if len(sys.argv) > 1 else ""
+    if action not in lines:
+        CommandLine("ddp_lab.py", __doc__ or "", actions={name: line for name, (line, _) in lines.items()}).parse(sys.argv[1:])
+    line, carry_out = lines[action]
+    return carry_out(*line.parse(sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main, error_prefix="error", interrupted="stopped: every process of the lab has been ended"))

@@ -1,0 +1,120 @@
+"""Replays timelines in the processes that torchrun starts: DDP's own way of averaging gradients and others, in turns.
+
+    torchrun … benchmarks/ddp_replay.py turns TIMELINE.json … --out FOLDER    every way takes turns
+    torchrun … benchmarks/ddp_replay.py tuned TIMELINE.json … --out FOLDER    the tuner chooses; then DDP's own way and its choice do
+
+Communication is that of the network between the processes, computation is waiting: see gallery_lib/measure/replay. Rank 0 writes
+FOLDER/NAME.json for each TIMELINE NAME.json, as soon as it is measured. `ddp_lab.py` starts this on the hosts of a lab.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import ddp_turns
+import torch
+from common import write_result
+from ddp_turns import SETTLING_STEPS, Blocks
+from torch import nn
+
+from gallery_lib import stats
+from gallery_lib.comm import process_group, topology
+from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.tuner import PLAIN, Tuner, candidates
+from gallery_lib.command import exit_code_of
+from gallery_lib.compiler import allocator
+from gallery_lib.config import Comm, ReplayConfig
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.measure.replay.model import Replay
+from gallery_lib.measure.replay.timeline import Timeline, read_timeline
+from gallery_lib.options import CommandLine, check_value
+
+DDP = nn.parallel.DistributedDataParallel
+
+
+def ways(config: ReplayConfig, hosts: topology.Topology) -> dict[str, Comm]:
+    """DDP's own, and those that `config.wires` and `config.only` ask for. Raises InputError for what is not known."""
+    found = {PLAIN: Comm()}
+    for wire in config.wires.split(","):
+        options = Comm(wire=check_value(Comm, "wire", wire.strip()))
+        named = candidates(options, hosts)
+        found |= {name if options.wire == "exact" else f"{options.wire}: {name}": way for name, way in named.items() if name != PLAIN}
+    if config.only is None:
+        return found
+    wanted = [name.strip() for name in config.only.split(";")]
+    for name in wanted:
+        if name not in found:
+            raise InputError(f"only={name!r} is no way here.{did_you_mean(name, found)} Known: {'; '.join(found)}")
+    return {PLAIN: Comm(), **{name: found[name] for name in wanted}}
+
+
+def in_turns(model: DDP, replay: Replay, chosen: dict[str, Comm], config: ReplayConfig) -> dict[str, Blocks]:
+    """Step times of each way by turn, each of the slowest rank, on every rank."""
+    own: dict[str, Blocks] = {name: [] for name in chosen}
+    for name in ddp_turns.order(chosen, config.rounds):
+        accelerate_ddp(model, chosen[name])
+        own[name].append([replay.train_step(model) for _ in range(SETTLING_STEPS + config.block_steps)][SETTLING_STEPS:])
+    return {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in own.items()}
+
+
+def tuned(model: DDP, replay: Replay, offered: dict[str, Comm], config: ReplayConfig) -> dict[str, Comm]:
+    """DDP's own way and the tuner's choice, which may be the same."""
+    if len(offered) == 1:
+        return offered
+    tuner = Tuner(model, offered, rounds=config.rounds, block_steps=config.block_steps, keep=False)
+    while tuner.chosen is None:
+        replay.train_step(model)
+    return {name: way for name, way in offered.items() if name in (PLAIN, tuner.chosen)}
+
+
+def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str, Any]:
+    """Figures of one timeline, on every rank."""
+    hosts = topology.find()
+    replay = Replay(timeline, stretch=config.stretch, seed=process_group.rank(), share_gradients=True)
+    model = DDP(replay, init_sync=False)  # no rank has values to give
+    alone = process_group.world_size() == 1
+    offered = {PLAIN: Comm()} if alone else ways(config, hosts)
+    chosen = tuned(model, replay, offered, config) if choose else offered
+    seconds = in_turns(model, replay, chosen, config)
+    accelerate_ddp(model, Comm())  # ends its threads and groups
+    return {
+        "processes_by_host": [len(ranks) for ranks in hosts.hosts],
+        "offered": list(offered),
+        "ways": ddp_turns.figures(chosen, seconds),
+    }
+
+
+def main() -> int:
+    """Measure all timelines; rank 0 writes."""
+    line = CommandLine("ddp_replay.py", __doc__ or "", (ReplayConfig,), operands=_operands)
+    config, words = line.parse(sys.argv[1:])
+    timelines = {path: read_timeline(path) for path in words.timelines}
+    torch.set_num_threads(1)
+    allocator.apply()  # this machine's page faults are not the recorded device's
+    process_group.ensure_initialized()
+    process_group.ensure_group_of_one()
+    for path, timeline in timelines.items():
+        found = measure(timeline, config, words.action == "tuned")
+        gc.collect()
+        if process_group.rank() == 0:
+            about = {**dataclasses.asdict(timeline), "gradients": len(timeline.gradients), "gradient_bytes": timeline.gradient_bytes}
+            write_result(words.out / path.name, {"replay": dataclasses.asdict(config), "timeline": about, **found})
+    return 0
+
+
+def _operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("turns", "tuned"), help="all ways in turns, or DDP's own way and the tuner's choice")
+    parser.add_argument("timelines", nargs="+", type=Path, metavar="TIMELINE.json", help="what is replayed")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the figures")
+
+
+if __name__ == "__main__":
+    code = exit_code_of(main, error_prefix="error", interrupted="stopped")
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,79 @@
+"""What the benchmarks of gradient averaging share: ways that take turns, and their figures, shown, written and compared.
+
+Rates without a word are of one device, as in `440/s`; that of all devices together is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gallery_lib import stats
+from gallery_lib.comm.tuner import PLAIN
+from gallery_lib.config import Comm
+from gallery_lib.errors import InputError
+from gallery_lib.table import text_table
+
+SETTLING_STEPS = 2
+"""Not counted at the beginning of a turn: DDP orders its buckets anew."""
+PERCENTILES = ("p50", "p75", "p90", "p95")
+
+Blocks = list[list[float]]
+"""Seconds of steps, by turn."""
+
+
+def order(ways: Mapping[str, Comm], rounds: int) -> list[str]:
+    """The way of each turn: to and fro, so that drift of the machine falls on all."""
+    turns = (list(ways) if number % 2 == 0 else list(reversed(ways)) for number in range(rounds))
+    return [name for turn in turns for name in turn]
+
+
+def figures(ways: Mapping[str, Comm], seconds: Mapping[str, Blocks]) -> dict[str, Any]:
+    """For each way its options, step times, and speed-up over DDP's own way."""
+    found: dict[str, Any] = {}
+    for name, blocks in seconds.items():
+        times = stats.percentiles([step for block in blocks for step in block])
+        found[name] = {"options": dataclasses.asdict(ways[name]), "step_seconds": times}
+        if name != PLAIN:
+            ratio = stats.ratio_of_medians(seconds[PLAIN], blocks)
+            found[name]["speedup"] = {**dataclasses.asdict(ratio), "verdict": ratio.verdict}
+    return found
+
+
+def line(seconds: Mapping[str, float], batch_size: int, hosts: Sequence[int], device: str) -> str:
+    """`8 GPUs -- 1M/8G:  p50:  0.073s 440/s  …`: per device. `hosts`: processes on each; `device`: GPU or CPU."""
+    world = sum(hosts)
+    per_device = "  ".join(f"{name}:  {seconds[name]:.3f}s {batch_size / seconds[name]:.0f}/s" for name in PERCENTILES)
+    total = f"all devices, p50: {world * batch_size / seconds['p50']:.0f}/s"
+    return f"{world} {device}s -- {len(hosts)}M/{world}{device[0]}:  {per_device}  ({total})"
+
+
+def text(found: Mapping[str, Any], batch_size: int, hosts: Sequence[int], device: str) -> str:
+    """What `figures` found, two or three lines a way."""
+    lines = []
+    for name, way in found.items():
+        lines.append(f"{name}:\n  {line(way['step_seconds'], batch_size, hosts, device)}")
+        if "speedup" in way:
+            ratio = way["speedup"]
+            lines.append(f"  {ratio['ratio']:.2f}× {PLAIN} (interval {ratio['low']:.2f} to {ratio['high']:.2f}): {ratio['verdict']}")
+    return "\n".join(lines)
+
+
+def diff(before: Path, after: Path) -> int:
+    """Step times of the ways that two files share, side by side."""
+    files = []
+    for path in (before, after):
+        try:
+            files.append(json.loads(path.read_text())["ways"])
+        except (OSError, json.JSONDecodeError, KeyError) as error:
+            raise InputError(f"{path} is no file of this benchmark ({type(error).__name__}: {error}).") from None
+    rows = [["way", str(before), str(after), "after / before"]]
+    for name in files[0]:
+        if name in files[1]:
+            old, new = (file[name]["step_seconds"]["p50"] for file in files)
+            rows.append([name, f"{old:.3f}s", f"{new:.3f}s", f"{new / old:.2f}"])
+    print(text_table(rows))
+    return 0

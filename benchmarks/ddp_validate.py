@@ -1,0 +1,143 @@
+"""Is a replay like the real thing? Both take turns in the processes that torchrun starts; `ddp_lab.py validate` starts it.
+
+First each process trains some steps without communication, while the others do the same beside it, and records its timeline. Then real
+training and its replay take turns, with DDP's own way of averaging gradients and, where options ask for one, with another. A step
+takes as long as on the slowest rank. Nothing is stretched: real computation cannot be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import ddp_turns
+from common import write_result
+from ddp_turns import SETTLING_STEPS, Blocks
+from torch import nn
+
+from gallery_lib import stats, tasks
+from gallery_lib.comm import process_group
+from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.tuner import PLAIN
+from gallery_lib.command import exit_code_of
+from gallery_lib.config import Comm, TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.measure.replay.model import Replay
+from gallery_lib.measure.replay.record import WARMUP_STEPS, Recorder
+from gallery_lib.options import CommandLine, option
+from gallery_lib.train import Observer, Session, train
+
+AGREEMENT = 1.15
+"""Real and replayed step times, the longer over the shorter, at most."""
+
+
+@dataclass(frozen=True)
+class DdpValidateConfig:
+    """What is trained and replayed, and how long."""
+
+    model: str = option("resnet18", "task, or FILE.py:NAME")
+    precision: Literal["fp32", "amp"] = option("fp32", "fp32, or autocast (bf16 on the CPU)")
+    batch_size: int | None = option(None, "samples a process; default: the task's quick setting", unit="samples", minimum=1)
+    image_size: int | None = option(None, "height of images; default: the task's quick setting", unit="pixels", minimum=1)
+    recorded_steps: int = option(5, "steps that are recorded", unit="steps", minimum=3)
+    rounds: int = option(6, "turns of each, of either kind", unit="turns", minimum=4)
+    block_steps: int = option(4, "counted steps in a turn", unit="steps", minimum=1)
+
+
+class Beside(Observer):
+    """Records first; then, before each turn of real training, lets the replay have the same turn."""
+
+    def __init__(self, ways: dict[str, Comm], config: DdpValidateConfig) -> None:
+        self.ways, self.config = ways, config
+        self.recorder = Recorder(WARMUP_STEPS, config.recorded_steps)
+        self.order = ddp_turns.order(ways, config.rounds)
+        self.first, self.length = WARMUP_STEPS + config.recorded_steps, SETTLING_STEPS + config.block_steps
+        self.replayed: dict[str, Blocks] = {name: [] for name in ways}
+        self.real: dict[str, Blocks] = {name: [] for name in ways}
+
+    @property
+    def steps(self) -> int:
+        """Of real training, recorded ones included."""
+        return self.first + self.length * len(self.order)
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        """See Observer."""
+        model: Any = session.model
+        self.recorder.before_step(session, step, batch)
+        model.require_backward_grad_sync = step >= self.first
+        if step < self.first or (step - self.first) % self.length:
+            return
+        session.clock.pause()
+        if step == self.first:
+            self.timeline = self.recorder.timeline(session)
+            self.replay = Replay(self.timeline, seed=process_group.rank())
+            self.replay_ddp = nn.parallel.DistributedDataParallel(self.replay, init_sync=False)
+        name = self.order[(step - self.first) // self.length]
+        accelerate_ddp(self.replay_ddp, self.ways[name])
+        seconds = [self.replay.train_step(self.replay_ddp) for _ in range(self.length)]
+        self.replayed[name].append(seconds[SETTLING_STEPS:])
+        accelerate_ddp(self.replay_ddp, Comm())
+        accelerate_ddp(model, self.ways[name])
+        session.clock.resume()
+
+    def after_training(self, session: Session) -> None:
+        """See Observer."""
+        seconds = session.clock.read()[self.first :]
+        for number, name in enumerate(self.order):
+            self.real[name].append(seconds[number * self.length + SETTLING_STEPS : (number + 1) * self.length])
+        for found in (self.real, self.replayed):
+            found |= {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in found.items()}
+
+
+def _figures(real: Blocks, replayed: Blocks) -> dict[str, Any]:
+    p50s = [stats.percentiles([step for block in blocks for step in block])["p50"] for blocks in (real, replayed)]
+    ratio = stats.ratio_of_medians(replayed, real)
+    agree = max(ratio.ratio, 1 / ratio.ratio) <= AGREEMENT
+    seconds = {"real_p50_seconds": p50s[0], "replay_p50_seconds": p50s[1]}
+    return {**seconds, "replay_over_real": dataclasses.asdict(ratio), "within_15_percent": agree}
+
+
+def main() -> int:
+    """Train, replay, and write, on rank 0."""
+    line = CommandLine("ddp_validate.py", __doc__ or "", (DdpValidateConfig, Comm), operands=_operands)
+    config, way, words = line.parse(sys.argv[1:])
+    if process_group.world_size() < 2:
+        raise InputError("one process has nobody to share gradients with. Start this with ddp_lab.py validate.")
+    process_group.ensure_initialized()
+    observer = Beside({PLAIN: Comm()} | ({"accelerated": way} if way != Comm() else {}), config)
+    quick = tasks.get(config.model).quick
+    sizes = {name: getattr(config, name) or quick.get(name) for name in ("batch_size", "image_size")}
+    with TemporaryDirectory() as folder:
+        training = TrainConfig(
+            model=config.model,
+            amp_level="O1" if config.precision == "amp" else "O0",
+            max_steps=observer.steps,
+            warmup_steps=observer.first,
+            log_interval=observer.steps,
+            evaluate=False,
+            threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
+            run_dir=process_group.from_rank_0(folder),
+            **{name: value for name, value in sizes.items() if value},  # type: ignore[arg-type]
+        )
+        train(training, observer)
+    if process_group.rank() == 0:
+        about = {**dataclasses.asdict(observer.timeline), "gradients": len(observer.timeline.gradients)}
+        found = {name: _figures(observer.real[name], observer.replayed[name]) for name in observer.ways}
+        write_result(words.out, {"timeline": about, "ways": found})
+    return 0
+
+
+def _operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="file for the figures, as JSON")
+
+
+if __name__ == "__main__":
+    code = exit_code_of(main, error_prefix="error", interrupted="stopped")
+    sys.stdout.flush()
+    os._exit(code)

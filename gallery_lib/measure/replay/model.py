@@ -1,0 +1,108 @@
+"""A model that computes nothing: its passes wait as long as a timeline says, and its gradients come in the recorded order.
+
+The backward pass is real autograd: a chain of nodes, one for each gradient, from the first that is ready to the last. Each makes its
+gradient, waits for its time, and hands it on; so DistributedDataParallel and its hooks see what they see of a real model. Making the
+gradient falls into the wait, as far as that is long enough. When communication in the same process is late, later waits are
+shorter: times count from the beginning of the pass.
+
+Parameters have the recorded shapes and no memory of their own (one value, expanded): nothing ever reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gallery_lib.measure.replay.timeline import Gradient, Timeline
+
+_PATTERN_VALUES = 2**16
+"""Values of a gradient before they repeat."""
+
+
+def sleep_until(moment: float) -> None:
+    """Returns at `moment` of time.perf_counter(), or a little later; other threads and processes have the core meanwhile."""
+    while (left := moment - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+class _Gate(torch.autograd.Function):
+    """Passes a token on. On the way back it calls `pass_through`, whose result is the gradient of `parameter`."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, parameter: Tensor | None, pass_through: Callable[[], Tensor | None]) -> Tensor:
+        ctx.pass_through = pass_through
+        return token.view_as(token)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
+        return gradient, ctx.pass_through(), None
+
+
+class Replay(nn.Module):
+    """`model()` is a forward pass; `backward()` of what it returns, and `optimizer_step()`, are the rest of a step.
+
+    Args:
+        timeline: what is replayed.
+        stretch: by which every wait is multiplied.
+        seed: of the gradients' values, which should differ by rank.
+        share_gradients: make all gradients in the same memory, one over the other. DDP gets each as it is, and copies it into its
+            buckets; the mean is there, and in `.grad` only where that is a view of a bucket. Saves half of the memory.
+    """
+
+    def __init__(self, timeline: Timeline, *, stretch: float = 1.0, seed: int = 0, share_gradients: bool = False) -> None:
+        super().__init__()
+        self.timeline, self.stretch = timeline, stretch
+        self._pattern = torch.randn(_PATTERN_VALUES, generator=torch.Generator().manual_seed(seed))
+        self._backward_began = 0.0
+        largest = max(each.bytes for each in timeline.gradients)
+        self._memory = torch.empty(largest, dtype=torch.uint8) if share_gradients else None
+        by_place = sorted(timeline.gradients, key=lambda gradient: gradient.place)
+        parameters = [nn.Parameter(torch.zeros((), dtype=getattr(torch, each.dtype)).expand(each.shape)) for each in by_place]
+        self.weights = nn.ParameterList(parameters)
+        self._parameter_of = {gradient.place: parameter for gradient, parameter in zip(by_place, parameters, strict=True)}
+
+    def gradient(self, gradient: Gradient) -> Tensor:
+        """The gradient that a backward pass gives: random values, the same in every step."""
+        memory = torch.empty(gradient.bytes, dtype=torch.uint8) if self._memory is None else self._memory[: gradient.bytes]
+        flat, size = memory.view(getattr(torch, gradient.dtype)), self._pattern.numel()
+        repeated = flat.numel() // size * size
+        flat[:repeated].view(-1, size).copy_(self._pattern)
+        flat[repeated:].copy_(self._pattern[: flat.numel() - repeated])
+        return flat.view(gradient.shape)
+
+    def _begin(self) -> None:
+        self._backward_began = time.perf_counter()
+
+    def _end(self) -> None:
+        sleep_until(self._backward_began + self.timeline.backward_seconds * self.stretch)
+
+    def _give(self, gradient: Gradient) -> Tensor:
+        made = self.gradient(gradient)
+        sleep_until(self._backward_began + gradient.ready_seconds * self.stretch)
+        return made
+
+    def forward(self) -> Tensor:
+        """A scalar, after the wait for the input and for the forward pass."""
+        until = time.perf_counter() + (self.timeline.input_seconds + self.timeline.forward_seconds) * self.stretch
+        token = _Gate.apply(torch.zeros((), requires_grad=True), None, self._end)
+        for each in reversed(self.timeline.gradients):
+            token = _Gate.apply(token, self._parameter_of[each.place], lambda each=each: self._give(each))
+        token = _Gate.apply(token, None, self._begin)
+        sleep_until(until)
+        return token
+
+    def optimizer_step(self) -> None:
+        """The optimizer's wait."""
+        sleep_until(time.perf_counter() + self.timeline.optimizer_seconds * self.stretch)
+
+    def train_step(self, model: nn.Module) -> float:
+        """One step of `model`: this one, or the DistributedDataParallel around it. Returns its seconds, no longer stretched."""
+        began = time.perf_counter()
+        model.zero_grad(set_to_none=True)
+        model().backward()
+        self.optimizer_step()
+        return (time.perf_counter() - began) / self.stretch

@@ -1,0 +1,136 @@
+"""Records a timeline from a real run: hooks note when each gradient has been accumulated.
+
+On CUDA the hooks record events on the stream, which are read when the run has ended, so the host does not wait for the device
+(**written, not run on a GPU**). On several processes it records what one of them does while nothing is communicated
+(`Recorder.communicates`), with the others at work beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gallery_lib import hardware
+from gallery_lib.config import TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.measure.replay.timeline import RECORDED, Gradient, Timeline
+from gallery_lib.train import Observer, Session, train
+
+WARMUP_STEPS = 3
+_SETTINGS = ("batch_size", "image_size", "sequence_length", "amp_level", "compiler_opt", "kernels", "threads")
+
+
+class Recorder(Observer):
+    """Records the steps `first` to `first + steps - 1` of a run; `timeline` is there when they have been trained."""
+
+    def __init__(self, first: int, steps: int) -> None:
+        self.recorded = range(first, first + steps)
+        self._began: list[Any] = []  # a mark for each step
+        self._ended: list[Any] = []
+        self._ready: list[list[tuple[int, Any]]] = []
+        self._hooks: list[Any] = []
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        """See Observer."""
+        if step == self.recorded.start:
+            cuda = session.loader.device.type == "cuda"
+            self._hooks = [
+                parameter.register_post_accumulate_grad_hook(self._noting(place, cuda))
+                for place, parameter in enumerate(session.plain.parameters())
+                if parameter.requires_grad
+            ]
+            self._propagate = session.propagate
+            session.propagate = self._marked(session.propagate, cuda)
+        elif step == self.recorded.stop:
+            self.stop(session)
+
+    def stop(self, session: Session) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        session.propagate = self._propagate
+
+    def _noting(self, place: int, cuda: bool) -> Callable[[nn.Parameter], None]:
+        return lambda _: self._ready[-1].append((place, _mark(cuda)))
+
+    def _marked(self, propagate: Callable[[Tensor], Any], cuda: bool) -> Callable[[Tensor], Any]:
+        def marked(loss: Tensor) -> None:
+            self._ready.append([])
+            self._began.append(_mark(cuda))
+            propagate(loss)
+            self._ended.append(_mark(cuda))
+
+        return marked
+
+    def timeline(self, session: Session) -> Timeline:
+        """Medians over the recorded steps; on CUDA this waits for the device. Raises InputError for a model without gradients."""
+        session.clock.read()
+        steps = slice(self.recorded.start, self.recorded.stop)
+        phases = {name: median(session.clock.phases[name][steps]) for name in ("input", "forward", "optimizer")}
+        ready: dict[int, list[float]] = {}
+        for began, marks in zip(self._began, self._ready, strict=True):
+            for place, mark in marks:
+                ready.setdefault(place, []).append(_seconds(began, mark))
+        if not ready:
+            raise InputError(f"no parameter of {session.task.name} gets a gradient: there is nothing to record.")
+        parameters = list(session.plain.named_parameters())
+        order = sorted(ready, key=lambda place: median(ready[place]))
+        backward = median(_seconds(began, ended) for began, ended in zip(self._began, self._ended, strict=True))
+        gradients = tuple(_gradient(place, *parameters[place], median(ready[place])) for place in order)
+        return Timeline(
+            task=session.task.name,
+            origin=RECORDED,
+            settings={name: getattr(session.config, name) for name in _SETTINGS} | {"autocast": str(session.autocast_dtype)},
+            environment=hardware.environment(),
+            date=time.strftime("%Y-%m-%d"),
+            steps=len(self._began),
+            input_seconds=phases["input"],
+            forward_seconds=phases["forward"],
+            backward_seconds=max(backward, gradients[-1].ready_seconds),  # medians of different steps
+            optimizer_seconds=phases["optimizer"],
+            gradients=gradients,
+        )
+
+
+def _mark(cuda: bool) -> Any:
+    if not cuda:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(began: Any, ended: Any) -> float:
+    if isinstance(began, float):
+        return ended - began
+    ended.synchronize()
+    return began.elapsed_time(ended) / 1000.0
+
+
+def _gradient(place: int, name: str, parameter: nn.Parameter, ready_seconds: float) -> Gradient:
+    return Gradient(name, place, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), ready_seconds)
+
+
+class _Whole(Recorder):
+    """Keeps the timeline at the end of a run that is recorded to its end."""
+
+    def after_training(self, session: Session) -> None:
+        """See Observer."""
+        self.found = self.timeline(session)
+
+
+def record(config: TrainConfig, steps: int = 5) -> Timeline:
+    """Train a few steps of `config` in this process, alone, and return their timeline. Raises InputError for bad options or data."""
+    recorder = _Whole(WARMUP_STEPS, steps)
+    with TemporaryDirectory() as folder:
+        run = {"max_steps": WARMUP_STEPS + steps, "warmup_steps": WARMUP_STEPS, "evaluate": False, "run_dir": folder}
+        train(dataclasses.replace(config, log_interval=WARMUP_STEPS + steps, **run), recorder)
+    return recorder.found

@@ -1,0 +1,139 @@
+"""What a step of training does and when, without what it computes: a timeline, and the JSON file that holds it.
+
+Times are of one process on its own, medians over steps. A timeline is recorded, or derived from a recorded one by multiplying all its
+times; then its `origin` says so, and so does whatever is shown of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.errors import InputError
+from gallery_lib.results import write_json
+
+SCHEMA = 1
+RECORDED = "recorded"
+BYTES_OF = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """That of one parameter."""
+
+    parameter: str  # its name in the model
+    place: int  # among the model's parameters, from 0: DDP's first buckets follow that order
+    shape: tuple[int, ...]
+    dtype: str  # a key of BYTES_OF
+    ready_seconds: float  # after the backward pass has begun
+
+    @property
+    def bytes(self) -> int:
+        """Of the gradient."""
+        return math.prod(self.shape) * BYTES_OF[self.dtype]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A training step, in seconds of the device that was recorded."""
+
+    task: str
+    origin: str  # `recorded`, or from what it was derived, and how
+    settings: dict[str, Any]  # of the run: batch_size and the like
+    environment: dict[str, Any]  # hardware and versions
+    date: str
+    steps: int  # that were recorded
+    input_seconds: float  # waiting for the batch
+    forward_seconds: float
+    backward_seconds: float
+    optimizer_seconds: float
+    gradients: tuple[Gradient, ...]  # in the order in which they are ready; parameters without a gradient are left out
+    schema: int = SCHEMA
+
+    @property
+    def step_seconds(self) -> float:
+        """Of a step without communication."""
+        return self.input_seconds + self.forward_seconds + self.backward_seconds + self.optimizer_seconds
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all gradients together: what is averaged in each step."""
+        return sum(gradient.bytes for gradient in self.gradients)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a step of one process."""
+        return int(self.settings["batch_size"])
+
+    def described(self) -> str:
+        """In a line: `resnet50, batch 16, 102.2 MB of gradients, 1.23 s a step without communication (recorded)`."""
+        size = f"{self.gradient_bytes / 1e6:.1f} MB of gradients"
+        return f"{self.task}, batch {self.batch_size}, {size}, {self.step_seconds:.3g} s a step without communication ({self.origin})"
+
+
+def derived(timeline: Timeline, times: float, reason: str) -> Timeline:
+    """The same step with all its times multiplied, for a device that was not recorded; `reason` is kept in `origin`. Raises InputError."""
+    if not (math.isfinite(times) and times > 0):
+        raise InputError(f"times={times!r}: what recorded times are multiplied by must be above 0.")
+    return dataclasses.replace(
+        timeline,
+        origin=f"derived, not recorded: all times × {times:g} ({reason}); from what was {timeline.origin}",
+        **{f"{part}_seconds": getattr(timeline, f"{part}_seconds") * times for part in ("input", "forward", "backward", "optimizer")},
+        gradients=tuple(dataclasses.replace(each, ready_seconds=each.ready_seconds * times) for each in timeline.gradients),
+    )
+
+
+def write_timeline(path: Path, timeline: Timeline) -> None:
+    """As JSON, atomically; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, dataclasses.asdict(timeline))
+
+
+def _checked_gradient(values: Any) -> Gradient:
+    """Raises ValueError with what is wrong; KeyError and TypeError likewise."""
+    gradient = Gradient(**{**values, "shape": tuple(values["shape"])})
+    if gradient.dtype not in BYTES_OF:
+        raise ValueError(f"{gradient.parameter} is of dtype {gradient.dtype!r}; known: {', '.join(BYTES_OF)}")
+    if not all(isinstance(size, int) and size > 0 for size in gradient.shape):
+        raise ValueError(f"{gradient.parameter} has the shape {list(gradient.shape)}")
+    return gradient
+
+
+def _check(timeline: Timeline) -> None:
+    """Raises ValueError for times and places that cannot be."""
+    parts = {name: getattr(timeline, f"{name}_seconds") for name in ("input", "forward", "backward", "optimizer")}
+    for name, seconds in parts.items():
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"{name}_seconds is {seconds!r}")
+    if not timeline.gradients:
+        raise ValueError("it has no gradients")
+    ready = [gradient.ready_seconds for gradient in timeline.gradients]
+    if ready != sorted(ready) or not (ready[0] >= 0 and ready[-1] <= timeline.backward_seconds):
+        raise ValueError("gradients are not in the order in which they are ready, or not ready within the backward pass")
+    if len({gradient.place for gradient in timeline.gradients}) < len(timeline.gradients):
+        raise ValueError("two gradients are of one parameter")
+    if timeline.batch_size < 1:
+        raise ValueError(f"batch_size is {timeline.batch_size}")
+
+
+def read_timeline(path: Path) -> Timeline:
+    """Raises InputError for a file that is missing, damaged, or of another schema."""
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}). A timeline is made by: benchmarks/ddp_lab.py record") from None
+    except ValueError as error:
+        raise InputError(f"{path} is no timeline: {error}. Record it again.") from None
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+        found = values.get("schema") if isinstance(values, dict) else None
+        raise InputError(f"{path} has schema {found}, and this version reads timelines of schema {SCHEMA}. Record it again.")
+    try:
+        timeline = Timeline(**{**values, "gradients": tuple(_checked_gradient(each) for each in values["gradients"])})
+        _check(timeline)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). Record it again.") from None
+    return timeline

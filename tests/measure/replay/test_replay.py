@@ -1,0 +1,149 @@
+"""Recording a real run, and the model that replays it: order, waits, gradients; in real DDP."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny_task
+import torch
+from ranks import Ranks
+from torch import Tensor, nn
+
+from gallery_lib.measure.replay.model import Replay, sleep_until
+from gallery_lib.measure.replay.record import record
+from gallery_lib.measure.replay.timeline import Gradient, Timeline
+
+PAUSE_SECONDS = 0.03
+
+
+class Pause(nn.Module):
+    """Lets the backward pass wait, where it stands."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`."""
+        if x.requires_grad:
+            x.register_hook(lambda _: time.sleep(PAUSE_SECONDS))
+        return x.view_as(x)
+
+
+class Paused(nn.Module):
+    """Three layers with a pause before the first gets its gradient; a layer that is not used; one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(3, 3)
+        self.first = nn.Conv2d(3, 4, 3)
+        self.pause = Pause()
+        self.frozen = nn.Conv2d(4, 4, 3)
+        self.frozen.requires_grad_(False)
+        self.last = nn.Linear(4, tiny_task.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        return self.last(self.frozen(self.pause(self.first(x))).mean((2, 3)))
+
+
+PAUSED = dataclasses.replace(tiny_task.TASK, name="paused", build_model=Paused)
+
+
+def timeline(*ready: float, backward: float | None = None) -> Timeline:
+    """Gradients that are ready then, in the reverse order of their parameters, of odd sizes."""
+    gradients = [Gradient(f"p{i}", len(ready) - 1 - i, (3, 40_000 + i), "float32", seconds) for i, seconds in enumerate(ready)]
+    return Timeline("made up", "recorded", {"batch_size": 4}, {}, "", 1, 0.002, 0.004, backward or ready[-1], 0.003, tuple(gradients))
+
+
+def test_a_recorded_run_has_each_gradient_when_it_was_ready() -> None:
+    found = record(dataclasses.replace(tiny_task.config(), model=f"{Path(__file__)}:PAUSED"), steps=3)
+    names = [each.parameter for each in found.gradients]
+    assert sorted(names[:2]) == ["last.bias", "last.weight"] and sorted(names[2:]) == ["first.bias", "first.weight"]
+    by_name = {each.parameter: each for each in found.gradients}
+    assert by_name["first.weight"].shape == (4, 3, 3, 3) and by_name["first.weight"].place == 2
+    ready = [each.ready_seconds for each in found.gradients]
+    assert ready[2] - ready[1] >= PAUSE_SECONDS
+    assert found.backward_seconds >= ready[3]
+    assert found.steps == 3 and found.task == "paused" and found.batch_size == 8 and found.origin == "recorded"
+    assert found.forward_seconds > 0 and found.optimizer_seconds > 0
+
+
+def test_gradients_come_in_the_recorded_order_and_not_before_their_time() -> None:
+    stretch = 3.0
+    replay = Replay(timeline(0.005, 0.005, 0.02, 0.021, backward=0.03), stretch=stretch)
+    came: list[tuple[int, float]] = []
+    for place, parameter in enumerate(replay.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _, place=place: came.append((place, time.perf_counter())))
+    for _ in range(2):
+        came.clear()
+        loss = replay()
+        began = time.perf_counter()
+        loss.backward()
+        assert time.perf_counter() - began >= 0.03 * stretch
+        assert [place for place, _ in came] == [3, 2, 1, 0]
+        for (_, moment), each in zip(came, replay.timeline.gradients, strict=True):
+            assert moment - began >= each.ready_seconds * stretch
+
+
+def test_a_step_takes_at_least_what_was_recorded_and_its_figure_is_not_stretched() -> None:
+    recorded = timeline(0.001, 0.006)
+    began = time.perf_counter()
+    seconds = (replay := Replay(recorded, stretch=4.0)).train_step(replay)
+    assert time.perf_counter() - began >= 4 * recorded.step_seconds
+    assert recorded.step_seconds <= seconds < 4 * recorded.step_seconds
+
+
+def test_waiting_leaves_the_core_to_others() -> None:
+    before = time.process_time()
+    began = time.perf_counter()
+    sleep_until(began + 0.2)
+    assert time.perf_counter() >= began + 0.2
+    assert time.process_time() - before < 0.05
+
+
+def test_parameters_have_shapes_but_no_memory_and_gradients_have_both() -> None:
+    replay = Replay(timeline(0.0, 0.0), seed=1)
+    assert all(parameter.untyped_storage().nbytes() == 4 for parameter in replay.parameters())
+    replay().backward()
+    for gradient, parameter in zip(reversed(replay.timeline.gradients), replay.parameters(), strict=True):
+        assert parameter.grad is not None and parameter.grad.shape == gradient.shape
+        assert torch.equal(parameter.grad, replay.gradient(gradient))
+        assert parameter.grad.is_contiguous() and 0.9 < parameter.grad.std() < 1.1
+    other = Replay(replay.timeline, seed=2)
+    assert not torch.equal(other.gradient(gradient), replay.gradient(gradient))
+
+
+def test_gradients_may_share_their_memory_and_are_what_they_are_when_they_are_handed_on() -> None:
+    replay = Replay(timeline(0.0, 0.0, 0.0), share_gradients=True)
+    right: list[bool] = []
+    by_place = {each.place: Replay(replay.timeline).gradient(each) for each in replay.timeline.gradients}
+    for place, parameter in enumerate(replay.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda p, place=place: right.append(torch.equal(p.grad, by_place[place])))
+    replay().backward()
+    assert right == [True] * 3
+    assert len({parameter.grad.untyped_storage().data_ptr() for parameter in replay.parameters()}) == 1  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def two_by_two() -> Iterator[Ranks]:
+    with Ranks(4, 2) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", [{}, {"bucket_views": True, "streams": 2, "bucket_mb": 0.2}, {"hierarchical": True}])
+def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(two_by_two: Ranks, values: dict) -> None:
+    found = two_by_two.call("replayed", values, timeline(0.001, 0.01, 0.02), 0.2)
+    for each in found:
+        assert each["worst"] < 1e-6
+        assert each["seconds"] >= 0.2  # rank 0 takes that long, and the others wait for its gradients
+    assert len({tuple(each["sums"]) for each in found}) == 1
+
+
+@pytest.mark.slow
+def test_communication_runs_while_later_gradients_are_computed(two_by_two: Ranks) -> None:
+    """DDP hands over each bucket when its gradient is ready, before the next one is."""
+    for handed_over in two_by_two.call("buckets_of_a_replay", timeline(0.0, 0.1, 0.2, backward=0.5)):
+        assert len(handed_over) == 3
+        assert all(0 <= late - each < 0.1 for late, each in zip(handed_over, (0.0, 0.1, 0.2), strict=True))

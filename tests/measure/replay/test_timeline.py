@@ -1,0 +1,110 @@
+"""Timelines: what a file holds, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gallery_lib.errors import InputError
+from gallery_lib.measure.replay.timeline import Gradient, Timeline, derived, read_timeline, write_timeline
+
+GRADIENTS = (
+    Gradient("head.bias", 3, (10,), "float32", 0.001),
+    Gradient("head.weight", 2, (10, 64), "float32", 0.001),
+    Gradient("body.weight", 0, (64, 3, 7, 7), "bfloat16", 0.004),
+)
+TIMELINE = Timeline(
+    task="small",
+    origin="recorded",
+    settings={"batch_size": 8},
+    environment={"device": "cpu", "torch": "2.15"},
+    date="2026-11-22",
+    steps=5,
+    input_seconds=0.001,
+    forward_seconds=0.002,
+    backward_seconds=0.005,
+    optimizer_seconds=0.0005,
+    gradients=GRADIENTS,
+)
+
+
+def test_a_timeline_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "small.json"
+    write_timeline(path, TIMELINE)
+    assert read_timeline(path) == TIMELINE
+
+
+def test_it_knows_its_sums() -> None:
+    assert TIMELINE.gradient_bytes == 10 * 4 + 640 * 4 + 64 * 147 * 2
+    assert TIMELINE.step_seconds == pytest.approx(0.0085)
+    assert TIMELINE.described() == "small, batch 8, 0.0 MB of gradients, 0.0085 s a step without communication (recorded)"
+
+
+def test_a_derived_one_has_all_its_times_multiplied_and_says_so_for_good() -> None:
+    once = derived(TIMELINE, 0.5, "a device that is twice as fast")
+    assert once.step_seconds == pytest.approx(TIMELINE.step_seconds / 2)
+    assert [each.ready_seconds for each in once.gradients] == [0.0005, 0.0005, 0.002]
+    assert once.origin == "derived, not recorded: all times × 0.5 (a device that is twice as fast); from what was recorded"
+    assert once.origin in derived(once, 2.0, "and back").origin
+
+
+@pytest.mark.parametrize("times", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_cannot_be_multiplied_by_what_is_no_positive_number(times: float) -> None:
+    with pytest.raises(InputError, match="must be above 0"):
+        derived(TIMELINE, times, "")
+
+
+def _with(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda values: {**values, name: value}
+
+
+def _without(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda values: {key: value for key, value in values.items() if key != name}
+
+
+def _gradient(number: int, **changes: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda values: {
+        **values,
+        "gradients": [{**each, **changes} if place == number else each for place, each in enumerate(values["gradients"])],
+    }
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_with("schema", 2), "has schema 2, and this version reads timelines of schema 1"),
+        (lambda values: [values], "has schema None"),
+        (_without("forward_seconds"), "is damaged (TypeError: .*forward_seconds"),
+        (_with("colour", "red"), "is damaged (TypeError: .*colour"),
+        (_with("gradients", []), "it has no gradients"),
+        (_with("backward_seconds", -1.0), "backward_seconds is -1.0"),
+        (_with("forward_seconds", float("nan")), "forward_seconds is nan"),
+        (_with("forward_seconds", "long"), "is damaged (TypeError"),
+        (_with("backward_seconds", 0.003), "not ready within the backward pass"),
+        (_with("settings", {}), "is damaged (KeyError: 'batch_size'"),
+        (_gradient(2, ready_seconds=0.0005), "not in the order in which they are ready"),
+        (_gradient(0, place=2), "two gradients are of one parameter"),
+        (_gradient(0, dtype="int4"), "head.bias is of dtype 'int4'; known: float32"),
+        (_gradient(1, shape=[10, -64]), r"head.weight has the shape \[10, -64\]"),
+        (_gradient(1, shape=None), "is damaged (TypeError"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_what_is_wrong(tmp_path: Path, damage: Callable[[dict[str, Any]], Any], message: str) -> None:
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(damage(json.loads(json.dumps(dataclasses.asdict(TIMELINE))))))
+    with pytest.raises(InputError, match=message.replace("(", r"\(")) as refused:
+        read_timeline(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_file_that_is_missing_or_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_timeline(tmp_path / "missing.json")
+    (tmp_path / "cut.json").write_text('{"schema": 1, "task"')
+    with pytest.raises(InputError, match="is no timeline"):
+        read_timeline(tmp_path / "cut.json")

@@ -1,0 +1,173 @@
+"""benchmarks/ddp_*.py: turns, figures and their text; replays on processes; and, on a lab, from recording to a table."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.conftest import why_no_lab
+from measure.replay.test_timeline import TIMELINE
+
+from gallery_lib.comm.topology import Topology
+from gallery_lib.comm.tuner import PLAIN
+from gallery_lib.config import Comm, LabConfig, ReplayConfig
+from gallery_lib.errors import InputError
+from gallery_lib.processes import search_path
+
+TWO_BY_TWO = Topology(((0, 1), (2, 3)))
+TINY_TASK = Path(__file__).resolve().parent.parent / "tiny_task.py"
+
+
+@pytest.fixture
+def benchmark_module(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """A file of benchmarks/ as a module, by its name."""
+    monkeypatch.syspath_prepend(str(checkout / "benchmarks"))
+    return importlib.import_module
+
+
+@pytest.fixture
+def command(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """benchmarks/ddp_lab.py, to its end."""
+    monkeypatch.setenv("PYTHONPATH", search_path())
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(*words: str, seconds: float = 150) -> subprocess.CompletedProcess[str]:
+        script = str(checkout / "benchmarks" / "ddp_lab.py")
+        return subprocess.run([sys.executable, script, *words], capture_output=True, text=True, timeout=seconds)
+
+    return run
+
+
+@pytest.fixture
+def needs_a_lab() -> None:
+    if reason := why_no_lab():
+        pytest.skip(reason)
+
+
+def test_turns_go_to_and_fro_and_figures_compare_with_ddps_own_way(benchmark_module: Callable[[str], Any]) -> None:
+    ddp_turns = benchmark_module("ddp_turns")
+    ways = {PLAIN: Comm(), "other": Comm(streams=2)}
+    assert ddp_turns.order(ways, 3) == [PLAIN, "other", "other", PLAIN, PLAIN, "other"]
+    found = ddp_turns.figures(ways, {PLAIN: [[0.2, 0.2]] * 4, "other": [[0.1, 0.1]] * 4})
+    assert found["other"]["speedup"]["ratio"] == pytest.approx(2) and found["other"]["speedup"]["verdict"] == "faster"
+    assert "speedup" not in found[PLAIN]
+    assert ddp_turns.text(found, 32, [4, 4], "GPU").splitlines()[1] == (
+        "  8 GPUs -- 2M/8G:  p50:  0.200s 160/s  p75:  0.200s 160/s  p90:  0.200s 160/s  p95:  0.200s 160/s  (all devices, p50: 1280/s)"
+    )
+
+
+def test_ways_are_ddps_own_and_those_of_each_wire_format(benchmark_module: Callable[[str], Any]) -> None:
+    ways = benchmark_module("ddp_replay").ways
+    found = ways(ReplayConfig(wires="exact,int8"), TWO_BY_TWO)
+    assert next(iter(found)) == PLAIN and found[PLAIN] == Comm()
+    assert {way.wire for name, way in found.items() if name.startswith("int8: ")} == {"int8"}
+    assert list(ways(ReplayConfig(wires="bf16", only="bf16: views"), TWO_BY_TWO)) == [PLAIN, "bf16: views"]
+    with pytest.raises(InputError, match="Did you mean `views`"):
+        ways(ReplayConfig(only="vews"), TWO_BY_TWO)
+    with pytest.raises(InputError, match="wire='int4' must be"):
+        ways(ReplayConfig(wires="int4"), TWO_BY_TWO)
+
+
+def test_a_stretched_lab_has_slower_links_and_all_cores_for_each_host(benchmark_module: Callable[[str], Any]) -> None:
+    from gallery_lib import hardware
+    from gallery_lib.cluster.lab import rates
+
+    lab = benchmark_module("ddp_lab").stretched(LabConfig(rate="1gbit"), 8.0)
+    assert rates.bits_per_second(lab.rate) == 125_000_000
+    assert lab.cpus == hardware.cores()
+
+
+def test_a_replay_that_does_not_fit_into_memory_is_refused_before_anything_is_started(
+    benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ddp_lab = benchmark_module("ddp_lab")
+    gradient = dataclasses.replace(TIMELINE.gradients[0], shape=(10**9,))
+    large = dataclasses.replace(TIMELINE, gradients=(gradient,))
+    monkeypatch.setattr(ddp_lab.hardware, "memory_bytes", lambda: 70 * 2**30)
+    assert ddp_lab.too_large(TIMELINE, "exact", 8, 8) == "" == ddp_lab.too_large(large, "exact", 2, 2)
+    assert ddp_lab.too_large(large, "exact", 4, 2).startswith("small needs about 1")
+    assert ddp_lab.too_large(large, "int8", 2, 2) != ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "missing.json"), "missing.json cannot be read"),
+        (("record", "--model", "resnet51", "--out", "x.json"), "model='resnet51' is not a task. Did you mean"),
+        (("record", "--times", "0.1", "--out", "x.json"), "say which with --reason"),
+        (("diff", "one.json"), "diff takes two files"),
+    ],
+)
+def test_bad_input_ends_with_2_and_one_message(
+    benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple, message: str
+) -> None:
+    ddp_lab = benchmark_module("ddp_lab")
+    monkeypatch.setattr(sys, "argv", ["ddp_lab.py", *words])
+    assert ddp_lab.exit_code_of(ddp_lab.main, error_prefix="error", interrupted="") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and message in said
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.usefixtures("needs_a_lab")
+def test_what_is_recorded_is_replayed_on_a_lab_and_says_what_it_is(command: Callable[..., Any], tmp_path: Path) -> None:
+    timeline, figures = tmp_path / "tiny.json", tmp_path / "figures.json"
+    done = command("record", "--model", f"{TINY_TASK}:TASK", "--workers", "0", "--threads", "1", "--out", str(timeline))
+    assert done.returncode == 0, done.stdout + done.stderr
+    short = ["--rounds", "4", "--block_steps", "1", "--rate", "100mbit"]
+    done = command("run", str(timeline), "--ranks", "2", "--only", "hierarchical", "--stretch", "2", *short, "--out", str(figures))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "time-dilated replay (stretch 2) on an emulated link of 100mbit" in done.stdout
+    assert done.stdout.count("4 CPUs -- 2M/4C:  p50:  ") == 2
+    assert "hostname" not in done.stdout + done.stderr
+    found = json.loads(figures.read_text())
+    assert set(found["ways"]) == {PLAIN, "hierarchical"} and found["what_it_is"].startswith("Time-dilated replay on an emulated link")
+    assert found["ways"][PLAIN]["step_seconds"]["p50"] >= found["timeline"]["backward_seconds"]
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.usefixtures("needs_a_lab")
+def test_a_sweep_makes_a_table_and_goes_on_where_it_was_ended(command: Callable[..., Any], tmp_path: Path) -> None:
+    from gallery_lib.measure.replay.timeline import write_timeline
+
+    write_timeline(tmp_path / "small.json", TIMELINE)
+    out = tmp_path / "sweep"
+    words = ["sweep", str(tmp_path / "small.json"), "--only", "views", "--rounds", "4", "--block_steps", "1", "--out", str(out)]
+    done = command(*words, "--hosts_of_sweep", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured_first = (out / "1-hosts" / "small.json").stat().st_mtime_ns
+    done = command(*words, "--hosts_of_sweep", "1,2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (out / "1-hosts" / "small.json").stat().st_mtime_ns == measured_first
+    rows = list(csv.DictReader((out / "sweep.csv").open()))
+    assert [(row["model"], row["hosts"]) for row in rows] == [("small", "1"), ("small", "2")]
+    assert (rows[0]["chosen"], rows[0]["acc_ratio"], float(rows[0]["ddp_acc"])) == (PLAIN, "1.0", 1.0)
+    assert float(rows[1]["acc_ratio_low"]) <= float(rows[1]["acc_ratio"]) <= float(rows[1]["acc_ratio_high"])
+    refused = command(*words, "--rate", "10mbit")
+    assert refused.returncode == 2 and "holds a sweep with other timelines or options" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.usefixtures("needs_a_lab")
+def test_a_replay_is_held_beside_real_training(command: Callable[..., Any], tmp_path: Path) -> None:
+    """How close they are is a figure, and no test of a busy machine: see benchmarks/notes.md."""
+    figures = tmp_path / "figures.json"
+    words = ["--model", f"{TINY_TASK}:TASK", "--rounds", "4", "--block_steps", "1", "--rate", "100mbit", "--wire", "bf16"]
+    done = command("validate", *words, "--out", str(figures))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(figures.read_text())
+    assert set(found["ways"]) == {PLAIN, "accelerated"}
+    for way in found["ways"].values():
+        assert way["real_p50_seconds"] > 0 and way["replay_p50_seconds"] >= found["timeline"]["backward_seconds"]
