@@ -10,6 +10,7 @@ its mean at least. A format whose mean is not further than that from fp32's is w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
@@ -76,8 +77,11 @@ class Scores:
         return "better" if (self.difference(wire) > 0) == self.higher_is_better else "worse"
 
 
-def task_loss(train: TrainConfig, way: Comm) -> float:
-    """Train a task of the gallery for `max_steps`; the mean loss of the last quarter of them, over all ranks. A collective call."""
+def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
+    """Train a task of the gallery for `max_steps`; the mean loss of the last quarter of them, over all ranks. A collective call.
+
+    The seed decides the weights; data and their order are those of `train`.
+    """
     task = tasks.get(train.model)
     splits = task.data(train)
     assert train.batch_size is not None and train.max_steps is not None
@@ -89,7 +93,7 @@ def task_loss(train: TrainConfig, way: Comm) -> float:
         collate_fn=getattr(splits.train, "collate", None),
         generator=torch.Generator().manual_seed(train.seed),
     )
-    torch.manual_seed(train.seed)
+    torch.manual_seed(seed)
     config = Config.plain()
     config.comm = way
     model, batches = accelerate(task.build_model(), loader, config)
@@ -121,7 +125,7 @@ def _trainings(config: ConvergenceConfig) -> list[tuple[str, str, bool, Callable
         names = ("batch_size", "image_size", "sequence_length")
         sizes = {name: size for name in names if (size := getattr(config, name) or quick.get(name))}
         train = tasks.with_sizes(TrainConfig(model=config.task, max_steps=config.task_steps, **sizes))
-        found.append((config.task, "training loss", False, lambda way, seed: task_loss(dataclasses.replace(train, seed=seed), way)))
+        found.append((config.task, "training loss", False, functools.partial(task_loss, train)))
     return found
 
 
@@ -135,6 +139,8 @@ def measure(config: ConvergenceConfig) -> int:
     for title, quantity, higher_is_better, score in trainings:
         by_format = {}
         for name, way in FORMATS.items():
+            if name == WITHOUT_FEEDBACK and title == config.task:
+                continue  # the control, which digits are for
             by_format[name] = [score(way, seed) for seed in range(config.seeds)]
             if process_group.rank() == 0:
                 print(f"{title}, {name}: {quantity} {', '.join(f'{value:.3f}' for value in by_format[name])}", flush=True)
