@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib import options
+from gallery_lib import hardware, options
 from gallery_lib.config import Comm, ConvergenceConfig, WaysConfig, WireConfig
 from gallery_lib.notebook import display_figure, display_markdown, given_parameters
 from gallery_lib.table import markdown_table
@@ -23,6 +23,9 @@ class NotMeasured:
     """In place of figures, and why there are none."""
 
     reason: str
+
+    def __str__(self) -> str:
+        return f"**Not measured**: {self.reason}"
 
 
 def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
@@ -75,29 +78,25 @@ def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
         return NotMeasured(str(error))
 
 
-def _said(effects: Effects | NotMeasured) -> bool:
-    """Whether it was said that there is nothing to be shown."""
-    if isinstance(effects, NotMeasured):
-        display_markdown(f"**Not measured**: {effects.reason}")
-        return True
-    return False
-
-
 def show_effects(effects: Effects | NotMeasured) -> None:
     """Step times, technique by technique."""
-    if _said(effects):
+    if isinstance(effects, NotMeasured):
+        display_markdown(str(effects))
         return
     from gallery_lib.report import wire_plots
 
     display_figure(wire_plots.waterfall(effects), wire_plots.waterfall_text(effects))
     display_markdown(markdown_table(wire_plots.waterfall_rows(effects)))
+    notes = [f"{effects.parameters:,} parameters; {effects.hosts}, an {wire_plots.EMULATED}. {hardware.describe(hardware.environment())}."]
     if effects.processes_on_each == 1:
-        display_markdown("Hierarchical averaging does not apply: there is one process on each host (parameter `processes`).")
+        notes.append("Hierarchical averaging does not apply: there is one process on each host (parameter `processes`).")
+    display_markdown(" ".join(notes))
 
 
 def show_parity(effects: Effects | NotMeasured) -> None:
     """Bytes, computed and counted, and whether the gradients are right."""
-    if _said(effects):
+    if isinstance(effects, NotMeasured):
+        display_markdown(str(effects))
         return
     from gallery_lib.report import wire_plots
 
@@ -106,7 +105,8 @@ def show_parity(effects: Effects | NotMeasured) -> None:
 
 def show_buckets(effects: Effects | NotMeasured) -> None:
     """The buckets of a step over time."""
-    if _said(effects):
+    if isinstance(effects, NotMeasured):
+        display_markdown(str(effects))
         return
     from gallery_lib.report import wire_plots
 

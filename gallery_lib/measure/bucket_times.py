@@ -31,9 +31,11 @@ class Timeline:
 class NotedDDP(nn.parallel.DistributedDataParallel):
     """A DDP that notes of each bucket its bytes, when it was handed to the hook, and when the hook had its mean."""
 
+    noted: list[list[float]]
+
     def register_comm_hook(self, state: object, hook: Callable[[Any, Any], Any]) -> None:
         """As DDP's own, around which it notes the times."""
-        self.noted: list[list[float]] = []
+        self.noted = []
 
         def noting(state, bucket):  # type: ignore[no-untyped-def]
             moments = [bucket.buffer().nbytes, time.perf_counter()]
@@ -50,7 +52,8 @@ def note(net: nn.Module, way: Comm, inputs: Tensor, loss: Callable[[Tensor], Ten
 
     DDP's own way has no hook, so torch's hook that does the same stands in for it.
     """
-    model = accelerate_ddp(NotedDDP(net), way)
+    model = NotedDDP(net)
+    accelerate_ddp(model, way)
     if not needs_hook(way):
         model.register_comm_hook(None, allreduce_hook)
     for _ in range(_STEPS):

@@ -10,7 +10,7 @@ from gallery_lib.measure import ways
 from gallery_lib.measure.ranks import run_on_lab
 from gallery_lib.measure.ways import ALONE, PLAIN, Effects
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.whole_machine]
+pytestmark = [pytest.mark.cluster, pytest.mark.whole_machine]
 SHORT = WaysConfig(width=256, rounds=4, block_steps=2)
 
 
