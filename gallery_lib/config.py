@@ -242,6 +242,21 @@ class WalkConfig:
 
 
 @dataclass(frozen=True)
+class WireConfig:
+    """The parameters of the notebook communication."""
+
+    model: str = option("resnet50", "task whose gradients are counted in bytes, in each wire format")
+    hosts: int = option(2, "hosts of the lab, on this machine, with emulated links", unit="hosts", minimum=2, maximum=8)
+    processes: int = option(1, "training processes on each host of the lab", unit="processes", minimum=1, maximum=8)
+    rate: str = option("200mbit", "rate of each host's link, in either direction, in bits per second")
+    width: int = option(512, "width of the four layers that are trained on the lab", unit="units", minimum=16, maximum=8192)
+    rounds: int = option(4, "turns that each technique gets; the intervals come from these", unit="turns", minimum=4)
+    block_steps: int = option(3, "counted steps in one turn", unit="steps", minimum=1)
+    seeds: int = option(2, "how often each wire format learns digits, each time from other weights", unit="seeds", minimum=2)
+    epochs: int = option(8, "passes over the digits", unit="epochs", minimum=1)
+
+
+@dataclass(frozen=True)
 class BatchConfig:
     """How `gallery run` runs notebooks."""
 
@@ -306,6 +321,36 @@ class BenchConfig:
     seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
     resume: bool = option(False, "go on in --out: keep the tasks that were measured with the same options, package and versions")
     out: str | None = option(None, "folder of results, tables and plots; default: a new one below runs/")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Measurements of communication, which are run by the processes of a run (see measure/ways.py and measure/convergence.py)
+
+
+@dataclass(frozen=True)
+class WaysConfig:
+    """How ways of averaging gradients take turns."""
+
+    width: int = option(512, "width of the four layers that are trained", unit="units", minimum=16)
+    rounds: int = option(4, "turns that each way gets; the intervals come from these", unit="turns", minimum=4)
+    block_steps: int = option(3, "counted steps in one turn", unit="steps", minimum=1)
+    confidence: float = option(0.99, "confidence level of the intervals", minimum=0.5, maximum=0.9999)
+    out: str | None = option(None, "file for the figures, as JSON")
+
+
+@dataclass(frozen=True)
+class ConvergenceConfig:
+    """What is learned with every wire format."""
+
+    digits: bool = option(True, "learn scikit-learn's digits, with parameters in common and in mixed units")
+    epochs: int = option(8, "passes over the digits", unit="epochs", minimum=1)
+    seeds: int = option(4, "how often, each time from other weights", unit="seeds", minimum=2)
+    task: str | None = option(None, "a task of the gallery whose loss is compared as well; default: none")
+    task_steps: int = option(16, "steps of it; the loss is the mean of the last quarter", unit="steps", minimum=4)
+    batch_size: int | None = option(None, "samples a process of it; default: the task's quick setting", unit="samples", minimum=1)
+    image_size: int | None = option(None, "height of its images; default: the task's quick setting", unit="pixels", minimum=1)
+    sequence_length: int | None = option(None, "length of its sequences; default: the task's quick setting", minimum=1)
+    out: str | None = option(None, "file for the figures, as JSON")
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -24,10 +24,12 @@ sys.path.insert(0, str(FOLDER.parent))
 
 from gallery_lib import hardware, tasks  # noqa: E402
 from gallery_lib.batch.measured_code import STALE, is_stale, newest_results  # noqa: E402
-from gallery_lib.config import NotebookConfig, WalkConfig  # noqa: E402
+from gallery_lib.config import NotebookConfig, WalkConfig, WireConfig  # noqa: E402
 from gallery_lib.options import parameters_source  # noqa: E402
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
+OPTIONS = {"data_parallel": WalkConfig, "communication": WireConfig}
+"""Of the notebooks whose parameters are not those of a task's notebook."""
 THUMBNAILS = Path("..") / "docs" / "images" / "thumbnails"  # as the notebooks link to them
 
 
@@ -91,7 +93,7 @@ def text_of(page: Path) -> str:
     if page.stem == "index":
         return string.Template(page.read_text()).substitute(index())
     if page.parent.name == "whole":
-        options = WalkConfig if page.stem == "data_parallel" else NotebookConfig
+        options = OPTIONS.get(page.stem, NotebookConfig)
         return string.Template(page.read_text()).substitute(parameters=parameters_source(options))
     template = string.Template((FOLDER / "template.md").read_text())
     try:

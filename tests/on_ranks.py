@@ -204,37 +204,6 @@ def resumed(values: dict[str, Any]) -> list[bool]:
     return same
 
 
-def digits(values: dict[str, Any], seed: int, epochs: int, spike: float = 0.0) -> float:
-    """Held-out accuracy on scikit-learn's digits of a small network, each rank on its share of the data.
-
-    `spike` is added to every 64th gradient on even ranks and taken from it on odd ones: nothing in the mean, but it decides the
-    scale of each group of int8.
-    """
-    from sklearn.datasets import load_digits
-
-    images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
-    images = images.float() / 16
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    held_out, training = order[:360], order[360:]
-    torch.manual_seed(seed)
-    model = accelerate_ddp(DDP(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))), options_of(values))
-    for parameter in model.parameters():
-        spikes = torch.zeros(parameter.numel())
-        spikes[::64] = spike if dist.get_rank() % 2 == 0 else -spike
-        spikes = spikes.view_as(parameter)
-        parameter.register_hook(lambda gradient, spikes=spikes: gradient + spikes)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    world, rank = dist.get_world_size(), dist.get_rank()
-    for _ in range(epochs):
-        for chunk in training[torch.randperm(len(training), generator=torch.Generator().manual_seed(seed))].split(32 * world):
-            own = chunk[rank::world]
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images[own]), labels[own]).backward()
-            optimizer.step()
-    with torch.no_grad():
-        return (model.module(images[held_out]).argmax(1) == labels[held_out]).double().mean().item()
-
-
 def automatic(values: dict[str, Any]) -> list[bool]:
     """Whether DDP is accelerated: by the import, after disable(), after enable() again; and in a process group of its own."""
     import gallery_lib.comm.auto as auto

@@ -42,7 +42,7 @@ class PowerSGD:
         plain: list[Tensor] = []
         narrow: list[tuple[str, Tensor, Tensor]] = []  # name, gradient, what is to be sent: [rows, columns] in fp32
         for name, gradient in zip(names, gradients, strict=True):
-            matrix = gradient.reshape(gradient.shape[0], -1) if gradient.ndim > 1 else gradient[:0].reshape(1, 0)
+            matrix = gradient.reshape(gradient.shape[0], -1) if gradient.ndim > 1 else gradient.new_empty(1, 0)
             columns = self._columns(matrix)
             if not columns:
                 plain.append(gradient)

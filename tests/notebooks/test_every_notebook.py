@@ -18,6 +18,7 @@ TURNS = {"rounds": 4, "block_steps": 2}
 OTHERS: dict[str, dict[str, Any]] = {
     YOUR_MODEL: {**TURNS, "processes": 1},
     "data_parallel": {"images": 32, "image_size": 32, "batch_size": 4, "epochs": 1, "log_steps": 4},
+    "communication": {},  # executed in test_wire.py, and with a lab in tests/cluster/test_notebook.py
     "index": {},
 }
 PARAMETERS = {**{name: {**sizes, **TURNS, "amp_level": "O0", "processes": 1} for name, sizes in SMALL.items()}, **OTHERS}

@@ -1,0 +1,49 @@
+"""Techniques in turns on a lab: their gradients are right, their bytes are those that were computed, and fewer are faster."""
+
+from __future__ import annotations
+
+import pytest
+
+from gallery_lib.cluster.lab import Lab
+from gallery_lib.config import WaysConfig
+from gallery_lib.measure import ways
+from gallery_lib.measure.ranks import run_on_lab
+from gallery_lib.measure.ways import ALONE, PLAIN, Effects
+
+pytestmark = [pytest.mark.cluster, pytest.mark.whole_machine]
+SHORT = WaysConfig(width=256, rounds=4, block_steps=2)
+
+
+def measured(processes: int, rate: str) -> Effects:
+    with Lab(2, rate=rate) as lab:
+        return Effects.of(run_on_lab(lab, ways.__name__, SHORT, processes))
+
+
+def test_one_process_on_each_of_two_hosts() -> None:
+    effects = measured(1, "50mbit")
+    assert list(effects.ways) == [PLAIN, "small buckets", "two streams", "bf16", "int8", "PowerSGD", ALONE]
+    assert effects.parameters == 4 * (256 * 256 + 256)
+    for name, effect in effects.ways.items():
+        assert len(effect.rounds) == SHORT.rounds and {len(steps) for steps in effect.rounds} == {SHORT.block_steps}
+        if name == ALONE:
+            assert effect.seconds < effects.ways["int8"].seconds
+            assert effect.sent_bytes is not None and effect.sent_bytes < 20_000
+            continue
+        assert effect.parity in ("passed", "no limit: the rest is sent later"), (name, effect)
+        assert effect.sent_bytes is not None
+        assert effect.computed_bytes <= effect.sent_bytes < 1.2 * effect.computed_bytes + 20_000, name  # TCP, and ends of turns
+        assert effect.timeline is not None
+        assert sum(size for size, _, _ in effect.timeline.buckets) == pytest.approx(4 * effects.parameters / 2**20, rel=0.01)
+        assert all(ready < arrived for _, ready, arrived in effect.timeline.buckets)
+    for name in ("bf16", "int8"):
+        ratio = effects.ways[name].ratio
+        assert ratio is not None and ratio.verdict == "faster", (name, ratio)
+
+
+def test_two_processes_on_each_of_two_hosts_average_hierarchically_as_well() -> None:
+    effects = measured(2, "200mbit")
+    assert effects.hosts == "2 hosts × 2 processes"
+    hierarchical = effects.ways["hierarchical"]
+    assert hierarchical.parity == "passed" and effects.ways["int8"].options["hierarchical"]
+    assert hierarchical.computed_bytes == pytest.approx(effects.ways[PLAIN].computed_bytes / 1.5)
+    assert hierarchical.sent_bytes is not None and hierarchical.sent_bytes < 1.2 * hierarchical.computed_bytes + 20_000

@@ -1,0 +1,80 @@
+"""The notebook on communication: its parameters, and what it does on a machine that cannot have a lab."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from executed_notebook import execute
+
+from gallery_lib import wire
+from gallery_lib.cluster.lab import requirements
+from gallery_lib.errors import InputError
+
+_WITHOUT_NAMESPACES = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+LIMITED = ["unshare", "--user", "--map-root-user", "sh", "-c", _WITHOUT_NAMESPACES, "sh"]
+"""What stands before a command that is to find a kernel which makes no network namespace."""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"host": 3}, "unknown parameter `host`. Did you mean `hosts`"),
+        ({"hosts": 1}, "hosts=1 must be between 2 and 8"),
+        ({"rounds": "many"}, "rounds='many' must be a whole number"),
+        ({"rate": "fast"}, "must be a number with kbit, mbit or gbit"),
+        ({"rate": 200}, "rate=200 must be text"),
+        ({"model": "resnet51"}, "resnet51"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(parameters: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        wire.settings(parameters)
+
+
+def test_a_badly_typed_parameter_is_refused_before_torch_is_imported() -> None:
+    code = "import sys\nfrom gallery_lib import wire\n"
+    code += "try:\n    wire.settings({'seeds': 'abc'})\nexcept ValueError as error:\n    print(error)\n"
+    code += "assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stderr, done.stdout) == ("", "seeds='abc' must be a whole number (seeds).\n")
+
+
+def test_without_a_lab_effects_are_not_measured_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(requirements, "_SYSTEM_FOLDERS", str(tmp_path))
+    effects = wire.measure_effects(wire.settings({}))
+    for show in (wire.show_effects, wire.show_parity, wire.show_buckets):
+        capsys.readouterr()
+        show(effects)
+        assert "**Not measured**: a lab needs the command `ip`" in capsys.readouterr().out
+
+
+@pytest.fixture
+def limited_kernel(kernel: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """A kernel `gallery` on a machine that makes no network namespaces."""
+    if (tried := subprocess.run([*LIMITED, "true"], capture_output=True, text=True)).returncode:
+        pytest.skip(f"the limit of namespaces cannot be set here ({tried.stderr.strip()}): run where user namespaces are allowed")
+    installed = next(Path(kernel["JUPYTER_PATH"]).rglob("kernel.json"))
+    description = json.loads(installed.read_text())
+    target = tmp_path / "jupyter" / "kernels" / "gallery" / "kernel.json"
+    target.parent.mkdir(parents=True)
+    target.write_text(json.dumps({**description, "argv": [*LIMITED, *description["argv"]]}))
+    return {**kernel, "JUPYTER_PATH": str(tmp_path / "jupyter")}
+
+
+@pytest.mark.slow
+@pytest.mark.whole_machine
+def test_without_a_lab_the_notebook_says_not_measured_and_goes_on(checkout: Path, tmp_path: Path, limited_kernel: dict[str, str]) -> None:
+    small = {"model": "tts_angular", "epochs": 1}
+    cells = execute(checkout / "notebooks" / "communication.ipynb", tmp_path / "executed", small, limited_kernel).code
+    outputs = [output for cell in cells for output in cell.outputs if output.output_type == "display_data"]
+    text = "\n".join(output.data["text/markdown"] for output in outputs if "text/markdown" in output.data)
+    assert text.count("**Not measured**: the kernel lets this user make no network namespaces") == 3
+    assert sum("image/png" in output.data for output in outputs) == 2  # bytes, and what was learned
+    assert "| digits, mixed units | int8, no error feedback |" in text

@@ -1,0 +1,76 @@
+"""Figures of communication: what stands in them stands beside them as well, and what comes from a lab says so."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gallery_lib.config import Comm
+from gallery_lib.measure.bucket_times import Timeline
+from gallery_lib.measure.convergence import FP32, Scores
+from gallery_lib.measure.ways import ALONE, PLAIN, Effect, Effects
+from gallery_lib.report import wire_plots
+from gallery_lib.stats import ratio_of_medians
+
+BASELINE = [[0.4, 0.42], [0.41, 0.43], [0.4, 0.41], [0.4, 0.42]]
+
+
+def effect(wire: str, seconds: float, error: float | None, same: bool = True) -> Effect:
+    rounds = [[seconds, seconds], [seconds, seconds * 1.01], [seconds, seconds], [seconds, seconds]]
+    timeline = Timeline(0.01, seconds, [(1.0, 0.02, 0.1), (3.0, 0.03, seconds)]) if error is not None else None
+    ratio = ratio_of_medians(BASELINE, rounds)
+    return Effect(dataclasses.asdict(Comm(wire=wire)), rounds, ratio, 4 * 2**20, 4.2 * 2**20, error, same, timeline)
+
+
+@pytest.fixture
+def effects() -> Effects:
+    plain = dataclasses.replace(effect("exact", 0.4, 3e-8), ratio=None, rounds=BASELINE)
+    ways = {PLAIN: plain, "bf16": effect("bf16", 0.2, 0.002), "int8": effect("int8", 0.1, 0.5), ALONE: effect("exact", 0.05, None)}
+    return Effects("2 hosts × 1 processes", 1, 1_000_000, 0.99, ways)
+
+
+def test_what_comes_from_a_lab_says_emulated_link_in_title_text_and_table(effects: Effects) -> None:
+    assert "emulated link" in wire_plots.waterfall(effects).axes[0].get_title()
+    assert "emulated link" in wire_plots.buckets(effects).axes[0].get_title()
+    assert "emulated link" in wire_plots.waterfall_text(effects) and "emulated link" in wire_plots.buckets_text(effects)
+    for rows in (wire_plots.waterfall_rows(effects), wire_plots.parity_rows(effects), wire_plots.buckets_rows(effects)):
+        assert rows[0][0] == "technique (emulated link)"
+
+
+def test_the_waterfall_gives_time_ratio_and_verdict(effects: Effects) -> None:
+    assert wire_plots.waterfall_rows(effects)[1:3] == [
+        [PLAIN, "410.0 ms", "1, by definition", "baseline"],
+        ["bf16", "200.0 ms", wire_plots._speedup(effects.ways["bf16"]), "faster"],
+    ]
+    assert "2.0" in wire_plots._speedup(effects.ways["bf16"])
+
+
+def test_a_gradient_that_is_not_right_is_seen(effects: Effects) -> None:
+    assert [row[-1] for row in wire_plots.parity_rows(effects)[1:]] == ["passed", "passed", "FAILED", "not averaged"]
+    assert effect("bf16", 0.1, 0.002, same=False).parity == "FAILED: ranks differ"
+    assert effect("exact", 0.1, 0.002).parity == "FAILED"
+
+
+def test_each_bucket_has_its_bar_and_each_technique_its_line(effects: Effects) -> None:
+    figure = wire_plots.buckets(effects)
+    assert [len([p for p in axes.patches if p.get_width() > 0.04 * 1000]) >= 1 for axes in figure.axes] == [True] * 3
+    assert wire_plots.buckets_rows(effects)[2] == ["bf16", "2", "1, 3", "20.0 ms", "30.0 ms", "200.0 ms"]
+
+
+def test_effects_come_back_from_what_was_written(effects: Effects) -> None:
+    assert Effects.of(dataclasses.asdict(effects)) == effects
+
+
+def test_learning_is_shown_with_its_noise() -> None:
+    scores = Scores("digits", "held-out accuracy", True, {FP32: [0.93, 0.95], "int8": [0.2, 0.3]})
+    figure = wire_plots.learned([scores])
+    assert len(figure.axes[0].lines) == 4
+    assert "int8 0.250" in wire_plots.learned_text([scores]) and "noise ± 0.028" in wire_plots.learned_text([scores])
+    assert wire_plots.learned_rows([scores])[2][-3:] == ["-0.690", "± 0.028", "worse"]
+
+
+def test_bytes_are_shown_with_the_time_that_the_link_is_busy() -> None:
+    counted = wire_plots.Bytes("resnet50", 25_000_000, 2, 200_000_000, {"fp32": 100 * 2**20, "bf16": 50 * 2**20})
+    assert wire_plots.bytes_rows(counted)[2] == ["bf16", "50 MiB", "50.0%", "2.10 s"]
+    assert "bf16 50 MiB" in wire_plots.bytes_text(counted) and len(wire_plots.bytes_sent(counted).axes[0].patches) == 2
