@@ -324,7 +324,7 @@ class BenchConfig:
 
 
 # --------------------------------------------------------------------------------------------------------------
-# Measurements of communication, which are run by the processes of a run (see measure/ways.py and measure/convergence.py)
+# Measurements of communication, which are run by the processes of a run (see measure/wire/ways.py and measure/wire/convergence.py)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from gallery_lib.notebook import display_figure, display_markdown, given_paramet
 from gallery_lib.table import markdown_table
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.convergence import Scores
-    from gallery_lib.measure.ways import Effects
+    from gallery_lib.measure.wire.convergence import Scores
+    from gallery_lib.measure.wire.ways import Effects
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def show_bytes(settings: WireConfig) -> None:
 
     from gallery_lib import tasks
     from gallery_lib.cluster.lab import rates
-    from gallery_lib.measure import wire_bytes
+    from gallery_lib.measure.wire import wire_bytes
     from gallery_lib.report import wire_plots
 
     with torch.device("meta"):  # shapes without values
@@ -66,8 +66,8 @@ def show_bytes(settings: WireConfig) -> None:
 def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
     """Let the techniques take turns on a lab that is made for it and taken down again."""
     from gallery_lib.cluster.lab import Lab, LabUnavailable
-    from gallery_lib.measure import ways
-    from gallery_lib.measure.ranks import run_on_lab
+    from gallery_lib.measure.wire import ways
+    from gallery_lib.measure.wire.ranks import run_on_lab
 
     turns = WaysConfig(width=settings.width, rounds=settings.rounds, block_steps=settings.block_steps)
     try:
@@ -116,7 +116,7 @@ def show_buckets(effects: Effects | NotMeasured) -> None:
 
 def learn_digits(settings: WireConfig) -> list[Scores]:
     """Train with every wire format, in two processes on this host."""
-    from gallery_lib.measure import convergence
+    from gallery_lib.measure.wire import convergence
 
     return convergence.measured(ConvergenceConfig(seeds=settings.seeds, epochs=settings.epochs))
 

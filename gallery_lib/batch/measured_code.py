@@ -1,7 +1,7 @@
 """The code that a figure was measured with, as a digest kept beside it: where the digest differs, the figure is stale.
 
 What counts is what decides how long a notebook takes and what it measures: its code cells, the scripts beside it, and
-the package less what only shows, runs and packs notebooks, the cluster lab, and the other tasks. A stale figure is not wrong: it
+the package less what only shows, runs and packs notebooks, and less what other notebooks measure. A stale figure is not wrong: it
 was true of the code that it names. Versions of libraries do not count: they stand beside the figures, and change with
 the machine.
 """
@@ -20,7 +20,9 @@ from gallery_lib.batch.notebook_file import read_notebook
 STALE = " (stale)"
 """The mark of a figure that was measured with other code than what is here, or with code that was not recorded."""
 _SOURCES = (".py", ".cu", ".cuh")
-_NOT_MEASURED = ("batch", "cluster", "report", "site", "cli.py", "commands", "completion.py", "lab.py", "pack.py")
+_NOT_MEASURED = ("batch", "report", "site", "cli.py", "commands", "completion.py", "lab.py", "pack.py", "measure/replay")
+_ONLY_FOR = {"data_parallel": ("walk.py",), "communication": ("wire.py", "measure/wire", "cluster")}
+"""What one notebook measures and no other."""
 
 
 def package_sources(package: Path) -> list[Path]:
@@ -35,10 +37,11 @@ def scripts_of(notebook: Path) -> list[Path]:
 
 def _measured(package: Path, notebook: Path) -> Iterator[Path]:
     others = {path.stem for path in notebook.parent.glob("*.ipynb")} - {notebook.stem}
+    left_out = [*_NOT_MEASURED, *(room for name, rooms in _ONLY_FOR.items() if name != notebook.stem for room in rooms)]
     for path in package_sources(package):
         inside = path.relative_to(package)
         of_another = inside.parent == Path("tasks") and path.stem in others
-        if not of_another and not any(inside.is_relative_to(room) for room in _NOT_MEASURED):
+        if not of_another and not any(inside.is_relative_to(room) for room in left_out):
             yield path
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from gallery_lib.measure.bucket_times import Timeline
-from gallery_lib.measure.convergence import FP32, Scores
-from gallery_lib.measure.ways import ALONE, PLAIN, Effect, Effects
+from gallery_lib.measure.wire.bucket_times import Timeline
+from gallery_lib.measure.wire.convergence import FP32, Scores
+from gallery_lib.measure.wire.ways import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report.plots import COLOURS
 from gallery_lib.table import Rows, seconds
 

@@ -6,9 +6,9 @@ import pytest
 
 from gallery_lib.cluster.lab import Lab
 from gallery_lib.config import WaysConfig
-from gallery_lib.measure import ways
-from gallery_lib.measure.ranks import run_on_lab
-from gallery_lib.measure.ways import ALONE, PLAIN, Effects
+from gallery_lib.measure.wire import ways
+from gallery_lib.measure.wire.ranks import run_on_lab
+from gallery_lib.measure.wire.ways import ALONE, PLAIN, Effects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.whole_machine]
 SHORT = WaysConfig(width=256, rounds=4, block_steps=2)

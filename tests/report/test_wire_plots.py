@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from gallery_lib.config import Comm
-from gallery_lib.measure.bucket_times import Timeline
-from gallery_lib.measure.convergence import FP32, Scores
-from gallery_lib.measure.ways import ALONE, PLAIN, Effect, Effects
+from gallery_lib.measure.wire.bucket_times import Timeline
+from gallery_lib.measure.wire.convergence import FP32, Scores
+from gallery_lib.measure.wire.ways import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report import wire_plots
 from gallery_lib.stats import ratio_of_medians
 

@@ -1,6 +1,6 @@
 """Does training go as well with each wire format as with fp32? The same trainings, from the same seeds, in every format.
 
-    python -m torch.distributed.run --nproc_per_node 2 -m gallery_lib.measure.convergence --seeds 4 --task tts_angular
+    python -m torch.distributed.run --nproc_per_node 2 -m gallery_lib.measure.wire.convergence --seeds 4 --task tts_angular
 
 All of it is one run: what is compared is measured by the same processes, which start once. Noise is how far two means over so
 many seeds lie apart by chance: two standard errors of their difference, from the spread of fp32 over the seeds, and half a percent of
@@ -29,8 +29,8 @@ from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerated import accelerate_ddp
 from gallery_lib.config import Comm, Config, ConvergenceConfig, TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.measure import digits
-from gallery_lib.measure.ranks import end_after, run_on_this_host
+from gallery_lib.measure.wire import digits
+from gallery_lib.measure.wire.ranks import end_after, run_on_this_host
 from gallery_lib.results import write_json
 
 FP32 = "fp32"
@@ -132,7 +132,7 @@ def _trainings(config: ConvergenceConfig) -> list[tuple[str, str, bool, Callable
 def measure(config: ConvergenceConfig) -> int:
     """All trainings on the ranks of this run; rank 0 prints a line for each and writes the file."""
     if process_group.world_size() < 2:
-        raise InputError("one process sends no gradients. Start several: see the first lines of gallery_lib/measure/convergence.py.")
+        raise InputError("one process sends no gradients. Start several: see the first lines of gallery_lib/measure/wire/convergence.py.")
     trainings = _trainings(config)
     process_group.ensure_initialized()
     found: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
 """Ways of averaging gradients, each with one technique more than the one before, in turns in the processes of one run.
 
-    gallery lab run -- -m gallery_lib.measure.ways --rounds 8 --out ways.json
+    gallery lab run -- -m gallery_lib.measure.wire.ways --rounds 8 --out ways.json
 
 What is trained is small and has large gradients: four layers, so that the network decides. Each way gets `rounds` turns of
 `block_steps` steps (two more are not counted: DDP orders its buckets anew), and a step takes as long as on the slowest rank. A way
@@ -29,9 +29,9 @@ from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerated import accelerate_ddp
 from gallery_lib.config import Comm, WaysConfig
 from gallery_lib.errors import InputError
-from gallery_lib.measure import bucket_times, wire_bytes
-from gallery_lib.measure.bucket_times import Timeline
-from gallery_lib.measure.ranks import end_after
+from gallery_lib.measure.wire import bucket_times, wire_bytes
+from gallery_lib.measure.wire.bucket_times import Timeline
+from gallery_lib.measure.wire.ranks import end_after
 from gallery_lib.results import write_json
 
 PLAIN = "DDP"
@@ -189,7 +189,7 @@ class _Training:
 def measure(config: WaysConfig) -> int:
     """All turns, on the ranks of this run; rank 0 prints a line for each way and writes the file."""
     if process_group.world_size() < 2:
-        raise InputError("one process has nobody to share gradients with. Start it with torchrun: see the first lines of measure/ways.py.")
+        raise InputError("one process has nobody to share gradients with. Start it with torchrun: see the head of measure/wire/ways.py.")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     process_group.ensure_initialized()
     hosts = topology.find()
