@@ -1,6 +1,7 @@
 """Run the notebooks one after another, as `gallery run` does, and write down what came out.
 
     python benchmarks/gallery.py --out benchmarks/results/gallery-MACHINE.json [--only resnet50 …] [--thumbnails]
+    python benchmarks/gallery.py --of runs/20261122-040500-gallery --out …     the figures of a `gallery run` on this machine
 
 Each notebook runs with its default parameters, unless `-p NAME VALUE` gives others to those that have them, in the
 environment that runs this script. The table in `notebooks/index.ipynb` is made from the file. What is in the file for
@@ -24,7 +25,7 @@ from PIL import Image
 
 from gallery_lib import paths
 from gallery_lib.batch import plan, schedule, summary
-from gallery_lib.batch.record import Record
+from gallery_lib.batch.record import Record, read_report
 from gallery_lib.command import INTERRUPTED, exit_code_of
 from gallery_lib.config import BatchConfig
 
@@ -52,8 +53,8 @@ def thumbnail(executed: Path, target: Path) -> None:
 class Writer(schedule.Observer):
     """Brings the file up to date after each notebook."""
 
-    def __init__(self, folder: Path, out: Path | None, thumbnails: bool, parameters: dict[str, str]) -> None:
-        self.folder, self.out, self.thumbnails, self.parameters = folder, out, thumbnails, parameters
+    def __init__(self, folder: Path, out: Path | None, thumbnails: bool, about: dict[str, Any]) -> None:
+        self.folder, self.out, self.thumbnails, self.about = folder, out, thumbnails, about
         self.kept: dict[str, Any] = json.loads(out.read_text())["notebooks"] if out and out.exists() else {}
 
     def ended(self, name: str, record: Record) -> None:
@@ -72,7 +73,7 @@ class Writer(schedule.Observer):
         measured = {"seconds": record.seconds, "problem": problem, "comparisons": record.comparisons, "date": date, "code": record.code}
         self.kept[name] = measured
         if self.out:
-            write_result(self.out, {**conditions(), "parameters": self.parameters, "notebooks": dict(sorted(self.kept.items()))})
+            write_result(self.out, {**self.about, "notebooks": dict(sorted(self.kept.items()))})
 
 
 def main() -> int:
@@ -83,10 +84,20 @@ def main() -> int:
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter, for all that have it")
     parser.add_argument("--thumbnails", action="store_true", help=f"also write pictures to {THUMBNAILS.relative_to(ROOT)}")
     parser.add_argument("--out", type=Path, help="JSON file to write or bring up to date")
+    parser.add_argument("--of", type=Path, metavar="BATCH", help="run nothing: take what `gallery run` has left in this folder")
     arguments = parser.parse_args()
+    if arguments.of:
+        report = read_report(arguments.of)
+        profile = {"profile": report.options["profile"]} if report.options.get("profile") else {}
+        about = {**conditions(), "command": report.command, "date": report.began[:10], "parameters": profile}
+        del about["load_average_before"]  # of another time
+        writer = Writer(arguments.of, arguments.out, arguments.thumbnails, about)
+        for name in (name for name in arguments.only if name in report.notebooks):
+            writer.ended(name, report.notebooks[name])
+        return 0 if report.passed else 1
     planned = plan.plan(arguments.only, given=dict(arguments.p))
     folder = paths.new_run_dir("gallery")
-    writer = Writer(folder, arguments.out, arguments.thumbnails, dict(arguments.p))
+    writer = Writer(folder, arguments.out, arguments.thumbnails, {**conditions(), "parameters": dict(arguments.p)})
     _, report = schedule.run(planned, BatchConfig(out=str(folder)), command=sys.argv, observer=writer)
     print(f"{summary.totals(report)} Executed notebooks: {folder}")
     return INTERRUPTED if report.interrupted_by else 0 if report.passed else 1
