@@ -196,6 +196,7 @@ def learned(trainings: Sequence[Scores]) -> Figure:
         axes.set_xticks(range(len(scores.by_format)), [name.replace(", ", ",\n") for name in scores.by_format])
         axes.set(title=scores.title, ylabel=scores.quantity)
         axes.grid(alpha=0.3)
+    figure.supxlabel(f"a mark for each seed; grey: the noise around the mean of {FP32}", fontsize="medium")
     return figure
 
 
