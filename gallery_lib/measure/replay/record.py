@@ -131,6 +131,6 @@ def record(config: TrainConfig, steps: int = 5) -> Timeline:
     """Train a few steps of `config` in this process, alone, and return their timeline. Raises InputError for bad options or data."""
     recorder = _Whole(WARMUP_STEPS, steps)
     with TemporaryDirectory() as folder:
-        run = {"max_steps": WARMUP_STEPS + steps, "warmup_steps": WARMUP_STEPS, "evaluate": False, "run_dir": folder}
+        run: dict[str, Any] = {"max_steps": WARMUP_STEPS + steps, "warmup_steps": WARMUP_STEPS, "evaluate": False, "run_dir": folder}
         train(dataclasses.replace(config, log_interval=WARMUP_STEPS + steps, **run), recorder)
     return recorder.found
