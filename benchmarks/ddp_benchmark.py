@@ -103,7 +103,7 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
         results = train(training, observer)
     if process_group.rank() != 0:
         return 0
-    device = "GPU" if results.environment["device"] == "cuda" else "CPU"
+    device = "CPU" if results.environment["device"] == "cpu" else "GPU"
     batch_size = results.config["batch_size"]
     found = ddp_turns.figures(observer.ways, observer.seconds)
     print(ddp_turns.text(found, batch_size, [len(ranks) for ranks in hosts.hosts], device))

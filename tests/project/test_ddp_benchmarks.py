@@ -162,7 +162,7 @@ def test_a_sweep_makes_a_table_and_goes_on_where_it_was_ended(command: Callable[
 @pytest.mark.cluster
 @pytest.mark.usefixtures("needs_a_lab")
 def test_a_replay_is_held_beside_real_training(command: Callable[..., Any], tmp_path: Path) -> None:
-    """How close they are is a figure, and no test of a busy machine: see benchmarks/notes.md."""
+    """How close they are is for the benchmark to say: on a busy machine it cannot be a test."""
     figures = tmp_path / "figures.json"
     words = ["--model", f"{TINY_TASK}:TASK", "--rounds", "4", "--block_steps", "1", "--rate", "100mbit", "--wire", "bf16"]
     done = command("validate", *words, "--out", str(figures))
