@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,29 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run a command below a supervisor, its output shown as it comes; its exit code and its lines. Whatever interrupts this ends it."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "gallery_lib.supervisor", *command],
+        env={**os.environ, **environment, "PYTHONPATH": search_path(), "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line.rstrip("\n"))
+        except BaseException:
+            end_supervised(process)
+            raise
+    return process.returncode, lines
 
 
 @contextlib.contextmanager

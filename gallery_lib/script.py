@@ -5,9 +5,7 @@ The output is shown as it comes. The processes stand under a supervisor: an inte
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from tempfile import TemporaryDirectory
 from gallery_lib import hardware
 from gallery_lib.compiler.backend import cache_environment
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.processes import end_supervised, interruptible, search_path
+from gallery_lib.processes import interruptible, run_supervised
 
 _LAST_LINES = 20
 
@@ -40,24 +38,7 @@ def run_script(path: Path | str, arguments: Sequence[str] = (), *, processes: in
     with TemporaryDirectory() as logs:
         torchrun = ["-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--log-dir={logs}"]
         start = [] if processes is None else [*torchrun, f"--nproc-per-node={processes}"]
-        with subprocess.Popen(
-            [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, *start, str(path), *arguments],
-            env={**os.environ, **cache_environment(), "PYTHONPATH": search_path(), "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            assert process.stdout is not None
-            lines = []
-            try:
-                for line in process.stdout:
-                    print(line, end="", flush=True)
-                    lines.append(line.rstrip("\n"))
-            except BaseException:
-                end_supervised(process)
-                raise
-    if process.returncode:
-        raise RunFailed(f"{path.name} ended with exit code {process.returncode}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
+        code, lines = run_supervised([sys.executable, *start, str(path), *arguments], {**cache_environment(), "OMP_NUM_THREADS": threads})
+    if code:
+        raise RunFailed(f"{path.name} ended with exit code {code}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
     return lines

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from gallery_lib.command import exit_code_of
 from gallery_lib.config import LabRunConfig
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.options import checked, command_line, parse_command_line
-from gallery_lib.processes import die_with_parent, end_supervised, interruptible, search_path
+from gallery_lib.processes import die_with_parent, interruptible, run_supervised
 
 _LAST_LINES = 20
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -41,27 +40,10 @@ def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [sys.executable, "-m", "gallery_lib.spawn", str(processes), folder, module, *_arguments(config, out)]
-        with subprocess.Popen(
-            [sys.executable, "-m", "gallery_lib.supervisor", *command],
-            env={**os.environ, **_NO_GPU, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            assert process.stdout is not None
-            lines: list[str] = []
-            try:
-                for line in process.stdout:
-                    print(line, end="", flush=True)
-                    lines.append(line.rstrip("\n"))
-            except BaseException:
-                end_supervised(process)
-                raise
-        if process.returncode:
-            kind = InputError if process.returncode == InputError.exit_code else RunFailed
-            raise kind(f"{module} ended with exit code {process.returncode}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
+        code, lines = run_supervised(command, {**_NO_GPU, "OMP_NUM_THREADS": threads})
+        if code:
+            kind = InputError if code == InputError.exit_code else RunFailed
+            raise kind(f"{module} ended with exit code {code}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
         return json.loads(out.read_text())
 
 
