@@ -1,6 +1,6 @@
 """How an option is declared, checked, and turned into a command line, a notebook cell or a table.
 
-An options class is a dataclass whose fields are made by `option(...)` (config.py holds all of them). Bad values
+An options class is a dataclass whose fields are made by `option(...)` (config/ holds all of them). Bad values
 raise InputError with the option's name, the value, and what it must be. Needs no torch.
 """
 

@@ -7,6 +7,7 @@ longer than one after the other takes. A test marked `whole_machine` has all cor
 
 from __future__ import annotations
 
+import importlib
 import signal
 import subprocess
 import sys
@@ -55,6 +56,15 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "runs"
     monkeypatch.setenv("GALLERY_RUNS_DIR", str(path))
     return path
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """`accelerate()` makes a group of one, which stays for as long as the process."""
+    yield
+    if "torch" in sys.modules:
+        process_group = importlib.import_module("gallery_lib.comm.process_group")
+        process_group.leave()
 
 
 @pytest.fixture(scope="session")

@@ -234,7 +234,7 @@ def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
 
         def average_(self, *arguments: Any) -> None:
             if self.slow:
-                time.sleep(0.02)
+                time.sleep(0.1)
             super().average_(*arguments)
 
     reducer.Channel = Slow  # type: ignore[misc]

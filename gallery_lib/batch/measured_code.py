@@ -20,8 +20,11 @@ from gallery_lib.batch.notebook_file import read_notebook
 STALE = " (stale)"
 """The mark of a figure that was measured with other code than what is here, or with code that was not recorded."""
 _SOURCES = (".py", ".cu", ".cuh")
-_NOT_MEASURED = ("batch", "report", "site", "cli.py", "commands", "completion.py", "lab.py", "pack.py", "measure/replay")
-_ONLY_FOR = {"data_parallel": ("walk.py",), "communication": ("wire.py", "measure/wire", "cluster")}
+_NOT_MEASURED = (
+    *("batch", "report", "site", "cli.py", "commands", "completion.py", "lab.py", "pack.py", "measure/replay"),
+    *("config/__init__.py", "config/gallery.py", "config/lab.py"),
+)
+_ONLY_FOR = {"data_parallel": ("walk.py",), "communication": ("wire.py", "measure/wire", "cluster", "config/communication.py")}
 """What one notebook measures and no other."""
 
 

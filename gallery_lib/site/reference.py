@@ -1,4 +1,4 @@
-"""Reference pages: every option as `config.py` declares it, and what the docstrings say, a page for each room of the package."""
+"""Reference pages: every option as `config/` declares it, and what the docstrings say, a page for each room of the package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _USED_BY = {
 }
 _OPTIONS_HEAD = """# Options
 
-Every option, as `gallery_lib/config.py` declares it. On a command line, `batch_size` is `--batch_size` or `--batch-size`; a switch
+Every option, as `gallery_lib/config/` declares it. On a command line, `batch_size` is `--batch_size` or `--batch-size`; a switch
 that is on by default is put off with `--no-…`. A name or a value that does not exist is refused, with the closest one.
 """
 _REFERENCE_HEAD = """# Reference

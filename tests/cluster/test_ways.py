@@ -31,14 +31,14 @@ def test_one_process_on_each_of_two_hosts() -> None:
             continue
         assert effect.parity in ("passed", "no limit: the rest is sent later"), (name, effect)
         assert effect.sent_bytes is not None
-        # more by what TCP adds; more or less by what is still queued when a turn begins or ends
-        assert effect.computed_bytes - 20_000 < effect.sent_bytes < 1.2 * effect.computed_bytes + 20_000, name
+        # more by what TCP adds
+        assert effect.computed_bytes <= effect.sent_bytes < 1.2 * effect.computed_bytes + 20_000, name
         assert effect.timeline is not None
         assert sum(size for size, _, _ in effect.timeline.buckets) == pytest.approx(4 * effects.parameters / 2**20, rel=0.01)
         assert all(ready < arrived for _, ready, arrived in effect.timeline.buckets)
     for name in ("bf16", "int8"):
         ratio = effects.ways[name].ratio
-        assert ratio is not None and ratio.verdict == "faster", (name, ratio)
+        assert ratio is not None and ratio.ratio > 1.2, (name, ratio)
 
 
 def test_two_processes_on_each_of_two_hosts_average_hierarchically_as_well() -> None:

@@ -179,6 +179,7 @@ class _Training:
                 self.step()
                 if number >= SETTLING_STEPS:
                     seconds.append(time.perf_counter() - began)
+        dist.barrier()  # every host passes it once it has what the others sent: nothing is queued any more
         after = _bytes_sent()
         if way is None:
             self.net.load_state_dict(self.first_weights)  # the ranks have gone apart

@@ -1,0 +1,40 @@
+"""Every option of the gallery, declared once.
+
+A dataclass per subject, a file for each kind of them; each field says what it means, in which unit, and what it may be. The command
+lines, the check of notebook parameters, the notebooks' parameters cells and the documentation's tables all come from here
+(options.py says how); nothing else parses or defaults an option. Needs no torch.
+"""
+
+from gallery_lib.config.backend import Comm, Compiler, Compute, Config, Loader, Memory, Tune, backend_config
+from gallery_lib.config.communication import ConvergenceConfig, RecordConfig, ReplayConfig, WaysConfig
+from gallery_lib.config.gallery import BatchConfig, BenchConfig, SiteConfig
+from gallery_lib.config.lab import LabConfig, LabNameConfig, LabRunConfig
+from gallery_lib.config.notebooks import NotebookConfig, WalkConfig, WireConfig
+from gallery_lib.config.training import CompareConfig, LaunchConfig, TrainConfig
+
+__all__ = [
+    "BatchConfig",
+    "BenchConfig",
+    "Comm",
+    "CompareConfig",
+    "Compiler",
+    "Compute",
+    "Config",
+    "ConvergenceConfig",
+    "LabConfig",
+    "LabNameConfig",
+    "LabRunConfig",
+    "LaunchConfig",
+    "Loader",
+    "Memory",
+    "NotebookConfig",
+    "RecordConfig",
+    "ReplayConfig",
+    "SiteConfig",
+    "TrainConfig",
+    "Tune",
+    "WalkConfig",
+    "WaysConfig",
+    "WireConfig",
+    "backend_config",
+]

@@ -1,0 +1,123 @@
+"""The options of `accelerate()`: a tree that is meant to be changed in place, `config.compute.bf16 = True`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gallery_lib.config.training import TrainConfig
+from gallery_lib.options import Settable, option
+
+
+@dataclass
+class Compute(Settable):
+    """Precision, and own kernels."""
+
+    fp16: bool = option(False, "the caller trains under float16 autocast (and a GradScaler of their own)")
+    bf16: bool = option(False, "the caller trains under bfloat16 autocast")
+    kernels: bool = option(True, "own CUDA kernels")
+
+
+@dataclass
+class Compiler(Settable):
+    """The compiler behind the accelerated backend."""
+
+    enabled: bool = option(True, "compile the model")
+    backend: str = option("inductor", "name in the registry of compiler backends")
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option("default", "torch.compile's mode")
+    keep_activations: float = option(
+        1.0,
+        "part of the activations that are kept for the backward pass; the rest is computed again, where memory is short",
+        minimum=0,
+        maximum=1,
+    )
+    any_threads: bool = option(
+        False, "on the CPU, generate code for any number of threads, so that runs on one and on several processes share what was compiled"
+    )
+    bf16_on_fp32_units: bool = option(
+        True, "on a CPU without bfloat16 units, do bfloat16 products on the fp32 units instead of emulating them"
+    )
+
+
+@dataclass
+class Memory(Settable):
+    """Where tensors lie."""
+
+    layout: Literal["auto", "contiguous", "channels_last"] = option(
+        "auto", "memory format of 4-d weights and inputs; auto is channels_last for models with 2-d convolutions"
+    )
+    allocator: bool = option(
+        True, "keep large host blocks instead of returning them to the kernel every step (processes started by the launcher)"
+    )
+
+
+@dataclass
+class Loader(Settable):
+    """How batches come to the device."""
+
+    prefetch: int = option(2, "batches copied to the GPU ahead of their use", unit="batches", minimum=0)
+    buckets: tuple[int, ...] = option((), "lengths that batches are padded to; none: batches stay as they are", unit="tokens or frames")
+    pad_values: dict[str | int, float] = option(dict, "what fills the parts of a batch that have a length, by name or position")
+
+
+@dataclass
+class Tune(Settable):
+    """Choice by measurement, at the first training step."""
+
+    enabled: bool = option(False, "let candidates take turns on the first batch and use the fastest that computes the same")
+    rounds: int = option(6, "turns that each candidate gets", unit="turns", minimum=4)
+    block_steps: int = option(3, "forward and backward passes in a turn; the first is not counted", unit="passes", minimum=2)
+    confidence: float = option(0.99, "confidence level of a candidate's gain", minimum=0.5, maximum=0.9999)
+    keep: bool = option(True, "keep the choice in a file, and use it next time")
+
+
+@dataclass
+class Comm(Settable):
+    """How DistributedDataParallel averages gradients. All but `wire` changes no more than the order in which they are added up."""
+
+    bucket_mb: float | None = option(
+        None, "size of the buckets that are sent; default: DDP's own, a first one of 1, then 25", unit="MiB", minimum=0.001
+    )
+    bucket_views: bool = option(False, "gradients lie in the buckets, which saves a copy of them")
+    static_graph: bool = option(False, "the same parameters are used in every step, in the same order")
+    streams: int = option(1, "buckets on their way at the same time, on process groups of their own", minimum=1, maximum=8)
+    hierarchical: bool = option(False, "add up within each host first; then the processes of a host exchange a part each with other hosts")
+    tune: bool = option(False, "let lossless ways take turns over the first steps, and use the fastest if it certainly beats DDP's own")
+    wire: Literal["exact", "bf16", "fp16", "int8", "powersgd"] = option(
+        "exact", "what is sent: gradients as they are, rounded, as int8 with a scale for every 256, or as products of narrow matrices"
+    )
+    error_feedback: bool = option(True, "with int8, what rounding loses is sent along the next time")
+    powersgd_rank: int = option(4, "columns of those matrices", minimum=1)
+    non_finite: Literal["ignore", "stop"] = option(
+        "ignore", "when a gradient is infinite or not a number: nothing, or an error that names rank and parameter"
+    )
+
+
+@dataclass
+class Config(Settable):
+    """What `accelerate(model, loader, config)` does. `Config()` switches everything on that is known to help."""
+
+    compute: Compute = option(Compute, "precision and kernels")
+    compiler: Compiler = option(Compiler, "the compiler")
+    memory: Memory = option(Memory, "memory layout and allocator")
+    loader: Loader = option(Loader, "the way of batches to the device")
+    comm: Comm = option(Comm, "averaging of gradients over processes")
+    tune: Tune = option(Tune, "choice by measurement")
+
+    @staticmethod
+    def plain() -> Config:
+        """Device placement, sharding and DistributedDataParallel only: the baseline."""
+        return Config(compute=Compute(kernels=False), compiler=Compiler(enabled=False), memory=Memory(layout="contiguous", allocator=False))
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether any of the accelerated backend is on."""
+        return self.compiler.enabled or self.compute.kernels or self.memory.layout != "contiguous" or self.memory.allocator
+
+
+def backend_config(config: TrainConfig) -> Config:
+    """The accelerate() configuration that a training run asks for."""
+    result = Config() if config.compiler_opt else Config.plain()
+    result.compute.kernels = config.compiler_opt and config.kernels
+    result.tune.enabled = config.compiler_opt and config.tune
+    return result

@@ -1,0 +1,63 @@
+"""What a notebook may be told: its papermill parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gallery_lib.config.training import NO_LOSS_PARITY
+from gallery_lib.options import option
+
+
+@dataclass(frozen=True)
+class NotebookConfig:
+    """The parameters of a task's notebook."""
+
+    profile: Literal["auto", "quick", "full"] = option(
+        "auto", "quick is minutes on two cores, full is the task at its real size; auto is full on a GPU, else quick"
+    )
+    amp_level: Literal["auto", "O0", "O1"] = option(
+        "auto",
+        "precision of both variants; auto is O1 where the device computes in bf16 or fp16, else O0",
+        refused={"O2": NO_LOSS_PARITY, "O3": NO_LOSS_PARITY},
+    )
+    amp_dtype: Literal["auto", "bf16", "fp16"] = option("auto", "dtype of autocast under O1")
+    batch_size: int | None = option(None, "samples per process and step; default: the profile's", unit="samples", minimum=1)
+    image_size: int | None = option(None, "height and width of input images; default: the profile's", unit="pixels", minimum=32)
+    sequence_length: int | None = option(None, "tokens or frames per sample; default: the profile's", unit="tokens or frames", minimum=8)
+    processes: int | None = option(
+        None, "processes of the comparison on several; default: one per device, at most 8", unit="processes", minimum=1
+    )
+    rounds: int | None = option(None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4)
+    block_steps: int | None = option(None, "steps in one turn; default: the profile's", unit="steps", minimum=2)
+    data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
+    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
+
+
+@dataclass(frozen=True)
+class WalkConfig:
+    """The parameters of the notebook data_parallel; sizes default to the seed's on a GPU, to small ones on a CPU."""
+
+    images: int | None = option(None, "random training images; default: 6400 on a GPU, else 128", unit="images", minimum=8)
+    image_size: int | None = option(
+        None, "height and width of the images; default: 224 on a GPU, else 64", unit="pixels", minimum=32, maximum=1024
+    )
+    batch_size: int | None = option(None, "samples per process and step; default: 64 on a GPU, else 8", unit="samples", minimum=1)
+    epochs: int = option(2, "passes over the images", unit="epochs", minimum=1)
+    log_steps: int = option(5, "steps between two lines of the log", unit="steps", minimum=1)
+    processes: int | None = option(None, "processes of the parallel runs; default: one per device, at most 8", unit="processes", minimum=1)
+
+
+@dataclass(frozen=True)
+class WireConfig:
+    """The parameters of the notebook communication."""
+
+    model: str = option("resnet50", "task whose gradients are counted in bytes, in each wire format")
+    hosts: int = option(2, "hosts of the lab, on this machine, with emulated links", unit="hosts", minimum=2, maximum=8)
+    processes: int = option(1, "training processes on each host of the lab", unit="processes", minimum=1, maximum=8)
+    rate: str = option("200mbit", "rate of each host's link, in either direction, in bits per second")
+    width: int = option(512, "width of the four layers that are trained on the lab", unit="units", minimum=16, maximum=8192)
+    rounds: int = option(4, "turns that each technique gets; the intervals come from these", unit="turns", minimum=4)
+    block_steps: int = option(3, "counted steps in one turn", unit="steps", minimum=1)
+    seeds: int = option(2, "how often each wire format learns digits, each time from other weights", unit="seeds", minimum=2)
+    epochs: int = option(8, "passes over the digits", unit="epochs", minimum=1)
