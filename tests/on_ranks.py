@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -174,6 +175,28 @@ def not_finite(values: dict[str, Any], bad_rank: int) -> str:
         message = str(error)
     handle.remove()
     return message
+
+
+def skipped(values: dict[str, Any], bad_rank: int, stand_by: bool) -> dict[str, Any]:
+    """One step of four has a NaN on one rank, and is not to change anything: neither weights nor momentum nor what is kept for later.
+
+    `stand_by`: rank 0 has no batch any more in the last two steps."""
+    model = accelerate_ddp(DDP(stack([6, 9, 4])), options_of({**values, "non_finite": "skip"}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
+    seen = []
+    steps = range(2 if stand_by and dist.get_rank() == 0 else 4)
+    with model.join() if stand_by else contextlib.nullcontext():
+        for step in steps:
+            bad = step == 2 and dist.get_rank() == bad_rank
+            handle = model.module[2].weight.register_hook(lambda g, bad=bad: g * torch.nan if bad else g)
+            optimizer.zero_grad()
+            model(batch(step, 6)).pow(2).sum().backward()
+            handle.remove()
+            optimizer.step()
+            seen.append([p.detach().clone() for p in model.parameters()])
+    moved = [any(not torch.equal(a, b) for a, b in zip(one, other, strict=True)) for one, other in itertools.pairwise(seen)]
+    finite = all(bool(p.isfinite().all()) for p in [*model.parameters(), *(s["momentum_buffer"] for s in optimizer.state.values())])
+    return {"moved": moved, "finite": finite, "sum": sum(p.double().sum().item() for p in model.parameters())}
 
 
 def resumed(values: dict[str, Any]) -> list[bool]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -38,6 +40,17 @@ def _arguments(model: nn.parallel.DistributedDataParallel, options: Comm) -> dic
         known = inspect.signature(DDP.__init__).parameters
         chosen["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
     return chosen
+
+
+def _joined(model: nn.parallel.DistributedDataParallel) -> Callable[[], bool]:
+    """Whether ranks without batches may stand by; it does not keep the model alive."""
+    known = weakref.ref(model)
+
+    def joined() -> bool:
+        there = known()
+        return there is not None and there._join_config.enable
+
+    return joined
 
 
 def obstacle(model: nn.parallel.DistributedDataParallel, hooked: bool = True) -> str:
@@ -77,7 +90,7 @@ def accelerate_ddp(model: nn.parallel.DistributedDataParallel, options: Comm | N
     )
     model.train(was_training)
     model.require_backward_grad_sync = required
-    reducer = GradientReducer(model.module, options, model.device) if hooked else None
+    reducer = GradientReducer(model.module, options, model.device, _joined(model)) if hooked else None
     if reducer is not None:
         model.register_comm_hook(None, reducer.take)
     object.__setattr__(model, _REDUCER, reducer)

@@ -3,7 +3,9 @@
 Annotations are not postponed here: torch looks at those of a hook.
 """
 
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,11 +27,13 @@ class GradientReducer:
     """Averages gradients as `options` say. Making one is a collective call.
 
     With gloo the work is done by threads, so a failure there (a rank has gone, a gradient is not finite) is raised at the end of the
-    backward pass, on every rank that sees it.
+    backward pass, on every rank that sees it. `joined`: whether ranks without batches stand by at present (DDP's join), which take
+    no part in saying whose gradients are not finite.
     """
 
-    def __init__(self, module: nn.Module, options: Comm, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, options: Comm, device: torch.device, joined: Callable[[], bool]) -> None:
         self.options = options
+        self._module, self._joined = module, joined
         self.hosts = topology.find()
         self._device = device
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -89,13 +93,29 @@ class GradientReducer:
             reason = f"{self._heartbeat.silent_ranks()} ({type(problem).__name__}: {problem})"
             raise RunFailed(f"rank {dist.get_rank()}: gradients could not be averaged: {reason}.") from problem
         if any(bool(mean) for *_, mean in seen):  # the same on every rank, since all have the same means
-            self._raise_not_finite([name for names, own, _ in seen for name, bad in zip(names, own.tolist(), strict=True) if bad])
+            own = [name for names, flags, _ in seen for name, bad in zip(names, flags.tolist(), strict=True) if bad]
+            message = f"a gradient is infinite or not a number: {self._whose(own)}"
+            if self.options.non_finite == "stop":
+                raise RunFailed(f"{message}.")
+            if own or dist.get_rank() == 0:
+                print(f"{message}; this step is skipped.", file=sys.stderr, flush=True)
+            # after DDP has put the means into the parameters' gradients, for which it has queued itself by now
+            torch.autograd.Variable._execution_engine.queue_callback(self._drop_gradients)  # type: ignore[attr-defined]
 
-    def _raise_not_finite(self, own: list[str]) -> None:
+    def _drop_gradients(self) -> None:
+        """Optimizers leave parameters without a gradient as they are, and their state too."""
+        for parameter in self._module.parameters():
+            parameter.grad = None
+
+    def _whose(self, own: list[str]) -> str:
         everyone: list[list[str]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(everyone, own)
-        found = [f"on rank {rank} of {_some(names)}" for rank, names in enumerate(everyone) if names]
-        raise RunFailed(f"a gradient is infinite or not a number: {'; '.join(found) or 'only in the mean, which overflowed on the wire'}.")
+        if self._joined():
+            everyone[dist.get_rank()] = own
+            elsewhere = "on a rank that says so itself, or in the mean, which overflowed on the wire"
+        else:
+            dist.all_gather_object(everyone, own)
+            elsewhere = "only in the mean, which overflowed on the wire"
+        return "; ".join(f"on rank {rank} of {_some(names)}" for rank, names in enumerate(everyone) if names) or elsewhere
 
     def state_dict(self) -> dict[str, Any]:
         """What error feedback keeps on this rank; it belongs to this rank's part of a checkpoint."""

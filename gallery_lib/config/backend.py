@@ -88,8 +88,10 @@ class Comm(Settable):
     )
     error_feedback: bool = option(True, "with int8, what rounding loses is sent along the next time")
     powersgd_rank: int = option(4, "columns of those matrices", minimum=1)
-    non_finite: Literal["ignore", "stop"] = option(
-        "ignore", "when a gradient is infinite or not a number: nothing, or an error that names rank and parameter"
+    non_finite: Literal["ignore", "skip", "stop"] = option(
+        "ignore",
+        "when a gradient is infinite or not a number: nothing (a GradScaler sees to it), or rank and parameter are named, "
+        "and no parameter has a gradient in that step, so that optimizers change nothing, or an error ends the run",
     )
 
 

@@ -94,6 +94,19 @@ def test_a_gradient_that_is_not_a_number_is_reported_on_every_rank(two_by_two: R
     assert all("on rank 3 of 2.weight" in message for message in messages), messages
 
 
+@pytest.mark.parametrize("values", [{}, {"bucket_views": True, "streams": 2}, {"wire": "int8"}, {"wire": "powersgd"}], ids=str)
+def test_a_step_with_such_a_gradient_can_be_skipped(two_by_two: Ranks, values: dict) -> None:
+    found = two_by_two.call("skipped", values, 3, False)
+    assert [each["moved"] for each in found] == [[True, False, True]] * 4  # steps after the first; the third has the NaN
+    assert all(each["finite"] for each in found) and len({each["sum"] for each in found}) == 1
+
+
+def test_a_step_is_skipped_while_a_rank_without_batches_stands_by(two_by_two: Ranks) -> None:
+    found = two_by_two.call("skipped", {}, 3, True)
+    assert [each["moved"] for each in found] == [[True]] + [[True, False, True]] * 3
+    assert all(each["finite"] for each in found)
+
+
 @pytest.mark.parametrize(
     "values", [{"wire": "int8"}, {"wire": "int8", "hierarchical": True}, {"wire": "powersgd", "powersgd_rank": 2}], ids=str
 )
