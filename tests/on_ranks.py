@@ -298,20 +298,6 @@ def _own_hook(state, bucket):  # type: ignore[no-untyped-def]
     return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
 
 
-def leave_while_others_average(rank_that_leaves: int) -> str | None:
-    """One rank ends without a word in the middle of a step; what the others hear, and after how many seconds."""
-    model = accelerate_ddp(DDP(stack([6, 9, 4])), options_of({"streams": 2}))
-    for step in range(3):  # after the first DDP agrees on the order of buckets, in a way of its own
-        model(batch(step, 6)).sum().backward()
-    if dist.get_rank() == rank_that_leaves:
-        os._exit(0)
-    try:
-        model(batch(3, 6)).sum().backward()
-        return "nothing was raised"
-    except Exception as error:
-        return str(error)
-
-
 def replayed(values: dict[str, Any], timeline: Timeline, late_seconds: float) -> dict[str, Any]:
     """Steps of a replay whose rank 0 is late with its backward pass: the worst error of a mean gradient, and the last step's time."""
     own = dataclasses.replace(timeline, forward_seconds=late_seconds) if dist.get_rank() == 0 else timeline

@@ -21,10 +21,9 @@ SECONDS = 120.0
 
 
 class Ranks:
-    """The processes. `call` runs a function on all; what one raises there is raised here. `survivors_only`: some may end meanwhile."""
+    """The processes. `call` runs a function on all; what one raises there is raised here."""
 
-    def __init__(self, processes: int, hosts: int, *, survivors_only: bool = False) -> None:
-        self._survivors_only = survivors_only
+    def __init__(self, processes: int, hosts: int) -> None:
         self._folder = TemporaryDirectory()
         self._key = secrets.token_bytes(16)
         listener = Listener(str(Path(self._folder.name) / "socket"), authkey=self._key)
@@ -38,17 +37,13 @@ class Ranks:
         listener.close()
 
     def call(self, function: str, *arguments: Any) -> list[Any]:
-        """The result of every rank, by rank; of those that are left, where some may end."""
+        """The result of every rank, by rank."""
         for link in self._links:
             link.send((function, arguments))
         results = []
         for rank, link in enumerate(self._links):
             assert wait([link], SECONDS), f"rank {rank} did not answer"
-            try:
-                results.append(link.recv())
-            except EOFError:
-                if not self._survivors_only:
-                    raise
+            results.append(link.recv())
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -89,6 +89,8 @@ class GradientReducer:
         self._waiting.clear()
         problem, self._problem = self._problem, None
         seen, self._not_finite = self._not_finite, []
+        if problem is not None and not isinstance(problem, RuntimeError):
+            raise problem  # not of communication
         if problem is not None:
             reason = f"{self._heartbeat.silent_ranks()} ({type(problem).__name__}: {problem})"
             raise RunFailed(f"rank {dist.get_rank()}: gradients could not be averaged: {reason}.") from problem

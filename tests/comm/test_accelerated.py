@@ -144,10 +144,3 @@ def test_the_tuner_takes_what_is_faster_on_all_ranks_and_training_is_not_disturb
     found = two_by_two.call("tuned", ["slow", "good"], 90)
     assert [each["chosen"] for each in found] == ["good"] * 4
     assert max(each["error"] for each in found) < 1e-5
-
-
-def test_a_rank_that_ends_is_named_by_the_others() -> None:
-    with Ranks(4, 2, survivors_only=True) as ranks:
-        answers = ranks.call("leave_while_others_average", 2)
-    assert len(answers) == 3
-    assert all("rank 2 gives no sign of life" in answer for answer in answers), answers

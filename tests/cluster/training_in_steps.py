@@ -1,0 +1,51 @@
+"""Training in small steps, which test_faults.py starts on the hosts of a lab: says each step, and how it ended.
+
+training_in_steps.py STEPS TIMEOUT_SECONDS
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from torch import nn
+
+from gallery_lib.comm import process_group
+from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.config import Comm
+from gallery_lib.errors import RunFailed
+
+WIDTH = 64
+
+
+def train(steps: int) -> float:
+    """The sum of all weights after it, which are the same on every rank."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    model = accelerate_ddp(nn.parallel.DistributedDataParallel(nn.Sequential(*layers)), Comm(streams=2, bucket_mb=0.02))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = torch.Generator().manual_seed(process_group.rank())
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, WIDTH, generator=batches)).pow(2).mean().backward()
+        optimizer.step()
+        print(f"step {step}", flush=True)
+        time.sleep(0.05)  # so that there is time for a fault
+    return sum(parameter.double().sum().item() for parameter in model.parameters())
+
+
+def main(steps: int, timeout_seconds: float) -> int:
+    """The exit code."""
+    torch.set_num_threads(1)
+    process_group.ensure_initialized(timeout_seconds)
+    try:
+        print("weights", train(steps), flush=True)
+    except RunFailed as failure:
+        print(f"error: {failure}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2])))
