@@ -16,6 +16,7 @@ _USED_BY = {
     config.NotebookConfig: "The notebooks of tasks: in their parameters cell, or with `-p NAME VALUE` of `papermill` and `gallery run`.",
     config.WalkConfig: "The notebook `data_parallel`, likewise.",
     config.WireConfig: "The notebook `communication`, likewise.",
+    config.PerformanceDataConfig: "The notebook `performance_data`, likewise.",
     config.WaysConfig: "`gallery_lib.measure.wire.ways`, over torchrun.",
     config.ConvergenceConfig: "`gallery_lib.measure.wire.convergence`, over torchrun.",
     config.BatchConfig: "`gallery run`.",
