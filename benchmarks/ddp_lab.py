@@ -8,14 +8,14 @@
 
 `record` trains a few steps in one process. `run` brings up a lab and lets DDP's own way and the others take turns. `sweep` does it
 for all timelines × numbers of hosts, with the tuner choosing among the lossless ways; begun again with the same folder it goes on.
-`validate` trains for real and replays what was recorded there, in turns, in the same processes. Figures of `run` and `sweep` are
-those of a time-dilated replay on an emulated link, and say so.
+The notebook performance_data shows its table; to commit it, copy `sweep.csv` and `settings.json` to results/ as
+`ddp-sweep-<machine>.csv` and `.json`. `validate` trains for real and replays what was recorded there, in turns, in the same processes.
+Figures of `run` and `sweep` are those of a time-dilated replay on an emulated link, and say so.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import json
 import os
@@ -38,6 +38,7 @@ from gallery_lib.command import exit_code_of
 from gallery_lib.config import Comm, LabConfig, LabRunConfig, RecordConfig, ReplayConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.record import record
+from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, write_sweep
 from gallery_lib.measure.replay.timeline import Timeline, derived, read_timeline, write_timeline
 from gallery_lib.options import CommandLine, option
 
@@ -49,10 +50,6 @@ WHAT_IT_IS = (
 )
 _PROCESS_BYTES = 300e6
 """Of a process with torch in it, on its own."""
-COLUMNS = (
-    *("model", "hosts", "ranks", "rate", "stretch", "batch_size", "timeline", "step_seconds_alone", "ddp_step_seconds"),
-    *("chosen", "chosen_step_seconds", "acc_ratio", "acc_ratio_low", "acc_ratio_high", "ddp_acc"),
-)
 
 
 @dataclass(frozen=True)
@@ -139,61 +136,71 @@ def _run(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: a
     return 0
 
 
-def row(found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: DdpLabConfig, alone_seconds: float | None) -> dict[str, Any]:
+def cell(found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: DdpLabConfig, alone_seconds: float | None) -> Cell:
     """A line of the sweep's table. `alone_seconds`: DDP's own step on one host, for ddp_acc; None: not measured."""
     ways = found["ways"]
     chosen = next((name for name in ways if name != PLAIN), PLAIN)
     ddp, ours = ways[PLAIN]["step_seconds"]["p50"], ways[chosen]["step_seconds"]["p50"]
     ratio = ways[chosen].get("speedup", {"ratio": 1.0, "low": 1.0, "high": 1.0})  # DDP's own way was kept
-    return {
-        **{"model": timeline.task, "hosts": lab.hosts, "ranks": processes.ranks, "rate": lab.rate, "stretch": found["replay"]["stretch"]},
-        **{"batch_size": timeline.batch_size, "timeline": timeline.origin, "step_seconds_alone": timeline.step_seconds},
+    return Cell.of(
+        timeline,
+        **{"hosts": lab.hosts, "ranks": processes.ranks, "rate": lab.rate, "stretch": found["replay"]["stretch"]},
         **{"ddp_step_seconds": ddp, "chosen": chosen, "chosen_step_seconds": ours},
         **{"acc_ratio": ratio["ratio"], "acc_ratio_low": ratio["low"], "acc_ratio_high": ratio["high"]},
-        "ddp_acc": alone_seconds / ddp if alone_seconds else None,
-    }
+        ddp_acc=alone_seconds / ddp if alone_seconds else None,
+    )
 
 
 def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:
     timelines = {path.resolve(): read_timeline(path) for path in words.timelines}
     if len({path.name for path in timelines}) < len(timelines):
         raise InputError("two of the timelines have the same file name: what is measured is kept by that.")
-    numbers = [options.check_value(LabConfig, "hosts", number) for number in processes.hosts_of_sweep.split(",")]
+    asked = sorted(options.check_value(LabConfig, "hosts", number) for number in processes.hosts_of_sweep.split(","))
     about = {"replay": dataclasses.asdict(config), "ranks": processes.ranks, "rate": lab.rate, "timelines": {}}
     about["timelines"] = {path.name: [each.date, each.origin, each.step_seconds] for path, each in timelines.items()}
-    words.out.mkdir(parents=True, exist_ok=True)
-    settings = words.out / "settings.json"
-    if settings.exists() and json.loads(settings.read_text())["sweep"] != about:
+    settings = words.out / SETTINGS
+    before = json.loads(settings.read_text()) if settings.exists() else {}
+    if before and before["sweep"] != about:
         raise InputError(f"{words.out} holds a sweep with other timelines or options. Name a new folder.")
-    write_result(settings, {**conditions(), "what_it_is": WHAT_IT_IS, "sweep": about})
-    for hosts in sorted(numbers):
-        folder = words.out / f"{hosts}-hosts"
-        folder.mkdir(exist_ok=True)
-        left = [path for path in timelines if not (folder / path.name).exists()]
-        too_large_here = {path: too_large(timelines[path], config.wires, hosts, processes.ranks) for path in left}
-        for reason in filter(None, too_large_here.values()):
-            print(f"not measured: {reason}")
-        if left := [path for path in left if not too_large_here[path]]:
-            replayed(left, "tuned", config, dataclasses.replace(lab, hosts=hosts), processes, folder)
+    for hosts in asked:
+        _of_hosts(words.out, hosts).mkdir(parents=True, exist_ok=True)
+    numbers = sorted(int(folder.name.removesuffix("-hosts")) for folder in words.out.glob("*-hosts"))  # also those of earlier runs
+    missing = {hosts: [path for path in timelines if not (_of_hosts(words.out, hosts) / path.name).exists()] for hosts in numbers}
+    reasons = {
+        (path, hosts): too_large(timelines[path], config.wires, hosts, processes.ranks) for hosts in numbers for path in missing[hosts]
+    }
+    left = {hosts: [path for path in missing[hosts] if not reasons[path, hosts]] for hosts in asked}
+    not_measured = [{"model": timelines[path].task, "hosts": hosts, "reason": why} for (path, hosts), why in reasons.items() if why]
+    kept = {} if any(left.values()) else before  # the conditions are those of the figures, not of looking at them again
+    write_result(settings, {**conditions(), **kept, "what_it_is": WHAT_IT_IS, "sweep": about, "not_measured": not_measured})
+    for each in not_measured:
+        print(f"not measured: {each['reason']}")
+    for hosts, paths in left.items():
+        if paths:
+            replayed(paths, "tuned", config, dataclasses.replace(lab, hosts=hosts), processes, _of_hosts(words.out, hosts))
         _write_table(words.out, timelines, numbers, lab, processes)
-    print(f"figures: {words.out / 'sweep.csv'} and the files beside it")
+    print(f"figures: {words.out / TABLE} and the files beside it")
     return 0
 
 
+def _of_hosts(folder: Path, hosts: int) -> Path:
+    """Where a sweep keeps what it has measured on so many hosts."""
+    return folder / f"{hosts}-hosts"
+
+
 def _write_table(folder: Path, timelines: dict[Path, Timeline], numbers: Sequence[int], lab: LabConfig, processes: DdpLabConfig) -> None:
-    """`sweep.csv` of what has been measured so far."""
-    with (folder / "sweep.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS)
-        table.writeheader()
-        for path, timeline in timelines.items():
-            alone = None
-            for hosts in sorted(numbers):
-                measured = folder / f"{hosts}-hosts" / path.name
-                if measured.exists():
-                    found = json.loads(measured.read_text())
-                    if hosts == 1:
-                        alone = found["ways"][PLAIN]["step_seconds"]["p50"]
-                    table.writerow(row(found, timeline, dataclasses.replace(lab, hosts=hosts), processes, alone))
+    """The table of what has been measured so far."""
+    cells = []
+    for path, timeline in timelines.items():
+        alone = None
+        for hosts in numbers:
+            measured = _of_hosts(folder, hosts) / path.name
+            if measured.exists():
+                found = json.loads(measured.read_text())
+                if hosts == 1:
+                    alone = found["ways"][PLAIN]["step_seconds"]["p50"]
+                cells.append(cell(found, timeline, dataclasses.replace(lab, hosts=hosts), processes, alone))
+    write_sweep(folder / TABLE, cells)
 
 
 def _validate(config: DdpValidateConfig, way: Comm, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:

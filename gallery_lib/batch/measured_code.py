@@ -24,7 +24,11 @@ _NOT_MEASURED = (
     *("batch", "report", "site", "cli.py", "commands", "completion.py", "lab.py", "pack.py", "measure/replay"),
     *("config/__init__.py", "config/gallery.py", "config/lab.py"),
 )
-_ONLY_FOR = {"data_parallel": ("walk.py",), "communication": ("wire.py", "measure/wire", "cluster", "config/communication.py")}
+_ONLY_FOR = {
+    "data_parallel": ("walk.py",),
+    "communication": ("wire.py", "measure/wire", "cluster", "config/communication.py"),
+    "performance_data": ("performance_data.py",),  # which shows what measure/replay measured, and measures nothing
+}
 """What one notebook measures and no other."""
 
 

@@ -61,3 +61,10 @@ class WireConfig:
     block_steps: int = option(3, "counted steps in one turn", unit="steps", minimum=1)
     seeds: int = option(2, "how often each wire format learns digits, each time from other weights", unit="seeds", minimum=2)
     epochs: int = option(8, "passes over the digits", unit="epochs", minimum=1)
+
+
+@dataclass(frozen=True)
+class PerformanceDataConfig:
+    """The parameters of the notebook performance_data."""
+
+    sweep: str | None = option(None, "table of a sweep, or the folder that it is in; default: the newest in benchmarks/results/")

@@ -16,6 +16,7 @@ _USED_BY = {
     config.NotebookConfig: "The notebooks of tasks: in their parameters cell, or with `-p NAME VALUE` of `papermill` and `gallery run`.",
     config.WalkConfig: "The notebook `data_parallel`, likewise.",
     config.WireConfig: "The notebook `communication`, likewise.",
+    config.PerformanceDataConfig: "The notebook `performance_data`, likewise.",
     config.WaysConfig: "`gallery_lib.measure.wire.ways`, over torchrun.",
     config.ConvergenceConfig: "`gallery_lib.measure.wire.convergence`, over torchrun.",
     config.BatchConfig: "`gallery run`.",
@@ -46,11 +47,11 @@ runs (in {doc}`config`; {doc}`../options` has their tables), and `launch` (in {d
 
 
 def options_page() -> str:
-    """A table for each class of options, in the order in which they are declared."""
+    """A table for each class of options, file by file of `config/`."""
     tree = {type(options.default_of(f)): f.name for f in dataclasses.fields(config.Config)}
     parts = [_OPTIONS_HEAD]
     for cls in vars(config).values():
-        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)) or cls.__module__ != config.__name__ or cls is config.Config:
+        if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)) or cls is config.Config:
             continue
         heading = f"`accelerate()`: `config.{tree[cls]}`" if cls in tree else f"`{cls.__name__}`"
         parts += [f"## {heading}", cls.__doc__ or "", _USED_BY.get(cls, ""), options.options_table(cls)]

@@ -13,11 +13,16 @@ from tiny_notebooks import write_notebook
 
 from gallery_lib.batch import parameters, plan
 from gallery_lib.batch.notebook_file import read_notebook
-from gallery_lib.config import NotebookConfig, WalkConfig, WireConfig
+from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig
 from gallery_lib.errors import InputError
 from gallery_lib.options import check_value
 
-EXPECTED = {"communication": WireConfig, "data_parallel": WalkConfig, "index": parameters.NoParameters}
+EXPECTED = {
+    "communication": WireConfig,
+    "data_parallel": WalkConfig,
+    "index": parameters.NoParameters,
+    "performance_data": PerformanceDataConfig,
+}
 OWN = 'steps: int = 3\nname = "x"\nrate: float = None\nquiet = False'
 
 

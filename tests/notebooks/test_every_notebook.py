@@ -20,6 +20,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "data_parallel": {"images": 32, "image_size": 32, "batch_size": 4, "epochs": 1, "log_steps": 4},
     "communication": {},  # executed in test_wire.py, and with a lab in tests/cluster/test_notebook.py
     "index": {},
+    "performance_data": {},  # executed in test_performance_data.py
 }
 PARAMETERS = {**{name: {**sizes, **TURNS, "amp_level": "O0", "processes": 1} for name, sizes in SMALL.items()}, **OTHERS}
 

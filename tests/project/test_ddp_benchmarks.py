@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import importlib
 import json
@@ -20,6 +19,8 @@ from gallery_lib.comm.topology import Topology
 from gallery_lib.comm.tuner import PLAIN
 from gallery_lib.config import Comm, LabConfig, ReplayConfig
 from gallery_lib.errors import InputError
+from gallery_lib.measure.replay.sweep import find_sweep
+from gallery_lib.measure.replay.timeline import write_timeline
 from gallery_lib.processes import search_path
 
 TWO_BY_TWO = Topology(((0, 1), (2, 3)))
@@ -98,6 +99,36 @@ def test_a_replay_that_does_not_fit_into_memory_is_refused_before_anything_is_st
     assert ddp_lab.too_large(large, "int8", 2, 2) != ""
 
 
+def test_a_sweep_keeps_what_was_measured_and_says_what_was_not_and_why(
+    benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is left to measure here: a part was measured before, and the rest is too large. So no lab is made."""
+    ddp_lab, timeline, out = benchmark_module("ddp_lab"), tmp_path / "small.json", tmp_path / "sweep"
+    write_timeline(timeline, TIMELINE)
+    for hosts, ddp, other in ((1, 0.010, None), (2, 0.020, 0.016)):
+        ways = {"ddp": {"step_seconds": {"p50": ddp}}}
+        if other:
+            ways["views"] = {"step_seconds": {"p50": other}, "speedup": {"ratio": 1.25, "low": 1.2, "high": 1.3}}
+        (out / f"{hosts}-hosts").mkdir(parents=True)
+        (out / f"{hosts}-hosts" / "small.json").write_text(json.dumps({"ways": ways, "replay": {"stretch": 2.0}}))
+    monkeypatch.setattr(ddp_lab.hardware, "memory_bytes", lambda: 10**9)
+    words = ["ddp_lab.py", "sweep", str(timeline), "--stretch", "2", "--hosts_of_sweep", "4,2", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert ddp_lab.main() == 0
+    sweep = find_sweep(out)
+    assert sweep is not None
+    assert [(cell.model, cell.hosts, cell.chosen, cell.acc_ratio, cell.ddp_acc) for cell in sweep.cells] == [
+        ("small", 1, PLAIN, 1.0, 1.0),
+        ("small", 2, "views", 1.25, 0.5),
+    ]
+    assert sweep.reasons["small", 4].startswith("small needs about 1.") and sweep.what_it_is == ddp_lab.WHAT_IT_IS
+    settings = out / "settings.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "date": "2026-01-01"}))
+    assert ddp_lab.main() == 0
+    again = find_sweep(out)
+    assert again is not None and again.date == "2026-01-01"  # nothing was measured since
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -139,8 +170,6 @@ def test_what_is_recorded_is_replayed_on_a_lab_and_says_what_it_is(command: Call
 @pytest.mark.cluster
 @pytest.mark.usefixtures("needs_a_lab")
 def test_a_sweep_makes_a_table_and_goes_on_where_it_was_ended(command: Callable[..., Any], tmp_path: Path) -> None:
-    from gallery_lib.measure.replay.timeline import write_timeline
-
     write_timeline(tmp_path / "small.json", TIMELINE)
     out = tmp_path / "sweep"
     words = ["sweep", str(tmp_path / "small.json"), "--only", "views", "--rounds", "4", "--block_steps", "1", "--out", str(out)]
@@ -150,10 +179,11 @@ def test_a_sweep_makes_a_table_and_goes_on_where_it_was_ended(command: Callable[
     done = command(*words, "--hosts_of_sweep", "1,2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (out / "1-hosts" / "small.json").stat().st_mtime_ns == measured_first
-    rows = list(csv.DictReader((out / "sweep.csv").open()))
-    assert [(row["model"], row["hosts"]) for row in rows] == [("small", "1"), ("small", "2")]
-    assert (rows[0]["chosen"], rows[0]["acc_ratio"], float(rows[0]["ddp_acc"])) == (PLAIN, "1.0", 1.0)
-    assert float(rows[1]["acc_ratio_low"]) <= float(rows[1]["acc_ratio"]) <= float(rows[1]["acc_ratio_high"])
+    sweep = find_sweep(out)
+    assert sweep is not None and [(cell.model, cell.hosts) for cell in sweep.cells] == [("small", 1), ("small", 2)]
+    first, second = sweep.cells
+    assert (first.chosen, first.acc_ratio, first.ddp_acc) == (PLAIN, 1.0, 1.0)
+    assert second.acc_ratio_low <= second.acc_ratio <= second.acc_ratio_high and second.ddp_acc is not None
     refused = command(*words, "--rate", "10mbit")
     assert refused.returncode == 2 and "holds a sweep with other timelines or options" in refused.stderr
 

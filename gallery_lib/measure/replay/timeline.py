@@ -69,6 +69,27 @@ class Timeline:
         """Samples a step of one process."""
         return int(self.settings["batch_size"])
 
+    @property
+    def inputs(self) -> str:
+        """`image_size 224`, `sequence_length 128`, or '' where neither was recorded."""
+        sizes = {name: self.settings.get(name) for name in ("image_size", "sequence_length")}
+        return ", ".join(f"{name} {size}" for name, size in sizes.items() if size)
+
+    @property
+    def precision(self) -> str:
+        """`O0 (fp32)` or `O1 (bfloat16)`."""
+        if "amp_level" not in self.settings:
+            return "not recorded"
+        autocast = str(self.settings.get("autocast")).removeprefix("torch.")
+        return f"{self.settings['amp_level']} ({'fp32' if autocast == 'None' else autocast})"
+
+    @property
+    def device(self) -> str:
+        """What computed in the recorded run: `1 × a GPU` or `2 cores of a CPU`."""
+        if self.environment["device"] != "cpu":
+            return str(self.environment["device"])
+        return f"{self.environment['cores']} cores of {self.environment['cpu']}" if "cpu" in self.environment else "a CPU"
+
     def described(self) -> str:
         """In a line: `resnet50, batch 16, 102.2 MB of gradients, 1.23 s a step without communication (recorded)`."""
         size = f"{self.gradient_bytes / 1e6:.1f} MB of gradients"

@@ -1,0 +1,259 @@
+"""What a sweep found: timelines × numbers of hosts, DDP's own way beside the tuner's choice; how it is written, read and checked.
+
+`benchmarks/ddp_lab.py sweep` makes it: a table (CSV, a line for each timeline on each number of hosts) with the conditions beside it
+(JSON). In the folder of the sweep they are `sweep.csv` and `settings.json`; committed, `ddp-sweep-<machine>.csv` and `.json`. What was
+not measured has no line. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gallery_lib import hardware
+from gallery_lib.errors import InputError
+from gallery_lib.measure.replay.timeline import RECORDED, Timeline
+from gallery_lib.stats import Ratio
+
+TABLE, SETTINGS, COMMITTED = "sweep.csv", "settings.json", "ddp-sweep-*.csv"
+HOSTS = (1, 2, 4, 8)
+_AGAIN = "Begin the sweep again with the same folder (benchmarks/ddp_lab.py sweep … --out FOLDER): it writes the table anew."
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One timeline on one number of hosts: a line of the table, whose columns are these fields."""
+
+    model: str
+    hosts: int
+    ranks: int  # processes on each host
+    rate: str  # of each host's link
+    stretch: float
+    batch_size: int  # samples a step of one process
+    inputs: str  # image size or sequence length; may be ''
+    precision: str
+    device: str  # that was recorded
+    timeline: str  # `recorded`, or from what it was derived, and how
+    gradient_bytes: int
+    step_seconds_alone: float  # of the timeline: one process, without communication
+    ddp_step_seconds: float  # p50
+    chosen: str  # the way that the tuner chose; DDP's own where no other was certainly faster
+    chosen_step_seconds: float  # p50
+    acc_ratio: float  # DDP's step time over that of the chosen way, in turns
+    acc_ratio_low: float
+    acc_ratio_high: float
+    ddp_acc: float | None  # DDP's own step time on one host over that on these; None: not measured on one host
+
+    @staticmethod
+    def of(timeline: Timeline, **measured: Any) -> Cell:
+        """With what is known of the timeline, and what was measured."""
+        return Cell(
+            model=timeline.task,
+            batch_size=timeline.batch_size,
+            inputs=timeline.inputs,
+            precision=timeline.precision,
+            device=timeline.device,
+            timeline=timeline.origin,
+            gradient_bytes=timeline.gradient_bytes,
+            step_seconds_alone=timeline.step_seconds,
+            **measured,
+        )
+
+    @property
+    def is_recorded(self) -> bool:
+        """Else the timeline was derived: its times are not those of the device."""
+        return self.timeline == RECORDED
+
+    @property
+    def ratio(self) -> Ratio:
+        """acc_ratio with its interval."""
+        return Ratio(self.acc_ratio, self.acc_ratio_low, self.acc_ratio_high)
+
+    @property
+    def ddp_rate(self) -> float:
+        """Samples per second of all processes, DDP's own way."""
+        return self.hosts * self.ranks * self.batch_size / self.ddp_step_seconds
+
+    @property
+    def chosen_rate(self) -> float:
+        """Samples per second of all processes, the chosen way."""
+        return self.hosts * self.ranks * self.batch_size / self.chosen_step_seconds
+
+    @property
+    def recording(self) -> tuple[Any, ...]:
+        """What tells its timeline from others."""
+        return self.model, self.batch_size, self.inputs, self.precision, self.device, self.timeline, self.step_seconds_alone
+
+
+COLUMNS = tuple(f.name for f in dataclasses.fields(Cell))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A table that has been read, and its conditions."""
+
+    path: Path
+    cells: tuple[Cell, ...]
+    date: str
+    command: str
+    machine: str  # that replayed; described with its versions
+    what_it_is: str
+    ranks: int
+    rate: str
+    stretch: float
+    wires: str  # formats that the tuner was offered
+    rounds: int
+    block_steps: int
+    reasons: Mapping[tuple[str, int], str]  # why a model was not measured on so many hosts, as far as that is known
+
+    @property
+    def models(self) -> list[str]:
+        """Those with a measurement, in the order of the table."""
+        return list(dict.fromkeys(cell.model for cell in self.cells))
+
+    @property
+    def hosts(self) -> list[int]:
+        """The numbers of hosts that a figure has room for: those that a sweep is asked for by default, and those measured."""
+        return sorted({*HOSTS, *(cell.hosts for cell in self.cells)})
+
+    def recordings(self, model: str) -> list[tuple[Cell, ...]]:
+        """The measurements of each timeline of a model, by number of hosts."""
+        found: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in self.cells:
+            if cell.model == model:
+                found.setdefault(cell.recording, []).append(cell)
+        return [tuple(sorted(cells, key=lambda cell: cell.hosts)) for cells in found.values()]
+
+    def missing(self, models: Iterable[str]) -> dict[tuple[str, int], str]:
+        """What was not measured of these models, and why, as far as that is known."""
+        there = {(cell.model, cell.hosts) for cell in self.cells}
+        asked = ((model, hosts) for model in models for hosts in self.hosts)
+        return {each: self.reasons.get(each, "no reason recorded") for each in asked if each not in there}
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+def write_sweep(path: Path, cells: Iterable[Cell]) -> None:
+    """The table, which is never there by half."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(dataclasses.asdict(cell) for cell in cells)
+    part.replace(path)
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def _value(column: str, kind: Any, text: str) -> Any:
+    """Raises ValueError with what is wrong."""
+    if kind is str:
+        if not text.isprintable() or (not text and column != "inputs"):
+            raise ValueError(f"{column}={text!r} is no text")
+        return text
+    if not text and type(None) in typing.get_args(kind):
+        return None
+    try:
+        number = int(text) if kind is int else float(text)
+    except ValueError:
+        raise ValueError(f"{column}={text!r} is no {'whole ' if kind is int else ''}number") from None
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{column}={text!r} is not above 0")
+    return number
+
+
+def _cell(values: dict[str | None, Any]) -> Cell:
+    """Raises ValueError with what is wrong."""
+    if None in values or None in values.values():
+        raise ValueError(f"it has {'more' if None in values else 'fewer'} values than the {len(COLUMNS)} columns")
+    kinds = typing.get_type_hints(Cell)
+    cell = Cell(**{column: _value(column, kinds[column], values[column]) for column in COLUMNS})
+    if not cell.acc_ratio_low <= cell.acc_ratio <= cell.acc_ratio_high:
+        raise ValueError(f"acc_ratio={cell.acc_ratio} is not within its interval, {cell.acc_ratio_low} to {cell.acc_ratio_high}")
+    return cell
+
+
+def _read_cells(path: Path) -> tuple[Cell, ...]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            table = csv.DictReader(file, strict=True)
+            if tuple(table.fieldnames or ()) != COLUMNS:
+                raise InputError(f"{path}, line 1: its columns are not those of a sweep, {', '.join(COLUMNS)}. {_AGAIN}")
+            cells: dict[tuple[Any, ...], Cell] = {}
+            for values in table:
+                cell = _cell(values)
+                if (cell.recording, cell.hosts) in cells:
+                    raise ValueError(f"{cell.model} on {cell.hosts} hosts is there twice")
+                cells[cell.recording, cell.hosts] = cell
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no text file ({error.reason}). {_AGAIN}") from None
+    except csv.Error as error:
+        raise InputError(f"{path}, line {table.reader.line_num}: {error}. {_AGAIN}") from None
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{path}, line {table.line_num}: {error}. {_AGAIN}") from None
+    return tuple(cells.values())
+
+
+def read_sweep(path: Path) -> Sweep:
+    """A table with the conditions beside it. Raises InputError, with file and line, for what is missing, damaged or does not fit."""
+    cells = _read_cells(path)
+    beside = path.with_suffix(".json")
+    settings = beside if beside.exists() else path.with_name(SETTINGS)
+    if not settings.exists():
+        raise InputError(f"{path} has no conditions beside it ({beside.name} or {SETTINGS}): copy them with it, from the sweep's folder.")
+    try:
+        content = json.loads(settings.read_text(encoding="utf-8"))
+        about = content["sweep"]
+        sweep = Sweep(
+            path=path,
+            cells=cells,
+            date=str(content["date"]),
+            command=str(content["command"]),
+            machine=hardware.describe(content["environment"]),
+            what_it_is=str(content["what_it_is"]),
+            ranks=int(about["ranks"]),
+            rate=str(about["rate"]),
+            stretch=float(about["replay"]["stretch"]),
+            wires=str(about["replay"]["wires"]),
+            rounds=int(about["replay"]["rounds"]),
+            block_steps=int(about["replay"]["block_steps"]),
+            reasons={(each["model"], int(each["hosts"])): str(each["reason"]) for each in content["not_measured"]},
+        )
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{settings} does not hold the conditions of a sweep ({type(error).__name__}: {error}). {_AGAIN}") from None
+    for cell in cells:
+        for name in ("ranks", "rate", "stretch"):
+            if getattr(cell, name) != getattr(sweep, name):
+                value = f"{cell.model} on {cell.hosts} hosts has {name}={getattr(cell, name)}"
+                raise InputError(f"{path}: {value}, and {settings.name} beside it {getattr(sweep, name)}: they are not of the same sweep.")
+    return sweep
+
+
+def find_sweep(place: Path) -> Sweep | None:
+    """The sweep at `place`: a table, the folder of a sweep, or a folder of committed ones, of which the newest; None: none there yet.
+
+    Raises InputError for a place that does not exist, and for what cannot be read.
+    """
+    if place.is_file():
+        return read_sweep(place)
+    if not place.is_dir():
+        raise InputError(
+            f"sweep={place} does not exist. Name a table of benchmarks/ddp_lab.py sweep, or the folder that it was written to."
+        )
+    tables = [place / TABLE] if (place / TABLE).exists() else sorted(place.glob(COMMITTED))
+    return max(map(read_sweep, tables), key=lambda sweep: (sweep.date, sweep.path.name), default=None)
