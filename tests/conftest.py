@@ -29,18 +29,25 @@ SHARE.take_own_core()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of a file share what its fixtures have made, so they go to one process; but each notebook is work of its own.
 
-    What takes long is begun first, so that no process has to wait for the other in the end.
+    What takes long is begun first, notebooks before all else, so that no process has to wait for the other in the end. Those
+    that want the whole machine come last, in one process: each would have to wait for what the other does at that moment.
     """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (_wants_all(item), *(item.get_closest_marker(name) is None for name in ("slow", "xdist_group"))))
     for item in items:
-        if not item.get_closest_marker("xdist_group"):
+        if _wants_all(item):
+            item.add_marker(pytest.mark.xdist_group("the whole machine"), append=False)
+        elif not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
+def _wants_all(item: pytest.Item) -> bool:
+    return item.get_closest_marker("whole_machine") is not None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Before the clock of the test's timeout starts, wait until it may have what it needs."""
-    with SHARE.taken(whole=item.get_closest_marker("whole_machine") is not None):
+    with SHARE.taken(whole=_wants_all(item)):
         return (yield)
 
 
