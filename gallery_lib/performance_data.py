@@ -125,7 +125,7 @@ def _settings_of(cell: Cell) -> list[list[str]]:
         ["model", f"{cell.model}: {task.title}" if task else cell.model],
         ["domain", task.domain if task else "not one of the gallery's"],
         ["batch size of a process", f"{cell.batch_size}{own}"],
-        ["input", cell.inputs or "not recorded"],
+        ["input", cell.input_sizes or "not recorded"],
         ["precision", cell.precision],
         ["gradients", f"{cell.gradient_bytes / 1e6:.1f} MB"],
         ["timeline", f"{cell.timeline}; {cell.device}; {1000 * cell.step_seconds_alone:.3g} ms a step without communication"],

@@ -37,7 +37,7 @@ class Cell:
     rate: str  # of each host's link
     stretch: float
     batch_size: int  # samples a step of one process
-    inputs: str  # image size or sequence length; may be ''
+    input_sizes: str  # image size or sequence length; may be ''
     precision: str
     device: str  # that was recorded
     timeline: str  # `recorded`, or from what it was derived, and how
@@ -57,7 +57,7 @@ class Cell:
         return Cell(
             model=timeline.task,
             batch_size=timeline.batch_size,
-            inputs=timeline.inputs,
+            input_sizes=timeline.input_sizes,
             precision=timeline.precision,
             device=timeline.device,
             timeline=timeline.origin,
@@ -89,7 +89,7 @@ class Cell:
     @property
     def recording(self) -> tuple[Any, ...]:
         """What tells its timeline from others."""
-        return self.model, self.batch_size, self.inputs, self.precision, self.device, self.timeline, self.step_seconds_alone
+        return self.model, self.batch_size, self.input_sizes, self.precision, self.device, self.timeline, self.step_seconds_alone
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Cell))
@@ -159,7 +159,7 @@ def write_sweep(path: Path, cells: Iterable[Cell]) -> None:
 def _value(column: str, kind: Any, text: str) -> Any:
     """Raises ValueError with what is wrong."""
     if kind is str:
-        if not text.isprintable() or (not text and column != "inputs"):
+        if not text.isprintable() or (not text and column != "input_sizes"):
             raise ValueError(f"{column}={text!r} is no text")
         return text
     if not text and type(None) in typing.get_args(kind):

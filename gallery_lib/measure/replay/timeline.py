@@ -70,7 +70,7 @@ class Timeline:
         return int(self.settings["batch_size"])
 
     @property
-    def inputs(self) -> str:
+    def input_sizes(self) -> str:
         """`image_size 224`, `sequence_length 128`, or '' where neither was recorded."""
         sizes = {name: self.settings.get(name) for name in ("image_size", "sequence_length")}
         return ", ".join(f"{name} {size}" for name, size in sizes.items() if size)

@@ -18,7 +18,7 @@ from gallery_lib.measure.replay.timeline import derived
 
 
 def test_a_table_reads_back_as_it_was_written_with_its_conditions(tmp_path: Path) -> None:
-    table = [*synthetic_sweep.cells()[:-1], synthetic_sweep.cell("small", 2, ddp_acc=None, inputs="")]
+    table = [*synthetic_sweep.cells()[:-1], synthetic_sweep.cell("small", 2, ddp_acc=None, input_sizes="")]
     sweep = read_sweep(synthetic_sweep.write(tmp_path / "sweep", table) / TABLE)
     assert list(sweep.cells) == table
     assert (sweep.rate, sweep.stretch, sweep.ranks, sweep.wires, sweep.date) == ("10gbit", 8.0, 2, "exact", "2026-11-22")
@@ -47,14 +47,14 @@ def test_two_timelines_of_a_model_are_told_apart(tmp_path: Path) -> None:
 def test_a_cell_knows_its_timeline_and_its_rates() -> None:
     settings = {"batch_size": 8, "image_size": 64, "sequence_length": None, "amp_level": "O1", "autocast": "torch.bfloat16"}
     timeline = dataclasses.replace(TIMELINE, settings=settings, environment={"device": "cpu", "cores": 2, "cpu": "a CPU of two"})
-    known = {"model", "batch_size", "inputs", "precision", "device", "timeline", "gradient_bytes", "step_seconds_alone"}
+    known = {"model", "batch_size", "input_sizes", "precision", "device", "timeline", "gradient_bytes", "step_seconds_alone"}
     measured = {name: getattr(synthetic_sweep.cell("small", 4), name) for name in COLUMNS if name not in known}
     cell = Cell.of(derived(timeline, 0.5, "faster"), **measured)
-    assert (cell.inputs, cell.precision, cell.device) == ("image_size 64", "O1 (bfloat16)", "2 cores of a CPU of two")
+    assert (cell.input_sizes, cell.precision, cell.device) == ("image_size 64", "O1 (bfloat16)", "2 cores of a CPU of two")
     assert not cell.is_recorded and cell.step_seconds_alone == pytest.approx(TIMELINE.step_seconds / 2)
     assert cell.ddp_rate == pytest.approx(4 * 2 * 8 / cell.ddp_step_seconds)
     assert cell.chosen_rate / cell.ddp_rate == pytest.approx(cell.acc_ratio)
-    assert (TIMELINE.inputs, TIMELINE.precision, TIMELINE.device) == ("", "not recorded", "a CPU")
+    assert (TIMELINE.input_sizes, TIMELINE.precision, TIMELINE.device) == ("", "not recorded", "a CPU")
     assert dataclasses.replace(TIMELINE, settings={**settings, "amp_level": "O0", "autocast": "None"}).precision == "O0 (fp32)"
 
 
