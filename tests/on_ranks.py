@@ -89,6 +89,22 @@ def gradients(widths: list[int], values: dict[str, Any], steps: int = 3) -> dict
     return {"worst": worst, "against_plain": against_plain, "same": all(each == same[0] for each in same)}
 
 
+def bucket_bytes(widths: list[int], values: dict[str, Any]) -> list[int]:
+    """Of the buckets of a third step, in the order in which they are sent."""
+    model = accelerate_ddp(DDP(stack(widths)), options_of(values))
+    seen: list[int] = []
+
+    def take(state, bucket):  # torch looks at annotations
+        seen.append(bucket.buffer().nbytes)
+        return default_hooks.allreduce_hook(None, bucket)
+
+    model.register_comm_hook(None, take)
+    for step in range(3):
+        seen.clear()
+        model(batch(step, widths[0])).pow(2).sum().backward()
+    return list(seen)
+
+
 def relative_error(widths: list[int], values: dict[str, Any]) -> float:
     """Of all mean gradients of one step together."""
     model = accelerate_ddp(DDP(stack(widths)), options_of(values))

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -15,12 +16,21 @@ from gallery_lib.config import Comm
 from gallery_lib.errors import InputError
 
 DDP = nn.parallel.DistributedDataParallel
+_DDP_BUCKET_MB = 25
 _REDUCER = "gallery_reducer"
 
 
 def needs_hook(options: Comm) -> bool:
     """Whether `options` ask for more than DDP can be told when it is made."""
     return options.hierarchical or options.streams > 1 or options.wire != "exact" or options.non_finite != "ignore"
+
+
+def _bucket_sizes(options: Comm) -> dict[str, Any]:
+    if options.first_bucket_mb is None:
+        return {"bucket_cap_mb": options.bucket_mb}
+    if "bucket_cap_mb_list" not in inspect.signature(DDP.__init__).parameters:
+        raise InputError(f"first_bucket_mb needs a newer torch than {torch.__version__}, whose DDP takes sizes one by one. Leave it out.")
+    return {"bucket_cap_mb_list": [options.first_bucket_mb, options.bucket_mb or _DDP_BUCKET_MB]}  # the last is that of all others
 
 
 def _arguments(model: nn.parallel.DistributedDataParallel, options: Comm) -> dict[str, Any]:
@@ -31,7 +41,7 @@ def _arguments(model: nn.parallel.DistributedDataParallel, options: Comm) -> dic
         "dim": model.dim,
         "process_group": model.process_group,
         "find_unused_parameters": model.find_unused_parameters,
-        "bucket_cap_mb": options.bucket_mb,
+        **_bucket_sizes(options),
         "gradient_as_bucket_view": options.bucket_views or model.gradient_as_bucket_view,
         "static_graph": options.static_graph or model.static_graph,
         "init_sync": False,  # done when it was made the first time

@@ -78,6 +78,9 @@ class Comm(Settable):
     bucket_mb: float | None = option(
         None, "size of the buckets that are sent; default: DDP's own, a first one of 1, then 25", unit="MiB", minimum=0.001
     )
+    first_bucket_mb: float | None = option(
+        None, "size of the one that is sent first; default: as with bucket_mb, 1 where that is left out", unit="MiB", minimum=0.001
+    )
     bucket_views: bool = option(False, "gradients lie in the buckets, which saves a copy of them")
     static_graph: bool = option(False, "the same parameters are used in every step, in the same order")
     streams: int = option(1, "buckets on their way at the same time, on process groups of their own", minimum=1, maximum=8)

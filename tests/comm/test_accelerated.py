@@ -61,6 +61,23 @@ def test_wire_formats_round_as_much_as_they_may(ranks: Ranks, wire: dict, most: 
     assert 1e-7 < errors[0] < most
 
 
+LAYER = 4 * (64 * 64 + 64)
+
+
+@pytest.mark.parametrize(
+    ("values", "sizes"),
+    [
+        ({"bucket_mb": 1}, [4 * LAYER]),
+        ({"bucket_mb": 0.01}, [LAYER] * 4),
+        ({"first_bucket_mb": 0.01}, [LAYER, 3 * LAYER]),
+        ({"first_bucket_mb": 0.01, "bucket_mb": 0.03}, [LAYER, 2 * LAYER, LAYER]),
+    ],
+    ids=str,
+)
+def test_buckets_are_as_large_as_is_asked_for(two_by_two: Ranks, values: dict, sizes: list[int]) -> None:
+    assert two_by_two.call("bucket_bytes", [64] * 5, values) == [sizes] * 4
+
+
 def test_powersgd_of_full_rank_is_exact_and_of_low_rank_is_not(two_by_two: Ranks) -> None:
     exact, low = (two_by_two.call("relative_error", [20, 12, 8], {"wire": "powersgd", "powersgd_rank": rank})[0] for rank in (8, 1))
     assert exact < 1e-5
