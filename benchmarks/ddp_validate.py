@@ -2,7 +2,8 @@
 
 First each process trains some steps without communication, while the others do the same beside it, and records its timeline. Then real
 training and its replay take turns, with DDP's own way of averaging gradients and, where options ask for one, with another. A step
-takes as long as on the slowest rank. Nothing is stretched: real computation cannot be.
+takes as long as on the slowest rank. Nothing is stretched: real computation cannot be. On a CPU a replay waits by computing, since
+communication takes part of the cores there, and what computes is slowed by it.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Beside(Observer):
         session.clock.pause()
         if step == self.first:
             self.timeline = self.recorder.timeline(session)
-            self.replay = Replay(self.timeline, seed=process_group.rank())
+            on_cuda = process_group.device().type == "cuda"
+            self.replay = Replay(self.timeline, seed=process_group.rank(), at_work=not on_cuda)
             self.replay_ddp = nn.parallel.DistributedDataParallel(self.replay, init_sync=False)
         name = self.order[(step - self.first) // self.length]
         accelerate_ddp(self.replay_ddp, self.ways[name])

@@ -18,15 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib.measure.replay.timeline import Gradient, Timeline
+from gallery_lib.measure.replay.waits import Asleep, AtWork
 
 _PATTERN_VALUES = 2**16
 """Values of a gradient before they repeat."""
-
-
-def sleep_until(moment: float) -> None:
-    """Returns at `moment` of time.perf_counter(), or a little later; other threads and processes have the core meanwhile."""
-    while (left := moment - time.perf_counter()) > 0:
-        time.sleep(left)
 
 
 class _Gate(torch.autograd.Function):
@@ -51,13 +46,16 @@ class Replay(nn.Module):
         seed: of the gradients' values, which should differ by rank.
         share_gradients: make all gradients in the same memory, one over the other. DDP gets each as it is, and copies it into its
             buckets; the mean is there, and in `.grad` only where that is a view of a bucket. Saves half of the memory.
+        at_work: wait by computing something else, for timelines of a CPU whose cores communication needs as well; needs as many cores.
     """
 
-    def __init__(self, timeline: Timeline, *, stretch: float = 1.0, seed: int = 0, share_gradients: bool = False) -> None:
+    def __init__(
+        self, timeline: Timeline, *, stretch: float = 1.0, seed: int = 0, share_gradients: bool = False, at_work: bool = False
+    ) -> None:
         super().__init__()
         self.timeline, self.stretch = timeline, stretch
         self._pattern = torch.randn(_PATTERN_VALUES, generator=torch.Generator().manual_seed(seed))
-        self._backward_began = 0.0
+        self._wait = AtWork() if at_work else Asleep()
         largest = max(each.bytes for each in timeline.gradients)
         self._memory = torch.empty(largest, dtype=torch.uint8) if share_gradients else None
         by_place = sorted(timeline.gradients, key=lambda gradient: gradient.place)
@@ -74,30 +72,28 @@ class Replay(nn.Module):
         flat[repeated:].copy_(self._pattern[: flat.numel() - repeated])
         return flat.view(gradient.shape)
 
-    def _begin(self) -> None:
-        self._backward_began = time.perf_counter()
-
     def _end(self) -> None:
-        sleep_until(self._backward_began + self.timeline.backward_seconds * self.stretch)
+        self._wait.until(self.timeline.backward_seconds * self.stretch)
 
     def _give(self, gradient: Gradient) -> Tensor:
         made = self.gradient(gradient)
-        sleep_until(self._backward_began + gradient.ready_seconds * self.stretch)
+        self._wait.until(gradient.ready_seconds * self.stretch)
         return made
 
     def forward(self) -> Tensor:
         """A scalar, after the wait for the input and for the forward pass."""
-        until = time.perf_counter() + (self.timeline.input_seconds + self.timeline.forward_seconds) * self.stretch
+        self._wait.begin()
         token = _Gate.apply(torch.zeros((), requires_grad=True), None, self._end)
         for each in reversed(self.timeline.gradients):
             token = _Gate.apply(token, self._parameter_of[each.place], lambda each=each: self._give(each))
-        token = _Gate.apply(token, None, self._begin)
-        sleep_until(until)
+        token = _Gate.apply(token, None, self._wait.begin)
+        self._wait.until((self.timeline.input_seconds + self.timeline.forward_seconds) * self.stretch)
         return token
 
     def optimizer_step(self) -> None:
         """The optimizer's wait."""
-        sleep_until(time.perf_counter() + self.timeline.optimizer_seconds * self.stretch)
+        self._wait.begin()
+        self._wait.until(self.timeline.optimizer_seconds * self.stretch)
 
     def train_step(self, model: nn.Module) -> float:
         """One step of `model`: this one, or the DistributedDataParallel around it. Returns its seconds, no longer stretched."""
