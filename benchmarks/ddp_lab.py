@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +61,6 @@ class DdpLabConfig:
 
 def on_a_lab(lab_config: LabConfig, ranks: int, script: str, words: Sequence[str]) -> str:
     """Run a script of this folder on every host of a new lab, to its end; returns how its hosts got their CPU share."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hosts have no name server, and c10d warns of that at each connection
     with Lab(lab_config.hosts, lab_config.rate, lab_config.cpus) as lab:
         run_on_hosts(lab, [str(HERE / script), *words], LabRunConfig(nproc_per_node=ranks))
         return lab.cpu_share

@@ -24,6 +24,7 @@ sys.path.insert(0, str(FOLDER.parent))
 
 from gallery_lib import hardware, tasks  # noqa: E402
 from gallery_lib.batch.measured_code import STALE, is_stale, newest_results  # noqa: E402
+from gallery_lib.batch.shares import CPU_ONLY  # noqa: E402
 from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig  # noqa: E402
 from gallery_lib.options import parameters_source  # noqa: E402
 
@@ -84,7 +85,8 @@ def index() -> dict[str, str]:
         duration, speedup = outcome(runs.get(page.stem), FOLDER / f"{page.stem}.ipynb")
         picture = THUMBNAILS / f"{page.stem}.png"
         image = f'<img src="{picture}" width="120" alt="A picture from the notebook {title}">' if (FOLDER / picture).exists() else ""
-        rows.append(f"| {image} | [{title}]({page.stem}.ipynb) | {domain} | 2 CPU cores, or GPUs | {duration} | {speedup} |")
+        needs = "2 CPU cores" if page.stem in CPU_ONLY else "2 CPU cores, or GPUs"
+        rows.append(f"| {image} | [{title}]({page.stem}.ipynb) | {domain} | {needs} | {duration} | {speedup} |")
     return {"table": "\n".join(rows), "conditions": conditions}
 
 

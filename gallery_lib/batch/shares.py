@@ -18,6 +18,9 @@ from gallery_lib.config import BatchConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.options import from_mapping
 
+CPU_ONLY = ("communication", "performance_data")
+"""Notebooks that use no GPU, also where there are some."""
+
 
 @dataclass(frozen=True)
 class Share:

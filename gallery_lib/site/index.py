@@ -13,6 +13,7 @@ from pathlib import Path
 import jinja2
 
 from gallery_lib import tasks
+from gallery_lib.batch.shares import CPU_ONLY
 from gallery_lib.config import TrainConfig
 from gallery_lib.site.measured import Measurement, mark, speedup_text
 from gallery_lib.site.notebooks import Source
@@ -60,7 +61,8 @@ def hardware_of(name: str) -> tuple[tuple[str, ...], str]:
     A comparison holds two variants at a time. On a GPU only the model's memory counts, not that of Python and its libraries.
     """
     if name not in tasks.names():
-        return tuple(map(_host, _HOST_GIBIBYTES)), "two CPU cores; GPUs are used where there are any"
+        gpus = "GPUs are not used" if name in CPU_ONLY else "GPUs are used where there are any"
+        return tuple(map(_host, _HOST_GIBIBYTES)), f"two CPU cores; {gpus}"
     task = tasks.get(name)
     host = 2 * memory.needed_bytes(_sized(name, task.quick), compared=True) / 2**30
     gpu = 2 * (memory.needed_bytes(_sized(name, task.full), compared=True) - memory.PROCESS_BYTES) / 2**30

@@ -56,6 +56,8 @@ def environment(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
         "TP_SOCKET_IFNAME": INTERFACE,
         "NCCL_SOCKET_IFNAME": INTERFACE,
         "OMP_NUM_THREADS": threads,
+        # hosts have no name server, and torch warns of that at each connection
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         "PYTHONUNBUFFERED": "1",
     }
 
