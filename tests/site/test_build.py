@@ -13,6 +13,8 @@ from gallery_lib.site import build as building
 from gallery_lib.site import check
 from gallery_lib.site.build import MARK_FILE, run_sphinx
 
+pytestmark = pytest.mark.xdist_group("the whole site")  # which is built once, for the tests in a browser too
+
 
 @pytest.mark.parametrize(("what", "said"), [("file", "is not a site"), ("folder", "is not a site"), ("run", "there is no batch")])
 def test_what_is_no_site_is_left_alone_and_what_is_no_batch_is_refused(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chromium import chromium, screenshot
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), pytest.mark.xdist_group("the whole site")]
 
 PAGES = ("index", "notebooks/resnet50", "results", "options", "guides/own_code", "api/measure")
 PHONE = {"width": 390, "height": 844}
