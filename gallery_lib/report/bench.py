@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from gallery_lib import hardware, stats
 from gallery_lib.measure.outcome import BASELINE, OURS, Bench, Outcome, Row
+from gallery_lib.report.tables import interval
 from gallery_lib.stats import Ratio
 from gallery_lib.table import Rows, markdown_table, seconds, text_table
 
@@ -20,7 +21,7 @@ _MARKERS = "os^Dvx"
 
 
 def _times(ratio: Ratio | None) -> str:
-    return "" if ratio is None else f"{ratio.ratio:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})"
+    return "" if ratio is None else interval(ratio)
 
 
 def _gibibytes(row: Row) -> str:

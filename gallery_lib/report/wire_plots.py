@@ -17,6 +17,7 @@ from gallery_lib.measure.wire.bucket_times import Timeline
 from gallery_lib.measure.wire.convergence import FP32, Scores
 from gallery_lib.measure.wire.ways import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report.plots import COLOURS
+from gallery_lib.report.tables import interval
 from gallery_lib.table import Rows, seconds
 
 EMULATED = "emulated link"
@@ -80,7 +81,7 @@ def bytes_rows(counted: Bytes) -> Rows:
 def _speedup(effect: Effect) -> str:
     if effect.ratio is None:
         return "1, by definition"
-    return f"{effect.ratio.ratio:.2f}× ({effect.ratio.low:.2f} to {effect.ratio.high:.2f})"
+    return interval(effect.ratio)
 
 
 def waterfall(effects: Effects) -> Figure:

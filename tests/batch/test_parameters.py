@@ -75,13 +75,22 @@ def test_a_wrong_parameter_is_refused_by_the_command_itself_without_torch(checko
     assert (result.returncode, result.stderr) == (2, "error: rounds='2' must be at least 4 (turns).\n")
 
 
-@pytest.mark.parametrize(("module", "task"), [("notebook", "'resnet50', "), ("walk", "")])
-def test_a_wrong_parameter_is_refused_by_a_notebooks_first_cell_without_torch(checkout: Path, module: str, task: str) -> None:
-    call = f"{module}.settings({task}{{'batch_size': 'abc'}})"
-    code = f"import sys\nfrom gallery_lib import {module}\ntry:\n    {call}\nexcept ValueError as error:\n    print(error)\n"
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("notebook.settings('resnet50', {'batch_size': 'abc'})", "batch_size='abc' must be a whole number (samples).\n"),
+        ("walk.settings({'batch_size': 'abc'})", "batch_size='abc' must be a whole number (samples).\n"),
+        ("wire.settings({'seeds': 'abc'})", "seeds='abc' must be a whole number (seeds).\n"),
+        ("performance_data.settings({'sweep': 3})", "sweep=3 must be text.\n"),
+    ],
+)
+def test_a_wrong_parameter_is_refused_by_a_notebooks_first_cell_without_torch(checkout: Path, call: str, message: str) -> None:
+    code = (
+        f"import sys\nfrom gallery_lib import {call.partition('.')[0]}\ntry:\n    {call}\nexcept ValueError as error:\n    print(error)\n"
+    )
     code += "assert 'torch' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout)
-    assert (result.stderr, result.stdout) == ("", "batch_size='abc' must be a whole number (samples).\n")
+    assert (result.stderr, result.stdout) == ("", message)
 
 
 def test_a_kernel_that_is_not_registered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_a_link_that_is_cut_for_5_seconds_and_a_host_that_becomes_slow_change_no
     assert training.ended(120) == undisturbed
 
 
-def test_processes_that_are_stopped_end_with_the_lab(lab: Lab, cache: Path) -> None:
+def test_a_rank_that_hangs_is_named(lab: Lab, cache: Path) -> None:
     training = Training(lab, per_host=1, steps=10_000)
     training.wait_for_step(5)
     os.kill(lab.processes(1)[0], signal.SIGSTOP)  # it hangs
