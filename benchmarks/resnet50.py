@@ -24,6 +24,7 @@ from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure.compare import compare
 from gallery_lib.measure.limits import measure_limits
 from gallery_lib.report import tables
+from gallery_lib.stats import Ratio
 
 PAIRS = {"O1": ("O1", "O1"), "O0": ("O0", "O0"), "fp32-O1": ("O0", "O1")}
 
@@ -74,10 +75,7 @@ def main() -> int:
                 write_result(arguments.out, {**conditions(), **result})
     for row in rows:
         interval = row["speedup"]
-        print(
-            f"{row['pair']:8} {row['verdict']:26} "
-            + (f"{interval['ratio']:.2f}× ({interval['low']:.2f} to {interval['high']:.2f})" if interval else "")
-        )
+        print(f"{row['pair']:8} {row['verdict']:26} " + (str(Ratio(**interval)) if interval else ""))
     return 0
 
 

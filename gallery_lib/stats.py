@@ -41,6 +41,10 @@ class Ratio:
             return "faster"
         return "slower" if self.high < 1.0 else "no measurable difference"
 
+    def __str__(self) -> str:
+        """`1.47× (1.44 to 1.54)`."""
+        return f"{self.ratio:.2f}× ({self.low:.2f} to {self.high:.2f})"
+
 
 def ratio_of_medians(
     baseline_rounds: Sequence[Sequence[float]],

@@ -27,6 +27,7 @@ from gallery_lib.batch.measured_code import STALE, is_stale, newest_results  # n
 from gallery_lib.batch.shares import CPU_ONLY  # noqa: E402
 from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig  # noqa: E402
 from gallery_lib.options import parameters_source  # noqa: E402
+from gallery_lib.stats import Ratio  # noqa: E402
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 OPTIONS = {"data_parallel": WalkConfig, "communication": WireConfig, "performance_data": PerformanceDataConfig}
@@ -66,7 +67,7 @@ def outcome(run: dict[str, Any] | None, notebook: Path) -> tuple[str, str]:
     if not alone:
         return duration, "no comparison"
     speedup = alone[0]["speedup"]
-    text = f"{speedup['ratio']:.2f}× ({speedup['low']:.2f} to {speedup['high']:.2f})" if speedup else "not comparable"
+    text = str(Ratio(**speedup)) if speedup else "not comparable"
     return duration, f"{text}, {alone[0]['amp_level']}{mark}"
 
 

@@ -180,6 +180,39 @@ def accumulation(values: dict[str, Any]) -> float:
     return max((a.grad - b.grad).abs().max().item() for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
 
 
+def early_steps(optimizer: str, arguments: dict[str, Any], values: dict[str, Any], uneven: bool = False) -> dict[str, Any]:
+    """Training with the optimizer's step in the backward pass, against plain DDP: two groups, a schedule, accumulation."""
+    models, moved = [DDP(stack([6, 90, 40])), DDP(stack([6, 90, 40]))], []
+    for early, model in enumerate(models):
+        parameters = list(model.parameters())
+        groups = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.003}]
+        update = getattr(torch.optim, optimizer)(groups, lr=0.01, **arguments)
+        if early:
+            accelerate_ddp(model, options_of(values), optimizer=update)
+        schedule = torch.optim.lr_scheduler.StepLR(update, 2, gamma=0.5)
+        with model.join(enable=uneven):
+            for step in range(4 + (dist.get_rank() if uneven else 0)):
+                update.zero_grad()
+                before = [parameter.detach().clone() for parameter in parameters]
+                if not uneven:
+                    with model.no_sync():
+                        model(batch(100 + step, 6)).pow(2).sum().backward()
+                model(batch(step, 6)).pow(2).sum().backward()
+                if early:
+                    moved.append(all(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True)))
+                update.step()
+                schedule.step()
+                assert all(parameter.grad is not None for parameter in parameters)
+    error = max((a - b).abs().max().item() for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+    accelerate_ddp(models[1], Comm())  # takes the optimizer back, too
+    update.zero_grad()
+    before = parameters[0].detach().clone()
+    models[1](batch(0, 6)).pow(2).sum().backward()
+    late = torch.equal(before, parameters[0])
+    update.step()
+    return {"error": error, "moved": all(moved), "late": late and not torch.equal(before, parameters[0])}
+
+
 def not_finite(values: dict[str, Any], bad_rank: int) -> str:
     """What is raised when the gradient of one layer is NaN on one rank; the step after it is an ordinary one."""
     model = accelerate_ddp(DDP(stack([6, 9, 4])), options_of({**values, "non_finite": "stop"}))
@@ -303,8 +336,15 @@ def refused(values: dict[str, Any], what: str) -> str:
         model = model.module
     elif what == "own hook":
         model.register_comm_hook(None, _own_hook)
+    optimizer = None
+    if what in ("LBFGS", "SGD"):
+        optimizer = getattr(torch.optim, what)(model.parameters(), lr=0.1)
+    elif what == "own optimizer":
+        optimizer = type("Own", (torch.optim.SGD,), {"__module__": "mine"})(model.parameters())
+    elif what == "unused":
+        model, optimizer = DDP(model.module, find_unused_parameters=True), torch.optim.SGD(model.parameters())
     try:
-        accelerate_ddp(model, options_of(values))
+        accelerate_ddp(model, options_of(values), optimizer=optimizer)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"

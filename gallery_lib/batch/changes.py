@@ -90,7 +90,7 @@ def _of_comparison(what: str, before: dict[str, Any], after: dict[str, Any]) -> 
         return Change(what, *texts, "", "")
     change = stats.change_of_ratio(stats.Ratio(**before["speedup"]), stats.Ratio(**after["speedup"]))
     mark = {"faster": "improvement", "slower": "regression: a smaller speed-up"}.get(change.verdict, "")
-    return Change(what, *texts, f"{change.ratio:.2f}× ({change.low:.2f} to {change.high:.2f})", mark)
+    return Change(what, *texts, str(change), mark)
 
 
 def _by_conditions(side: dict[str, Any] | None) -> dict[tuple[int, str], dict[str, Any]]:

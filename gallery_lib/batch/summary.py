@@ -8,6 +8,7 @@ from typing import Any
 from gallery_lib.batch.evidence import Status, signature
 from gallery_lib.batch.record import Record, Report
 from gallery_lib.report.tables import text_table
+from gallery_lib.stats import Ratio
 
 _NOT_PASSED: tuple[Status, ...] = ("failed", "timeout", "kernel died", "out of memory", "not run")
 _LOG_LINES_SHOWN = 6
@@ -30,7 +31,7 @@ def duration(seconds: float) -> str:
 def speedup(comparison: Mapping[str, Any]) -> str:
     """`1.47× (1.44 to 1.54)`, or the verdict where there is no speed-up."""
     ratio = comparison["speedup"]
-    return f"{ratio['ratio']:.2f}× ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else str(comparison["verdict"])
+    return str(Ratio(**ratio)) if ratio else str(comparison["verdict"])
 
 
 def speedups(record: Record) -> str:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gallery_lib.comm.early_steps import EarlySteps
 from gallery_lib.comm.reducer import GradientReducer
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError
@@ -74,22 +75,43 @@ def obstacle(model: nn.parallel.DistributedDataParallel, hooked: bool = True) ->
     return ""
 
 
-def accelerate_ddp(model: nn.parallel.DistributedDataParallel, options: Comm | None = None) -> nn.parallel.DistributedDataParallel:
+def _check_early_steps(model: nn.parallel.DistributedDataParallel, options: Comm) -> None:
+    """Raises InputError where a parameter's step could be taken with a gradient that is not the one `optimizer.step()` would see."""
+    reasons = {
+        "find_unused_parameters: only at the end is it known which parameters have a gradient": model.find_unused_parameters,
+        "static_graph, with which DDP leaves unused parameters out": options.static_graph or model.static_graph,
+        f"non_finite={options.non_finite}: only at the end is it known whether the step is taken": options.non_finite != "ignore",
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
+        raise InputError(f"the optimizer's step cannot go into the backward pass together with {reason}. Leave one of both out.")
+
+
+def accelerate_ddp(
+    model: nn.parallel.DistributedDataParallel, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None
+) -> nn.parallel.DistributedDataParallel:
     """Have `model` average its gradients as `options` say (`Comm()` when left out). A collective call; returns `model` itself.
+
+    With `optimizer`, each bucket's parameters get their step as soon as their gradients are there, while others are on their way;
+    `optimizer.step()`, which is still to be called after each backward pass, does what is left. All that changes gradients between
+    backward pass and step (clipping, a GradScaler) then comes too late: do without, or leave `optimizer` out.
 
     It may be called again with other options between two steps; what error feedback has kept is dropped then. Raises
     InputError for a model that is no DistributedDataParallel, is not in the default process group, or has a communication hook of
-    its own, and for options that do not go together.
+    its own, for an optimizer whose step cannot be divided, and for options that do not go together.
     """
     options = options or Comm()
     if not isinstance(model, DDP):
         raise InputError(f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first.")
     before: GradientReducer | None = getattr(model, _REDUCER, None)
-    hooked = needs_hook(options)
+    hooked = needs_hook(options) or optimizer is not None
     if reason := obstacle(model, hooked):
         raise InputError(f"this model cannot be accelerated in this way: {reason}.")
     if options.wire == "powersgd" and (options.hierarchical or options.streams > 1):
         raise InputError("wire=powersgd does not go together with hierarchical or several streams. Leave these off.")
+    early_steps = None
+    if optimizer is not None:
+        _check_early_steps(model, options)
+        early_steps = EarlySteps(optimizer)
     if before is not None:
         before.close()
     was_training, required = model.training, model.require_backward_grad_sync
@@ -100,7 +122,7 @@ def accelerate_ddp(model: nn.parallel.DistributedDataParallel, options: Comm | N
     )
     model.train(was_training)
     model.require_backward_grad_sync = required
-    reducer = GradientReducer(model.module, options, model.device, _joined(model)) if hooked else None
+    reducer = GradientReducer(model.module, options, model.device, _joined(model), early_steps) if hooked else None
     if reducer is not None:
         model.register_comm_hook(None, reducer.take)
     object.__setattr__(model, _REDUCER, reducer)

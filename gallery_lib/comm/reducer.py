@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gallery_lib.comm import topology
 from gallery_lib.comm.channel import Channel
+from gallery_lib.comm.early_steps import EarlySteps
 from gallery_lib.comm.heartbeat import Heartbeat
 from gallery_lib.config import Comm
 from gallery_lib.errors import RunFailed
@@ -28,11 +29,14 @@ class GradientReducer:
 
     With gloo the work is done by threads, so a failure there (a rank has gone, a gradient is not finite) is raised at the end of the
     backward pass, on every rank that sees it. `joined`: whether ranks without batches stand by at present (DDP's join), which take
-    no part in saying whose gradients are not finite.
+    no part in saying whose gradients are not finite. `early_steps`: takes the optimizer's step of each bucket that has been averaged.
     """
 
-    def __init__(self, module: nn.Module, options: Comm, device: torch.device, joined: Callable[[], bool]) -> None:
+    def __init__(
+        self, module: nn.Module, options: Comm, device: torch.device, joined: Callable[[], bool], early_steps: EarlySteps | None = None
+    ) -> None:
         self.options = options
+        self._early_steps = early_steps
         self._module, self._joined = module, joined
         self.hosts = topology.find()
         self._device = device
@@ -53,7 +57,8 @@ class GradientReducer:
             except RuntimeError:  # not in a backward pass: DDP's join context stands in for a rank that has no batches left
                 pass
         index, buffer, gradients = bucket.index(), bucket.buffer(), bucket.gradients()
-        names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        parameters = bucket.parameters()
+        names = [self._names[id(parameter)] for parameter in parameters]
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[self._device] if self._device.type == "cuda" else [])
         done = threading.Event()
         self._waiting.append(done)
@@ -62,6 +67,8 @@ class GradientReducer:
             try:
                 if self._problem is None:
                     self._average(self._channels[index % len(self._channels)], index, buffer, gradients, names)
+                    if self._early_steps is not None:
+                        self._early_steps.take(parameters, gradients)
             except BaseException as problem:
                 self._problem = problem
             finally:
@@ -131,5 +138,7 @@ class GradientReducer:
     def close(self) -> None:
         """End its threads and groups; a collective call."""
         self._heartbeat.stop()
+        if self._early_steps is not None:
+            self._early_steps.close()
         for channel in self._channels:
             channel.close()

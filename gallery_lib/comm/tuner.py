@@ -136,7 +136,7 @@ class Tuner:
                 rows.append([name, p50, "", "baseline"])
                 continue
             ratio = stats.ratio_of_medians(slowest[PLAIN], blocks, confidence=self.confidence)
-            rows.append([name, p50, f"{ratio.ratio:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})", ratio.verdict])
+            rows.append([name, p50, str(ratio), ratio.verdict])
             if ratio.verdict == "faster" and ratio.ratio > best[0]:
                 best = (ratio.ratio, name)
         chosen = process_group.from_rank_0(best[1])

@@ -73,7 +73,7 @@ class Tune(Settable):
 
 @dataclass
 class Comm(Settable):
-    """How DistributedDataParallel averages gradients. All but `wire` changes no more than the order in which they are added up."""
+    """How DistributedDataParallel averages gradients. But for `wire`, and steps that `non_finite` skips, only the order of sums changes."""
 
     bucket_mb: float | None = option(
         None, "size of the buckets that are sent; default: DDP's own, a first one of 1, then 25", unit="MiB", minimum=0.001

@@ -9,7 +9,9 @@ Both start from the same weights and see the same batches; a third run does the 
    baseline's + tolerance. Rounding alone is allowed to differ, by as much as precision explains.
 3. *Gradient scale*, per parameter: the norm over several batches, candidate over baseline, is 1 within a tolerance
    that rounding noise does not reach and a wrong factor does. This sees what check 2 cannot: under bfloat16 the
-   gradients of a deep network are a fifth noise, but noise does not change their length in common.
+   gradients of a deep network are a fifth noise, which adds its square to the squared length. Where the two have different
+   amounts of noise, which check 2 has found to be small enough, the tolerance is wider by the lengths that these explain: hardly
+   for a fifth, and by 0.20 for 0.5 against 0.9. A factor of 1.1 is seen in a gradient that is up to nine tenths noise.
 
 The tolerances were found on ResNet-50 (benchmarks/notes.md): the rounding noise of check 3 was 0.030 at worst over four batches
 under O1, and below 0.001 over one under O0; a planted factor is 1.1 and 1.01. Parameters whose gradient is zero but for rounding (a bias
@@ -78,6 +80,11 @@ def _counted(exact: dict[str, Any]) -> list[str]:
     return [name for name, square in mean_squares.items() if square > NEGLIGIBLE**2 * overall]
 
 
+def _own_error(probe: dict[str, Any], exact: dict[str, Any], name: str) -> float:
+    """The relative error of a parameter's gradient against float64; inf where it has none."""
+    return relative_error(probe["samples"][name], exact["samples"][name]) if name in probe["samples"] else math.inf
+
+
 def check_gradients(
     baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any], amp_level: str, *, same_precision: bool = True
 ) -> Check:
@@ -85,10 +92,16 @@ def check_gradients(
     tolerance = GRADIENT_TOLERANCE[amp_level] if same_precision else ACROSS_PRECISIONS_GRADIENT_TOLERANCE
     rows = []
     for name in _counted(exact):
-        error = relative_error(candidate["samples"].get(name, []), exact["samples"][name]) if name in candidate["samples"] else math.inf
-        own = relative_error(baseline["samples"][name], exact["samples"][name])
+        error, own = (_own_error(probe, exact, name) for probe in (candidate, baseline))
         rows.append((error, ERROR_FACTOR * own + tolerance, name))
     return _worst("gradients", rows)
+
+
+def _explained_by_noise(one: float, other: float) -> float:
+    """By how much the lengths of two gradients with these relative errors differ, where noise is at right angles to what is right."""
+    if not math.isfinite(one + other):
+        return 0.0
+    return math.hypot(1.0, max(one, other)) / math.hypot(1.0, min(one, other)) - 1.0
 
 
 def check_gradient_scale(baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any], amp_level: str) -> Check:
@@ -97,7 +110,8 @@ def check_gradient_scale(baseline: dict[str, Any], candidate: dict[str, Any], ex
     for name in _counted(exact):
         ours, theirs = candidate["square_norms"].get(name, 0.0), baseline["square_norms"][name]
         deviation = abs(math.sqrt(ours / theirs) - 1.0) if theirs > 0 and ours == ours else math.inf
-        rows.append((deviation, SCALE_TOLERANCE[amp_level], name))
+        noise = _explained_by_noise(_own_error(baseline, exact, name), _own_error(candidate, exact, name))
+        rows.append((deviation, SCALE_TOLERANCE[amp_level] + noise, name))
     return _worst("gradient scale", rows)
 
 

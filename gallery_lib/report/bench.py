@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from gallery_lib import hardware, stats
 from gallery_lib.measure.outcome import BASELINE, OURS, Bench, Outcome, Row
-from gallery_lib.report.tables import interval
 from gallery_lib.stats import Ratio
 from gallery_lib.table import Rows, markdown_table, seconds, text_table
 
@@ -21,7 +20,7 @@ _MARKERS = "os^Dvx"
 
 
 def _times(ratio: Ratio | None) -> str:
-    return "" if ratio is None else interval(ratio)
+    return "" if ratio is None else str(ratio)
 
 
 def _gibibytes(row: Row) -> str:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from gallery_lib.measure.replay.sweep import Cell, Sweep
-from gallery_lib.report.tables import interval
 from gallery_lib.table import Rows, seconds
 
 REPLAY = "time-dilated replay, emulated link"
@@ -95,7 +94,7 @@ def scatter_rows(sweep: Sweep, missing: Mapping[tuple[str, int], str]) -> Rows:
     for cell in sweep.cells:
         scaling = "not measured on one host" if cell.ddp_acc is None else f"{cell.ddp_acc:.2f}"
         name = cell.model if cell.is_recorded else f"{cell.model} (derived timeline)"
-        rows.append([name, str(cell.hosts), scaling, interval(cell.ratio), cell.ratio.verdict, cell.chosen])
+        rows.append([name, str(cell.hosts), scaling, str(cell.ratio), cell.ratio.verdict, cell.chosen])
     rows += [[model, str(hosts), NOT_MEASURED, NOT_MEASURED, reason, ""] for (model, hosts), reason in missing.items()]
     return rows
 
@@ -103,7 +102,7 @@ def scatter_rows(sweep: Sweep, missing: Mapping[tuple[str, int], str]) -> Rows:
 def gains_text(sweep: Sweep) -> str:
     """The range of acc_ratio beside the stated one, and whether it is higher where DDP scales worse."""
     ordered = sorted(sweep.cells, key=lambda cell: cell.acc_ratio)
-    ends = " to ".join(f"{interval(cell.ratio)} ({_of(cell)})" for cell in (ordered[0], ordered[-1]))
+    ends = " to ".join(f"{cell.ratio} ({_of(cell)})" for cell in (ordered[0], ordered[-1]))
     gains = f"gains of {_gain(ordered[0].acc_ratio)} to {_gain(ordered[-1].acc_ratio)}"
     text = f"acc_ratio of {len(ordered)} measurements: {ends}; {gains}. The page that this follows states {STATED_GAINS}, for its product."
     several = sorted((cell for cell in _points(sweep) if cell.hosts > 1), key=lambda cell: cell.ddp_acc or 0.0)
@@ -123,7 +122,7 @@ def gains_rows(sweep: Sweep) -> Rows:
             rows.append([str(hosts), "0", *[NOT_MEASURED] * 6])
             continue
         verdicts = [cell.ratio.verdict for cell in own]
-        low, high = (f"{interval(cell.ratio)}, {cell.model}" for cell in (own[0], own[-1]))
+        low, high = (f"{cell.ratio}, {cell.model}" for cell in (own[0], own[-1]))
         counts = [str(verdicts.count(verdict)) for verdict in ("faster", "no measurable difference", "slower")]
         rows.append([str(hosts), str(len(own)), low, f"{statistics.median(cell.acc_ratio for cell in own):.2f}", high, *counts])
     return rows
@@ -167,7 +166,7 @@ def throughput_text(cells: Sequence[Cell], hosts: Sequence[int]) -> str:
     for count in hosts:
         if count in there:
             cell = there[count]
-            rates = f"DDP {_rate(cell.ddp_rate)}, accelerated {_rate(cell.chosen_rate)}, {interval(cell.ratio)}"
+            rates = f"DDP {_rate(cell.ddp_rate)}, accelerated {_rate(cell.chosen_rate)}, {cell.ratio}"
             parts.append(f"{_hosts(count)}: {rates}")
         else:
             parts.append(f"{_hosts(count)}: {NOT_MEASURED}")
@@ -186,5 +185,5 @@ def throughput_rows(cells: Sequence[Cell], hosts: Sequence[int], missing: Mappin
         ddp = f"{seconds(cell.ddp_step_seconds)}, {_rate(cell.ddp_rate)}"
         ours = f"{seconds(cell.chosen_step_seconds)}, {_rate(cell.chosen_rate)}"
         scaling = NOT_MEASURED if cell.ddp_acc is None else f"{cell.ddp_acc:.2f}"
-        rows.append([str(count), ddp, ours, interval(cell.ratio), cell.ratio.verdict, scaling, cell.chosen])
+        rows.append([str(count), ddp, ours, str(cell.ratio), cell.ratio.verdict, scaling, cell.chosen])
     return rows

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gallery_lib import hardware
 from gallery_lib.errors import InputError
 from gallery_lib.results import Results, read_results
-from gallery_lib.stats import Ratio
 from gallery_lib.table import Rows, markdown_table, text_table
 from gallery_lib.table import seconds as _seconds
 
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
 
 def _gibibytes(value: int | None) -> str:
     return "no GPU" if value is None else f"{value / 2**30:.2f} GiB"
-
-
-def interval(ratio: Ratio) -> str:
-    """`1.47× (1.44 to 1.54)`."""
-    return f"{ratio.ratio:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def precision_of(results: Results) -> str:

@@ -17,7 +17,6 @@ from gallery_lib.measure.wire.bucket_times import Timeline
 from gallery_lib.measure.wire.convergence import FP32, Scores
 from gallery_lib.measure.wire.ways import ALONE, PLAIN, Effect, Effects
 from gallery_lib.report.plots import COLOURS
-from gallery_lib.report.tables import interval
 from gallery_lib.table import Rows, seconds
 
 EMULATED = "emulated link"
@@ -81,7 +80,7 @@ def bytes_rows(counted: Bytes) -> Rows:
 def _speedup(effect: Effect) -> str:
     if effect.ratio is None:
         return "1, by definition"
-    return interval(effect.ratio)
+    return str(effect.ratio)
 
 
 def waterfall(effects: Effects) -> Figure:

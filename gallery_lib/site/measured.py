@@ -206,7 +206,7 @@ def measured_in_batch(folder: Path) -> list[Measurement]:
 def speedup_text(measurement: Measurement) -> str:
     """`1.44× (1.24 to 1.59)`, or the verdict where there is no figure."""
     ratio = measurement.speedup
-    return f"{ratio.ratio:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else measurement.verdict
+    return str(ratio) if ratio else measurement.verdict
 
 
 def mark(measurement: Measurement, digests: Mapping[str, str]) -> str:

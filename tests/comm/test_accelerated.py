@@ -105,6 +105,26 @@ def test_accumulated_gradients(two_by_two: Ranks, name: str) -> None:
     assert max(two_by_two.call("accumulation", DYNAMIC[name])) < 1e-5
 
 
+@pytest.mark.parametrize("values", [{}, {"bucket_mb": 0.001, "bucket_views": True}, {"hierarchical": True, "streams": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("optimizer", "arguments"),
+    [("SGD", {"momentum": 0.9}), ("AdamW", {"fused": True}), ("RAdam", {"foreach": True})],
+    ids=["SGD", "AdamW", "RAdam"],
+)
+def test_the_optimizers_step_in_the_backward_pass_gives_the_same_weights(
+    two_by_two: Ranks, optimizer: str, arguments: dict, values: dict
+) -> None:
+    for found in two_by_two.call("early_steps", optimizer, arguments, values):
+        assert found["error"] < 1e-6
+        assert found["moved"]  # before optimizer.step() was called
+        assert found["late"]  # no longer, once the model has been given other options
+
+
+def test_the_optimizers_step_in_the_backward_pass_while_ranks_without_batches_stand_by(two_by_two: Ranks) -> None:
+    for found in two_by_two.call("early_steps", "SGD", {}, {}, True):
+        assert found["error"] < 1e-6 and found["moved"]
+
+
 @pytest.mark.parametrize("values", [{}, {"hierarchical": True}, {"wire": "int8"}, {"wire": "powersgd"}], ids=str)
 def test_a_gradient_that_is_not_a_number_is_reported_on_every_rank(two_by_two: Ranks, values: dict) -> None:
     messages = two_by_two.call("not_finite", values, 3)
@@ -141,6 +161,11 @@ def test_the_import_accelerates_and_can_be_undone(two_by_two: Ranks) -> None:
         ({}, "plain module", "takes a DistributedDataParallel, and got a Sequential"),
         ({"streams": 2}, "own hook", "it has a communication hook of its own"),
         ({"wire": "powersgd", "streams": 2}, "", "does not go together"),
+        ({}, "LBFGS", "a step of LBFGS cannot be divided"),
+        ({}, "own optimizer", "a step of Own cannot be divided"),
+        ({}, "unused", "together with find_unused_parameters"),
+        ({"static_graph": True}, "SGD", "together with static_graph"),
+        ({"non_finite": "skip"}, "SGD", "together with non_finite=skip"),
         ({"wire": "int4"}, "", "wire='int4' must be"),
         ({"stream": 2}, "", "did you mean `streams`"),
     ],

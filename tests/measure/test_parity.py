@@ -53,6 +53,15 @@ def test_one_parameters_wrong_scale_is_found_and_named(level: str, noise: float,
     assert check.where == name
 
 
+def test_more_noise_than_the_baseline_has_makes_gradients_longer_and_explains_only_that() -> None:
+    """Half precision's attention: 0.5 of a gradient is noise in the baseline, 0.9 in the candidate."""
+    baseline, candidate = noisy(EXACT, 0.5, 1), noisy(EXACT, 0.9, 2)
+    check = check_gradient_scale(probe(baseline), probe(candidate), probe(EXACT), "O1")
+    assert check.passed and 0.1 < check.worst < check.limit < 0.3
+    wrong = {name: 1.5 * gradient for name, gradient in candidate.items()}
+    assert not check_gradient_scale(probe(baseline), probe(wrong), probe(EXACT), "O1").passed
+
+
 def test_a_gradient_of_the_right_length_in_the_wrong_direction_is_found() -> None:
     wrong = dict(EXACT, layer2=EXACT["layer2"].flip(0))
     check = check_gradients(probe(noisy(EXACT, 1e-3, 1)), probe(wrong), probe(EXACT), "O0")

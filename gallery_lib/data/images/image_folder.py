@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from gallery_lib.data.images import reused_memory
 from gallery_lib.data.images.crop import centre_crop, random_resized_crop
 from gallery_lib.data.images.decode import Box, load
 from gallery_lib.data.images.folder_check import FolderSummary, check_image_folder, empty_classes_error, list_classes, list_images
@@ -27,6 +28,10 @@ __all__ = ["FolderSummary", "ImageFolder", "check_image_folder", "finish_batch"]
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet's RGB channels, in 0 to 1
 STANDARD_DEVIATION = (0.229, 0.224, 0.225)
+
+
+def _empty(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    return reused_memory.empty(shape) if device.type == "cpu" else torch.empty(shape, device=device)
 
 
 def finish_batch(
@@ -44,14 +49,14 @@ def finish_batch(
     if images.device.type != "cpu":  # no synchronisation: the constants follow in the stream
         scale, shift = scale.to(images.device, non_blocking=True), shift.to(images.device, non_blocking=True)
     if memory_format == torch.contiguous_format:
-        planes = torch.empty((images.shape[0], 3, *images.shape[1:3]), device=images.device)  # [N, 3, S, S]
+        planes = _empty((images.shape[0], 3, *images.shape[1:3]), images.device)  # [N, 3, S, S]
         # on the CPU image by image, which stays in the cache: over the whole batch each pass would go through memory
         parts = zip(planes, images, strict=True) if images.device.type == "cpu" else [(planes, images)]
         for plane, image in parts:
             plane.copy_(image.movedim(-1, -3)).mul_(scale.view(3, 1, 1)).add_(shift.view(3, 1, 1))
     else:  # whole rows [N, S, S·3] at a time: loops over the three channels alone would run on three values each
         width = images.shape[2]
-        flat = torch.empty(images.flatten(2).shape, device=images.device)
+        flat = _empty(tuple(images.flatten(2).shape), images.device)
         scale, shift = scale.repeat(width), shift.repeat(width)
         parts = zip(flat, images.flatten(2), strict=True) if images.device.type == "cpu" else [(flat, images.flatten(2))]
         for rows, image in parts:

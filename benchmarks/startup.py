@@ -1,0 +1,62 @@
+"""How soon does a task train the second time? Each task twice in a row, with the accelerated backend at O1.
+
+    python benchmarks/startup.py --out benchmarks/results/startup-MACHINE.json [--only resnet50 …] [--steps 30]
+
+Both runs are the same, at the sizes for a few cores. What the first has compiled, the second finds in the cache; `first` is cold
+only where the cache was. Start-up counts from the launch of a process, which has nothing imported, to the end of the warm-up, less
+what its steps take in steady state. Asked of the second run: at most 10 seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from common import conditions, write_result
+
+from gallery_lib import tasks
+from gallery_lib.config import CompareConfig, TrainConfig
+from gallery_lib.launcher import launch
+
+_OF_COMPARISONS = {field.name for field in dataclasses.fields(CompareConfig)}
+_MOST_SECONDS = 10.0
+
+
+def run(name: str, steps: int) -> dict[str, Any]:
+    """Start-up and throughput of one run."""
+    sizes = {option: value for option, value in tasks.get(name).quick.items() if option not in _OF_COMPARISONS}
+    with TemporaryDirectory() as folder:
+        config = TrainConfig(
+            model=name, amp_level="O1", compiler_opt=True, max_steps=steps, evaluate=False, run_dir=str(Path(folder) / "run"), **sizes
+        )
+        results = launch(config, show_log=False, progress=False)
+    assert results is not None
+    return {"startup_seconds": results.startup_seconds, "samples_per_second": results.samples_per_second, "steps": results.steps}
+
+
+def main() -> int:
+    """Run all; exit code 1 when a second run takes longer to start than it may."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=tasks.names(), default=tasks.names(), help="some tasks only")
+    parser.add_argument("--steps", type=int, default=30, help="steps of each run (default: 30)")
+    parser.add_argument("--out", type=Path, help="JSON file to write or bring up to date")
+    arguments = parser.parse_args()
+    rows = json.loads(arguments.out.read_text())["tasks"] if arguments.out and arguments.out.exists() else {}
+    for name in arguments.only:
+        row = rows[name] = {which: run(name, arguments.steps) for which in ("first", "second")}
+        first, second = (row[which]["startup_seconds"]["total"] for which in ("first", "second"))
+        rates = row["second"]["samples_per_second"]
+        print(f"{name:26} first {first:5.1f} s, second {second:5.1f} s to start; ", end="")
+        print(f"{rates['global']:.1f} samples/s in steady state, {rates['whole_run']:.1f} in all {arguments.steps} steps", flush=True)
+        if arguments.out:
+            write_result(arguments.out, {**conditions(), "most_seconds": _MOST_SECONDS, "tasks": dict(sorted(rows.items()))})
+    return int(any(row["second"]["startup_seconds"]["total"] > _MOST_SECONDS for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
