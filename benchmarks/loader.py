@@ -15,11 +15,6 @@ torchvision's ImageFolder with its default reader (Pillow) and the usual v2 tran
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
-import platform
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -31,10 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout wo
 
 import torch
 import torchvision
+from common import conditions, write_result
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision.transforms import v2
 
-from gallery_lib import hardware, paths
+from gallery_lib import paths
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder
 from gallery_lib.data.images.mock_imagenet import PRESETS, generate
 from gallery_lib.errors import GalleryError, InputError
@@ -119,14 +115,8 @@ def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, An
 def report(results: list[dict[str, Any]], root: Path) -> dict[str, Any]:
     """The JSON: results and the conditions that they were measured under."""
     return {
-        "schema": 1,
-        "benchmark": "loader",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": {"cpu": hardware.cpu_model(), "cores": hardware.cores(), "system": platform.platform()},
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "torchvision", "simplejpeg", "pillow", "numpy")},
-        "load_average_before": LOAD_BEFORE,
+        **conditions(),
+        "versions": {name: version(name) for name in ("torch", "torchvision", "simplejpeg", "pillow", "numpy")},
         "data": "mock ImageNet" if (root / "manifest.json").is_file() else "the user's own",
         "batch_size": BATCH_SIZE,
         "image_size": SIZE,
@@ -162,11 +152,9 @@ def main() -> int:
         print(f"loader: {error}", file=sys.stderr)
         return error.exit_code
     if args.out:
-        args.out.write_text(json.dumps(report(results, root), indent=1) + "\n")
+        write_result(args.out, report(results, root))
     return 0
 
-
-LOAD_BEFORE = os.getloadavg()[0]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,6 +7,7 @@ optimizers that treat each parameter by itself, as torch's own do but for L-BFGS
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ class EarlySteps:
         """An optimizer over some parameters, with the state and the present options of the whole one."""
         part = object.__new__(type(self._optimizer))
         part.__dict__.update(self._optimizer.__dict__)
-        part._optimizer_step_pre_hooks, part._optimizer_step_post_hooks = type(self._optimizer._optimizer_step_pre_hooks)(), {}  # type: ignore[assignment]
+        part._optimizer_step_pre_hooks, part._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         groups = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in self._optimizer.param_groups]
         part.param_groups = [group for group in groups if group["params"]]
         return part
