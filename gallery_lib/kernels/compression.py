@@ -25,6 +25,8 @@ SOURCE = "compression.cu"
 GROUP = 256
 """Elements that share a scale in int8."""
 WIRES = ("int8", "bf16")
+PIECE = 256 * GROUP
+"""Elements that are worked on at a time on the CPU: what is made on the way, some ten times that in fp32, stays in a core's cache."""
 _EIGHT = 8
 _ALIGNMENT = 16
 
@@ -109,6 +111,40 @@ def reference_pack(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
     return packed
 
 
+def _parts(packed: Tensor, size: int, wire: str) -> list[tuple[Tensor, int]]:
+    """Views of scales and codes, or of values, in what stands for `size` elements, each with the bytes of GROUP elements."""
+    if wire == "bf16":
+        return [(packed[..., : 2 * size], 2 * GROUP)]
+    scales = packed[..., : 4 * -(-size // GROUP)]
+    return [(scales, 4), (packed[..., scale_bytes(size) : scale_bytes(size) + size], GROUP)]
+
+
+def _pieces(size: int) -> list[tuple[int, int]]:
+    """Whole groups, but for the last: begin and end of each."""
+    return [(begin, min(begin + PIECE, size)) for begin in range(0, size, PIECE)]
+
+
+def _pack_on_cpu(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
+    """reference_pack, a piece at a time, so that what it makes on the way stays in the cache."""
+    size = gradient.numel()
+    packed = torch.zeros(packed_bytes(size, wire), dtype=torch.uint8)
+    for begin, end in _pieces(size):
+        piece = reference_pack(gradient[begin:end], None if error is None else error[begin:end], wire)
+        for (whole, each), (part, _) in zip(_parts(packed, size, wire), _parts(piece, end - begin, wire), strict=True):
+            whole[begin // GROUP * each :][: part.numel()].copy_(part)
+    return packed
+
+
+def _accumulate_on_cpu(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
+    """reference_accumulate, a piece at a time."""
+    size = sum.numel()
+    for begin, end in _pieces(size):
+        piece = packed.new_empty(len(packed), packed_bytes(end - begin, wire))
+        for (part, each), (whole, _) in zip(_parts(piece, end - begin, wire), _parts(packed, size, wire), strict=True):
+            part.copy_(whole[:, begin // GROUP * each :][:, : part.shape[1]])
+        reference_accumulate(sum[begin:end], piece, wire, factor, add)
+
+
 def reference_accumulate(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
     """The same in plain torch, in place."""
     size = sum.numel()
@@ -186,8 +222,8 @@ def _accumulate_on_cuda(sum: Tensor, packed: Tensor, wire: str, factor: float, a
 
 
 for _name, _on_cpu, _on_cuda in (
-    ("pack_gradient_", reference_pack, _pack_on_cuda),
-    ("accumulate_gradient_", reference_accumulate, _accumulate_on_cuda),
+    ("pack_gradient_", _pack_on_cpu, _pack_on_cuda),
+    ("accumulate_gradient_", _accumulate_on_cpu, _accumulate_on_cuda),
 ):
     torch.library.impl(f"gallery::{_name}", "cpu", calls.counted(_name, _on_cpu))
     torch.library.impl(f"gallery::{_name}", "cuda", calls.counted(_name, _on_cuda, _kernel_runs))

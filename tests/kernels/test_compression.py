@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.compression import (
     GROUP,
+    PIECE,
     WIRES,
     accumulate_,
     accumulate_launch,
@@ -148,6 +149,25 @@ def test_with_error_feedback_nothing_is_lost_over_many_steps(wire):
         sent += gradient.double()
     torch.testing.assert_close(arrived.double() + error.double(), sent, rtol=1e-4, atol=0)
     assert (arrived[1:] > 0.2).all()
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 2 * PIECE + 5 * GROUP + 7])
+@pytest.mark.parametrize("with_error", [False, True])
+def test_a_piece_at_a_time_gives_the_bits_of_the_whole(wire, size, with_error):
+    gradient, sums = draw.values(size, torch.float32, 1), draw.values(size, torch.float32, 2)
+    if size > PIECE:
+        gradient[PIECE + 3 :: 2000] = math.inf
+    errors = [1e-2 * draw.values(size, torch.float32, 3) if with_error else None for _ in range(2)]
+    whole, pieces = reference_pack(gradient, errors[0], wire), pack(gradient, wire, errors[1])
+    assert torch.equal(whole, pieces)
+    if with_error:
+        assert torch.equal(*errors)
+    both = torch.stack([whole, reference_pack(gradient.flip(0).contiguous(), None, wire)])
+    results = [sums.clone(), sums.clone()]
+    reference_accumulate(results[0], both, wire, 0.5, True)
+    accumulate_(results[1], both, wire, factor=0.5)
+    torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_same_buffers_give_the_same_bits_in_any_order_of_threads():
