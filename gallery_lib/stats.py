@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 PROCESS_SPREAD = 0.01
-"""Relative difference in step time between two processes that run the same code (see benchmarks/trust.py)."""
+"""Relative difference in step time between two processes that run the same code and keep their large blocks (see benchmarks/trust.py)."""
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
