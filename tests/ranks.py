@@ -1,7 +1,7 @@
 """Real processes that join a gloo group on loopback, pretend to be on several hosts, and do what a test asks for.
 
 with Ranks(processes=4, hosts=2) as ranks:
-    answers = ranks.call("gradients", widths, options)   # of every rank; functions are those of on_ranks.py
+    answers = ranks.call("averages.gradients", widths, options)   # of every rank; functions are those of on_ranks/
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ranks:
         paths = [search_path(), str(Path(__file__).parent)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
         arguments = [str(listener.address), self._key.hex(), str(processes // hosts)]
-        command = [sys.executable, "-m", "gallery_lib.spawn", str(processes), self._folder.name, "on_ranks", *arguments]
+        command = [sys.executable, "-m", "gallery_lib.spawn", str(processes), self._folder.name, "on_ranks.process", *arguments]
         self._process = subprocess.Popen(command, env=environment)
         self._links = [listener.accept() for _ in range(processes)]
         self._links.sort(key=lambda link: link.recv())

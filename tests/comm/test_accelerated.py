@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 @given(widths=st.lists(st.integers(1, 70), min_size=2, max_size=6), bucket_kb=st.integers(2, 40))
 def test_lossless_ways_differ_from_ddp_by_the_order_of_additions_only(ranks: Ranks, name: str, widths: list[int], bucket_kb: int) -> None:
     values = {**LOSSLESS[name], "bucket_mb": bucket_kb / 1024}
-    for found in ranks.call("gradients", widths, values):
+    for found in ranks.call("averages.gradients", widths, values):
         assert found["worst"] <= 1
         assert found["against_plain"] <= 2
         assert found["same"]
@@ -56,7 +56,7 @@ def test_lossless_ways_differ_from_ddp_by_the_order_of_additions_only(ranks: Ran
     [({"wire": "bf16"}, 0.01), ({"wire": "fp16"}, 0.002), ({"wire": "int8"}, 0.02), ({"wire": "int8", "hierarchical": True}, 0.02)],
 )
 def test_wire_formats_round_as_much_as_they_may(ranks: Ranks, wire: dict, most: float) -> None:
-    errors = ranks.call("relative_error", WIDE, wire)
+    errors = ranks.call("averages.relative_error", WIDE, wire)
     assert len(set(errors)) == 1  # the same bits everywhere
     assert 1e-7 < errors[0] < most
 
@@ -75,34 +75,36 @@ LAYER = 4 * (64 * 64 + 64)
     ids=str,
 )
 def test_buckets_are_as_large_as_is_asked_for(two_by_two: Ranks, values: dict, sizes: list[int]) -> None:
-    assert two_by_two.call("bucket_bytes", [64] * 5, values) == [sizes] * 4
+    assert two_by_two.call("averages.bucket_bytes", [64] * 5, values) == [sizes] * 4
 
 
 def test_powersgd_of_full_rank_is_exact_and_of_low_rank_is_not(two_by_two: Ranks) -> None:
-    exact, low = (two_by_two.call("relative_error", [20, 12, 8], {"wire": "powersgd", "powersgd_rank": rank})[0] for rank in (8, 1))
+    exact, low = (
+        two_by_two.call("averages.relative_error", [20, 12, 8], {"wire": "powersgd", "powersgd_rank": rank})[0] for rank in (8, 1)
+    )
     assert exact < 1e-5
     assert 0.01 < low < 1
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_unused_parameters(two_by_two: Ranks, name: str) -> None:
-    assert max(two_by_two.call("unused_parameters", DYNAMIC[name])) < 1e-6
+    assert max(two_by_two.call("averages.unused_parameters", DYNAMIC[name])) < 1e-6
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_ranks_with_fewer_batches_stand_by(two_by_two: Ranks, name: str) -> None:
-    for plain, accelerated in two_by_two.call("uneven_batches", DYNAMIC[name]):
+    for plain, accelerated in two_by_two.call("training.uneven_batches", DYNAMIC[name]):
         assert accelerated == pytest.approx(plain, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_two_models_of_which_a_layer_is_frozen_midway(two_by_two: Ranks, name: str) -> None:
-    assert max(two_by_two.call("two_models_one_frozen_midway", DYNAMIC[name])) < 1e-6
+    assert max(two_by_two.call("training.two_models_one_frozen_midway", DYNAMIC[name])) < 1e-6
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_accumulated_gradients(two_by_two: Ranks, name: str) -> None:
-    assert max(two_by_two.call("accumulation", DYNAMIC[name])) < 1e-5
+    assert max(two_by_two.call("averages.accumulation", DYNAMIC[name])) < 1e-5
 
 
 @pytest.mark.parametrize("values", [{}, {"bucket_mb": 0.001, "bucket_views": True}, {"hierarchical": True, "streams": 2}], ids=str)
@@ -114,32 +116,32 @@ def test_accumulated_gradients(two_by_two: Ranks, name: str) -> None:
 def test_the_optimizers_step_in_the_backward_pass_gives_the_same_weights(
     two_by_two: Ranks, optimizer: str, arguments: dict, values: dict
 ) -> None:
-    for found in two_by_two.call("early_steps", optimizer, arguments, values):
+    for found in two_by_two.call("training.early_steps", optimizer, arguments, values):
         assert found["error"] < 1e-6
         assert found["moved"]  # before optimizer.step() was called
         assert found["late"]  # no longer, once the model has been given other options
 
 
 def test_the_optimizers_step_in_the_backward_pass_while_ranks_without_batches_stand_by(two_by_two: Ranks) -> None:
-    for found in two_by_two.call("early_steps", "SGD", {}, {}, True):
+    for found in two_by_two.call("training.early_steps", "SGD", {}, {}, True):
         assert found["error"] < 1e-6 and found["moved"]
 
 
 @pytest.mark.parametrize("values", [{}, {"hierarchical": True}, {"wire": "int8"}, {"wire": "powersgd"}], ids=str)
 def test_a_gradient_that_is_not_a_number_is_reported_on_every_rank(two_by_two: Ranks, values: dict) -> None:
-    messages = two_by_two.call("not_finite", values, 3)
+    messages = two_by_two.call("trouble.not_finite", values, 3)
     assert all("on rank 3 of 2.weight" in message for message in messages), messages
 
 
 @pytest.mark.parametrize("values", [{}, {"bucket_views": True, "streams": 2}, {"wire": "int8"}, {"wire": "powersgd"}], ids=str)
 def test_a_step_with_such_a_gradient_can_be_skipped(two_by_two: Ranks, values: dict) -> None:
-    found = two_by_two.call("skipped", values, 3, False)
+    found = two_by_two.call("trouble.skipped", values, 3, False)
     assert [each["moved"] for each in found] == [[True, False, True]] * 4  # steps after the first; the third has the NaN
     assert all(each["finite"] for each in found) and len({each["sum"] for each in found}) == 1
 
 
 def test_a_step_is_skipped_while_a_rank_without_batches_stands_by(two_by_two: Ranks) -> None:
-    found = two_by_two.call("skipped", {}, 3, True)
+    found = two_by_two.call("trouble.skipped", {}, 3, True)
     assert [each["moved"] for each in found] == [[True]] + [[True, False, True]] * 3
     assert all(each["finite"] for each in found)
 
@@ -148,11 +150,11 @@ def test_a_step_is_skipped_while_a_rank_without_batches_stands_by(two_by_two: Ra
     "values", [{"wire": "int8"}, {"wire": "int8", "hierarchical": True}, {"wire": "powersgd", "powersgd_rank": 2}], ids=str
 )
 def test_training_goes_on_from_a_checkpoint_with_what_error_feedback_keeps(two_by_two: Ranks, values: dict) -> None:
-    assert two_by_two.call("resumed", values) == [[True, False]] * 4
+    assert two_by_two.call("training.resumed", values) == [[True, False]] * 4
 
 
 def test_the_import_accelerates_and_can_be_undone(two_by_two: Ranks) -> None:
-    assert two_by_two.call("automatic", {"streams": 2}) == [[True, False, True, False]] * 4
+    assert two_by_two.call("choices.automatic", {"streams": 2}) == [[True, False, True, False]] * 4
 
 
 @pytest.mark.parametrize(
@@ -171,18 +173,18 @@ def test_the_import_accelerates_and_can_be_undone(two_by_two: Ranks) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(two_by_two: Ranks, values: dict, what: str, message: str) -> None:
-    for answer in two_by_two.call("refused", values, what):
+    for answer in two_by_two.call("trouble.refused", values, what):
         assert answer.startswith("InputError") and message.lower() in answer.lower()
 
 
 def test_the_tuner_keeps_ddps_own_way_where_the_other_is_slower_and_remembers_it(two_by_two: Ranks) -> None:
     for at_once, steps in ((None, 60), ("ddp", 3)):
-        found = two_by_two.call("tuned", ["slow"], steps)
+        found = two_by_two.call("choices.tuned", ["slow"], steps)
         assert [(each["at once"], each["chosen"]) for each in found] == [(at_once, "ddp")] * 4
         assert max(each["error"] for each in found) < 1e-5
 
 
 def test_the_tuner_takes_what_is_faster_on_all_ranks_and_training_is_not_disturbed(two_by_two: Ranks) -> None:
-    found = two_by_two.call("tuned", ["slow", "good"], 90)
+    found = two_by_two.call("choices.tuned", ["slow", "good"], 90)
     assert [each["chosen"] for each in found] == ["good"] * 4
     assert max(each["error"] for each in found) < 1e-5

@@ -152,7 +152,7 @@ def two_by_two() -> Iterator[Ranks]:
 @pytest.mark.slow
 @pytest.mark.parametrize("values", [{}, {"bucket_views": True, "streams": 2, "bucket_mb": 0.2}, {"hierarchical": True}])
 def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(two_by_two: Ranks, values: dict) -> None:
-    found = two_by_two.call("replayed", values, timeline(0.001, 0.01, 0.02), 0.2)
+    found = two_by_two.call("replays.replayed", values, timeline(0.001, 0.01, 0.02), 0.2)
     for each in found:
         assert each["worst"] < 1e-6
         assert each["seconds"] >= 0.2  # rank 0 takes that long, and the others wait for its gradients
@@ -162,6 +162,6 @@ def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(two_by_two:
 @pytest.mark.slow
 def test_communication_runs_while_later_gradients_are_computed(two_by_two: Ranks) -> None:
     """DDP hands over each bucket when its gradient is ready, before the next one is."""
-    for handed_over in two_by_two.call("buckets_of_a_replay", timeline(0.0, 0.1, 0.2, backward=0.5)):
+    for handed_over in two_by_two.call("replays.buckets_of_a_replay", timeline(0.0, 0.1, 0.2, backward=0.5)):
         assert len(handed_over) == 3
         assert all(0 <= late - each < 0.1 for late, each in zip(handed_over, (0.0, 0.1, 0.2), strict=True))

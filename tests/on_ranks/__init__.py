@@ -1,0 +1,1 @@
+"""What tests have every rank do (ranks.py), by subject."""

@@ -1,0 +1,69 @@
+"""Ways that nobody named: chosen by the tuner, or by the import."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gallery_lib.comm import reducer
+from gallery_lib.comm.channel import Channel
+from gallery_lib.comm.tuner import Tuner
+from gallery_lib.config import Comm
+from on_ranks.models import DDP, batch, options_of, stack
+
+
+def automatic(values: dict[str, Any]) -> list[bool]:
+    """Whether DDP is accelerated: by the import, after disable(), after enable() again; and in a process group of its own."""
+    import gallery_lib.comm.auto as auto
+
+    auto.options = options_of(values)
+    found = []
+    for change in (auto.enable, auto.disable, auto.enable):
+        change()
+        model = DDP(stack([4, 3]))
+        model(batch(0, 4)).sum().backward()
+        found.append(bool(model._comm_hooks))
+    for rank in range(dist.get_world_size()):
+        group = dist.new_group([rank])
+        if rank == dist.get_rank():
+            with pytest.warns(UserWarning, match="not in the default process group"):
+                found.append(bool(DDP(stack([4, 3]), process_group=group)._comm_hooks))
+    auto.disable()
+    return found
+
+
+def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
+    """Train with a tuner that may choose between DDP's own way and `kinds`; ways with 3 streams are slow."""
+
+    class Slow(Channel):
+        def __init__(self, options: Comm, *others: Any) -> None:
+            self.slow = options.streams == 3
+            super().__init__(options, *others)
+
+        def average_(self, *arguments: Any) -> None:
+            if self.slow:
+                time.sleep(0.1)
+            super().average_(*arguments)
+
+    reducer.Channel = Slow  # type: ignore[misc]
+    ways = {"ddp": Comm(), **{kind: {"slow": options_of({"streams": 3}), "good": options_of({"streams": 2})}[kind] for kind in kinds}}
+    if "good" in kinds:  # then DDP's own way is made the slow one
+        ways["ddp"] = options_of({"streams": 3})
+    model, other = DDP(stack([6, 9, 4])), stack([6, 9, 4])
+    tuner = Tuner(model, ways, rounds=4, block_steps=4)
+    chosen_at_once = tuner.chosen
+    for step in range(steps):
+        for each in (model, other):
+            each.zero_grad()
+        model(batch(step, 6)).pow(2).sum().backward()
+        for rank in range(dist.get_world_size()):
+            (other(batch(step, 6, rank)).pow(2).sum() / dist.get_world_size()).backward()
+        with torch.no_grad():
+            for parameter in [*model.parameters(), *other.parameters()]:
+                parameter -= 0.01 * parameter.grad
+    pairs = zip(model.module.parameters(), other.parameters(), strict=True)
+    return {"at once": chosen_at_once, "chosen": tuner.chosen, "error": max((a - b).abs().max().item() for a, b in pairs)}
