@@ -1,15 +1,18 @@
 """Can the comparison be believed? Baseline against itself, and against planted defects.
 
     python benchmarks/trust.py --out benchmarks/results/trust-MACHINE.json
+    python benchmarks/trust.py --out … --only "wrong gradient, O1"
 
-It takes half an hour of a machine that does nothing else. What is already in the file is not measured again, so it
+It takes an hour of a machine that does nothing else. What is already in the file is not measured again, so it
 can be interrupted and go on later; delete the file to begin anew.
 
 20 comparisons of a small network with itself must nearly all say `no measurable difference`; a variant slowed by 5 %
 must be called `slower`; ResNet-50 with one wrong gradient must be `not comparable`, at O0 and at O1, five times each
-(planted.py). Every comparison starts processes of its own. The small network keeps its large blocks (compiler/allocator.py): as
-glibc comes, two processes of it with the same code can differ by 10 % for as long as they live, by which pages of memory they
-happened to get. `same, allocator as it comes` shows whether that is so on this machine; of a task's own size see notes.md.
+(planted.py). Every comparison starts processes of its own.
+
+On some machines processes with the same code differ for as long as they live, by which pages of memory they got. To tell that
+from a fault of the comparison, the first two are there once more with large blocks kept (compiler/allocator.py), where that
+is hardly so; and ResNet-50 against itself shows how much of it a task has.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ import os
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 from common import conditions, write_result
 
@@ -32,76 +37,85 @@ from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure.compare import compare
 
 PLANTED = Path(__file__).resolve().parent / "planted.py"
-WRONG = TrainConfig(batch_size=4, image_size=32, warmup_steps=6, evaluate=False, workers=0)
-SPEED = TrainConfig(model=f"{PLANTED}:SAME", warmup_steps=20, evaluate=False, workers=0)
-BLOCK_STEPS = 4
-EXPECTED = {
-    "same": ("no measurable difference", 18, 20),
-    "slower by 5 %": ("slower", 9, 10),
-    "same, allocator as it comes": ("no measurable difference", 9, 10),
-    "wrong gradient, O0": ("not comparable", 5, 5),
-    "wrong gradient, O1": ("not comparable", 5, 5),
+SMALL = TrainConfig(model=f"{PLANTED}:SAME", amp_level="O0", warmup_steps=20, evaluate=False, workers=0)
+RESNET50 = TrainConfig(amp_level="O1", batch_size=16, image_size=64, evaluate=False, workers=0)
+WRONG = TrainConfig(amp_level="O0", batch_size=4, image_size=32, warmup_steps=6, evaluate=False, workers=0)
+MANY_TURNS, FEW_TURNS = CompareConfig(rounds=100, block_steps=4), CompareConfig(rounds=4, block_steps=2)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A baseline and the model that is compared with it, how often, and what must be said of it at least how often."""
+
+    baseline: TrainConfig
+    model: str
+    turns: CompareConfig
+    expected: str
+    at_least: int
+    of: int
+    keeps_large_blocks: bool = False
+
+    def compare(self, seed: int, rounds: int, folder: Path) -> Any:
+        """One comparison; `rounds` is for those of many turns."""
+        baseline = dataclasses.replace(self.baseline, seed=seed)
+        variants = {"baseline": baseline, "candidate": dataclasses.replace(baseline, model=self.model)}
+        with mock.patch.dict(os.environ, allocator.environment() if self.keeps_large_blocks else {}):
+            turns = dataclasses.replace(self.turns, rounds=rounds) if self.turns is MANY_TURNS else self.turns
+            return compare(variants, LaunchConfig(), turns, folder=folder, progress=False)
+
+
+SAME = Kind(SMALL, SMALL.model, MANY_TURNS, "no measurable difference", 18, 20)
+SLOWER = Kind(SMALL, f"{PLANTED}:SLOW", MANY_TURNS, "slower", 9, 10)
+KINDS = {
+    "same": SAME,
+    "slower by 5 %": SLOWER,
+    "same, large blocks kept": dataclasses.replace(SAME, keeps_large_blocks=True),
+    "slower by 5 %, large blocks kept": dataclasses.replace(SLOWER, keeps_large_blocks=True),
+    "same, ResNet-50": Kind(RESNET50, RESNET50.model, CompareConfig(rounds=12, block_steps=4), "no measurable difference", 5, 5),
+    "wrong gradient, O0": Kind(WRONG, f"{PLANTED}:WRONG_O0", FEW_TURNS, "not comparable", 5, 5),
+    "wrong gradient, O1": Kind(dataclasses.replace(WRONG, amp_level="O1"), f"{PLANTED}:WRONG_O1", FEW_TURNS, "not comparable", 5, 5),
 }
 
 
-def variants(kind: str, seed: int) -> dict[str, TrainConfig]:
-    """Baseline, and what is compared with it."""
-    wrong = kind.startswith("wrong")
-    base = dataclasses.replace(WRONG if wrong else SPEED, amp_level="O1" if kind.endswith("O1") else "O0", seed=seed)
-    names = {"slower by 5 %": "SLOW", "wrong gradient, O0": "WRONG_O0", "wrong gradient, O1": "WRONG_O1"}
-    return {"baseline": base, "candidate": dataclasses.replace(base, model=f"{PLANTED}:{names.get(kind, 'SAME')}")}
-
-
-def keep_large_blocks(kind: str) -> None:
-    """Whether processes started from now on do, by the variables that they inherit."""
-    for name, value in allocator.environment().items():
-        if kind in ("same", "slower by 5 %"):
-            os.environ[name] = value
-        else:
-            os.environ.pop(name, None)
-
-
-def one(kind: str, seed: int, rounds: int) -> dict[str, Any]:
+def one(name: str, seed: int, rounds: int) -> dict[str, Any]:
     """One comparison, reduced to what is judged."""
     began = time.time()
-    keep_large_blocks(kind)
     with TemporaryDirectory() as folder:
-        options = CompareConfig(rounds=4, block_steps=2) if "wrong" in kind else CompareConfig(rounds=rounds, block_steps=BLOCK_STEPS)
-        outcome = compare(variants(kind, seed), LaunchConfig(), options, folder=Path(folder), progress=False)
+        outcome = KINDS[name].compare(seed, rounds, Path(folder))
     interval = dataclasses.asdict(outcome.speedup) if outcome.speedup else None
-    row = {"kind": kind, "seed": seed, "verdict": outcome.verdict, "speedup": interval, "parity": outcome.parity.as_json()["checks"]}
+    row = {"kind": name, "seed": seed, "verdict": outcome.verdict, "speedup": interval, "parity": outcome.parity.as_json()["checks"]}
     shown = f"{interval['ratio']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})" if interval else ""
-    print(f"{kind:20} seed {seed:2}  {outcome.verdict:26} {shown}  [{time.time() - began:.0f} s]", flush=True)
+    print(f"{name:32} seed {seed:2}  {outcome.verdict:26} {shown}  [{time.time() - began:.0f} s]", flush=True)
     return row
 
 
 def main() -> int:
     """Run all; exit code 1 when any kind misses what is expected of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100, help="turns of each variant (default: 100)")
+    parser.add_argument("--rounds", type=int, default=MANY_TURNS.rounds, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
-    parser.add_argument("--only", choices=list(EXPECTED), help="one kind only")
+    parser.add_argument("--only", choices=list(KINDS), help="one kind only")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = json.loads(arguments.out.read_text())["comparisons"] if arguments.out and arguments.out.exists() else []
-    for kind, (_, _, count) in EXPECTED.items():
-        for seed in range(count if arguments.only in (None, kind) else 0):
-            if any(row["kind"] == kind and row["seed"] == seed for row in rows):
+    for name in [arguments.only] if arguments.only else KINDS:
+        for seed in range(KINDS[name].of):
+            if any(row["kind"] == name and row["seed"] == seed for row in rows):
                 continue
-            rows.append(one(kind, seed, arguments.rounds))
+            rows.append(one(name, seed, arguments.rounds))
             if arguments.out:
                 write_result(arguments.out, {**conditions(), "rounds": arguments.rounds, "summary": summary(rows), "comparisons": rows})
-    for kind, outcome in summary(rows).items():
-        print(f"{kind}: {outcome['expected']} {outcome['found'].get(outcome['expected'], 0)} of {outcome['of']}: {outcome['outcome']}")
+    for name, outcome in summary(rows).items():
+        print(f"{name}: {outcome['expected']} {outcome['found'].get(outcome['expected'], 0)} of {outcome['of']}: {outcome['outcome']}")
     return 1 if any(outcome["outcome"] == "missed" for outcome in summary(rows).values()) else 0
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What was asked of each kind, and what was found."""
     result = {}
-    for kind, (verdict, least, count) in EXPECTED.items():
-        found = Counter(row["verdict"] for row in rows if row["kind"] == kind)
-        outcome = "not finished" if found.total() < count else "met" if found[verdict] >= least else "missed"
-        result[kind] = {"expected": verdict, "at_least": least, "of": count, "found": dict(found), "outcome": outcome}
+    for name, kind in KINDS.items():
+        found = Counter(row["verdict"] for row in rows if row["kind"] == name)
+        outcome = "not finished" if found.total() < kind.of else "met" if found[kind.expected] >= kind.at_least else "missed"
+        result[name] = {"expected": kind.expected, "at_least": kind.at_least, "of": kind.of, "found": dict(found), "outcome": outcome}
     return result
 
 
