@@ -87,9 +87,7 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
     process_group.ensure_initialized()
     hosts = topology.find()
     observer = Turns(_ways(options, hosts), config.rounds, config.block_steps)
-    quick = tasks.get(config.model).quick
     with TemporaryDirectory() as folder:
-        sizes = {name: getattr(config, name) or quick.get(name) for name in ("batch_size", "image_size")}
         training = TrainConfig(
             model=config.model,
             amp_level="O1" if config.precision == "amp" else "O0",
@@ -98,9 +96,10 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
             log_interval=observer.steps,
             evaluate=False,
             run_dir=process_group.from_rank_0(folder),
-            **{name: value for name, value in sizes.items() if value},
+            batch_size=config.batch_size,
+            image_size=config.image_size,
         )
-        results = train(training, observer)
+        results = train(tasks.with_sizes(training, "quick"), observer)
     if process_group.rank() != 0:
         return 0
     device = "CPU" if results.environment["device"] == "cpu" else "GPU"

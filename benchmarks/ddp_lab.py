@@ -109,11 +109,9 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def _record(train: TrainConfig, config: RecordConfig, words: argparse.Namespace) -> int:
-    quick = {name: value for name, value in tasks.get(train.model).quick.items() if name in ("batch_size", "image_size", "sequence_length")}
-    open_sizes = {name: value for name, value in quick.items() if getattr(train, name) is None}
     if config.times != 1 and not config.reason:
         raise InputError("times makes a timeline of a device that was not recorded: say which with --reason.")
-    timeline = record(dataclasses.replace(train, **open_sizes), config.steps)
+    timeline = record(tasks.with_sizes(train, "quick"), config.steps)
     if config.times != 1:
         timeline = derived(timeline, config.times, config.reason)
     write_timeline(words.out, timeline)

@@ -113,8 +113,6 @@ def main() -> int:
         raise InputError("one process has nobody to share gradients with. Start this with ddp_lab.py validate.")
     process_group.ensure_initialized()
     observer = Beside({PLAIN: Comm()} | ({"accelerated": way} if way != Comm() else {}), config)
-    quick = tasks.get(config.model).quick
-    sizes = {name: getattr(config, name) or quick.get(name) for name in ("batch_size", "image_size")}
     with TemporaryDirectory() as folder:
         training = TrainConfig(
             model=config.model,
@@ -125,9 +123,10 @@ def main() -> int:
             evaluate=False,
             threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
             run_dir=process_group.from_rank_0(folder),
-            **{name: value for name, value in sizes.items() if value},  # type: ignore[arg-type]
+            batch_size=config.batch_size,
+            image_size=config.image_size,
         )
-        train(training, observer)
+        train(tasks.with_sizes(training, "quick"), observer)
     if process_group.rank() == 0:
         about = {**dataclasses.asdict(observer.timeline), "gradients": len(observer.timeline.gradients)}
         found = {name: _figures(observer.real[name], observer.replayed[name]) for name in observer.ways}

@@ -9,7 +9,6 @@ is written down as it is: a few steps, not a measurement of speed.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -19,16 +18,13 @@ from typing import Any
 from common import conditions, write_result
 
 from gallery_lib import tasks
-from gallery_lib.config import CompareConfig, TrainConfig
+from gallery_lib.config import TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.launcher import launch
-
-_OF_COMPARISONS = {field.name for field in dataclasses.fields(CompareConfig)} | {"warmup_steps"}
 
 
 def one(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:
     """What came of `steps` steps of the task `name`."""
-    sizes = {option: value for option, value in tasks.get(name).full.items() if option not in _OF_COMPARISONS}
     with TemporaryDirectory() as folder:
         config = TrainConfig(
             model=name,
@@ -39,8 +35,9 @@ def one(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:
             log_interval=1,
             evaluate=False,
             run_dir=str(Path(folder) / "run"),
-            **sizes,
         )
+        config = tasks.with_sizes(config, "full")
+        sizes = {name: size for name in tasks.SIZES if (size := getattr(config, name))}
         try:
             results = launch(config, show_log=False, progress=False)
         except GalleryError as error:

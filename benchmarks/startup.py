@@ -10,7 +10,6 @@ what its steps take in steady state. Asked of the second run: at most 10 seconds
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -20,21 +19,19 @@ from typing import Any
 from common import conditions, write_result
 
 from gallery_lib import tasks
-from gallery_lib.config import CompareConfig, TrainConfig
+from gallery_lib.config import TrainConfig
 from gallery_lib.launcher import launch
 
-_OF_COMPARISONS = {field.name for field in dataclasses.fields(CompareConfig)}
 _MOST_SECONDS = 10.0
 
 
 def run(name: str, steps: int) -> dict[str, Any]:
     """Start-up and throughput of one run."""
-    sizes = {option: value for option, value in tasks.get(name).quick.items() if option not in _OF_COMPARISONS}
     with TemporaryDirectory() as folder:
         config = TrainConfig(
-            model=name, amp_level="O1", compiler_opt=True, max_steps=steps, evaluate=False, run_dir=str(Path(folder) / "run"), **sizes
+            model=name, amp_level="O1", compiler_opt=True, max_steps=steps, evaluate=False, run_dir=str(Path(folder) / "run")
         )
-        results = launch(config, show_log=False, progress=False)
+        results = launch(tasks.with_sizes(config, "quick"), show_log=False, progress=False)
     assert results is not None
     return {"startup_seconds": results.startup_seconds, "samples_per_second": results.samples_per_second, "steps": results.steps}
 

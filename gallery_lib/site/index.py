@@ -50,11 +50,6 @@ def _gpu(gibibytes: int) -> str:
     return f"one GPU, {gibibytes} GiB (full size)"
 
 
-def _sized(name: str, profile: dict[str, object]) -> TrainConfig:
-    sizes = {key: value for key, value in profile.items() if key in ("batch_size", "image_size", "sequence_length")}
-    return TrainConfig(model=name, **sizes)  # type: ignore[arg-type]
-
-
 def hardware_of(name: str) -> tuple[tuple[str, ...], str]:
     """The machines that the notebook `name` runs on, and its need in words.
 
@@ -63,9 +58,9 @@ def hardware_of(name: str) -> tuple[tuple[str, ...], str]:
     if name not in tasks.names():
         gpus = "GPUs are not used" if name in CPU_ONLY else "GPUs are used where there are any"
         return tuple(map(_host, _HOST_GIBIBYTES)), f"two CPU cores; {gpus}"
-    task = tasks.get(name)
-    host = 2 * memory.needed_bytes(_sized(name, task.quick), compared=True) / 2**30
-    gpu = 2 * (memory.needed_bytes(_sized(name, task.full), compared=True) - memory.PROCESS_BYTES) / 2**30
+    run = TrainConfig(model=name)
+    host = 2 * memory.needed_bytes(tasks.with_sizes(run, "quick"), compared=True) / 2**30
+    gpu = 2 * (memory.needed_bytes(tasks.with_sizes(run, "full"), compared=True) - memory.PROCESS_BYTES) / 2**30
     will_do = [_host(size) for size in _HOST_GIBIBYTES if size >= host] + [_gpu(size) for size in _GPU_GIBIBYTES if size >= gpu]
     return tuple(will_do), f"two CPU cores and {host:.1f} GiB; at full size a GPU with {gpu:.0f} GiB (estimated)"
 

@@ -7,12 +7,16 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Literal
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.tasks.task import Splits, Task
 
-__all__ = ["Splits", "Task", "data_of", "get", "names", "with_sizes"]
+__all__ = ["SIZES", "Splits", "Task", "data_of", "get", "names", "with_sizes"]
+
+SIZES = ("batch_size", "image_size", "sequence_length")
+"""Options of a run that say how large a step is."""
 
 
 def names() -> list[str]:
@@ -33,15 +37,11 @@ def get(name: str) -> Task:
     return importlib.import_module(f"gallery_lib.tasks.{name}").TASK
 
 
-def with_sizes(config: TrainConfig) -> TrainConfig:
-    """`config` with the task's own batch size, image size and sequence length where they were left open."""
+def with_sizes(config: TrainConfig, profile: Literal["quick", "full"] | None = None) -> TrainConfig:
+    """`config` with batch size, image size and sequence length where they were left open: the profile's, else the task's own."""
     task = get(config.model)
-    return dataclasses.replace(
-        config,
-        batch_size=config.batch_size or task.batch_size,
-        image_size=config.image_size or task.image_size,
-        sequence_length=config.sequence_length or task.sequence_length,
-    )
+    chosen = getattr(task, profile) if profile else {}
+    return dataclasses.replace(config, **{name: getattr(config, name) or chosen.get(name) or getattr(task, name) for name in SIZES})
 
 
 def data_of(config: TrainConfig) -> Splits:

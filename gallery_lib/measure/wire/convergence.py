@@ -121,10 +121,8 @@ def _trainings(config: ConvergenceConfig) -> list[tuple[str, str, bool, Callable
 
             found.append((title, "held-out accuracy", True, learn))
     if config.task is not None:
-        quick = tasks.get(config.task).quick
-        names = ("batch_size", "image_size", "sequence_length")
-        sizes = {name: size for name in names if (size := getattr(config, name) or quick.get(name))}
-        train = tasks.with_sizes(TrainConfig(model=config.task, max_steps=config.task_steps, **sizes))
+        asked = {name: getattr(config, name) for name in tasks.SIZES}
+        train = tasks.with_sizes(TrainConfig(model=config.task, max_steps=config.task_steps, **asked), "quick")
         found.append((config.task, "training loss", False, functools.partial(task_loss, train)))
     return found
 
