@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib import hardware
+from gallery_lib.errors import InputError
 from gallery_lib.results import write_json
 
 
@@ -23,6 +25,16 @@ def conditions() -> dict[str, Any]:
         "environment": environment,
         "load_average_before": os.getloadavg()[0],
     }
+
+
+def measured_before(path: Path | None, key: str) -> Any:
+    """What an earlier run has written under `key`, to go on with; None where there is no file. Raises InputError for a damaged one."""
+    if path is None or not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be gone on with ({type(error).__name__}: {error}). Delete it, or name another file.") from error
 
 
 def write_result(path: Path, values: dict[str, Any]) -> None:

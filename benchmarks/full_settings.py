@@ -9,15 +9,15 @@ is written down as it is: a few steps, not a measurement of speed.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import conditions, write_result
+from common import conditions, measured_before, write_result
 
 from gallery_lib import tasks
+from gallery_lib.command import exit_code_of
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.launcher import launch
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--eager", action="store_true", help="the baseline instead of the accelerated backend")
     parser.add_argument("--out", type=Path, help="JSON file to write or bring up to date")
     arguments = parser.parse_args()
-    rows = json.loads(arguments.out.read_text())["tasks"] if arguments.out and arguments.out.exists() else {}
+    rows = measured_before(arguments.out, "tasks") or {}
     for name in arguments.only:
         rows[name] = one(name, arguments.steps, compiler_opt=not arguments.eager)
         step = f"  {rows[name]['step_seconds']:.1f} s a step" if "step_seconds" in rows[name] else ""
@@ -72,4 +72,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted; what was measured is in the file of --out"))

@@ -20,6 +20,7 @@ import torch
 from common import conditions, write_result
 
 from gallery_lib import hardware, tasks
+from gallery_lib.command import exit_code_of
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure.compare import compare
 from gallery_lib.measure.limits import measure_limits
@@ -80,4 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted; what was measured is in the file of --out"))

@@ -10,15 +10,15 @@ what its steps take in steady state. Asked of the second run: at most 10 seconds
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import conditions, write_result
+from common import conditions, measured_before, write_result
 
 from gallery_lib import tasks
+from gallery_lib.command import exit_code_of
 from gallery_lib.config import TrainConfig
 from gallery_lib.launcher import launch
 
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="steps of each run (default: 30)")
     parser.add_argument("--out", type=Path, help="JSON file to write or bring up to date")
     arguments = parser.parse_args()
-    rows = json.loads(arguments.out.read_text())["tasks"] if arguments.out and arguments.out.exists() else {}
+    rows = measured_before(arguments.out, "tasks") or {}
     for name in arguments.only:
         row = rows[name] = {which: run(name, arguments.steps) for which in ("first", "second")}
         first, second = (row[which]["startup_seconds"]["total"] for which in ("first", "second"))
@@ -56,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted; what was measured is in the file of --out"))

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -30,8 +29,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-from common import conditions, write_result
+from common import conditions, measured_before, write_result
 
+from gallery_lib.command import exit_code_of
 from gallery_lib.compiler import allocator
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure.compare import compare
@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     parser.add_argument("--only", choices=list(KINDS), help="one kind only")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = json.loads(arguments.out.read_text())["comparisons"] if arguments.out and arguments.out.exists() else []
+    rows: list[dict[str, Any]] = measured_before(arguments.out, "comparisons") or []
     for name in [arguments.only] if arguments.only else KINDS:
         for seed in range(KINDS[name].of):
             if any(row["kind"] == name and row["seed"] == seed for row in rows):
@@ -120,4 +120,4 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted; what was measured is in the file of --out"))
