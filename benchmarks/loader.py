@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Images per second of our ImageFolder against torchvision's, both through torch's DataLoader.
 
-    python benchmarks/loader.py                       # 1 and 2 worker processes, about a minute
+    python benchmarks/loader.py                       # 1 and 2 worker processes, about four minutes
     python benchmarks/loader.py --workers 4 --out benchmarks/results/loader.json
 
 Same files, same batch size, same number of workers with one torch thread each, and the same result in the main
@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="ImageNet-like folder; default: the small mock, made if missing")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="worker processes, one or several numbers (default: 1 2)")
     parser.add_argument("--rounds", type=int, default=8, help="turns that each gets (default: 8)")
-    parser.add_argument("--batches", type=int, default=16, help=f"batches of {BATCH_SIZE} in a turn (default: 16)")
+    parser.add_argument("--batches", type=int, default=64, help=f"batches of {BATCH_SIZE} in a turn (default: 64)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     torch.set_num_threads(1)

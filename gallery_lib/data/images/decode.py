@@ -5,7 +5,7 @@ the image height in a copy of the header is lowered to the crop's last row, so r
 is exact, and saves a tenth of the decoding time of random crops. Scaled decoding (libjpeg's 1/2, 1/4) is
 deliberately not used: with ImageNet's sizes and qualities Huffman decoding dominates, and it measured slower.
 The resize is torch's antialiased bilinear one on uint8, about three times Pillow's rate. No float image exists here.
-File and pixels go through two buffers of the thread that are used again and again: fresh memory for every image
+File, pixels and crop go through buffers of the thread that are used again and again: fresh memory for every image
 would cost page faults worth 5 % of the decoding.
 
 What simplejpeg does not read as RGB (PNG named .JPEG, CMYK, damaged files) goes to Pillow, which has the last word:
@@ -43,23 +43,36 @@ class _Buffers(threading.local):
     def __init__(self) -> None:
         self.file = bytearray()
         self.pixels: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.crop: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def read(self, path: str | bytes | os.PathLike[str]) -> memoryview:
         """The whole file, in the buffer."""
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (also takes bytes)
-            size = os.fstat(file.fileno()).st_size
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(file).st_size
             if len(self.file) < size:
                 self.file = bytearray(2 * size)
             view, done = memoryview(self.file)[:size], 0
-            while done < size and (count := file.readinto(view[done:])):
+            while done < size and (count := os.readv(file, [view[done:]])):
                 done += count
             return view[:done]
+        finally:
+            os.close(file)
 
     def for_pixels(self, count: int) -> NDArray[np.uint8]:
         """A buffer of at least `count` bytes."""
         if len(self.pixels) < count:
             self.pixels = np.empty(2 * count, np.uint8)
         return self.pixels
+
+    def crop_of(self, pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+        """The `box` cut out of `pixels` [rows, W, 3], contiguous, in the buffer."""
+        top, left, height, width = box
+        if len(self.crop) < 3 * height * width:
+            self.crop = np.empty(6 * height * width, np.uint8)
+        crop = self.crop[: 3 * height * width].reshape(height, width, 3)
+        crop[...] = pixels[top : top + height, left : left + width]
+        return crop
 
 
 _buffers = _Buffers()
@@ -80,14 +93,14 @@ def load(
     except OSError as error:
         raise InputError(f"Cannot read the image {os.fsdecode(path)}: {error.strerror}. Is the data folder complete?") from error
     try:
-        pixels, (top, left, height, width) = decode(data, choose_box, fast)
+        pixels, box = decode(data, choose_box, fast)
     except Exception as error:  # Pillow raises many types on damaged files
         raise InputError(
             f"The image {os.fsdecode(path)} ({len(data)} bytes) is damaged or not an image: {error}. "
             "Replace or remove it; the data set's check in data_prep/ finds all such files when it is given --full."
         ) from error
-    crop = torch.from_numpy(pixels)[top : top + height, left : left + width].contiguous()  # [height, width, 3]
-    resized = _resize(crop, (size, size) if isinstance(size, int) else size)
+    crop = _buffers.crop_of(pixels, box)
+    resized = _resize(torch.from_numpy(crop), (size, size) if isinstance(size, int) else size)
     return resized.flip(1) if mirror else resized
 
 

@@ -8,6 +8,8 @@ a resumed run see the same images. It does not shuffle, shard or batch: samplers
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from gallery_lib.data.images import reused_memory
 from gallery_lib.data.images.crop import centre_crop, random_resized_crop
 from gallery_lib.data.images.decode import Box, load
 from gallery_lib.data.images.folder_check import FolderSummary, check_image_folder, empty_classes_error, list_classes, list_images
+from gallery_lib.data.item_random import of_item
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import usage
 from gallery_lib.kernels.image_batch import prepare_images, scale_and_shift
@@ -89,7 +92,8 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
             raise empty_classes_error(self.folder, empty)
         # flat arrays, not lists of objects: 1.28 million of them pickle at once and stay shared after a fork
         self._names = np.array([name for names in listed for name in names], dtype=np.bytes_)  # [images]
-        self._ends = np.cumsum([len(names) for names in listed])  # [classes]: where each class ends in _names
+        self._ends = list(itertools.accumulate(len(names) for names in listed))  # [classes]: where each class ends in _names
+        self._folders = [os.fsencode(self.folder / name) + b"/" for name in self.classes]
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
@@ -102,7 +106,7 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         label = self.label(index)
         if not self.train:
             return load(self._path(index, label), centre_crop, self.image_size), label
-        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, int(self._epoch), index]))
+        rng = of_item(self.seed, int(self._epoch), index)
         mirror = bool(rng.random() < 0.5)
 
         def crop(height: int, width: int) -> Box:
@@ -113,14 +117,14 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
 
     def label(self, index: int) -> int:
         """Class number of image `index`, without reading it."""
-        return int(np.searchsorted(self._ends, index, side="right"))
+        return bisect.bisect_right(self._ends, index)
 
     def path(self, index: int) -> Path:
         """File of image `index`."""
         return Path(os.fsdecode(self._path(index, self.label(index))))
 
     def _path(self, index: int, label: int) -> bytes:
-        return b"/".join((os.fsencode(self.folder), os.fsencode(self.classes[label]), bytes(self._names[index])))
+        return self._folders[label] + bytes(self._names[index])
 
     def set_epoch(self, epoch: int) -> None:
         """Draw the augmentation of `epoch` from now on, also in DataLoader workers that live on between epochs."""

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
+from gallery_lib.data.item_random import of_item
 from gallery_lib.errors import InputError
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg")
@@ -117,7 +118,7 @@ class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         image, mask = load_pair(*self.pairs[index], self.size, fast=self.train)
         if not self.train:
             return image, mask
-        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, int(self._epoch), index]))
+        rng = of_item(self.seed, int(self._epoch), index)
         axes = [axis for axis in (0, 1) if rng.random() < 0.5]
         return image.flip(axes), mask.flip(axes)
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from gallery_lib.data.item_random import of_item
 from gallery_lib.data.speech import feature_manifest
 from gallery_lib.data.speech.feature_check import PER_ITEM, by_speaker
 from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, shape
@@ -64,7 +65,7 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
             raise IndexError(f"index {index} is outside a data set of {len(self)} items")
         index %= len(self)
         label, own = self.items[index]
-        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, int(self._epoch), index])) if self.train else None
+        rng = of_item(self.seed, int(self._epoch), index) if self.train else None
         chosen = [int(i) for i in rng.permutation(len(own))[:PER_ITEM]] if rng else range(PER_ITEM)
         return torch.from_numpy(np.stack([self._crop(own[i], rng) for i in chosen])), label
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from gallery_lib.data.item_random import of_item
 from gallery_lib.data.text.tokenized import TokenisedText
 from gallery_lib.errors import InputError
 
@@ -120,7 +121,7 @@ class PackedText(Dataset[dict[str, Tensor]]):
         index %= len(self)
         start = int(index * self._stride) * self._words
         words = self._tokens[start : start + self._words].astype(np.int64)
-        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, int(self._epoch), index]))
+        rng = of_item(self.seed, int(self._epoch), index)
         return {name: torch.from_numpy(values) for name, values in self.hide(words, rng, self.text).items()}
 
     def set_epoch(self, epoch: int) -> None:
