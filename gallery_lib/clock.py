@@ -1,4 +1,4 @@
-"""Time of each training step and of its phases, on the device that does the work.
+"""Time of each training step and of its phases, on the device that does the work, and the page faults it cost on the host.
 
 On the CPU a step ends when the call returns. On CUDA the host runs ahead of the device, so steps are timed by
 events on the stream and read later, which does not make the device wait; `pause` and `resume` cut out the time
@@ -7,8 +7,13 @@ in which another variant has its turn.
 
 from __future__ import annotations
 
+import resource
 import time
 from typing import Any
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 class StepClock:
@@ -20,12 +25,14 @@ class StepClock:
     def __init__(self, device_type: str) -> None:
         self.cuda = device_type == "cuda"
         self.durations: list[float] = []
+        self.page_faults: list[int] = []  # minor ones of this process, by step: pages that its allocator had given back
         self.phases: dict[str, list[float]] = {}
         self.paused_seconds = 0.0
         self._pending: list[tuple[Any, Any]] = []
         self._pending_phases: list[tuple[str, Any, Any]] = []
         self._last: Any = None
         self._last_phase: Any = None
+        self._last_faults = 0
         self._paused_at = 0.0
 
     def _mark(self) -> Any:
@@ -40,6 +47,7 @@ class StepClock:
     def start(self) -> None:
         """The first step begins now."""
         self._last = self._last_phase = self._mark()
+        self._last_faults = _page_faults()
 
     def phase_done(self, name: str) -> None:
         """A part of the current step has ended (on CUDA: has been queued)."""
@@ -58,6 +66,9 @@ class StepClock:
         else:
             self.durations.append(now - self._last)
         self._last = self._last_phase = now
+        faults = _page_faults()
+        self.page_faults.append(faults - self._last_faults)
+        self._last_faults = faults
 
     def read(self) -> list[float]:
         """All durations so far; on CUDA this waits for the device."""

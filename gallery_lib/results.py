@@ -37,6 +37,7 @@ class Results:
     phase_seconds: dict[str, float]  # medians of input, forward, backward, optimizer; exposed_communication, a part of backward
     startup_seconds: dict[str, float]  # total: launch to the end of the warm-up, less its steady-state cost; compile: part of it
     peak_memory_bytes: dict[str, int | None]  # host: of rank 0's process; device: None without a GPU
+    page_faults: float  # minor ones of rank 0's process in a step after the warm-up, the median
     skipped_steps: int
     techniques: dict[str, str]  # what the accelerated backend did, or why it did not (`kernels`: those that ran); empty for the baseline
     status: str = "finished"

@@ -3,19 +3,20 @@
 The ratio compares two variants that took turns. Steps inside one turn share the machine's mood, so the unit that
 is resampled is the round (one turn of each variant), not the step: resampling steps would give intervals that are
 too narrow (Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time", 2013). Two processes that run the very
-same code still differ a little, by where their memory happens to lie; more rounds do not average that out, so the
-interval is widened by `PROCESS_SPREAD`, measured by `benchmarks/trust.py`. Figures in seconds and plain ratios.
+same code still differ (measure/process_spread.py); more rounds do not average that out, so the interval is widened
+by what is known of it. Figures in seconds and plain ratios.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
-PROCESS_SPREAD = 0.01
-"""Relative difference in step time between two processes that run the same code and keep their large blocks (see benchmarks/trust.py)."""
+LEAST_SPREAD = 0.004
+"""Relative standard deviation of a ratio of step times that is left in any case (see benchmarks/trust.py)."""
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -52,7 +53,7 @@ def ratio_of_medians(
     *,
     confidence: float = 0.99,
     resamples: int = 4000,
-    process_spread: float = PROCESS_SPREAD,
+    process_spread: float = LEAST_SPREAD,
     seed: int = 0,
 ) -> Ratio:
     """Ratio of median step times in a round, baseline over candidate; its median over the rounds, and the interval of that.
@@ -63,7 +64,7 @@ def ratio_of_medians(
     Args:
         baseline_rounds, candidate_rounds: step times in seconds, one sequence per round, the same number of rounds.
         confidence: level of the bootstrap interval (rounds are drawn with replacement, both variants together).
-        process_spread: relative widening of the interval on each side.
+        process_spread: relative standard deviation of the ratio over processes; the interval is widened by its share on each side.
 
     Raises ValueError with fewer than two rounds or an empty one.
     """
@@ -78,8 +79,8 @@ def ratio_of_medians(
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(deviations, [tail, 1.0 - tail])
     widen = np.sqrt(rounds / (rounds - 1.0))  # the bootstrap of few rounds is too narrow by about that
-    low_bound = np.exp(centre + low * widen) / (1.0 + process_spread)
-    high_bound = np.exp(centre + high * widen) * (1.0 + process_spread)
+    spread = process_spread * NormalDist().inv_cdf(1.0 - tail)
+    low_bound, high_bound = np.exp(centre + low * widen - spread), np.exp(centre + high * widen + spread)
     return Ratio(ratio=float(np.exp(centre)), low=float(low_bound), high=float(high_bound))
 
 

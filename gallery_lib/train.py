@@ -353,6 +353,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 "compile": first_steps_excess if "compiler" in done else 0.0,
             },
             peak_memory_bytes=peak_memory_bytes(session.loader.device.type),
+            page_faults=stats.percentiles(session.clock.page_faults[warmup:])["p50"],
             phase_seconds=_phase_seconds(session, warmup),
             skipped_steps=session.updates.skipped_steps(),
             techniques=done,

@@ -1,5 +1,6 @@
 """Steps and their phases are timed; what happens while the clock is paused is not."""
 
+import mmap
 import time
 
 import pytest
@@ -33,3 +34,23 @@ def test_a_pause_is_in_no_step_and_no_phase() -> None:
     clock.step_done()
     assert clock.read()[0] < 0.05 and clock.phases["forward"][0] < 0.05
     assert clock.paused_seconds >= 0.05
+
+
+def test_page_faults_are_those_of_the_step_and_not_of_a_pause() -> None:
+    pages = 256
+
+    def touch() -> None:
+        with mmap.mmap(-1, pages * mmap.PAGESIZE) as fresh:
+            fresh.madvise(mmap.MADV_NOHUGEPAGE)
+            for page in range(pages):
+                fresh[page * mmap.PAGESIZE] = 1
+
+    clock = StepClock("cpu")
+    clock.start()
+    touch()
+    clock.step_done()
+    clock.pause()
+    touch()
+    clock.resume()
+    clock.step_done()
+    assert clock.page_faults[0] >= pages > clock.page_faults[1]

@@ -15,7 +15,7 @@ from gallery_lib.results import Results, read_results, write_json, write_results
 def results() -> Results:
     return Results(
         task="tiny", config={}, environment={}, world_size=1, nodes=1, steps=3, warmup_steps=1, loss={}, metrics={},
-        step_seconds={"p50": 1.0}, samples_per_second={}, phase_seconds={}, startup_seconds={},
+        step_seconds={"p50": 1.0}, samples_per_second={}, page_faults=0.0, phase_seconds={}, startup_seconds={},
         peak_memory_bytes={"host": 1, "device": None},
         skipped_steps=0, techniques={},
     )  # fmt: skip

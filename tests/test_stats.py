@@ -36,6 +36,14 @@ def test_the_interval_holds_the_ratio_and_names_the_direction() -> None:
     assert result.verdict == "faster"
 
 
+def test_what_processes_are_not_alike_in_widens_the_interval_whatever_the_turns_say() -> None:
+    turns = [[1.0, 1.0]] * 50, [[0.9, 0.9]] * 50
+    narrow, wide = (ratio_of_medians(*turns, process_spread=spread, confidence=0.99) for spread in (0.0, 0.05))
+    assert (narrow.low, narrow.high) == pytest.approx((10 / 9, 10 / 9))
+    assert np.log([wide.high / wide.ratio, wide.ratio / wide.low]) == pytest.approx(2.576 * 0.05, rel=1e-3)
+    assert (narrow.verdict, wide.verdict) == ("faster", "no measurable difference")
+
+
 @pytest.mark.parametrize(("a", "b"), [([], []), ([[1.0]], [[1.0]]), ([[1.0], []], [[1.0], [1.0]]), ([[1.0], [1.0]], [[1.0]])])
 def test_too_little_data_is_refused(a: list, b: list) -> None:
     with pytest.raises(ValueError, match="rounds"):

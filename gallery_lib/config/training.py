@@ -68,6 +68,7 @@ class CompareConfig:
     """How two variants are compared (see measure/compare.py)."""
 
     rounds: int = option(16, "turns that each variant gets; the interval comes from these", unit="turns", minimum=4)
+    starts: int = option(1, "times that both are started anew, each time for that many turns: processes of one code differ", minimum=1)
     block_steps: int = option(4, "steps in one turn; the first of each is not counted", unit="steps", minimum=2)
     parity_steps: int = option(3, "first steps checked against a float64 run", unit="steps", minimum=1)
     confidence: float = option(0.99, "confidence level of the speed-up's interval", minimum=0.5, maximum=0.9999)

@@ -43,8 +43,9 @@ def compare(
     """Compare two variants of a task; the first is the baseline.
 
     Both are trained for `warmup_steps + rounds × block_steps` steps from the same weights on the same batches, and
-    evaluated. Writes `comparison.json` into `folder` (a new one below runs/ when left out), beside a run directory
-    per variant. Raises InputError when the variants cannot be compared, RunFailed when one of them fails,
+    evaluated; with `starts`, so often, and the speed-up is the geometric mean (the rest is of the first time). Writes
+    `comparison.json` into `folder` (a new one below runs/ when left out), beside a run directory per variant. Raises
+    InputError when the variants cannot be compared, RunFailed when one of them fails,
     Interrupted when it is stopped.
     """
     launch, options_ = options.checked(launch or LaunchConfig()), options.checked(options_ or CompareConfig())
@@ -62,21 +63,24 @@ def compare(
     turns = Turns(warmup, options_.rounds, options_.block_steps, probed)
     where = f"{task_name} on {launch.nproc_per_node * launch.nnodes} process(es)"
     exact_config = reference.configuration(lineup.configuration(first, turns, folder / "reference"), options_.parity_steps)
-    with contextlib.closing(Progress(where, 2 * turns.total_steps, enabled=progress)) as bar:
+    with contextlib.closing(Progress(where, 2 * turns.total_steps * options_.starts, enabled=progress)) as bar:
         exact = reference.reference_for(exact_config, launch, lambda what: bar.update(0, f"{task_name}: {what}"))
-        measured = lineup.take_turns({name: Variant(config) for name, config in variants.items()}, launch, turns, folder, bar, task_name)
+        runs = {name: Variant(config) for name, config in variants.items()}
+        folders = [folder, *(folder / f"start-{number}" for number in range(2, options_.starts + 1))]
+        starts = [lineup.take_turns(runs, launch, turns, each, bar, task_name) for each in folders]
         bar.update(bar.count, where)
-    baseline, candidate = measured.values()
+    baseline, candidate = starts[0].values()
     if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
         exact = reference.run_reference(exact_config, launch)
     verdict_of_parity = judge(baseline, candidate, exact, options_.parity_steps)
     speedup = None
     if verdict_of_parity.passed:
-        speedup = stats.ratio_of_medians(baseline.rounds, candidate.rounds, confidence=options_.confidence)
+        pairs = [tuple(start.values()) for start in starts]
+        speedup = stats.geometric_mean([lineup.ratio(before, after, options_.confidence) for before, after in pairs])
     outcome = Comparison(
         task=first.model,
         folder=str(folder),
-        variants={name: variant.results for name, variant in measured.items()},
+        variants={name: variant.results for name, variant in starts[0].items()},
         speedup=speedup,
         parity=verdict_of_parity,
         break_even_steps=break_even_steps(baseline.results, candidate.results) if speedup else None,

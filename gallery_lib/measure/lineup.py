@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware
+from gallery_lib import hardware, stats
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.launcher import Job, start
 from gallery_lib.log import each_step_seconds
-from gallery_lib.measure import probe
+from gallery_lib.measure import probe, process_spread
 from gallery_lib.measure.turns import TurnServer
 from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
 from gallery_lib.progress import Progress
@@ -62,6 +62,12 @@ class Measured:
     results: Results
     probe: dict[str, Any]
     rounds: list[list[float]]
+
+
+def ratio(baseline: Measured, candidate: Measured, confidence: float) -> stats.Ratio:
+    """Baseline time over candidate time, of two that took turns; its interval allows for what their processes are not alike in."""
+    spread = process_spread.of_ratio(baseline.results, candidate.results)
+    return stats.ratio_of_medians(baseline.rounds, candidate.rounds, confidence=confidence, process_spread=spread)
 
 
 def rounds_of(durations: list[float], warmup_steps: int, block_steps: int) -> list[list[float]]:

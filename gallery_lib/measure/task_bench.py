@@ -146,8 +146,7 @@ class _Measurement:
         """How many times as fast; directly where both took turns with one another, else through the baseline."""
 
         def direct(group: int, a: str, b: str) -> stats.Ratio:
-            rounds = self.measured[group][a].rounds, self.measured[group][b].rounds
-            return stats.ratio_of_medians(*rounds, confidence=self.line.compare.confidence)
+            return lineup.ratio(self.measured[group][a], self.measured[group][b], self.line.compare.confidence)
 
         a, b = self.of_group[slower], self.of_group[faster]
         if slower == BASELINE or a == b:

@@ -13,7 +13,7 @@ from gallery_lib.measure.compare import compare
 from gallery_lib.measure.comparison import break_even_steps, read_comparison
 from gallery_lib.measure.lineup import rounds_of
 from gallery_lib.report.tables import comparison_text, folder_text
-from gallery_lib.results import Results
+from gallery_lib.results import Results, read_results
 
 SHORT = CompareConfig(rounds=6, block_steps=3)
 
@@ -75,6 +75,16 @@ def test_variants_of_different_batch_size_are_refused() -> None:
         compare({"a": config(batch_size=4), "b": config(batch_size=8)}, progress=False)
 
 
+@pytest.mark.slow
+def test_variants_that_are_started_twice_are_measured_twice(tmp_path: Path) -> None:
+    outcome = compared(tmp_path, "SLOW", CompareConfig(rounds=4, block_steps=2, starts=2))
+    assert outcome.verdict == "slower" and outcome.speedup is not None
+    again = [read_results(tmp_path / "start-2" / name) for name in ("baseline", "candidate")]
+    assert [run.steps for run in again] == [run.steps for run in outcome.variants.values()]
+    ratios = [a.step_seconds["p50"] / b.step_seconds["p50"] for a, b in (outcome.variants.values(), again)]
+    assert min(ratios) * 0.7 < outcome.speedup.ratio < max(ratios) * 1.4  # medians over all steps are not quite those of the rounds
+
+
 def test_the_first_step_of_a_turn_is_not_counted() -> None:
     assert rounds_of([9, 9, 5, 1, 2, 5, 3, 4], warmup_steps=2, block_steps=3) == [[1, 2], [3, 4]]
 
@@ -82,7 +92,8 @@ def test_the_first_step_of_a_turn_is_not_counted() -> None:
 def results(p50: float, startup: float) -> Results:
     return Results(
         task="t", config={}, environment={}, world_size=1, nodes=1, steps=1, warmup_steps=0, loss={}, metrics={}, step_seconds={"p50": p50},
-        samples_per_second={}, startup_seconds={"total": startup}, phase_seconds={}, peak_memory_bytes={}, skipped_steps=0, techniques={},
+        samples_per_second={}, startup_seconds={"total": startup}, page_faults=0.0,
+        phase_seconds={}, peak_memory_bytes={}, skipped_steps=0, techniques={},
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ def results(p50: float) -> Results:
         step_seconds={"p50": p50, "p75": p50, "p90": p50, "p95": p50, "mean": p50},
         samples_per_second={"per_device": 16 / p50, "global": 16 / p50, "whole_run": 3.0},
         startup_seconds={"total": 10.0, "compile": 0.0},
+        page_faults=0.0,
         phase_seconds={"input": 0.01, "forward": 0.3, "backward": 0.5, "optimizer": 0.1},
         peak_memory_bytes={"host": 2**30, "device": None},
         skipped_steps=0,

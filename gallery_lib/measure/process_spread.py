@@ -1,0 +1,35 @@
+"""How far apart in speed two processes are that run the same code, which no number of turns between them shows.
+
+A process whose allocator gives memory back to the kernel, as glibc's does by default, pays a page fault for each page that it
+takes again. How many depends on what happens to lie on top of the heap: processes of the same code had 1500 to 12,500 a step,
+each about its own number for as long as it lived, and were up to 20 % apart. One that keeps its memory, or hardly needs any, has none of
+this. `benchmarks/trust.py` measures both; benchmarks/notes.md has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gallery_lib import stats
+from gallery_lib.results import Results
+
+KEEPS_MEMORY = stats.LEAST_SPREAD
+"""Relative standard deviation of the step time over processes without page faults to speak of."""
+GIVES_MEMORY_BACK = 0.05
+"""Of the others."""
+
+_FAULT_SECONDS = 2.5e-6
+"""What one costs a step, roughly: 1.3 µs was measured in a small network, 5 µs in ResNet-50, where it also cools the caches."""
+_PART_OF_STEP = 0.01
+"""Above which page faults matter."""
+
+
+def of_process(results: Results) -> float:
+    """Relative standard deviation of the step time, had the process been started anew."""
+    faults = results.page_faults * _FAULT_SECONDS / results.step_seconds["p50"]
+    return GIVES_MEMORY_BACK if faults > _PART_OF_STEP else KEEPS_MEMORY
+
+
+def of_ratio(baseline: Results, candidate: Results) -> float:
+    """The same of the ratio of their step times."""
+    return math.hypot(of_process(baseline), of_process(candidate))

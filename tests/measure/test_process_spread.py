@@ -1,0 +1,45 @@
+"""How alike processes of the same code are is told from the page faults of their steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+from measure.test_compare import results
+
+from gallery_lib.compiler import allocator
+from gallery_lib.measure import process_spread
+
+GIVES_BACK = """
+import torch
+from gallery_lib.clock import StepClock
+
+clock = StepClock("cpu")
+clock.start()
+for _ in range(6):
+    block = torch.ones(16 * 2**20)  # 64 MiB: glibc maps it anew each time
+    del block
+    clock.step_done()
+print(clock.page_faults[-1])
+"""
+
+
+def test_a_step_that_takes_memory_anew_makes_the_process_one_of_many() -> None:
+    few = dataclasses.replace(results(0.04, 1.0), page_faults=20.0)
+    many = dataclasses.replace(few, page_faults=4400.0)
+    longer = dataclasses.replace(many, step_seconds={"p50": 4.0})  # the same faults matter less there
+    assert [process_spread.of_process(each) for each in (few, many, longer)] == [0.004, 0.05, 0.004]
+    assert process_spread.of_ratio(many, many) == pytest.approx(0.05 * math.sqrt(2))
+
+
+@pytest.mark.skipif(allocator.reason_not_applied() is not None, reason="needs glibc 2.35 or newer, without another allocator preloaded")
+def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_one_that_does_not_has_them() -> None:
+    def faults(environment: dict[str, str]) -> int:
+        command = [sys.executable, "-c", GIVES_BACK]
+        return int(subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True).stdout)
+
+    assert faults(allocator.environment()) < 100 < 16_000 <= faults({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
