@@ -24,10 +24,14 @@ _PART_OF_STEP = 0.01
 """Above which page faults matter."""
 
 
+def page_faults_part(results: Results) -> float:
+    """Roughly the part of a step that its page faults cost."""
+    return results.page_faults * _FAULT_SECONDS / results.step_seconds["p50"]
+
+
 def of_process(results: Results) -> float:
     """Relative standard deviation of the step time, had the process been started anew."""
-    faults = results.page_faults * _FAULT_SECONDS / results.step_seconds["p50"]
-    return GIVES_MEMORY_BACK if faults > _PART_OF_STEP else KEEPS_MEMORY
+    return GIVES_MEMORY_BACK if page_faults_part(results) > _PART_OF_STEP else KEEPS_MEMORY
 
 
 def of_ratio(baseline: Results, candidate: Results) -> float:

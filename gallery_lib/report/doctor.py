@@ -16,6 +16,7 @@ from pathlib import Path
 from gallery_lib import hardware
 from gallery_lib.compiler import allocator
 from gallery_lib.errors import InputError
+from gallery_lib.measure.process_spread import page_faults_part
 from gallery_lib.results import Results, read_results
 from gallery_lib.table import Rows, seconds, text_table
 
@@ -25,7 +26,7 @@ PHASES = {
     "backward": "backward pass",
     "optimizer": "optimizer",
 }
-MUCH = {"input": 0.10, "optimizer": 0.25, "exposed_communication": 0.10}
+MUCH = {"input": 0.10, "optimizer": 0.25, "exposed_communication": 0.10, "page faults": 0.05}
 """Shares of a step from which on a phase is worth a change."""
 
 
@@ -103,6 +104,9 @@ def advice(results: Results) -> list[str]:
         found.append(
             (exposed, f"{exposed:.0%} of the step is communication that no computation hides: a larger batch, or fewer processes.")
         )
+    if not config["compiler_opt"] and environment["device"] == "cpu" and (faults := page_faults_part(results)) >= MUCH["page faults"]:
+        what = f"{results.page_faults:,.0f} page faults, for memory that was given back"
+        found.append((faults, f"some {faults:.0%} of the step are {what}: try compiler-opt, which keeps it."))
     slow_precision = environment["device"] == "cpu" and not {"avx512_bf16", "amx_bf16", "bf16"} & set(environment["isa"])
     if config["amp_level"] == "O1" and slow_precision and not config["compiler_opt"]:
         found.append((1.0, "this CPU has no bfloat16 units, so O1 is emulated: use O0, or compiler-opt."))

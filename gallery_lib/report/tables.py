@@ -62,6 +62,7 @@ def comparison_rows(comparison: Comparison) -> Rows:
         ["start-up", *(f"{r.startup_seconds['total']:.1f} s" for r in both)],
         ["… of which compiling", *(f"{r.startup_seconds['compile']:.1f} s" for r in both)],
         ["peak memory, host", *(_gibibytes(r.peak_memory_bytes["host"]) for r in both)],
+        ["page faults a step, host", *(f"{r.page_faults:,.0f}" for r in both)],
         ["peak memory, device", *(_gibibytes(r.peak_memory_bytes["device"]) for r in both)],
         [
             "loss, first → last",
