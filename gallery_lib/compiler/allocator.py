@@ -19,6 +19,9 @@ _TUNABLES = {
     "glibc.malloc.hugetlb": "1",
 }
 
+KEEPS = "glibc keeps large blocks"
+"""What `apply` says where it did its part."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """mallopt's parameters, from malloc.h."""
 
@@ -61,8 +64,8 @@ def apply() -> str:
     if reason := reason_not_applied():
         return f"not applied: {reason}"
     if active():
-        return "glibc keeps large blocks"
+        return KEEPS
     library = ctypes.CDLL(None)
     # mallopt takes an int, so 2 GiB is the most; 1 is success.
     kept = all(library.mallopt(parameter, 2**31 - 1) == 1 for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
-    return "glibc keeps large blocks (set at run time, without huge pages)" if kept else "not applied: glibc refused the thresholds"
+    return f"{KEEPS} (set at run time, without huge pages)" if kept else "not applied: glibc refused the thresholds"

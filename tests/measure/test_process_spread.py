@@ -28,12 +28,21 @@ print(clock.page_faults[-1])
 """
 
 
-def test_a_step_that_takes_memory_anew_makes_the_process_one_of_many() -> None:
+def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_their_memory() -> None:
     few = dataclasses.replace(results(0.04, 1.0), page_faults=20.0)
     many = dataclasses.replace(few, page_faults=4400.0)
     longer = dataclasses.replace(many, step_seconds={"p50": 4.0})  # the same faults matter less there
-    assert [process_spread.of_process(each) for each in (few, many, longer)] == [0.004, 0.05, 0.004]
-    assert process_spread.of_ratio(many, many) == pytest.approx(0.05 * math.sqrt(2))
+    keeps = dataclasses.replace(few, techniques={"allocator": allocator.KEEPS})
+    alike, unlike = 0.004, 0.05
+    for pair, parts in [
+        ((few, few), (alike, alike)),
+        ((longer, few), (alike, alike)),
+        ((few, keeps), (alike, alike)),
+        ((many, keeps), (unlike, alike)),
+        ((many, many), (unlike, unlike)),
+        ((many, few), (unlike, unlike)),  # the other was lucky
+    ]:
+        assert process_spread.of_ratio(*pair) == pytest.approx(math.hypot(*parts))
 
 
 @pytest.mark.skipif(allocator.reason_not_applied() is not None, reason="needs glibc 2.35 or newer, without another allocator preloaded")
