@@ -7,10 +7,12 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gallery_lib import hardware
+from gallery_lib.command import exit_code_of
 from gallery_lib.errors import InputError
 from gallery_lib.results import write_json
 
@@ -35,6 +37,11 @@ def measured_before(path: Path | None, key: str) -> Any:
         return json.loads(path.read_text())[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be gone on with ({type(error).__name__}: {error}). Delete it, or name another file.") from error
+
+
+def exit_code(body: Callable[[], int]) -> int:
+    """The exit code of `body`, which measures one thing after another and writes what it has; one message where it fails or is ended."""
+    return exit_code_of(body, error_prefix="error", interrupted="interrupted; what was measured is in the file of --out")
 
 
 def write_result(path: Path, values: dict[str, Any]) -> None:

@@ -14,10 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import conditions, measured_before, write_result
+from common import conditions, exit_code, measured_before, write_result
 
 from gallery_lib import tasks
-from gallery_lib.command import exit_code_of
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.launcher import launch
@@ -37,7 +36,7 @@ def one(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:
             run_dir=str(Path(folder) / "run"),
         )
         config = tasks.with_sizes(config, "full")
-        sizes = {name: size for name in tasks.SIZES if (size := getattr(config, name))}
+        sizes = {option: size for option in tasks.SIZES if (size := getattr(config, option))}
         try:
             results = launch(config, show_log=False, progress=False)
         except GalleryError as error:
@@ -72,4 +71,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted; what was measured is in the file of --out"))
+    sys.exit(exit_code(main))

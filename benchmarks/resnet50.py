@@ -17,10 +17,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from common import conditions, write_result
+from common import conditions, exit_code, write_result
 
 from gallery_lib import hardware, tasks
-from gallery_lib.command import exit_code_of
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure.compare import compare
 from gallery_lib.measure.limits import measure_limits
@@ -81,4 +80,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted; what was measured is in the file of --out"))
+    sys.exit(exit_code(main))

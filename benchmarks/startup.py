@@ -15,10 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import conditions, measured_before, write_result
+from common import conditions, exit_code, measured_before, write_result
 
 from gallery_lib import tasks
-from gallery_lib.command import exit_code_of
 from gallery_lib.config import TrainConfig
 from gallery_lib.launcher import launch
 
@@ -56,4 +55,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted; what was measured is in the file of --out"))
+    sys.exit(exit_code(main))

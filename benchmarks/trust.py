@@ -29,9 +29,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-from common import conditions, measured_before, write_result
+from common import conditions, exit_code, measured_before, write_result
 
-from gallery_lib.command import exit_code_of
 from gallery_lib.compiler import allocator
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure import process_spread
@@ -121,4 +120,4 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted; what was measured is in the file of --out"))
+    sys.exit(exit_code(main))
