@@ -43,9 +43,9 @@ def compare(
     """Compare two variants of a task; the first is the baseline.
 
     Both are trained for `warmup_steps + rounds × block_steps` steps from the same weights on the same batches, and
-    evaluated; with `starts`, so often, and the speed-up is the geometric mean (the rest is of the first time). Writes
-    `comparison.json` into `folder` (a new one below runs/ when left out), beside a run directory per variant. Raises
-    InputError when the variants cannot be compared, RunFailed when one of them fails,
+    evaluated; with `starts`, so often: then the speed-up is the geometric mean, parity must hold each time, and the rest
+    is of the first. Writes `comparison.json` into `folder` (a new one below runs/ when left out), beside a run directory
+    per variant. Raises InputError when the variants cannot be compared, RunFailed when one of them fails,
     Interrupted when it is stopped.
     """
     launch, options_ = options.checked(launch or LaunchConfig()), options.checked(options_ or CompareConfig())
@@ -72,10 +72,11 @@ def compare(
     baseline, candidate = starts[0].values()
     if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
         exact = reference.run_reference(exact_config, launch)
-    verdict_of_parity = judge(baseline, candidate, exact, options_.parity_steps)
+    pairs = [tuple(start.values()) for start in starts]
+    judged = [judge(before, after, exact, options_.parity_steps) for before, after in pairs]
+    verdict_of_parity = next((each for each in judged if not each.passed), judged[0])
     speedup = None
     if verdict_of_parity.passed:
-        pairs = [tuple(start.values()) for start in starts]
         speedup = stats.geometric_mean([lineup.ratio(before, after, options_.confidence) for before, after in pairs])
     outcome = Comparison(
         task=first.model,

@@ -85,17 +85,22 @@ def break_even_steps(baseline: Results, candidate: Results) -> int | None:
 
 
 def read_comparison(folder: Path | str) -> Comparison:
-    """A comparison read back from its folder. Raises InputError when there is none."""
+    """A comparison read back from its folder. Raises InputError when there is none, or one that is damaged or of another version."""
     path = Path(folder) / "comparison.json"
     try:
-        values = json.loads(path.read_text())
+        return _from_json(str(folder), json.loads(path.read_text()))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: that comparison did not finish.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is damaged, or of another version ({type(error).__name__}: {error}). Run the comparison again.") from None
+
+
+def _from_json(folder: str, values: dict[str, Any]) -> Comparison:
     checks = [Check(**{**c, "worst": float(c["worst"]), "limit": float(c["limit"])}) for c in values["parity"]["checks"]]
     speedup = stats.Ratio(**values["speedup"]) if values["speedup"] else None
     return Comparison(
         task=values["task"],
-        folder=str(folder),
+        folder=folder,
         variants={name: Results(**results) for name, results in values["variants"].items()},
         speedup=speedup,
         parity=Parity(values["parity"]["passed"], checks),

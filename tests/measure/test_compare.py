@@ -75,6 +75,13 @@ def test_variants_of_different_batch_size_are_refused() -> None:
         compare({"a": config(batch_size=4), "b": config(batch_size=8)}, progress=False)
 
 
+@pytest.mark.parametrize("content", ['{"parity"', "[]", '{"parity": {"checks": []}}'])
+def test_a_damaged_comparison_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "comparison.json").write_text(content)
+    with pytest.raises(InputError, match=r"comparison\.json is damaged, or of another version"):
+        read_comparison(tmp_path)
+
+
 @pytest.mark.slow
 def test_variants_that_are_started_twice_are_measured_twice(tmp_path: Path) -> None:
     outcome = compared(tmp_path, "SLOW", CompareConfig(rounds=4, block_steps=2, starts=2))
