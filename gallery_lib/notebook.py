@@ -104,7 +104,8 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     amp_level = asked.amp_level
     if amp_level == "auto":
         amp_level = "O1" if device == "cuda" or hardware.computes_in_bf16(device) else "O0"
-    for name in ("batch_size", "image_size", "sequence_length", "rounds", "starts", "block_steps"):
+    sizes = (*tasks.SIZES, "rounds", "starts", "block_steps")
+    for name in sizes:
         if (chosen := getattr(asked, name)) is not None:
             values[name] = chosen
     compare_values = {f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values}
@@ -116,11 +117,7 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     result = Settings(task, profile, train, options.from_mapping(CompareConfig, compare_values), processes)
     rows = [["setting", "value"], ["profile", profile], ["processes", f"1 and {processes}" if processes > 1 else "1"]]
     shown = {**options.to_mapping(result.train), **options.to_mapping(result.compare)}
-    rows += [
-        [name, str(shown[name])]
-        for name in ("amp_level", "batch_size", "image_size", "sequence_length", "rounds", "starts", "block_steps", "data_dir", "seed")
-        if shown.get(name) is not None
-    ]
+    rows += [[name, str(shown[name])] for name in ("amp_level", *sizes, "data_dir", "seed") if shown.get(name) is not None]
     display_markdown(markdown_table(rows))
     return result
 
