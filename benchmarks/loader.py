@@ -8,13 +8,15 @@ Same files, same batch size, same number of workers with one torch thread each, 
 process: a normalised float32 [N, 3, 224, 224] batch, contiguous, after random resized crop and mirroring, of which
 every value has been read once (a batch that comes through shared memory costs its page faults only then). Ours
 includes finish_batch in its time. The two take turns, one pass over the same number of batches each, with nothing
-left in flight at a turn's end; the first round warms files and workers up and is not counted. The baseline is
+left in flight at a turn's end; the first round warms files and workers up and is not counted. Beside the rates stand the
+CPU seconds of all processes for an image, which are what more workers than free cores compete for. The baseline is
 torchvision's ImageFolder with its default reader (Pillow) and the usual v2 transforms. No training, no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -24,16 +26,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
+import psutil
 import torch
 import torchvision
-from common import conditions, write_result
+from common import conditions, exit_code, write_result
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision.transforms import v2
 
 from gallery_lib import paths
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder
 from gallery_lib.data.images.mock_imagenet import PRESETS, generate
-from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.errors import InputError
 from gallery_lib.stats import ratio_of_medians
 
 SIZE = 224
@@ -73,6 +76,12 @@ def loader_of(dataset: Any, workers: int, images: int) -> DataLoader[Any]:
     )
 
 
+def cpu_seconds() -> float:
+    """Of this process and its workers, so far."""
+    own = psutil.Process()
+    return sum(times.user + times.system for times in (each.cpu_times() for each in (own, *own.children(recursive=True))))
+
+
 def turn(loader: DataLoader[Any], finish: Callable[[Any], Batch]) -> float:
     """Seconds per image of one pass over `loader`, from asking for the first batch to having the last."""
     images, checksum = 0, 0.0
@@ -92,19 +101,23 @@ def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, An
     parts = {"torchvision": baseline(root), "ours": ours(root)}
     loaders = {name: loader_of(dataset, workers, batches * BATCH_SIZE) for name, (dataset, _) in parts.items()}
     seconds: dict[str, list[list[float]]] = {name: [] for name in parts}
+    cpu: dict[str, list[float]] = {name: [] for name in parts}
     for number in range(rounds + 1):
         for name in list(parts) if number % 2 else list(parts)[::-1]:  # neither is always first
             dataset, finish = parts[name]
             if isinstance(dataset, ImageFolder):
                 dataset.set_epoch(number)
+            before = cpu_seconds()
             took = turn(loaders[name], finish)
             if number:
                 seconds[name].append([took])
+                cpu[name].append((cpu_seconds() - before) / (batches * BATCH_SIZE))
     ratio = ratio_of_medians(seconds["torchvision"], seconds["ours"])
     rates = {name: sorted(1 / block[0] for block in blocks)[len(blocks) // 2] for name, blocks in seconds.items()}
     return {
         "workers": workers,
         "images_per_second": rates,
+        "cpu_seconds_per_image": {name: statistics.median(values) for name, values in cpu.items()},
         "ratio": {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "confidence": 0.99},
         "rounds": rounds,
         "images_per_turn": batches * BATCH_SIZE,
@@ -134,27 +147,24 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    try:
-        if min(args.workers) < 1 or args.rounds < 2 or args.batches < 1:
-            raise InputError("--workers and --batches must be at least 1, --rounds at least 2.")
-        root = args.data or paths.data_dir("imagenet-small")
-        if args.data is None:
-            generate(root, PRESETS["small"])
-        print("workers   torchvision        ours   ratio [99 % interval]      (images/s; float32 [32, 3, 224, 224] batches)")
-        results = []
-        for workers in args.workers:
-            result = compare(root, workers, args.rounds, args.batches)
-            rates, ratio = result["images_per_second"], result["ratio"]
-            interval = f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
-            print(f"{workers:7d} {rates['torchvision']:13.1f} {rates['ours']:11.1f}   {interval}", flush=True)
-            results.append(result)
-    except GalleryError as error:
-        print(f"loader: {error}", file=sys.stderr)
-        return error.exit_code
-    if args.out:
-        write_result(args.out, report(results, root))
+    if min(args.workers) < 1 or args.rounds < 2 or args.batches < 1:
+        raise InputError("--workers and --batches must be at least 1, --rounds at least 2.")
+    root = args.data or paths.data_dir("imagenet-small")
+    if args.data is None:
+        generate(root, PRESETS["small"])
+    print("workers   torchvision        ours   ratio [99 % interval]   CPU ms an image      (images/s; float32 [32, 3, 224, 224] batches)")
+    results = []
+    for workers in args.workers:
+        result = compare(root, workers, args.rounds, args.batches)
+        rates, ratio = result["images_per_second"], result["ratio"]
+        interval = f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+        cpu = " and ".join(f"{1e3 * value:.2f}" for value in result["cpu_seconds_per_image"].values())
+        print(f"{workers:7d} {rates['torchvision']:13.1f} {rates['ours']:11.1f}   {interval:23} {cpu}", flush=True)
+        results.append(result)
+        if args.out:
+            write_result(args.out, report(results, root))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -1,0 +1,66 @@
+"""How far apart are processes that run the same code, and what do page faults have to do with it?
+
+    python benchmarks/processes.py --out benchmarks/results/processes-MACHINE.json      # about ten minutes
+
+One process after another trains the small network of planted.py, or ResNet-50 at 64² in O1, eagerly: with glibc's allocator
+as it comes, and with large blocks kept (compiler/allocator.py). For each: page faults of a step and its time, medians, and the
+standard deviation of that time over the processes, which gallery_lib/measure/process_spread.py has as constants. The
+processes do not take turns, so what the machine does between them is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import statistics
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+from common import conditions, exit_code, write_result
+from trust import RESNET50, SMALL
+
+from gallery_lib.compiler import allocator
+from gallery_lib.config import TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.launcher import launch
+
+RUNS = {"small network": dataclasses.replace(SMALL, max_steps=120), "ResNet-50, 64², O1": dataclasses.replace(RESNET50, max_steps=30)}
+
+
+def one(run: TrainConfig, *, keeps: bool) -> dict[str, float]:
+    """Medians over the steps of one process."""
+    with TemporaryDirectory() as folder, mock.patch.dict(os.environ, allocator.environment() if keeps else {}):
+        results = launch(dataclasses.replace(run, run_dir=str(Path(folder) / "run")), show_log=False, progress=False)
+    assert results is not None
+    return {"page_faults": results.page_faults, "step_seconds": results.step_seconds["p50"]}
+
+
+def main() -> int:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=8, help="of each kind (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    arguments = parser.parse_args()
+    if arguments.processes < 2:
+        raise InputError(f"--processes {arguments.processes} must be at least 2: one has nothing to differ from.")
+    rows: list[dict[str, Any]] = []
+    for name, run in RUNS.items():
+        for keeps in (False, True):
+            found = [one(run, keeps=keeps) for _ in range(arguments.processes)]
+            steps = [each["step_seconds"] for each in found]
+            deviation = statistics.stdev(steps) / statistics.mean(steps)
+            rows.append({"run": name, "keeps_large_blocks": keeps, "relative_standard_deviation": deviation, "processes": found})
+            print(f"{name}, {'large blocks kept' if keeps else 'as glibc comes'}: standard deviation {deviation:.1%}")
+            for each in found:
+                print(f"  {each['page_faults']:8,.0f} page faults a step  {1e3 * each['step_seconds']:7.1f} ms", flush=True)
+            if arguments.out:
+                write_result(arguments.out, {**conditions(), "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
