@@ -98,7 +98,8 @@ def turn(loader: DataLoader[Any], finish: Callable[[Any], Batch]) -> float:
 
 def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, Any]:
     """Let both loaders take turns with `workers` processes each; images/s and their ratio with its interval."""
-    parts = {"torchvision": baseline(root), "ours": ours(root)}
+    own = ours(root)  # first: it names what is wrong with a folder
+    parts = {"torchvision": baseline(root), "ours": own}
     loaders = {name: loader_of(dataset, workers, batches * BATCH_SIZE) for name, (dataset, _) in parts.items()}
     seconds: dict[str, list[list[float]]] = {name: [] for name in parts}
     cpu: dict[str, list[float]] = {name: [] for name in parts}
