@@ -41,7 +41,9 @@ def measured_before(path: Path | None, key: str) -> Any:
 
 def exit_code(body: Callable[[], int]) -> int:
     """The exit code of `body`, which measures one thing after another and writes what it has; one message where it fails or is ended."""
-    return exit_code_of(body, error_prefix="error", interrupted="interrupted; the file of --out has what was measured before, if anything was")
+    return exit_code_of(
+        body, error_prefix="error", interrupted="interrupted; the file of --out has what was measured before, if anything was"
+    )
 
 
 def write_result(path: Path, values: dict[str, Any]) -> None:
