@@ -72,7 +72,14 @@ def loader_of(dataset: Any, workers: int, images: int) -> DataLoader[Any]:
     """A shuffling DataLoader that passes over `images` images per turn and keeps its workers."""
     sampler = RandomSampler(dataset, replacement=images > len(dataset), num_samples=images)
     return DataLoader(
-        dataset, BATCH_SIZE, sampler=sampler, num_workers=workers, persistent_workers=True, worker_init_fn=_one_thread, drop_last=True
+        dataset,
+        BATCH_SIZE,
+        sampler=sampler,
+        num_workers=workers,
+        persistent_workers=True,
+        worker_init_fn=_one_thread,
+        collate_fn=getattr(dataset, "collate", None),
+        drop_last=True,
     )
 
 

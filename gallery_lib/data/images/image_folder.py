@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from gallery_lib.data import shared_batches
 from gallery_lib.data.images import reused_memory
 from gallery_lib.data.images.crop import centre_crop, random_resized_crop
 from gallery_lib.data.images.decode import Box, load
@@ -77,6 +78,7 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
     """
 
     finish_batch = staticmethod(finish_batch)
+    collate = staticmethod(shared_batches.collate)
 
     def __init__(self, root: Path | str, split: str, image_size: int, train: bool, seed: int = 0) -> None:
         if image_size < 1:

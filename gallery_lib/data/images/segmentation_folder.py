@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
+from gallery_lib.data import shared_batches
 from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
 from gallery_lib.data.item_random import of_item
@@ -102,6 +103,7 @@ class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """
 
     finish_batch = staticmethod(finish_batch)
+    collate = staticmethod(shared_batches.collate)
 
     def __init__(self, root: Path | str, split: str, size: tuple[int, int], train: bool, seed: int = 0) -> None:
         self.pairs = list_pairs(root, split)

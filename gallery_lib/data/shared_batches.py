@@ -1,0 +1,184 @@
+"""Batches from a DataLoader's workers through shared memory that is used again.
+
+torch passes every batch in a new file of shared memory: both processes map it, pay for each of its pages and hand a file
+descriptor over. With `collate` as the loader's `collate_fn` a worker keeps the blocks that its batches lie in. A block
+goes over once; later a message says only which one holds the batch. When nothing in the main process refers to the
+batch any more, a byte in shared memory, one for each block, tells the worker. So a batch that is kept stays what it is;
+a worker whose blocks are all in use passes batches as torch does.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate, get_worker_info
+
+_BLOCKS = 16
+"""Of a worker, at most: more than are in flight at torch's prefetch factor of 2, and a few that the training loop holds."""
+_NEW, _OUT, _BACK = 0, 1, 2
+"""States of a block: the main process does not know it; it has a batch out; free, and the main process has it mapped."""
+_ALIGNMENT = 64  # bytes
+
+Column = tuple[torch.dtype, tuple[int, ...], int, int]  # of a batch: dtype, shape, first byte, bytes
+
+
+def collate(items: Sequence[Any]) -> Any:
+    """Items → a batch, as torch's `default_collate` makes it; in a worker, tensors of equal shapes in memory that is used again."""
+    if get_worker_info() is None or not _fits(items):
+        return default_collate(list(items))
+    return _worker().batch(items)
+
+
+def _fits(items: Sequence[Any]) -> bool:
+    """Whether all items are tuples of as many parts, numbers or plain tensors alike in all of them."""
+    first = items[0]
+    if not isinstance(first, (tuple, list)) or hasattr(first, "_fields") or len({len(item) for item in items}) > 1:
+        return False
+    return any(isinstance(part, Tensor) for part in first) and all(_alike(column) for column in zip(*items, strict=True))
+
+
+def _alike(column: Sequence[Any]) -> bool:
+    first = column[0]
+    if not isinstance(first, Tensor):
+        return all(isinstance(part, (int, float)) for part in column)
+    if type(first) is not Tensor or first.layout != torch.strided or first.device.type != "cpu" or first.is_quantized:
+        return False
+    return first.numel() > 0 and all(part.dtype == first.dtype and part.shape == first.shape and not part.requires_grad for part in column)
+
+
+@dataclass
+class _Worker:
+    """What a worker keeps: its blocks (uint8) and their states."""
+
+    name: str
+    pid: int
+    states: Tensor  # uint8 [_BLOCKS], shared
+    blocks: dict[int, Tensor] = field(default_factory=dict)
+    known: bool = False  # the main process has `states` mapped
+
+    def batch(self, items: Sequence[Any]) -> Any:
+        columns = list(zip(*items, strict=True))
+        layout, size = _layout(columns)
+        number = self._free(size)
+        if number is None:
+            return default_collate(list(items))
+        block = self.blocks[number]
+        for column, place in zip(columns, layout, strict=True):
+            if place is not None:
+                torch.stack(column, out=_part(block, place))
+        states = self.states.numpy()
+        self.known = self.known or bool((states == _BACK).any())
+        sent = block if states[number] == _NEW else None
+        states[number] = _OUT
+        numbers = [None if place else list(column) for column, place in zip(columns, layout, strict=True)]
+        return _Message((self.name, self.pid, None if self.known else self.states, number, sent, layout, numbers))
+
+    def _free(self, size: int) -> int | None:
+        """The first block that is free and has `size` bytes, else a new one in a free place; None when all are out."""
+        free = [number for number, state in enumerate(self.states.tolist()) if state != _OUT]
+        number = next((n for n in free if n in self.blocks and len(self.blocks[n]) >= size), None)
+        if number is None and free:
+            number = next((n for n in free if n not in self.blocks), free[0])  # if need be, instead of one that is too small
+            self.blocks[number] = torch.empty(size, dtype=torch.uint8).share_memory_()
+            self.states[number] = _NEW
+        return number
+
+
+def _layout(columns: Sequence[Sequence[Any]]) -> tuple[list[Column | None], int]:
+    """Where each column of tensors lies in a block, None for numbers; and the bytes of all."""
+    layout: list[Column | None] = []
+    at = 0
+    for column in columns:
+        first = column[0]
+        if not isinstance(first, Tensor):
+            layout.append(None)
+            continue
+        size = len(column) * first.numel() * first.element_size()
+        layout.append((first.dtype, (len(column), *first.shape), at, size))
+        at += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return layout, at
+
+
+def _part(block: Tensor, place: Column) -> Tensor:
+    dtype, shape, start, size = place
+    return block[start : start + size].view(dtype).view(shape)
+
+
+class _Message:
+    """A batch on its way: unpickled, it is the batch."""
+
+    def __init__(self, content: tuple[Any, ...]) -> None:
+        self.content = content
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _received, self.content
+
+
+_own: list[_Worker] = []
+"""This process's, when it is a worker; one that is forked from a worker makes its own."""
+
+
+def _worker() -> _Worker:
+    if not _own or _own[0].pid != os.getpid():
+        states = torch.zeros(_BLOCKS, dtype=torch.uint8).share_memory_()
+        _own[:] = [_Worker(uuid.uuid4().hex, os.getpid(), states)]
+    return _own[0]
+
+
+@dataclass
+class _Mapped:
+    """What the main process knows of a worker."""
+
+    pid: int
+    states: Tensor
+    blocks: dict[int, Tensor] = field(default_factory=dict)
+
+
+_mapped: dict[str, _Mapped] = {}
+
+
+def _received(
+    name: str, pid: int, states: Tensor | None, number: int, block: Tensor | None, layout: list[Column | None], numbers: list[Any]
+) -> list[Tensor]:
+    """The batch that a message speaks of, in the worker's memory."""
+    worker = _mapped.get(name)
+    if worker is None:
+        _forget_ended()
+        if states is None:
+            raise RuntimeError(f"The DataLoader's worker process {pid} has ended while a batch of it was on its way.")
+        worker = _mapped[name] = _Mapped(pid, states)
+    if block is not None:
+        worker.blocks[number] = block
+    lent = worker.blocks[number].numpy().view()  # lives as long as the storage of the tensors below, which refers to it
+    weakref.finalize(lent, _give_back, number, worker.states, os.getpid()).atexit = False
+    whole = torch.from_numpy(lent)
+    return [default_collate(values) if place is None else _part(whole, place) for place, values in zip(layout, numbers, strict=True)]
+
+
+def _give_back(number: int, states: Tensor, receiver: int) -> None:
+    if os.getpid() != receiver:
+        return  # a copy, in a process that was forked: the batch may well be in use
+    states[number] = _BACK
+    _forget_ended()
+
+
+def _forget_ended() -> None:
+    """Unmap the blocks of workers that have ended; those of batches that are still referred to follow with these."""
+    for name, worker in list(_mapped.items()):
+        if not _alive(worker.pid):
+            _mapped.pop(name, None)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
