@@ -6,6 +6,7 @@ to tell; warnings and native messages go to the rank's log file.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
@@ -58,9 +59,9 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
 
 def preload() -> None:
     """Import what takes seconds and every training process needs: torch calls its compiler's front end even when eager."""
-
+    importlib.import_module("torch._dynamo")
     if compiler_enabled():
-        pass
+        importlib.import_module("torch._inductor.compile_fx")
 
 
 def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> NoReturn:
