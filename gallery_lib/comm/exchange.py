@@ -68,33 +68,33 @@ class Int8(Exact):
         self.error_feedback = error_feedback
         self.residuals: dict[Key, tuple[Tensor, Tensor]] = {}
 
-    def _residuals(self, key: Key, whole: Tensor, chunk: int) -> tuple[Tensor | None, Tensor | None]:
+    def _residuals(self, key: Key, buffer: Tensor, own: int) -> tuple[Tensor | None, Tensor | None]:
         if not self.error_feedback:
             return None, None
         for old in [old for old in self.residuals if old[0] == key[0] and old != key]:
             del self.residuals[old]
         if key not in self.residuals:
-            self.residuals[key] = (torch.zeros_like(whole, dtype=torch.float32), torch.zeros(chunk, device=whole.device))
+            self.residuals[key] = (torch.zeros_like(buffer, dtype=torch.float32), torch.zeros(own, device=buffer.device))
         return self.residuals[key]
 
     def sum_(self, buffer: Tensor, key: Key) -> None:
         """See `Exact`."""
-        ranks = dist.get_world_size(self.group)
+        ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         chunk = -(-buffer.numel() // (ranks * compression.GROUP)) * compression.GROUP
-        whole = torch.nn.functional.pad(buffer, (0, ranks * chunk - buffer.numel()))
-        sent_residual, summed_residual = self._residuals(key, whole, chunk)
-        parts = [
-            compression.pack(part, self.WIRE, None if sent_residual is None else sent_residual[i * chunk : (i + 1) * chunk])
-            for i, part in enumerate(whole.split(chunk))
-        ]
-        received = torch.empty(ranks, parts[0].numel(), dtype=torch.uint8, device=buffer.device)
-        dist.all_to_all_single(received, torch.stack(parts), group=self.group)
-        own = torch.empty(chunk, dtype=torch.float32, device=buffer.device)
-        compression.accumulate_(own, received, self.WIRE, add=False)
-        dist.all_gather(list(received.unbind()), compression.pack(own, self.WIRE, summed_residual), group=self.group)
-        for part, packed in zip(whole.split(chunk), received, strict=True):
-            compression.accumulate_(part, packed, self.WIRE, add=False)
-        buffer.copy_(whole[: buffer.numel()])
+        chunks = [slice(place * chunk, (place + 1) * chunk) for place in range(ranks)]  # the last ones may be shorter, or empty
+        parts = [buffer[each] for each in chunks]
+        sizes = [compression.packed_bytes(part.numel(), self.WIRE) for part in parts]
+        sent_residual, summed_residual = self._residuals(key, buffer, parts[rank].numel())
+        sent, received = torch.empty(2, ranks, sizes[0], dtype=torch.uint8, device=buffer.device)
+        for each, part, row, size in zip(chunks, parts, sent, sizes, strict=True):
+            compression.pack(part, self.WIRE, None if sent_residual is None else sent_residual[each], out=row[:size])
+        dist.all_to_all_single(received, sent, group=self.group)
+        own = torch.empty(parts[rank].numel(), dtype=torch.float32, device=buffer.device)
+        compression.accumulate_(own, received[:, : sizes[rank]], self.WIRE, add=False)
+        compression.pack(own, self.WIRE, summed_residual, out=sent[0, : sizes[rank]])
+        dist.all_gather(list(received), sent[0], group=self.group)
+        for part, row, size in zip(parts, received, sizes, strict=True):
+            compression.accumulate_(part, row[:size], self.WIRE, add=False)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Exact`."""

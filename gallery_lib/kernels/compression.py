@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.kernels import calls, fallback, launch
+from gallery_lib.kernels import calls, cpu_library, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 from gallery_lib.kernels.launch import THREADS, Launch
 
 SOURCE = "compression.cu"
+CPU_SOURCE = "compression.cpp"
+"""int8 of fp32 buffers on the CPU."""
 GROUP = 256
 """Elements that share a scale in int8."""
 WIRES = ("int8", "bf16")
-PIECE = 256 * GROUP
-"""Elements that are worked on at a time on the CPU: what is made on the way, some ten times that in fp32, stays in a core's cache."""
 _EIGHT = 8
 _ALIGNMENT = 16
 
@@ -72,19 +72,27 @@ def _blocks(size: int) -> int:
     return -(-size // (THREADS * _EIGHT))
 
 
-def pack_launch(gradient: Tensor, error: Tensor | None, wire: str, packed: Tensor) -> Launch:
-    """For contiguous tensors; `packed` holds `packed_bytes` and starts at a multiple of 16."""
+def _pack_arguments(gradient: Tensor, error: Tensor | None, wire: str, packed: Tensor) -> _PackArguments:
     size, start = gradient.numel(), packed.data_ptr()
     codes = start + (scale_bytes(size) if wire == "int8" else 0)
-    arguments = _PackArguments(gradient.data_ptr(), None if error is None else error.data_ptr(), size, start, codes)
-    return Launch(SOURCE, f"pack_{wire}", (("ELEMENT", ELEMENTS[gradient.dtype]),), _blocks(size), arguments)
+    return _PackArguments(gradient.data_ptr(), None if error is None else error.data_ptr(), size, start, codes)
+
+
+def pack_launch(gradient: Tensor, error: Tensor | None, wire: str, packed: Tensor) -> Launch:
+    """For contiguous tensors; `packed` holds `packed_bytes` and starts at a multiple of 16."""
+    arguments = _pack_arguments(gradient, error, wire, packed)
+    return Launch(SOURCE, f"pack_{wire}", (("ELEMENT", ELEMENTS[gradient.dtype]),), _blocks(gradient.numel()), arguments)
+
+
+def _accumulate_arguments(sum: Tensor, packed: Tensor, factor: float, add: bool) -> _AccumulateArguments:
+    size = sum.numel()
+    return _AccumulateArguments(sum.data_ptr(), size, add, factor, len(packed), packed.stride(0), packed.data_ptr(), scale_bytes(size))
 
 
 def accumulate_launch(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> Launch:
-    """For contiguous tensors; `packed` is [ranks, packed_bytes]."""
-    size, (ranks, each) = sum.numel(), packed.shape
-    arguments = _AccumulateArguments(sum.data_ptr(), size, add, factor, ranks, each, packed.data_ptr(), scale_bytes(size))
-    return Launch(SOURCE, f"accumulate_{wire}", (("ELEMENT", ELEMENTS[sum.dtype]),), _blocks(size), arguments)
+    """For a contiguous `sum`; `packed` is [ranks, packed_bytes], its rows at multiples of 16 bytes."""
+    arguments = _accumulate_arguments(sum, packed, factor, add)
+    return Launch(SOURCE, f"accumulate_{wire}", (("ELEMENT", ELEMENTS[sum.dtype]),), _blocks(sum.numel()), arguments)
 
 
 def reference_pack(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
@@ -111,40 +119,6 @@ def reference_pack(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
     return packed
 
 
-def _parts(packed: Tensor, size: int, wire: str) -> list[tuple[Tensor, int]]:
-    """Views of scales and codes, or of values, in what stands for `size` elements, each with the bytes of GROUP elements."""
-    if wire == "bf16":
-        return [(packed[..., : 2 * size], 2 * GROUP)]
-    scales = packed[..., : 4 * -(-size // GROUP)]
-    return [(scales, 4), (packed[..., scale_bytes(size) : scale_bytes(size) + size], GROUP)]
-
-
-def _pieces(size: int) -> list[tuple[int, int]]:
-    """Whole groups, but for the last: begin and end of each."""
-    return [(begin, min(begin + PIECE, size)) for begin in range(0, size, PIECE)]
-
-
-def _pack_on_cpu(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
-    """reference_pack, a piece at a time, so that what it makes on the way stays in the cache."""
-    size = gradient.numel()
-    packed = torch.zeros(packed_bytes(size, wire), dtype=torch.uint8)
-    for begin, end in _pieces(size):
-        piece = reference_pack(gradient[begin:end], None if error is None else error[begin:end], wire)
-        for (whole, each), (part, _) in zip(_parts(packed, size, wire), _parts(piece, end - begin, wire), strict=True):
-            whole[begin // GROUP * each :][: part.numel()].copy_(part)
-    return packed
-
-
-def _accumulate_on_cpu(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
-    """reference_accumulate, a piece at a time."""
-    size = sum.numel()
-    for begin, end in _pieces(size):
-        piece = packed.new_empty(len(packed), packed_bytes(end - begin, wire))
-        for (part, each), (whole, _) in zip(_parts(piece, end - begin, wire), _parts(packed, size, wire), strict=True):
-            part.copy_(whole[:, begin // GROUP * each :][:, : part.shape[1]])
-        reference_accumulate(sum[begin:end], piece, wire, factor, add)
-
-
 def reference_accumulate(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
     """The same in plain torch, in place."""
     size = sum.numel()
@@ -159,7 +133,7 @@ def reference_accumulate(sum: Tensor, packed: Tensor, wire: str, factor: float, 
     sum.copy_(total + sum.float() if add else total)
 
 
-torch.library.define("gallery::pack_gradient_", "(Tensor gradient, Tensor(a!)? error, str wire) -> Tensor")
+torch.library.define("gallery::pack_gradient_", "(Tensor gradient, Tensor(a!)? error, str wire, Tensor(b!) out) -> ()")
 torch.library.define("gallery::accumulate_gradient_", "(Tensor(a!) sum, Tensor packed, str wire, float factor, bool add) -> ()")
 
 
@@ -173,65 +147,99 @@ def _check(buffer: Tensor, name: str, wire: str) -> None:
         )
 
 
-def pack(gradient: Tensor, wire: str, error: Tensor | None = None) -> Tensor:
-    """The bytes to be sent, uint8 [packed_bytes(size, wire)]. Updates `error`, fp32 [size], when it is given.
+def pack(gradient: Tensor, wire: str, error: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """The bytes to be sent, uint8 [packed_bytes(size, wire)], in `out` when it is given. Updates `error`, fp32 [size], likewise.
 
     `gradient`: [size] in fp32, bf16 or fp16. `wire`: `int8` or `bf16`. Raises InputError for anything else.
     """
     _check(gradient, "gradient", wire)
     if error is not None and (error.dtype is not torch.float32 or error.shape != gradient.shape or not error.is_contiguous()):
         raise InputError(f"error must be float32 [{gradient.numel()}] without gaps; got {error.dtype} {tuple(error.shape)}.")
-    packed = torch.ops.gallery.pack_gradient_(gradient, error, wire)
-    if error is not None:
-        torch.autograd.graph.increment_version(error)
-    return packed
+    each = packed_bytes(gradient.numel(), wire)
+    if out is None:
+        out = torch.empty(each, dtype=torch.uint8, device=gradient.device)
+    elif out.dtype is not torch.uint8 or out.shape != (each,) or not out.is_contiguous() or out.data_ptr() % _ALIGNMENT:
+        raise InputError(
+            f"out must be uint8 [{each}] without gaps, at a multiple of {_ALIGNMENT} bytes; got {out.dtype} {tuple(out.shape)}."
+        )
+    torch.ops.gallery.pack_gradient_(gradient, error, wire, out)
+    for changed in (error, out):
+        if changed is not None:
+            torch.autograd.graph.increment_version(changed)
+    return out
 
 
 def accumulate_(sum: Tensor, packed: Tensor, wire: str, *, factor: float = 1.0, add: bool = True) -> None:
     """sum = (sum if `add`) + factor · (what each rank's `packed` stands for), in place, rounded once.
 
-    `packed`: uint8 [ranks, packed_bytes(size, wire)], or of one rank [packed_bytes]. Raises InputError for anything else.
+    `packed`: uint8 [ranks, packed_bytes(size, wire)], whose rows may have gaps between them, or of one rank [packed_bytes].
+    Raises InputError for anything else.
     """
     _check(sum, "sum", wire)
     parts = packed[None] if packed.dim() == 1 else packed
     each = packed_bytes(sum.numel(), wire)
-    if parts.dtype is not torch.uint8 or parts.dim() != 2 or parts.shape[1] != each or not parts.is_contiguous():
+    if parts.dtype is not torch.uint8 or parts.dim() != 2 or parts.shape[1] != each or (each and parts.stride(1) != 1):
         raise InputError(f"packed must be uint8 [ranks, {each}] for {sum.numel()} elements; got {packed.dtype} {tuple(packed.shape)}.")
     torch.ops.gallery.accumulate_gradient_(sum, parts, wire, float(factor), add)
     torch.autograd.graph.increment_version(sum)
+
+
+def _library(buffer: Tensor, wire: str) -> ctypes.CDLL | None:
+    """Our C++ where it can do the work; plain torch does it otherwise."""
+    return cpu_library.library(CPU_SOURCE) if wire == "int8" and buffer.dtype is torch.float32 else None
+
+
+def _pack_on_cpu(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
+    library = _library(gradient, wire)
+    if library is None:
+        out.copy_(reference_pack(gradient, error, wire))
+        return
+    library.pack_int8(ctypes.byref(_pack_arguments(gradient, error, wire, out)))
 
 
 def _kernel_runs(buffer: Tensor, *_: Any) -> bool:
     return fallback.kernels_run(buffer.device)
 
 
-def _pack_on_cuda(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
+def _pack_on_cuda(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
     if not _kernel_runs(gradient):
-        return reference_pack(gradient, error, wire)
-    packed = torch.empty(packed_bytes(gradient.numel(), wire), dtype=torch.uint8, device=gradient.device)
-    launch.run(pack_launch(gradient, error, wire, packed), gradient.device)
-    return packed
+        out.copy_(reference_pack(gradient, error, wire))
+    else:
+        launch.run(pack_launch(gradient, error, wire, out), gradient.device)
+
+
+def _accumulate_on_cpu(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
+    library = _library(sum, wire)
+    if library is None:
+        return reference_accumulate(sum, packed, wire, factor, add)
+    library.accumulate_int8(ctypes.byref(_accumulate_arguments(sum, packed, factor, add)))
+    return None
 
 
 def _accumulate_on_cuda(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
     if not _kernel_runs(sum):
         return reference_accumulate(sum, packed, wire, factor, add)
-    if packed.data_ptr() % _ALIGNMENT:
-        packed = packed.clone()
+    if packed.data_ptr() % _ALIGNMENT or packed.stride(0) % _ALIGNMENT:
+        packed = packed.clone(memory_format=torch.contiguous_format)
     return launch.run(accumulate_launch(sum, packed, wire, factor, add), sum.device)
+
+
+def _in_cpp(buffer: Tensor, *others: Any) -> bool:
+    wire = next(other for other in others if isinstance(other, str))
+    return _library(buffer, wire) is not None
 
 
 for _name, _on_cpu, _on_cuda in (
     ("pack_gradient_", _pack_on_cpu, _pack_on_cuda),
     ("accumulate_gradient_", _accumulate_on_cpu, _accumulate_on_cuda),
 ):
-    torch.library.impl(f"gallery::{_name}", "cpu", calls.counted(_name, _on_cpu))
+    torch.library.impl(f"gallery::{_name}", "cpu", calls.counted(_name, _on_cpu, _in_cpp))
     torch.library.impl(f"gallery::{_name}", "cuda", calls.counted(_name, _on_cuda, _kernel_runs))
 
 
 @torch.library.register_fake("gallery::pack_gradient_")
-def _pack_fake(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
-    return gradient.new_empty(packed_bytes(gradient.numel(), wire), dtype=torch.uint8)
+def _pack_fake(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
+    return None
 
 
 @torch.library.register_fake("gallery::accumulate_gradient_")

@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gallery_lib.errors import InputError
+from gallery_lib.kernels import cpu_library
 from gallery_lib.kernels.compression import (
+    CPU_SOURCE,
     GROUP,
-    PIECE,
     WIRES,
     accumulate_,
     accumulate_launch,
@@ -25,6 +26,7 @@ from gallery_lib.kernels.compression import (
     reference_pack,
     scale_bytes,
 )
+from gallery_lib.kernels.fallback import KernelsNotUsed
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 
 U = 2.0**-24
@@ -151,23 +153,56 @@ def test_with_error_feedback_nothing_is_lost_over_many_steps(wire):
     assert (arrived[1:] > 0.2).all()
 
 
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1, 2 * PIECE + 5 * GROUP + 7])
+def codes_and_scales(packed: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """The bytes of an int8 buffer without what fills it up."""
+    return [packed[: 4 * -(-size // GROUP)], packed[scale_bytes(size) :][:size]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, GROUP, 5 * GROUP + 7, 3000])
 @pytest.mark.parametrize("with_error", [False, True])
-def test_a_piece_at_a_time_gives_the_bits_of_the_whole(wire, size, with_error):
-    gradient, sums = draw.values(size, torch.float32, 1), draw.values(size, torch.float32, 2)
-    if size > PIECE:
-        gradient[PIECE + 3 :: 2000] = math.inf
-    errors = [1e-2 * draw.values(size, torch.float32, 3) if with_error else None for _ in range(2)]
-    whole, pieces = reference_pack(gradient, errors[0], wire), pack(gradient, wire, errors[1])
-    assert torch.equal(whole, pieces)
-    if with_error:
-        assert torch.equal(*errors)
-    both = torch.stack([whole, reference_pack(gradient.flip(0).contiguous(), None, wire)])
-    results = [sums.clone(), sums.clone()]
-    reference_accumulate(results[0], both, wire, 0.5, True)
-    accumulate_(results[1], both, wire, factor=0.5)
-    torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
+@pytest.mark.parametrize("exponent", [-147.0, -3.0, 100.0])
+def test_the_cpp_gives_the_bits_of_plain_torch_and_stays_within_its_buffers(size, with_error, exponent):
+    assert cpu_library.library(CPU_SOURCE) is not None
+    gradient, before = draw.values(size, torch.float32, 1, exponent, spread=5.0), draw.values(size, torch.float32, 2)
+    if size > GROUP:
+        gradient[:GROUP] = 0
+        gradient[GROUP + 3 :: 900] = math.inf
+        gradient[-1] = math.nan
+    error = draw.values(size, torch.float32, 3, exponent - 4) if with_error else None
+    kept = Guarded(error) if error is not None else None
+    given, out = Guarded(gradient), poisoned((packed_bytes(size, "int8"),), torch.uint8, 0)
+    reference_kept = None if error is None else error.clone()
+    pack(given.tensor, "int8", None if kept is None else kept.tensor, out=out.tensor)
+    expected = reference_pack(gradient, reference_kept, "int8")
+    for found, wanted in zip(codes_and_scales(out.tensor, size), codes_and_scales(expected, size), strict=True):
+        assert torch.equal(found, wanted)
+    rows = torch.full((3, packed_bytes(size, "int8") + 32), 77, dtype=torch.uint8)  # with gaps between ranks
+    for row, values in zip(rows, (gradient, before, gradient.flip(0).contiguous()), strict=True):
+        row[: rows.shape[1] - 32] = reference_pack(values, None, "int8")
+    sums, reference_sums = Guarded(before), before.clone()
+    accumulate_(sums.tensor, rows[:, : rows.shape[1] - 32], "int8", factor=0.3)
+    reference_accumulate(reference_sums, rows, "int8", 0.3, True)
+    torch.testing.assert_close(sums.tensor, reference_sums, rtol=0, atol=0, equal_nan=True)
+    for each in (given, out, sums, *([] if kept is None else [kept])):
+        each.check()
+    if kept is not None:
+        assert torch.equal(kept.tensor, reference_kept)
+
+
+@pytest.mark.parametrize("compiler", [None, "false", "/nowhere/g++"])
+def test_without_a_compiler_plain_torch_does_the_work_and_says_so(compiler, monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu_library.hardware, "cpp_compiler", lambda: compiler)
+    monkeypatch.setattr(cpu_library.paths, "cache_dir", lambda: tmp_path)
+    cpu_library.library.cache_clear()
+    try:
+        with pytest.warns(KernelsNotUsed, match=r"compression.cpp is not used, plain torch does its work more slowly"):
+            packed = pack(torch.linspace(-1, 1, 300), "int8")
+        sums = torch.zeros(300)
+        accumulate_(sums, packed, "int8")  # says it once
+        torch.testing.assert_close(sums, torch.linspace(-1, 1, 300), rtol=0, atol=0.5 / 127)
+        assert not list(tmp_path.rglob("*.so"))
+    finally:
+        cpu_library.library.cache_clear()
 
 
 def test_the_same_buffers_give_the_same_bits_in_any_order_of_threads():
@@ -185,8 +220,9 @@ def test_int8_takes_a_quarter_of_the_bytes_and_bf16_half():
 @pytest.mark.parametrize("wire", WIRES)
 def test_opcheck(wire):
     gradient, error = torch.randn(300), torch.randn(300)
-    torch.library.opcheck(torch.ops.gallery.pack_gradient_, (gradient, error, wire))
-    torch.library.opcheck(torch.ops.gallery.pack_gradient_, (gradient, None, wire))
+    out = torch.zeros(packed_bytes(300, wire), dtype=torch.uint8)
+    torch.library.opcheck(torch.ops.gallery.pack_gradient_, (gradient, error, wire, out))
+    torch.library.opcheck(torch.ops.gallery.pack_gradient_, (gradient, None, wire, out))
     packed = torch.stack([pack(gradient, wire), pack(error, wire)])
     torch.library.opcheck(torch.ops.gallery.accumulate_gradient_, (gradient.bfloat16(), packed, wire, 0.5, True))
 
@@ -199,6 +235,8 @@ def test_wrong_input_is_refused():
         pack(torch.randn(4, 5), "int8")
     with pytest.raises(InputError, match=r"error must be float32 \[10\]"):
         pack(gradient, "int8", torch.zeros(9))
+    with pytest.raises(InputError, match=r"out must be uint8 \[32\] without gaps, at a multiple of 16 bytes"):
+        pack(gradient, "int8", out=torch.zeros(33, dtype=torch.uint8)[1:])
     with pytest.raises(InputError, match=r"packed must be uint8 \[ranks, 32\]"):
         accumulate_(gradient, torch.zeros(31, dtype=torch.uint8), "int8")
 

@@ -106,7 +106,8 @@ def test_partial_statistics_of_batch_norm(path):
 @pytest.mark.parametrize("wire", compression.WIRES)
 def test_compression_of_gradients(path, wire):
     gradient, errors, sums = torch.randn(700).bfloat16(), [torch.ones(700), torch.ones(700)], [torch.ones(700), torch.ones(700)]
-    packed = compression._pack_on_cuda(gradient, errors[0], wire)
+    packed = torch.empty(compression.packed_bytes(700, wire), dtype=torch.uint8)
+    compression._pack_on_cuda(gradient, errors[0], wire, packed)
     compression._accumulate_on_cuda(sums[0], packed[None], wire, 0.5, True)
     compression.reference_accumulate(sums[1], compression.reference_pack(gradient, errors[1], wire)[None], wire, 0.5, True)
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-6, atol=1e-6)

@@ -1,0 +1,65 @@
+"""C++ of ours for the CPU: compiled by the machine's compiler, kept on disk, called with ctypes (without the interpreter's lock).
+
+It is what Inductor needs as well; without a compiler plain torch does the same work, which is said once. The name of a built
+file is a hash of the source, the command, and the processor that it was built for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import platform
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+
+from gallery_lib import hardware, paths
+from gallery_lib.kernels.fallback import KernelsNotUsed
+
+SOURCES = Path(__file__).parent / "cpu"
+_OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
+
+
+def _for_this_processor() -> list[str]:
+    return ["-march=native" if platform.machine().lower() in ("x86_64", "amd64") else "-mcpu=native"]
+
+
+def _processor() -> str:
+    """What `native` stands for: the instructions that it has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.platform()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.platform())
+
+
+@functools.cache
+def library(source: str) -> ctypes.CDLL | None:
+    """`cpu/<source>`, built and loaded; None, with a warning that says why, where that cannot be done."""
+    compiler = hardware.cpp_compiler()
+    reason = "there is no C++ compiler; install g++"
+    if compiler is not None:
+        try:
+            return ctypes.CDLL(str(_built(compiler, SOURCES / source)))
+        except subprocess.CalledProcessError as error:
+            reason = f"{compiler} could not build it: {error.stderr.strip()[:500]}"
+        except OSError as error:
+            reason = str(error)
+    warnings.warn(f"gallery_lib's {source} is not used, plain torch does its work more slowly: {reason}", KernelsNotUsed, stacklevel=2)
+    return None
+
+
+def _built(compiler: str, source: Path) -> Path:
+    command = [compiler, *_OPTIONS, *_for_this_processor()]
+    everything = repr([source.read_text(encoding="utf-8"), command, _processor()])
+    cache = paths.cache_dir() / "cpu_kernels"
+    built = cache / f"{source.stem}-{hashlib.sha256(everything.encode()).hexdigest()[:24]}.so"
+    if not built.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:  # processes that build it at once each have one of their own
+            new = Path(scratch) / built.name
+            subprocess.run([*command, str(source), "-o", str(new)], check=True, capture_output=True, text=True)
+            new.replace(built)
+    return built
