@@ -16,17 +16,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from gallery_lib import cgroups
+
 
 def cores() -> int:
-    """CPU cores that this process may use: its affinity mask, cut by the cgroup's CPU quota."""
+    """CPU cores that this process may use: its affinity mask, cut by the CPU quota of its cgroups."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
-        if quota != "max":
-            available = min(available, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass
-    return available
+    quota = cgroups.cpu_quota()
+    return available if quota is None else min(available, max(1, int(quota)))
 
 
 @functools.cache

@@ -20,6 +20,7 @@ FLOORS: dict[float, tuple[str, ...]] = {
         "options",
         "config",
         "paths",
+        "cgroups",
         "hardware",
         "stats",
         "log",

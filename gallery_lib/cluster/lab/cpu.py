@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from gallery_lib import hardware
+from gallery_lib import cgroups, hardware
 from gallery_lib.cluster.lab.requirements import tool
 from gallery_lib.cluster.lab.state import CpuShare, Host
 
@@ -20,36 +20,16 @@ LEAST_CPUS = 0.05
 _PERIOD_MICROSECONDS = 20_000
 
 
-def _own_cgroup(kind: str) -> Path | None:
-    """The cgroup of this process in the hierarchy that controls the CPU (version 1), or in that of version 2."""
-    controllers = "cpu" if kind == "cgroup" else ""
-    own = None
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, names, path = line.split(":", 2)
-        if controllers in names.split(","):
-            own = path
-    if own is None:
-        return None
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mount, _, rest = line.partition(" - ")
-        root, point = mount.split()[3:5]
-        filesystem, _, options = rest.split()[:3]
-        if filesystem == kind and (not controllers or controllers in options.split(",")):
-            inside = Path(point) / os.path.relpath(own, root)
-            return inside if inside.is_dir() and ".." not in inside.parts else Path(point)
-    return None
-
-
 def _parent_cgroup() -> tuple[str, Path] | None:
     """A cgroup that this user may make others in, with a CPU controller, and its version; no setting of it is changed."""
-    first = _own_cgroup("cgroup")
-    if first and os.access(first, os.W_OK):
-        return "cgroup v1", first
-    second = _own_cgroup("cgroup2")
+    first = cgroups.own("cgroup")
+    if first and os.access(first[0], os.W_OK):
+        return "cgroup v1", first[0]
+    second, top = cgroups.own("cgroup2") or (None, None)
     while second and (second / "cgroup.subtree_control").is_file():
         if "cpu" in (second / "cgroup.subtree_control").read_text().split() and os.access(second, os.W_OK):
             return "cgroup v2", second
-        second = second.parent
+        second = None if second == top else second.parent
     return None
 
 
