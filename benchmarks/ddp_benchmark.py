@@ -40,17 +40,19 @@ class DdpBenchmarkConfig:
     precision: Literal["fp32", "amp"] = option("amp", "fp32, or autocast (bf16 on the CPU)")
     batch_size: int | None = option(None, "samples a process; default: the task's quick setting", unit="samples", minimum=1)
     image_size: int | None = option(None, "height of images; default: the task's quick setting", unit="pixels", minimum=1)
+    compiler_opt: bool = option(False, "train with the accelerated backend, all ways alike")
     rounds: int = option(8, "turns that each way gets", unit="turns", minimum=4)
     block_steps: int = option(5, "counted steps in a turn", unit="steps", minimum=1)
+    early_steps: bool = option(False, "all ways but DDP's own take the optimizer's step of a bucket while others are on their way")
     out: str | None = option(None, "file for the figures, as JSON")
 
 
 class Turns(Observer):
     """Changes the way at the beginning of each turn, and notes the times of the steps that count."""
 
-    def __init__(self, ways: dict[str, Comm], rounds: int, block_steps: int) -> None:
-        self.order = ddp_turns.order(ways, rounds)
-        self.ways, self.length = ways, SETTLING_STEPS + block_steps
+    def __init__(self, ways: dict[str, Comm], config: DdpBenchmarkConfig) -> None:
+        self.order = ddp_turns.order(ways, config.rounds)
+        self.ways, self.length, self.early_steps = ways, SETTLING_STEPS + config.block_steps, config.early_steps
         self.seconds: dict[str, ddp_turns.Blocks] = {name: [] for name in ways}
 
     @property
@@ -62,7 +64,9 @@ class Turns(Observer):
         """See Observer."""
         if step % self.length == 0:
             session.clock.pause()
-            accelerate_ddp(session.model, self.ways[self.order[step // self.length]])  # type: ignore[arg-type]
+            name = self.order[step // self.length]
+            optimizer = session.optimizer if self.early_steps and name != PLAIN else None
+            accelerate_ddp(session.model, self.ways[name], optimizer=optimizer)  # type: ignore[arg-type]
             session.clock.resume()
 
     def after_training(self, session: Session) -> None:
@@ -86,7 +90,7 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
         raise InputError("one process has nobody to share gradients with. Start it with torchrun: see the first lines of this file.")
     process_group.ensure_initialized()
     hosts = topology.find()
-    observer = Turns(_ways(options, hosts), config.rounds, config.block_steps)
+    observer = Turns(_ways(options, hosts), config)
     with TemporaryDirectory() as folder:
         training = TrainConfig(
             model=config.model,
@@ -98,6 +102,7 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
             run_dir=process_group.from_rank_0(folder),
             batch_size=config.batch_size,
             image_size=config.image_size,
+            compiler_opt=config.compiler_opt,
         )
         results = train(tasks.with_sizes(training, "quick"), observer)
     if process_group.rank() != 0:
@@ -108,6 +113,7 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
     print(ddp_turns.text(found, batch_size, [len(ranks) for ranks in hosts.hosts], device))
     if config.out:
         about = {**conditions(), "model": config.model, "precision": config.precision, "batch_size": batch_size, "hosts": str(hosts)}
+        about |= {"early_steps": config.early_steps, "compiler_opt": config.compiler_opt}
         write_result(Path(config.out), {**about, "ways": found})
         print(f"figures: {config.out}")
     return 0

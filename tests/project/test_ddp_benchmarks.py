@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -146,6 +147,33 @@ def test_bad_input_ends_with_2_and_one_message(
     assert ddp_lab.exit_code_of(ddp_lab.main, error_prefix="error", interrupted="") == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and message in said
+
+
+@pytest.mark.slow
+def test_real_training_in_turns_prints_the_seeds_format_and_writes_figures(
+    checkout: Path, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    """`command` for its environment, and for the difference of two files."""
+    script = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(checkout / "benchmarks/ddp_benchmark.py"),
+    ]
+    short = ["--model", f"{TINY_TASK}:TASK", "--rounds", "4", "--block_steps", "1"]
+    figures = [tmp_path / "first.json", tmp_path / "second.json"]
+    for file, options in zip(figures, (["--wire", "int8"], ["--streams", "2", "--bucket_views", "--early_steps"]), strict=True):
+        done = subprocess.run([*script, *short, *options, "--out", str(file)], capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"  2 CPUs -- 1M/2C:  p50:  \d\.\d{3}s \d+/s  p75: .*\(all devices, p50: \d+/s\)", done.stdout)
+        found = json.loads(file.read_text())
+        assert set(found["ways"]) == {PLAIN, "accelerated"} and found["early_steps"] == ("--early_steps" in options)
+        assert found["ways"]["accelerated"]["speedup"]["low"] > 0
+    assert "accelerated" in command("diff", *map(str, figures)).stdout
+    done = subprocess.run([*script, *short], capture_output=True, text=True, timeout=150)
+    assert done.returncode != 0 and "say what to compare with DDP's own way" in done.stderr
 
 
 @pytest.mark.slow
