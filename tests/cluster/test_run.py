@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from cluster.conftest import gallery, processes_of, start_gallery, wait_until
+
+from gallery_lib import hardware
 
 pytestmark = pytest.mark.cluster
 
@@ -47,6 +50,14 @@ def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str
         "host1 | --x",
         "host1 | 1/2 10.77.0.1:29400 eth0 eth0",
     ]
+
+
+def test_a_process_knows_the_cores_that_its_host_has(lab: str) -> None:
+    """Half of this machine's each; a quota counts like cores that are not there."""
+    done = gallery(*run_plain(sys.executable, "-c", "from gallery_lib import hardware; print(hardware.cores())"))
+    assert (done.returncode, done.stderr) == (0, "")
+    each = max(1, hardware.cores() // 2)
+    assert sorted(done.stdout.splitlines()) == [f"host0 | {each}", f"host1 | {each}"]
 
 
 def test_when_one_fails_the_others_are_ended(lab: str, cache: Path) -> None:
