@@ -16,7 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
@@ -55,11 +58,12 @@ def _alike(column: Sequence[Any]) -> bool:
 
 @dataclass
 class _Worker:
-    """What a worker keeps: its blocks (uint8) and their states."""
+    """What a worker keeps: its blocks (uint8) and their states (uint8 [_BLOCKS])."""
 
     name: str
     pid: int
-    states: Tensor  # uint8 [_BLOCKS], shared
+    shared_states: Tensor  # to be sent
+    states: NDArray[np.uint8]  # the same memory
     blocks: dict[int, Tensor] = field(default_factory=dict)
     known: bool = False  # the main process has `states` mapped
 
@@ -73,12 +77,11 @@ class _Worker:
         for column, place in zip(columns, layout, strict=True):
             if place is not None:
                 torch.stack(column, out=_part(block, place))
-        states = self.states.numpy()
-        self.known = self.known or bool((states == _BACK).any())
-        sent = block if states[number] == _NEW else None
-        states[number] = _OUT
+        self.known = self.known or bool((self.states == _BACK).any())
+        sent = block if self.states[number] == _NEW else None
+        self.states[number] = _OUT
         numbers = [None if place else list(column) for column, place in zip(columns, layout, strict=True)]
-        return _Message((self.name, self.pid, None if self.known else self.states, number, sent, layout, numbers))
+        return _Message((self.name, self.pid, None if self.known else self.shared_states, number, sent, layout, numbers))
 
     def _free(self, size: int) -> int | None:
         """The first block that is free and has `size` bytes, else a new one in a free place; None when all are out."""
@@ -128,7 +131,7 @@ _own: list[_Worker] = []
 def _worker() -> _Worker:
     if not _own or _own[0].pid != os.getpid():
         states = torch.zeros(_BLOCKS, dtype=torch.uint8).share_memory_()
-        _own[:] = [_Worker(uuid.uuid4().hex, os.getpid(), states)]
+        _own[:] = [_Worker(uuid.uuid4().hex, os.getpid(), states, states.numpy())]
     return _own[0]
 
 
@@ -137,7 +140,7 @@ class _Mapped:
     """What the main process knows of a worker."""
 
     pid: int
-    states: Tensor
+    states: NDArray[np.uint8]  # set without torch: a batch may end while torch traces or captures
     blocks: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -153,7 +156,7 @@ def _received(
         _forget_ended()
         if states is None:
             raise RuntimeError(f"The DataLoader's worker process {pid} has ended while a batch of it was on its way.")
-        worker = _mapped[name] = _Mapped(pid, states)
+        worker = _mapped[name] = _Mapped(pid, states.numpy())
     if block is not None:
         worker.blocks[number] = block
     lent = worker.blocks[number].numpy().view()  # lives as long as the storage of the tensors below, which refers to it
@@ -162,7 +165,7 @@ def _received(
     return [default_collate(values) if place is None else _part(whole, place) for place, values in zip(layout, numbers, strict=True)]
 
 
-def _give_back(number: int, states: Tensor, receiver: int) -> None:
+def _give_back(number: int, states: NDArray[np.uint8], receiver: int) -> None:
     if os.getpid() != receiver:
         return  # a copy, in a process that was forked: the batch may well be in use
     states[number] = _BACK
@@ -172,13 +175,5 @@ def _give_back(number: int, states: Tensor, receiver: int) -> None:
 def _forget_ended() -> None:
     """Unmap the blocks of workers that have ended; those of batches that are still referred to follow with these."""
     for name, worker in list(_mapped.items()):
-        if not _alive(worker.pid):
+        if not psutil.pid_exists(worker.pid):
             _mapped.pop(name, None)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from gallery_lib.data import shared_batches
@@ -130,6 +131,17 @@ def test_memory_of_ended_workers_is_let_go() -> None:
     assert int(batch[0][0, 0, 0]) == 192  # still there, its worker is not
     del batch
     assert not shared_batches._mapped
+
+
+def test_a_batch_may_end_while_torch_traces() -> None:
+    """Nothing of torch runs then: a mode that looks at every operation would refuse it, and the block would be lost."""
+    iterator = iter(loader(batch_size=4, workers=1, persistent_workers=True))
+    batch = next(iterator)
+    (worker,) = shared_batches._mapped.values()
+    assert batch and worker.states[0] == shared_batches._OUT
+    with FakeTensorMode():
+        del batch
+    assert worker.states[0] == shared_batches._BACK
 
 
 def test_a_forked_process_does_not_give_blocks_back() -> None:
