@@ -26,15 +26,6 @@ def _for_this_processor() -> list[str]:
     return ["-march=native" if platform.machine().lower() in ("x86_64", "amd64") else "-mcpu=native"]
 
 
-def _processor() -> str:
-    """What `native` stands for: the instructions that it has."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.platform()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.platform())
-
-
 @functools.cache
 def library(source: str) -> ctypes.CDLL | None:
     """`cpu/<source>`, built and loaded; None, with a warning that says why, where that cannot be done."""
@@ -53,7 +44,8 @@ def library(source: str) -> ctypes.CDLL | None:
 
 def _built(compiler: str, source: Path) -> Path:
     command = [compiler, *_OPTIONS, *_for_this_processor()]
-    everything = repr([source.read_text(encoding="utf-8"), command, _processor()])
+    processor = sorted(hardware.cpu_flags()) or platform.platform()  # what `native` stands for
+    everything = repr([source.read_text(encoding="utf-8"), command, processor])
     cache = paths.cache_dir() / "cpu_kernels"
     built = cache / f"{source.stem}-{hashlib.sha256(everything.encode()).hexdigest()[:24]}.so"
     if not built.is_file():
