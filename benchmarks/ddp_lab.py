@@ -7,7 +7,8 @@
     python benchmarks/ddp_lab.py diff before.json after.json
 
 `record` trains a few steps in one process. `run` brings up a lab and lets DDP's own way and the others take turns. `sweep` does it
-for all timelines × numbers of hosts, with the tuner choosing among the lossless ways; begun again with the same folder it goes on.
+for all timelines × numbers of hosts, with the tuner choosing among the lossless ways; begun again with the same folder it goes on,
+also with another stretch, which more hosts on the same cores need: each line of its table names its own.
 The notebook performance_data shows its table; to commit it, copy `sweep.csv` and `settings.json` to results/ as
 `ddp-sweep-<machine>.csv` and `.json`. `validate` trains for real and replays what was recorded there, in turns, in the same processes.
 Figures of `run` and `sweep` are those of a time-dilated replay on an emulated link, and say so.
@@ -152,7 +153,8 @@ def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words:
     if len({path.name for path in timelines}) < len(timelines):
         raise InputError("two of the timelines have the same file name: what is measured is kept by that.")
     asked = sorted(options.check_value(LabConfig, "hosts", number) for number in processes.hosts_of_sweep.split(","))
-    about = {"replay": dataclasses.asdict(config), "ranks": processes.ranks, "rate": lab.rate, "timelines": {}}
+    replay = {name: value for name, value in dataclasses.asdict(config).items() if name != "stretch"}  # stands in each line
+    about = {"replay": replay, "ranks": processes.ranks, "rate": lab.rate, "timelines": {}}
     about["timelines"] = {path.name: [each.date, each.origin, each.step_seconds] for path, each in timelines.items()}
     settings = words.out / SETTINGS
     before = json.loads(settings.read_text()) if settings.exists() else {}

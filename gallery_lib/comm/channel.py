@@ -83,11 +83,11 @@ class Channel:
         elif self._local is not None:
             self._through_local_group(self._local, index, buffer)
         else:
-            self._across(index, buffer.div_(self._world))
+            self._across(index, buffer, self._world)
 
-    def _across(self, index: int, buffer: Tensor) -> None:
+    def _across(self, index: int, buffer: Tensor, divisor: int = 1) -> None:
         if self._exchange is not None:
-            self._exchange.sum_(buffer, (index, buffer.numel()))
+            self._exchange.sum_(buffer, (index, buffer.numel()), divisor)
 
     def _through_shared_memory(self, slots: SharedSlots, index: int, buffer: Tensor) -> None:
         """Each process of the host adds up a part of what all of them have, and exchanges that part with its peers."""

@@ -7,6 +7,7 @@ Karimireddy et al., 2019), so that nothing is lost for good.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +21,30 @@ Key = tuple[int, int]
 """Which buffer it is, as far as residuals are concerned: the bucket's index and its number of values."""
 
 
+class _Scratch:
+    """Memory for what is on its way, used again: an exchange is done before its channel's next one begins."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def of(self, *shape: int, dtype: torch.dtype, like: Tensor) -> Tensor:
+        """A tensor on the device of `like`, valid until the next call."""
+        count = math.prod(shape) * dtype.itemsize
+        if self._memory.numel() < count or self._memory.device != like.device:
+            self._memory = torch.empty(count, dtype=torch.uint8, device=like.device)
+        return self._memory[:count].view(dtype).view(shape)
+
+
 class Exact:
     """The buffer's own type."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
-    def sum_(self, buffer: Tensor, key: Key) -> None:
-        """The sum over the group, in place; every rank gets the same bits."""
+    def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
+        """The sum over the group, each part of it divided by `divisor`, in place; every rank gets the same bits."""
+        if divisor != 1:
+            buffer.div_(divisor)
         dist.all_reduce(buffer, group=self.group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -44,12 +61,14 @@ class Narrow(Exact):
     def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
         super().__init__(group)
         self.dtype = dtype
+        self._scratch = _Scratch()
 
-    def sum_(self, buffer: Tensor, key: Key) -> None:
+    def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
         """See `Exact`."""
         if buffer.dtype.itemsize <= self.dtype.itemsize:
-            return super().sum_(buffer, key)
-        narrow = buffer.to(self.dtype)
+            return super().sum_(buffer, key, divisor)
+        narrow = self._scratch.of(buffer.numel(), dtype=self.dtype, like=buffer)
+        torch.div(buffer, divisor, out=narrow)
         dist.all_reduce(narrow, group=self.group)
         buffer.copy_(narrow)
         return None
@@ -58,7 +77,8 @@ class Narrow(Exact):
 class Int8(Exact):
     """A byte a value, both ways: each rank adds up one chunk of the buffer in fp32 and sends the sum round, as int8 again.
 
-    A residual starts anew when its buffer changes, which DDP's buckets do once, after the first step.
+    Its own values of that chunk it adds as they are. A rank's residual is a buffer: in its own chunk, what the sum has lost; in the
+    others, what the values it sent have. It starts anew when the bucket changes, which DDP's buckets do once, after the first step.
     """
 
     WIRE = "int8"
@@ -66,43 +86,47 @@ class Int8(Exact):
     def __init__(self, group: dist.ProcessGroup, error_feedback: bool) -> None:
         super().__init__(group)
         self.error_feedback = error_feedback
-        self.residuals: dict[Key, tuple[Tensor, Tensor]] = {}
+        self.residuals: dict[Key, Tensor] = {}
+        self._scratch = _Scratch()
 
-    def _residuals(self, key: Key, buffer: Tensor, own: int) -> tuple[Tensor | None, Tensor | None]:
+    def _residual(self, key: Key, buffer: Tensor) -> Tensor | None:
         if not self.error_feedback:
-            return None, None
+            return None
         for old in [old for old in self.residuals if old[0] == key[0] and old != key]:
             del self.residuals[old]
         if key not in self.residuals:
-            self.residuals[key] = (torch.zeros_like(buffer, dtype=torch.float32), torch.zeros(own, device=buffer.device))
+            self.residuals[key] = torch.zeros_like(buffer, dtype=torch.float32)
         return self.residuals[key]
 
-    def sum_(self, buffer: Tensor, key: Key) -> None:
+    def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
         """See `Exact`."""
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         chunk = -(-buffer.numel() // (ranks * compression.GROUP)) * compression.GROUP
         chunks = [slice(place * chunk, (place + 1) * chunk) for place in range(ranks)]  # the last ones may be shorter, or empty
         parts = [buffer[each] for each in chunks]
         sizes = [compression.packed_bytes(part.numel(), self.WIRE) for part in parts]
-        sent_residual, summed_residual = self._residuals(key, buffer, parts[rank].numel())
-        sent, received = torch.empty(2, ranks, sizes[0], dtype=torch.uint8, device=buffer.device)
-        for each, part, row, size in zip(chunks, parts, sent, sizes, strict=True):
-            compression.pack(part, self.WIRE, None if sent_residual is None else sent_residual[each], out=row[:size])
+        whole = self._residual(key, buffer)
+        residuals = [None if whole is None else whole[each] for each in chunks]
+        sent, received = self._scratch.of(2, ranks, sizes[0], dtype=torch.uint8, like=buffer)
+        for other in range(ranks):
+            if other != rank:
+                compression.pack(parts[other], self.WIRE, residuals[other], out=sent[other, : sizes[other]])
         dist.all_to_all_single(received, sent, group=self.group)
-        own = torch.empty(parts[rank].numel(), dtype=torch.float32, device=buffer.device)
-        compression.accumulate_(own, received[:, : sizes[rank]], self.WIRE, add=False)
-        compression.pack(own, self.WIRE, summed_residual, out=sent[0, : sizes[rank]])
-        dist.all_gather(list(received), sent[0], group=self.group)
+        own, summed = parts[rank].float(), sent[rank, : sizes[rank]]
+        for others in (received[:rank], received[rank + 1 :]):
+            compression.accumulate_(own, others[:, : sizes[rank]], self.WIRE)
+        compression.pack(own, self.WIRE, residuals[rank], out=summed)
+        dist.all_gather_into_tensor(received.view(-1), sent[rank], group=self.group)
         for part, row, size in zip(parts, received, sizes, strict=True):
-            compression.accumulate_(part, row[:size], self.WIRE, add=False)
+            compression.accumulate_(part, row[:size], self.WIRE, factor=1 / divisor, add=False)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Exact`."""
-        return {"residuals": {key: tuple(tensor.clone() for tensor in pair) for key, pair in self.residuals.items()}}
+        return {"residuals": {key: residual.clone() for key, residual in self.residuals.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Exact`."""
-        self.residuals = {tuple(key): tuple(tensor.clone() for tensor in pair) for key, pair in state["residuals"].items()}  # type: ignore[misc]
+        self.residuals = {tuple(key): residual.clone() for key, residual in state["residuals"].items()}  # type: ignore[misc]
 
 
 def for_wire(wire: str, *, error_feedback: bool) -> Callable[[dist.ProcessGroup], Exact]:

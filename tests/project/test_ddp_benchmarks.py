@@ -204,13 +204,14 @@ def test_a_sweep_makes_a_table_and_goes_on_where_it_was_ended(command: Callable[
     done = command(*words, "--hosts_of_sweep", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     measured_first = (out / "1-hosts" / "small.json").stat().st_mtime_ns
-    done = command(*words, "--hosts_of_sweep", "1,2")
+    done = command(*words, "--hosts_of_sweep", "1,2", "--stretch", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert (out / "1-hosts" / "small.json").stat().st_mtime_ns == measured_first
     sweep = find_sweep(out)
     assert sweep is not None and [(cell.model, cell.hosts) for cell in sweep.cells] == [("small", 1), ("small", 2)]
     first, second = sweep.cells
     assert (first.chosen, first.acc_ratio, first.ddp_acc) == (PLAIN, 1.0, 1.0)
+    assert (first.stretch, second.stretch) == (1.0, 2.0)
     assert second.acc_ratio_low <= second.acc_ratio <= second.acc_ratio_high and second.ddp_acc is not None
     refused = command(*words, "--rate", "10mbit")
     assert refused.returncode == 2 and "holds a sweep with other timelines or options" in refused.stderr

@@ -1,7 +1,9 @@
-"""A share of the CPU for each host: a quota where cgroups can be made, else cores of its own, else nothing and the reason.
+"""A share of the CPU for each host: a quota where cgroups can be made, else nothing and the reason; and cores of its own
+where each host has whole ones and there are enough.
 
 The quota's period is 20 ms, a fifth of the kernel's usual one: a host that has used up its time stalls for milliseconds,
-not for the length of a training step.
+not for the length of a training step. On cores of its own it never does: a host of one core whose threads all ran at once
+on two would use up its time in half of each period, and then neither compute nor receive for the other half.
 """
 
 from __future__ import annotations
@@ -36,16 +38,25 @@ def _parent_cgroup() -> tuple[str, Path] | None:
 def choose(lab_id: str, hosts: int, cpus: float) -> CpuShare:
     """The best way that this machine offers. Nothing is made yet."""
     if parent := _parent_cgroup():
-        return CpuShare(parent[0], str(parent[1] / f"gallery-lab-{lab_id}"))  # type: ignore[arg-type]
+        own = _dealt(hosts, int(cpus)) if float(cpus).is_integer() else ()
+        return CpuShare(parent[0], str(parent[1] / f"gallery-lab-{lab_id}"), cores=own)  # type: ignore[arg-type]
     return _cores(hosts, cpus, "this user can make no cgroup that controls the CPU")
 
 
-def _cores(hosts: int, cpus: float, reason: str) -> CpuShare:
+def _dealt(hosts: int, each: int) -> tuple[tuple[int, ...], ...]:
+    """The numbers of each host's cores; none where there are too few."""
     cores = sorted(os.sched_getaffinity(0))
-    each = max(1, round(cpus))
     if each * hosts > len(cores):
-        return CpuShare("none", reason=f"{reason}, and {len(cores)} core(s) are too few to give {each} to each of {hosts} hosts")
-    return CpuShare("cores", cores=tuple(tuple(cores[host * each : (host + 1) * each]) for host in range(hosts)), reason=reason)
+        return ()
+    return tuple(tuple(cores[host * each : (host + 1) * each]) for host in range(hosts))
+
+
+def _cores(hosts: int, cpus: float, reason: str) -> CpuShare:
+    each = max(1, round(cpus))
+    if cores := _dealt(hosts, each):
+        return CpuShare("cores", cores=cores, reason=reason)
+    there = len(os.sched_getaffinity(0))
+    return CpuShare("none", reason=f"{reason}, and {there} core(s) are too few to give {each} to each of {hosts} hosts")
 
 
 def default_cpus(hosts: int) -> float:
@@ -88,9 +99,12 @@ def make(share: CpuShare, hosts: tuple[Host, ...]) -> CpuShare:
 
 def joining(share: CpuShare, host: int) -> list[str]:
     """The words before a command that is to run within the host's share."""
+    words = []
     if share.folder is not None:
-        return ["/bin/sh", "-c", 'echo 0 >"$0/cgroup.procs" && exec "$@"', str(_host_folder(share, host))]
-    return [tool("taskset"), "-c", ",".join(map(str, share.cores[host]))] if share.kind == "cores" else []
+        words += ["/bin/sh", "-c", 'echo 0 >"$0/cgroup.procs" && exec "$@"', str(_host_folder(share, host))]
+    if share.cores:
+        words += [tool("taskset"), "-c", ",".join(map(str, share.cores[host]))]
+    return words
 
 
 def members(share: CpuShare) -> list[int]:
@@ -119,4 +133,4 @@ def shown(share: CpuShare) -> str:
         return f"none: {share.reason}"
     if share.kind == "cores":
         return f"cores of their own ({share.reason})"
-    return f"{share.kind} quota"
+    return f"{share.kind} quota" + (", and cores of their own" if share.cores else "")
