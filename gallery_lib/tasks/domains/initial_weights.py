@@ -32,9 +32,7 @@ def start_branches_small(scales: Iterable[Tensor]) -> None:
 def start_filters_centred(layers: Iterable[nn.Conv2d | nn.Linear]) -> None:
     """Draw the weights of `layers`, each followed by a ReLU, from a normal distribution with mean zero per output; biases are zero."""
     for layer in layers:
-        weight = layer.weight.flatten(1)  # [outputs, inputs]
-        drawn = torch.randn_like(weight)
-        drawn = (drawn - drawn.mean(dim=1, keepdim=True)) * (_RELU_GAIN / math.sqrt(weight.shape[1]))
-        layer.weight.copy_(drawn.view_as(layer.weight))
+        weight = layer.weight.view(len(layer.weight), -1).normal_()  # [outputs, inputs]; in place: they may be hundreds of megabytes
+        weight.sub_(weight.mean(dim=1, keepdim=True)).mul_(_RELU_GAIN / math.sqrt(weight.shape[1]))
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
