@@ -57,7 +57,7 @@ def read(settings: PerformanceDataConfig) -> Sweep | None:
     rows = [
         ["what these figures are", found.what_it_is],
         ["rate of each host's link", f"{found.rate}, emulated"],
-        ["stretch", f"{found.stretch:g}"],
+        ["stretch", found.stretches],
         ["processes on each host", str(found.ranks)],
         ["timelines", f"{recorded} recorded, {len(recordings) - recorded} derived; of {devices}" if recordings else "none was replayed"],
         ["wire formats offered to the tuner", found.wires],

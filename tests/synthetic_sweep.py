@@ -27,7 +27,7 @@ CONDITIONS: dict[str, Any] = {
     "sweep": {
         "ranks": 2,
         "rate": "10gbit",
-        "replay": {"stretch": 8.0, "wires": "exact", "rounds": 6, "block_steps": 4},
+        "replay": {"wires": "exact", "rounds": 6, "block_steps": 4},
         "timelines": {},
     },
     "not_measured": [{"model": "vgg16", "hosts": 8, "reason": "vgg16 needs about 30 GiB of memory, and there are 16."}],

@@ -107,7 +107,6 @@ class Sweep:
     what_it_is: str
     ranks: int
     rate: str
-    stretch: float
     wires: str  # formats that the tuner was offered
     rounds: int
     block_steps: int
@@ -122,6 +121,16 @@ class Sweep:
     def hosts(self) -> list[int]:
         """The numbers of hosts that a figure has room for: those that a sweep is asked for by default, and those measured."""
         return sorted({*HOSTS, *(cell.hosts for cell in self.cells)})
+
+    @property
+    def stretches(self) -> str:
+        """By how much time was stretched: `8`, or `8 (hosts: 1, 2); 32 (hosts: 8)`, since more hosts on the same cores need more."""
+        hosts: dict[float, set[int]] = {}
+        for cell in self.cells:
+            hosts.setdefault(cell.stretch, set()).add(cell.hosts)
+        if len(hosts) == 1:
+            return f"{next(iter(hosts)):g}"
+        return "; ".join(f"{stretch:g} (hosts: {', '.join(map(str, sorted(numbers)))})" for stretch, numbers in sorted(hosts.items()))
 
     def recordings(self, model: str) -> list[tuple[Cell, ...]]:
         """The measurements of each timeline of a model, by number of hosts."""
@@ -228,7 +237,6 @@ def read_sweep(path: Path) -> Sweep:
             what_it_is=str(content["what_it_is"]),
             ranks=int(about["ranks"]),
             rate=str(about["rate"]),
-            stretch=float(about["replay"]["stretch"]),
             wires=str(about["replay"]["wires"]),
             rounds=int(about["replay"]["rounds"]),
             block_steps=int(about["replay"]["block_steps"]),
@@ -237,7 +245,7 @@ def read_sweep(path: Path) -> Sweep:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{settings} does not hold the conditions of a sweep ({type(error).__name__}: {error}). {_AGAIN}") from None
     for cell in cells:
-        for name in ("ranks", "rate", "stretch"):
+        for name in ("ranks", "rate"):
             if getattr(cell, name) != getattr(sweep, name):
                 value = f"{cell.model} on {cell.hosts} hosts has {name}={getattr(cell, name)}"
                 raise InputError(f"{path}: {value}, and {settings.name} beside it {getattr(sweep, name)}: they are not of the same sweep.")

@@ -21,7 +21,7 @@ def test_a_table_reads_back_as_it_was_written_with_its_conditions(tmp_path: Path
     table = [*synthetic_sweep.cells()[:-1], synthetic_sweep.cell("small", 2, ddp_acc=None, input_sizes="")]
     sweep = read_sweep(synthetic_sweep.write(tmp_path / "sweep", table) / TABLE)
     assert list(sweep.cells) == table
-    assert (sweep.rate, sweep.stretch, sweep.ranks, sweep.wires, sweep.date) == ("10gbit", 8.0, 2, "exact", "2026-11-22")
+    assert (sweep.rate, sweep.stretches, sweep.ranks, sweep.wires, sweep.date) == ("10gbit", "8", 2, "exact", "2026-11-22")
     assert sweep.machine.startswith("2 cores of a made-up CPU")
     assert sweep.models == [*synthetic_sweep.MODELS, "small"] and sweep.hosts == [1, 2, 4, 8]
 
@@ -31,6 +31,11 @@ def test_what_is_missing_is_named_with_its_reason_where_that_is_known(tmp_path: 
     missing = sweep.missing(["alexnet", "hf_Bert", "vgg16"])
     assert list(missing) == [("hf_Bert", 8), *(("vgg16", hosts) for hosts in (1, 2, 4, 8))]
     assert missing["hf_Bert", 8] == "no reason recorded" and missing["vgg16", 8].startswith("vgg16 needs about 30 GiB")
+
+
+def test_more_hosts_may_have_been_replayed_with_a_larger_stretch(tmp_path: Path) -> None:
+    table = [synthetic_sweep.cell("small", hosts, stretch=32.0 if hosts == 8 else 8.0) for hosts in (1, 2, 8)]
+    assert read_sweep(synthetic_sweep.write(tmp_path, table) / TABLE).stretches == "8 (hosts: 1, 2); 32 (hosts: 8)"
 
 
 def test_two_timelines_of_a_model_are_told_apart(tmp_path: Path) -> None:
