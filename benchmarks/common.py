@@ -16,6 +16,9 @@ from gallery_lib.command import exit_code_of
 from gallery_lib.errors import InputError
 from gallery_lib.results import write_json
 
+_LOAD_AVERAGE = os.getloadavg()[0]
+"""Of the last minute before anything was measured: a benchmark imports this at its start."""
+
 
 def conditions() -> dict[str, Any]:
     """What the figures must be read with. The host's name is left out; paths in the command are relative."""
@@ -25,7 +28,7 @@ def conditions() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "command": "python benchmarks/" + shlex.join(words),
         "environment": environment,
-        "load_average_before": os.getloadavg()[0],
+        "load_average_before": _LOAD_AVERAGE,
     }
 
 
