@@ -8,7 +8,7 @@
 
 `record` trains a few steps in one process. `run` brings up a lab and lets DDP's own way and the others take turns. `sweep` does it
 for all timelines × numbers of hosts, with the tuner choosing among the lossless ways; begun again with the same folder it goes on,
-also with another stretch, which more hosts on the same cores need: each line of its table names its own.
+also with another stretch for another number of hosts: more of them on the same cores need a larger one.
 The notebook performance_data shows its table; to commit it, copy `sweep.csv` and `settings.json` to results/ as
 `ddp-sweep-<machine>.csv` and `.json`. `validate` trains for real and replays what was recorded there, in turns, in the same processes.
 Figures of `run` and `sweep` are those of a time-dilated replay on an emulated link, and say so.
@@ -153,24 +153,31 @@ def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words:
     if len({path.name for path in timelines}) < len(timelines):
         raise InputError("two of the timelines have the same file name: what is measured is kept by that.")
     asked = sorted(options.check_value(LabConfig, "hosts", number) for number in processes.hosts_of_sweep.split(","))
-    replay = {name: value for name, value in dataclasses.asdict(config).items() if name != "stretch"}  # stands in each line
+    replay = {name: value for name, value in dataclasses.asdict(config).items() if name != "stretch"}
     about = {"replay": replay, "ranks": processes.ranks, "rate": lab.rate, "timelines": {}}
     about["timelines"] = {path.name: [each.date, each.origin, each.step_seconds] for path, each in timelines.items()}
     settings = words.out / SETTINGS
     before = json.loads(settings.read_text()) if settings.exists() else {}
     if before and before["sweep"] != about:
         raise InputError(f"{words.out} holds a sweep with other timelines or options. Name a new folder.")
-    for hosts in asked:
-        _of_hosts(words.out, hosts).mkdir(parents=True, exist_ok=True)
-    numbers = sorted(int(folder.name.removesuffix("-hosts")) for folder in words.out.glob("*-hosts"))  # also those of earlier runs
+    earlier = {int(folder.name.removesuffix("-hosts")) for folder in words.out.glob("*-hosts")}
+    numbers = sorted({*earlier, *asked})
     missing = {hosts: [path for path in timelines if not (_of_hosts(words.out, hosts) / path.name).exists()] for hosts in numbers}
     reasons = {
         (path, hosts): too_large(timelines[path], config.wires, hosts, processes.ranks) for hosts in numbers for path in missing[hosts]
     }
     left = {hosts: [path for path in missing[hosts] if not reasons[path, hosts]] for hosts in asked}
     not_measured = [{"model": timelines[path].task, "hosts": hosts, "reason": why} for (path, hosts), why in reasons.items() if why]
+    stretches = before.get("stretches", {})
+    for hosts in asked:
+        if left[hosts] and stretches.setdefault(str(hosts), config.stretch) != config.stretch:
+            raise InputError(f"{words.out} holds figures of {hosts} hosts with stretch={stretches[str(hosts)]:g}. Go on with that.")
+        _of_hosts(words.out, hosts).mkdir(parents=True, exist_ok=True)
     kept = {} if any(left.values()) else before  # the conditions are those of the figures, not of looking at them again
-    write_result(settings, {**conditions(), **kept, "what_it_is": WHAT_IT_IS, "sweep": about, "not_measured": not_measured})
+    write_result(
+        settings,
+        {**conditions(), **kept, "what_it_is": WHAT_IT_IS, "sweep": about, "stretches": stretches, "not_measured": not_measured},
+    )
     for each in not_measured:
         print(f"not measured: {each['reason']}")
     for hosts, paths in left.items():

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gallery_lib.errors import InputError
 from gallery_lib.kernels import compression
 
 Key = tuple[int, int]
@@ -125,7 +126,9 @@ class Int8(Exact):
         return {"residuals": {key: residual.clone() for key, residual in self.residuals.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Exact`."""
+        """See `Exact`. Raises InputError for what another version of this class kept."""
+        if not all(isinstance(residual, Tensor) for residual in state["residuals"].values()):
+            raise InputError("what int8's error feedback kept was saved by another version of this package: leave it out, or use that one.")
         self.residuals = {tuple(key): residual.clone() for key, residual in state["residuals"].items()}  # type: ignore[misc]
 
 

@@ -215,6 +215,10 @@ def test_a_sweep_makes_a_table_and_goes_on_where_it_was_ended(command: Callable[
     assert second.acc_ratio_low <= second.acc_ratio <= second.acc_ratio_high and second.ddp_acc is not None
     refused = command(*words, "--rate", "10mbit")
     assert refused.returncode == 2 and "holds a sweep with other timelines or options" in refused.stderr
+    (out / "2-hosts" / "small.json").unlink()
+    refused = command(*words, "--hosts_of_sweep", "2,4", "--stretch", "4")
+    assert refused.returncode == 2 and "holds figures of 2 hosts with stretch=2. Go on with that." in refused.stderr
+    assert not (out / "4-hosts").exists()
 
 
 @pytest.mark.slow

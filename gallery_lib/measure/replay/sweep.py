@@ -228,6 +228,7 @@ def read_sweep(path: Path) -> Sweep:
     try:
         content = json.loads(settings.read_text(encoding="utf-8"))
         about = content["sweep"]
+        stretches = {int(hosts): float(stretch) for hosts, stretch in content["stretches"].items()}
         sweep = Sweep(
             path=path,
             cells=cells,
@@ -245,10 +246,10 @@ def read_sweep(path: Path) -> Sweep:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{settings} does not hold the conditions of a sweep ({type(error).__name__}: {error}). {_AGAIN}") from None
     for cell in cells:
-        for name in ("ranks", "rate"):
-            if getattr(cell, name) != getattr(sweep, name):
+        for name, expected in {"ranks": sweep.ranks, "rate": sweep.rate, "stretch": stretches.get(cell.hosts)}.items():
+            if getattr(cell, name) != expected:
                 value = f"{cell.model} on {cell.hosts} hosts has {name}={getattr(cell, name)}"
-                raise InputError(f"{path}: {value}, and {settings.name} beside it {getattr(sweep, name)}: they are not of the same sweep.")
+                raise InputError(f"{path}: {value}, and {settings.name} beside it {expected}: they are not of the same sweep.")
     return sweep
 
 

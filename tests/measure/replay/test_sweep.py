@@ -35,7 +35,11 @@ def test_what_is_missing_is_named_with_its_reason_where_that_is_known(tmp_path: 
 
 def test_more_hosts_may_have_been_replayed_with_a_larger_stretch(tmp_path: Path) -> None:
     table = [synthetic_sweep.cell("small", hosts, stretch=32.0 if hosts == 8 else 8.0) for hosts in (1, 2, 8)]
-    assert read_sweep(synthetic_sweep.write(tmp_path, table) / TABLE).stretches == "8 (hosts: 1, 2); 32 (hosts: 8)"
+    folder = synthetic_sweep.write(tmp_path, table, stretches={"1": 8, "2": 8, "8": 32})
+    assert read_sweep(folder / TABLE).stretches == "8 (hosts: 1, 2); 32 (hosts: 8)"
+    synthetic_sweep.write(tmp_path, table)
+    with pytest.raises(InputError, match=r"small on 8 hosts has stretch=32\.0, and settings\.json beside it 8\.0: they"):
+        read_sweep(folder / TABLE)
 
 
 def test_two_timelines_of_a_model_are_told_apart(tmp_path: Path) -> None:
