@@ -168,10 +168,11 @@ def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words:
     }
     left = {hosts: [path for path in missing[hosts] if not reasons[path, hosts]] for hosts in asked}
     not_measured = [{"model": timelines[path].task, "hosts": hosts, "reason": why} for (path, hosts), why in reasons.items() if why]
-    stretches = before.get("stretches", {})
+    stretches = {hosts: _stretch_before(_of_hosts(words.out, hosts)) or config.stretch for hosts in numbers}
     for hosts in asked:
-        if left[hosts] and stretches.setdefault(str(hosts), config.stretch) != config.stretch:
-            raise InputError(f"{words.out} holds figures of {hosts} hosts with stretch={stretches[str(hosts)]:g}. Go on with that.")
+        if left[hosts] and stretches[hosts] != config.stretch:
+            raise InputError(f"{words.out} holds figures of {hosts} hosts with stretch={stretches[hosts]:g}. Go on with that.")
+    for hosts in asked:
         _of_hosts(words.out, hosts).mkdir(parents=True, exist_ok=True)
     kept = {} if any(left.values()) else before  # the conditions are those of the figures, not of looking at them again
     write_result(
@@ -191,6 +192,11 @@ def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words:
 def _of_hosts(folder: Path, hosts: int) -> Path:
     """Where a sweep keeps what it has measured on so many hosts."""
     return folder / f"{hosts}-hosts"
+
+
+def _stretch_before(folder: Path) -> float | None:
+    """That of what has been measured on so many hosts, if anything has."""
+    return next((float(json.loads(file.read_text())["replay"]["stretch"]) for file in folder.glob("*.json")), None)
 
 
 def _write_table(folder: Path, timelines: dict[Path, Timeline], numbers: Sequence[int], lab: LabConfig, processes: DdpLabConfig) -> None:

@@ -68,8 +68,8 @@ def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int
     rendezvous.unlink(missing_ok=True)
     forks = _can_fork()
     if forks:
-        importlib.import_module(module)
         importlib.import_module("gallery_lib.worker").preload()
+        importlib.import_module(module)
     _wait_while_held(folder)
     context = multiprocessing.get_context("fork" if forks else "spawn")
     running = [

@@ -198,9 +198,11 @@ def test_what_is_recorded_is_replayed_on_a_lab_and_says_what_it_is(command: Call
 @pytest.mark.cluster
 @pytest.mark.usefixtures("needs_a_lab")
 def test_a_sweep_makes_a_table_and_goes_on_where_it_was_ended(command: Callable[..., Any], tmp_path: Path) -> None:
-    write_timeline(tmp_path / "small.json", TIMELINE)
+    timelines = [tmp_path / "other.json", tmp_path / "small.json"]
+    for file in timelines:
+        write_timeline(file, dataclasses.replace(TIMELINE, task=file.stem))
     out = tmp_path / "sweep"
-    words = ["sweep", str(tmp_path / "small.json"), "--only", "views", "--rounds", "4", "--block_steps", "1", "--out", str(out)]
+    words = ["sweep", *map(str, timelines), "--only", "views", "--rounds", "4", "--block_steps", "1", "--out", str(out)]
     done = command(*words, "--hosts_of_sweep", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     measured_first = (out / "1-hosts" / "small.json").stat().st_mtime_ns
@@ -208,8 +210,9 @@ def test_a_sweep_makes_a_table_and_goes_on_where_it_was_ended(command: Callable[
     assert done.returncode == 0, done.stdout + done.stderr
     assert (out / "1-hosts" / "small.json").stat().st_mtime_ns == measured_first
     sweep = find_sweep(out)
-    assert sweep is not None and [(cell.model, cell.hosts) for cell in sweep.cells] == [("small", 1), ("small", 2)]
-    first, second = sweep.cells
+    assert sweep is not None
+    assert [(cell.model, cell.hosts) for cell in sweep.cells] == [("other", 1), ("other", 2), ("small", 1), ("small", 2)]
+    first, second = sweep.cells[2:]
     assert (first.chosen, first.acc_ratio, first.ddp_acc) == (PLAIN, 1.0, 1.0)
     assert (first.stretch, second.stretch) == (1.0, 2.0)
     assert second.acc_ratio_low <= second.acc_ratio <= second.acc_ratio_high and second.ddp_acc is not None
