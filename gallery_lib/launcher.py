@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -31,7 +32,7 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.log import last_step
 from gallery_lib.precision import autocast_dtype
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE, end_supervised, interruptible, search_path
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, can_fork, end_supervised, interruptible, search_path
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results
 from gallery_lib.spawn import HELD_FILE, HELD_VARIABLE
@@ -75,7 +76,10 @@ def torchrun_command(config: TrainConfig, launch: LaunchConfig, module: str = "g
         command += [f"--node-rank={launch.node_rank}", f"--master-addr={launch.master_addr}", f"--master-port={port}"]
     if config.run_dir:
         command.append(f"--log-dir={Path(config.run_dir) / 'torchrun'}")  # else torchrun leaves a folder in /tmp
-    return [*command, "-m", module, *options.command_line(config)]
+    found = importlib.util.find_spec(module) if can_fork() else None
+    if found is None or found.origin is None:
+        return [*command, "-m", module, *options.command_line(config)]
+    return [*command, "--start-method=fork", "--run-path", found.origin, *options.command_line(config)]  # torch is imported once
 
 
 def _direct_command(config: TrainConfig, launch: LaunchConfig, module: str) -> list[str]:

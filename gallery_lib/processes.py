@@ -39,6 +39,11 @@ def search_path() -> str:
     return os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
 
 
+def can_fork() -> bool:
+    """Whether training processes may be forked from one that has imported torch: CUDA does not survive a fork."""
+    return sys.platform.startswith("linux") and not any(Path("/dev").glob("nvidia[0-9]*"))
+
+
 def _prctl(operation: int, value: int) -> bool:
     if not sys.platform.startswith("linux"):
         return False

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE, RENDEZVOUS_VARIABLE, die_with_parent, end_descendants
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, RENDEZVOUS_VARIABLE, can_fork, die_with_parent, end_descendants
 
 RENDEZVOUS_FILE = "rendezvous"
 HELD_FILE = "held"
@@ -38,10 +38,6 @@ def _environment(rank: int, processes: int, rendezvous: Path) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(processes),
         RENDEZVOUS_VARIABLE: rendezvous.absolute().as_uri(),
     }
-
-
-def _can_fork() -> bool:
-    return sys.platform.startswith("linux") and not any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _wait_while_held(folder: Path) -> None:
@@ -66,7 +62,7 @@ def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int
     die_with_parent()
     rendezvous = folder / RENDEZVOUS_FILE
     rendezvous.unlink(missing_ok=True)
-    forks = _can_fork()
+    forks = can_fork()
     if forks:
         importlib.import_module("gallery_lib.worker").preload()
         importlib.import_module(module)

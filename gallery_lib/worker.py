@@ -1,4 +1,4 @@
-"""One training process of a run, as torchrun starts it: `-m gallery_lib.worker OPTIONS`.
+"""One training process of a run, as torchrun starts it: `-m gallery_lib.worker OPTIONS`, or this file, forked from torchrun itself.
 
 Dies with torchrun. Whatever goes wrong is written to `error-rank<n>.json` in the run directory, for the launcher
 to tell; warnings and native messages go to the rank's log file.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 import importlib
+import multiprocessing
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gallery_lib.compiler.toggle import compiler_enabled
 from gallery_lib.config import TrainConfig
@@ -42,6 +44,10 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
             run_dir.mkdir(parents=True, exist_ok=True)
             log = (run_dir / f"log-rank{rank}.txt").open("a", buffering=1)
             os.dup2(log.fileno(), 2)
+        if config.compiler_opt:
+            from gallery_lib.compiler.backend import read_ahead
+
+            read_ahead()
         body(config)
         return 0
     except BaseException as error:
@@ -72,16 +78,29 @@ def preload() -> None:
         gc.enable()
 
 
-def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> NoReturn:
-    """`run`, and end the process, without waiting for threads of native libraries."""
+def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> None:
+    """`run`, and end the process, without waiting for threads of native libraries.
+
+    Returns only where all went well in a process that was forked: torchrun waits for what its processes return.
+    """
     code = run(body, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    if code or multiprocessing.parent_process() is None:
+        os._exit(code)
 
 
-def main(arguments: Sequence[str]) -> NoReturn:
+def _signals_as_in_a_new_process() -> None:
+    """A forked process has torchrun's handlers, which raise."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def main(arguments: Sequence[str]) -> None:
     """Train."""
+    if multiprocessing.parent_process() is not None:
+        _signals_as_in_a_new_process()
     preload()
     from gallery_lib.train import train
 

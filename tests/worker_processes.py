@@ -7,13 +7,15 @@ import contextlib
 import psutil
 
 
+def _starts_workers(process: psutil.Process | None) -> bool:
+    """torchrun or spawn; or what they have forked, which has their command line."""
+    return process is not None and process.cmdline()[1:3] in (["-m", "torch.distributed.run"], ["-m", "gallery_lib.spawn"])
+
+
 def _is_worker(process: psutil.Process) -> bool:
-    """Started by torchrun; or forked by spawn, and so with its command line."""
-    words, parent = process.cmdline(), process.parent()
-    above = parent.cmdline() if parent is not None else []
-    if words[1:3] == ["-m", "gallery_lib.spawn"]:
-        return above == words
-    return "torch.distributed.run" in above and "torch.distributed.run" not in words
+    """A child of what starts workers; not its children, such as data-loading processes."""
+    parent = process.parent()
+    return parent is not None and _starts_workers(parent) and not _starts_workers(parent.parent())
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gallery_lib import hardware
+from gallery_lib.compiler import regions
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.paths import cache_dir
@@ -45,6 +46,18 @@ def cache_environment() -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))}
 
 
+def read_ahead() -> None:
+    """Have the digests of torch's and Triton's sources, which are part of every key in Inductor's cache, made meanwhile.
+
+    With a torch that can (2.15 does); others make them at the first compilation, which takes a second.
+    """
+    from torch._inductor import codecache
+
+    for key in (codecache.torch_key, getattr(codecache, "triton_key", None)):
+        if prefetch := getattr(key, "prefetch", None):
+            prefetch()
+
+
 def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     if device.type == "cpu" and hardware.cpp_compiler() is None:
         raise InputError(
@@ -69,8 +82,12 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
 
         name = inductor_keeping(options.keep_activations)
         done += f", {options.keep_activations:.0%} of the activations kept"
-    model.compile(backend=name, options=compile_options or None)
-    return done
+    found = regions.find(model) if options.repeated_blocks_once else None
+    if found is None:
+        model.compile(backend=name, options=compile_options or None)
+        return done
+    regions.compile_regions(model, found, backend=name, options=compile_options or None)
+    return f"{done}, {found.blocks} repeated blocks compiled once for each of {len(found.groups)} kinds"
 
 
 register_backend("inductor", _inductor)

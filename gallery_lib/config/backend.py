@@ -34,6 +34,11 @@ class Compiler(Settable):
     any_threads: bool = option(
         False, "on the CPU, generate code for any number of threads, so that runs on one and on several processes share what was compiled"
     )
+    repeated_blocks_once: bool = option(
+        False,
+        "compile blocks that a model repeats, such as a transformer's layers, once, each as a graph of its own: "
+        "half the wait for the compiler, and somewhat slower steps",
+    )
     bf16_on_fp32_units: bool = option(
         True, "on a CPU without bfloat16 units, do bfloat16 products on the fp32 units instead of emulating them"
     )

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -138,6 +138,6 @@ def body(config: TrainConfig) -> None:
     train(config, observer, recipes.recipe(role.recipe))
 
 
-def main(arguments: Sequence[str]) -> NoReturn:
-    """Train in that role; the process ends here."""
+def main(arguments: Sequence[str]) -> None:
+    """Train in that role."""
     worker.end_after(body, arguments)

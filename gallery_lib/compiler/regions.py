@@ -1,0 +1,120 @@
+"""Blocks that a model repeats, such as a transformer's layers, compiled once and not as often as they are there.
+
+Each block is a region of its own, compiled in place like the model otherwise is; the compiler finds that the second one's code is
+the first one's, since weights are inputs to it. What lies around them is compiled module by module, or runs as it is where it
+is a single operator. Compilation and start-up then take the time of one block.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+FEWEST_BLOCKS = 3
+LEAST_PART = 0.5
+"""Of the model's parameters; with less in repeated blocks, the model is compiled as one."""
+_SPARE_RECOMPILATIONS = 8
+
+
+@dataclass(frozen=True)
+class Regions:
+    """What is compiled by itself: groups of blocks that are alike, and modules around them."""
+
+    groups: tuple[tuple[nn.Module, ...], ...]
+    around: tuple[nn.Module, ...]
+
+    @property
+    def blocks(self) -> int:
+        """In all groups."""
+        return sum(len(group) for group in self.groups)
+
+
+def _signature(module: nn.Module) -> list[object]:
+    """What two modules have to have in common to be alike; whether the compiler agrees is seen when they first run."""
+    parts = [(name, type(each)) for name, each in module.named_modules()]
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return [parts, [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors]]
+
+
+def _alike(module: nn.Module) -> bool:
+    blocks = list(module.children())
+    if not isinstance(module, nn.ModuleList | nn.Sequential) or len(blocks) < FEWEST_BLOCKS or not any(blocks[0].children()):
+        return False
+    first = _signature(blocks[0])
+    return all(_signature(block) == first for block in blocks[1:])
+
+
+def _collect(module: nn.Module, groups: list[tuple[nn.Module, ...]], around: list[nn.Module]) -> None:
+    for child in module.children():
+        if _alike(child):
+            groups.append(tuple(child.children()))
+        elif any(_alike(each) for each in child.modules()):
+            _collect(child, groups, around)
+        elif any(child.children()) and type(child).forward is not nn.ModuleList.forward:
+            around.append(child)
+
+
+def find(model: nn.Module) -> Regions | None:
+    """The regions of `model`, or None where most of it is not repeated."""
+    groups: list[tuple[nn.Module, ...]] = []
+    around: list[nn.Module] = []
+    _collect(model, groups, around)
+    repeated = sum(parameter.numel() for group in groups for block in group for parameter in block.parameters())
+    if not groups or repeated < LEAST_PART * sum(parameter.numel() for parameter in model.parameters()):
+        return None
+    return Regions(tuple(groups), tuple(around))
+
+
+def _graphs() -> int:
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+def compile_regions(model: nn.Module, found: Regions, **options: Any) -> None:
+    """Compile the regions of `model` in place, with torch.compile's options.
+
+    At the first call that compiles it is seen whether blocks do share their code; where they do not, because of a number that each
+    has of its own, say, a warning says so, and the model is compiled as one from the next call on.
+    """
+    for module in (*(block for group in found.groups for block in group), *found.around):
+        module.compile(**options)
+
+    def first_call(*args: Any, **kwargs: Any) -> Any:
+        began, shared = _graphs(), True
+        compiled = {block: block._compiled_call_impl for group in found.groups for block in group}
+
+        def watched(block: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                nonlocal shared
+                before = _graphs()
+                result = call(*args, **kwargs)
+                shared &= _graphs() == before
+                return result
+
+            return run
+
+        for group in found.groups:
+            for block in group[2:]:  # the first has other inputs at times, such as some that need no gradient
+                block._compiled_call_impl = watched(block, compiled[block])  # type: ignore[assignment, arg-type]
+        try:
+            with torch._dynamo.config.patch(recompile_limit=found.blocks + _SPARE_RECOMPILATIONS):
+                return model._call_impl(*args, **kwargs)  # type: ignore[operator]
+        finally:
+            for block, call in compiled.items():
+                block._compiled_call_impl = call
+            if not shared:
+                what = f"{type(model).__name__}'s repeated blocks do not share what is compiled"
+                warnings.warn(f"{what}: from its next call on, it is compiled as one", stacklevel=2)
+                for module in (*compiled, *found.around):
+                    module._compiled_call_impl = None
+                model.compile(**options)
+            elif _graphs() > began:
+                model._compiled_call_impl = None
+
+    model._compiled_call_impl = first_call  # type: ignore[assignment]
