@@ -562,7 +562,7 @@ fi
 
 finish_step
 if ((LAB && RUN_CODE == 0)); then
-    exec "$PY" -m gallery_lib.lab "$ROOT"
+    exec "$PY" -m gallery_lib.jupyterlab "$ROOT"
 fi
 if [[ -z $RUN ]]; then
     if ((INTO_CURRENT)); then say "Ready: bash prepare.sh --into-current --lab"; else say "Ready: bash prepare.sh --lab"; fi

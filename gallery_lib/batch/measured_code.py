@@ -21,7 +21,7 @@ STALE = " (stale)"
 """The mark of a figure that was measured with other code than what is here, or with code that was not recorded."""
 _SOURCES = (".py", ".cu", ".cuh")
 _NOT_MEASURED = (
-    *("batch", "report", "site", "cli.py", "commands", "completion.py", "lab.py", "pack.py", "measure/replay"),
+    *("batch", "report", "site", "cli.py", "commands", "completion.py", "jupyterlab.py", "pack.py", "measure/replay"),
     *("config/__init__.py", "config/gallery.py", "config/lab.py"),
 )
 _ONLY_FOR = {

@@ -77,7 +77,7 @@ def lab(checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPat
     mark = uuid.uuid4().hex
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, "-m", "gallery_lib.lab", str(root), "--no-browser"],
+            [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, "-m", "gallery_lib.jupyterlab", str(root), "--no-browser"],
             env={**os.environ, **kernel, **{k: str(v) for k, v in own.items()}, "PYTHONPATH": str(checkout), MARK: mark},
             stdout=output,
             stderr=output,

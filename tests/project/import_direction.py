@@ -45,7 +45,7 @@ FLOORS: dict[float, tuple[str, ...]] = {
     5.5: ("batch",),  # its summary uses the tables
     5.7: ("site",),  # shows what a batch left
     5.9: ("commands",),  # what the words behind `gallery` do
-    6: ("cli", "lab", "notebook", "__main__"),
+    6: ("cli", "jupyterlab", "notebook", "__main__"),
     6.5: ("walk", "wire", "performance_data"),
 }
 NEIGHBOURS_ALLOWED = (0, 1)  # floors on which one room may import another

@@ -42,10 +42,10 @@ def test_a_signal_to_the_script_alone_ends_the_notebook_at_once(copy, sent, code
 
 def test_lab_starts_jupyterlab_for_the_checkout_in_its_own_place(copy):
     assert copy.run("--lab").returncode == 0
-    assert copy.notes().splitlines()[-1] == f"python -m gallery_lib.lab {copy.root}"
+    assert copy.notes().splitlines()[-1] == f"python -m gallery_lib.jupyterlab {copy.root}"
 
 
 def test_lab_does_not_start_after_a_notebook_that_failed(copy):
     (copy.root / "failing").touch()
     assert copy.run("--run", "vgg16", "--lab").returncode == 3
-    assert "-m gallery_lib.lab" not in copy.notes()
+    assert "-m gallery_lib.jupyterlab" not in copy.notes()

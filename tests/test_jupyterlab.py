@@ -1,6 +1,6 @@
-"""lab.py: how JupyterLab is started."""
+"""jupyterlab.py: how JupyterLab is started."""
 
-from gallery_lib.lab import command
+from gallery_lib.jupyterlab import command
 
 
 def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_index(tmp_path):

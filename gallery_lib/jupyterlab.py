@@ -1,6 +1,6 @@
 """Starts JupyterLab in a checkout: at the index of its notebooks, for this machine alone, and with a token.
 
-    python -m gallery_lib.lab FOLDER [options of JupyterLab]
+    python -m gallery_lib.jupyterlab FOLDER [options of JupyterLab]
 
 Port and token are JupyterLab's own: the first free port from 8888 on (JUPYTER_PORT chooses another) and a new token
 (JUPYTER_TOKEN). Links between notebooks and documents need the whole checkout as its root folder. What kernels and
