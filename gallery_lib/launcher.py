@@ -222,7 +222,7 @@ def start(
     Path(config.run_dir).mkdir(parents=True, exist_ok=True)
     for old in [*Path(config.run_dir).glob("error-rank*.json"), *Path(config.run_dir).glob(HELD_FILE)]:
         old.unlink()
-    command = _direct_command(config, launch, module) if not torchrun and launch.nnodes == 1 else torchrun_command(config, launch, module)
+    command = torchrun_command(config, launch, module) if torchrun else _direct_command(config, launch, module)
     variables = {**environment_of(config, launch), **(environment or {}), **({HELD_VARIABLE: "1"} if held else {})}
     return Job(config, launch, command, variables, show_log=show_log)
 

@@ -1,7 +1,7 @@
 """A task that trains in milliseconds, for tests: a small convolutional network on synthetic images.
 
-Given as `--model tests/tiny_task.py:TASK`; `SLOW`, `WRONG` and `FAILING` are the same with a planted defect, and
-`FAILING_ACCELERATED` has one where the accelerated backend is on.
+Given as `--model tests/tiny_task.py:TASK`; `SLOW`, `WRONG` and `FAILING` are the same with a planted defect,
+`FAILING_ACCELERATED` has one where the accelerated backend is on, and `WRONG_EAGER_O1` in half precision where it is off.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ def _failing_accelerated_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) ->
     return _failing_loss(model, batch) if compiler_enabled() else loss(model, batch)
 
 
+def _wrong_eager_o1_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    value, device = loss(model, batch), batch[0].device.type
+    return 1.3 * value - 0.3 * value.detach() if torch.is_autocast_enabled(device) and not compiler_enabled() else value
+
+
 def _sleeping_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     time.sleep(0.5)
     return loss(model, batch)
@@ -108,6 +113,7 @@ SLOW = dataclasses.replace(TASK, name="slow", loss=_slow_loss)
 WRONG = dataclasses.replace(TASK, name="wrong", build_model=_wrong_model)
 FAILING = dataclasses.replace(TASK, name="failing", loss=_failing_loss)
 FAILING_ACCELERATED = dataclasses.replace(TASK, name="failing_accelerated", loss=_failing_accelerated_loss)
+WRONG_EAGER_O1 = dataclasses.replace(TASK, name="wrong_eager_o1", loss=_wrong_eager_o1_loss)
 SLEEPING = dataclasses.replace(TASK, name="sleeping", loss=_sleeping_loss)
 
 

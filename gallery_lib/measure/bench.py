@@ -107,6 +107,18 @@ def _digest(line: Line, alive: int | None) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
+def _check_data(lines: Sequence[Line], *, all_needed: bool) -> None:
+    """InputError where a task has no fit data; unless all are needed, only where none has: the others are measured, with its reason."""
+    errors = []
+    for line in lines:
+        try:
+            tasks.data_of(line.config)
+        except InputError as error:
+            errors.append(error)
+    if errors and (all_needed or len(errors) == len(lines)):
+        raise errors[0]
+
+
 def run(
     names: Sequence[str],
     asked: BenchConfig,
@@ -118,7 +130,7 @@ def run(
     """Measure the tasks `names` (all when empty), or the waterfall; returns the folder and what came out.
 
     `done` is called after each task. Raises InputError, before anything is started, for unknown names, options that make
-    no sense and a folder that will not do.
+    no sense and a folder that will not do; for data that will not do where tasks are named, else the task stays as its reason.
     """
     asked = options.checked(asked)
     kind = "waterfall" if asked.waterfall else "bench"
@@ -129,8 +141,7 @@ def run(
     lines = {name.rsplit(":", 1)[-1]: make(name, asked) for name in wanted}
     if len(lines) < len(wanted):
         raise InputError(f"two of the tasks {', '.join(wanted)} have the same name: measure them one by one.")
-    for line in lines.values():
-        tasks.data_of(line.config)
+    _check_data(list(lines.values()), all_needed=bool(names) or asked.waterfall is not None)
     folder = paths.output_folder(asked.out, kind, resume=asked.resume, file=f"{kind}.json", work=kind)
     file = folder / f"{kind}.json"
     earlier: dict[str, Outcome] = read_bench(file).tasks if asked.resume and file.exists() else {}

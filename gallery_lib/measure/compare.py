@@ -51,6 +51,11 @@ def compare(
     launch, options_ = options.checked(launch or LaunchConfig()), options.checked(options_ or CompareConfig())
     if len(variants) != 2:
         raise InputError(f"a comparison takes two variants, baseline first; got {len(variants)}: {', '.join(variants)}.")
+    if launch.nnodes > 1:
+        raise InputError(
+            f"nnodes={launch.nnodes}: a comparison runs on one host, where its variants take turns. "
+            "Train each variant with launch_single_task.py on all hosts, or compare on one with nproc_per_node."
+        )
     first, second = variants.values()
     for name in ("batch_size", "image_size", "sequence_length", "seed", "data_dir", "lr", "weight_decay", "warmup_steps"):
         if getattr(first, name) != getattr(second, name):
@@ -59,10 +64,10 @@ def compare(
     probed = parity.probe_batches(config.amp_level for config in variants.values())
     warmup = max(first.warmup_steps, options_.parity_steps, probed)
     task_name = first.model.rsplit(":", 1)[-1]
-    folder = folder or paths.new_run_dir(f"compare-{task_name}-{launch.nproc_per_node * launch.nnodes}p")
+    folder = folder or paths.new_run_dir(f"compare-{task_name}-{launch.nproc_per_node}p")
     turns = Turns(warmup, options_.rounds, options_.block_steps, probed)
-    where = f"{task_name} on {launch.nproc_per_node * launch.nnodes} process(es)"
-    exact_config = reference.configuration(lineup.configuration(first, turns, folder / "reference"), options_.parity_steps)
+    where = f"{task_name} on {launch.nproc_per_node} process(es)"
+    exact_config = reference.configuration(lineup.configuration(first, turns, folder / "reference"), options_.parity_steps, probed)
     with contextlib.closing(Progress(where, 2 * turns.total_steps * options_.starts, enabled=progress)) as bar:
         exact = reference.reference_for(exact_config, launch, lambda what: bar.update(0, f"{task_name}: {what}"))
         runs = {name: Variant(config) for name, config in variants.items()}

@@ -1,8 +1,8 @@
 """Variants of a run that are alive at the same time and take turns, so that drift of the machine falls on all of them.
 
 Each has processes and an environment of its own and starts up alone, while the others wait: start-up is true for all. Only
-their imports, which take one core each, go on side by side, as many as there are cores (and on one host without torchrun,
-whose own seconds would only be added). Then come blocks of steps, in the order A B C, C B A, A B C, …; last each ends its
+their imports, which take one core each, go on side by side, as many as there are cores (and without torchrun, whose own
+seconds would only be added). All of it is on one host. Then come blocks of steps, in the order A B C, C B A, A B C, …; last each ends its
 run, in turn. A variant that fails ends everything, or only drops out, as the caller asks.
 """
 
@@ -88,7 +88,7 @@ class _Lineup:
 
     def __init__(self, launch: LaunchConfig, turns: Turns, bar: Progress, label: str, dropped: dict[str, GalleryError] | None) -> None:
         self.launch, self.turns, self.bar, self.label, self.dropped = launch, turns, bar, label, dropped
-        self.world_size = launch.nproc_per_node * launch.nnodes
+        self.world_size = launch.nproc_per_node
         self.server = TurnServer()
         self.jobs: dict[str, Job] = {}
         self._done_before = bar.count
@@ -135,13 +135,13 @@ class _Lineup:
             module=WORKER,
             environment={**variant.environment, **role.environment()},
             torchrun=False,
-            held=self.launch.nnodes == 1,
+            held=True,
         )
 
     def wait_imported(self, name: str) -> None:
         """Returns when it is held. Raises when it has ended instead."""
         job = self.jobs[name]
-        while self.launch.nnodes == 1 and not job.held():
+        while not job.held():
             self.say(f"{name} starts")
             if not job.running():
                 job.result()

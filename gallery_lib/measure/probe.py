@@ -1,6 +1,6 @@
 """The gradients of a variant on a few batches, reduced to what the parity check needs.
 
-For every parameter: the sum over the batches of its gradient's squared norm, and a fixed random sample of the first
+For every parameter: its gradient's squared norm on each of the batches, and a fixed random sample of the first
 batch's gradient. The probe runs on the run's own model (compiled, laid out, distributed as it is), with the initial
 weights, and puts everything back afterwards.
 """
@@ -82,14 +82,14 @@ def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any], 
     model = session.plain
     current = {name: value.detach().clone() for name, value in model.state_dict().items()} if restore else None
     model.load_state_dict(initial)
-    square_norms: dict[str, float] = {}
+    square_norms: dict[str, list[float]] = {}
     samples: dict[str, list[float]] = {}
     for number, batch in enumerate(batches):
         session.optimizer.zero_grad(set_to_none=True)
         session.backward(session.forward(batch))
         scale = session.scaler.get_scale()
         for name, gradient in _gradients(session):
-            square_norms[name] = square_norms.get(name, 0.0) + _square_norm(gradient) / scale**2
+            square_norms.setdefault(name, [0.0] * len(batches))[number] = _square_norm(gradient) / scale**2
             if number == 0:
                 samples[name] = (gradient[_sample_indices(gradient.numel()).to(gradient.device)].double() / scale).tolist()
     session.optimizer.zero_grad(set_to_none=True)

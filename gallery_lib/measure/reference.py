@@ -25,10 +25,9 @@ from gallery_lib import hardware, options, paths
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.launcher import start
 from gallery_lib.measure import probe
-from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
+from gallery_lib.measure.worker import FIRST_BATCHES, PROBE_FILE, WORKER, Role
 from gallery_lib.results import read_results, write_json
 
-PROBE_BATCHES = 1
 _LOSSES_FILE = "losses.json"
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
 _IRRELEVANT = ("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads", "log_interval", "tensorboard")
@@ -47,10 +46,11 @@ class Reference:
         return not probe.differences_of_start(self.probe, variant)
 
 
-def configuration(config: TrainConfig, parity_steps: int) -> TrainConfig:
-    """The options of the reference run for a variant's `config`."""
+def configuration(config: TrainConfig, parity_steps: int, probe_batches: int) -> TrainConfig:
+    """The options of the reference run for a variant's `config`: so many steps that it sees as many batches as variants probe."""
+    steps = max(parity_steps, probe_batches)
     return dataclasses.replace(
-        config, compiler_opt=False, amp_level="O0", max_steps=parity_steps, warmup_steps=0, evaluate=False, save_weights=False
+        config, compiler_opt=False, amp_level="O0", max_steps=steps, warmup_steps=0, evaluate=False, save_weights=False
     )
 
 
@@ -88,8 +88,8 @@ def kept_reference(config: TrainConfig, world_size: int) -> Reference | None:
 def run_reference(config: TrainConfig, launch: LaunchConfig) -> Reference:
     """Run it (`config` is `configuration(…)` with a run directory, which is removed) and keep it for the next time."""
     assert config.run_dir is not None and config.max_steps is not None
-    run_dir, world_size = Path(config.run_dir), launch.nproc_per_node * launch.nnodes
-    role = Role("reference", None, 0, config.max_steps, PROBE_BATCHES)
+    run_dir, world_size = Path(config.run_dir), launch.nproc_per_node
+    role = Role("reference", None, 0, config.max_steps, min(config.max_steps, FIRST_BATCHES))
     job = start(config, launch, module=WORKER, environment=role.environment(), torchrun=False)
     try:
         job.result()
@@ -113,7 +113,7 @@ def run_reference(config: TrainConfig, launch: LaunchConfig) -> Reference:
 
 def reference_for(config: TrainConfig, launch: LaunchConfig, say: Callable[[str], None]) -> Reference:
     """The kept one, or one that is run now; `say` is told when it is run."""
-    kept = kept_reference(config, launch.nproc_per_node * launch.nnodes)
+    kept = kept_reference(config, launch.nproc_per_node)
     if kept is not None:
         return kept
     say("reference in float64")

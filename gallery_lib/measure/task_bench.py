@@ -96,12 +96,11 @@ def _row(measured: Measured, verdict: Parity | None, flops: float, traffic: int 
     )
 
 
-def _parity(name: str, measured: Measured, baseline: Measured, exact: Reference, steps: int) -> Parity | None:
-    if name == BASELINE:
-        return None
-    if measured.results.config["amp_level"] == "O0":  # half precision is held against fp32, not the other way round
-        return judge(measured, baseline, exact, steps)
-    return judge(baseline, measured, exact, steps)
+def _parity(one: Measured, other: Measured, exact: Reference, steps: int) -> Parity:
+    """Of two variants: half precision is held against fp32, not the other way round."""
+    if other.results.config["amp_level"] == "O0":
+        return judge(other, one, exact, steps)
+    return judge(one, other, exact, steps)
 
 
 class _Measurement:
@@ -113,6 +112,7 @@ class _Measurement:
         self.of_group: dict[str, int] = {}
         self.measured: list[dict[str, Measured]] = []
         self.traffic: dict[str, int] = {}  # by amp level
+        self.exact: Reference | None = None
 
     def run_group(self, names: list[str], turns: Turns, bar: Progress, label: str) -> None:
         """The baseline and the variants `names`, in turns."""
@@ -132,13 +132,15 @@ class _Measurement:
 
     def judge(self, exact: Reference) -> None:
         """A row for each variant that ran."""
+        self.exact = exact
         flops = float(exact.probe["flops"]) / exact.probe["batches"]
         for name, group in self.of_group.items():
             variants = self.measured[group]
             if BASELINE not in variants:
                 self.rows[name] = Row(f"ran, but {BASELINE}, which it is held against, did not")
                 continue
-            verdict = _parity(name, variants[name], variants[BASELINE], exact, self.line.compare.parity_steps)
+            steps = self.line.compare.parity_steps
+            verdict = _parity(variants[BASELINE], variants[name], exact, steps) if name != BASELINE else None
             traffic = self.traffic.get(self.line.variants[name].config.amp_level)
             self.rows[name] = _row(variants[name], verdict, flops, traffic)
 
@@ -153,11 +155,22 @@ class _Measurement:
             return direct(b, slower, faster)
         return stats.change_of_ratio(direct(a, BASELINE, slower), direct(b, BASELINE, faster))
 
+    def comparable(self, slower: str, faster: str) -> bool:
+        """Whether both ran and compute the same training: as the baseline does, or as one another do where it is the odd one out."""
+        if not all(name in self.of_group and self.rows[name].reason is None for name in (slower, faster)):
+            return False
+        if all(self.rows[name].comparable for name in (slower, faster)):
+            return True
+        if BASELINE in (slower, faster) or self.exact is None:
+            return False
+        one, other = (self.measured[self.of_group[name]][name] for name in (slower, faster))
+        return _parity(one, other, self.exact, self.line.compare.parity_steps).passed
+
     def ratios(self) -> list[tuple[str, str, float, float, float]]:
         """All that are wanted and may be given."""
         found = []
         for slower, faster in self.line.pairs:
-            if all(name in self.of_group and self.rows[name].comparable for name in (slower, faster)):
+            if self.comparable(slower, faster):
                 ratio = self.ratio(slower, faster)
                 found.append((slower, faster, ratio.ratio, ratio.low, ratio.high))
         return found
@@ -179,7 +192,8 @@ def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progres
         probed_batches = max(parity.PROBE_BATCHES.values())
         warmup = max(line.config.warmup_steps, line.compare.parity_steps, probed_batches)
         turns = Turns(warmup, line.compare.rounds, line.compare.block_steps, probed_batches)
-        exact_config = reference.configuration(lineup.configuration(line.config, turns, folder / "reference"), line.compare.parity_steps)
+        run_config = lineup.configuration(line.config, turns, folder / "reference")
+        exact_config = reference.configuration(run_config, line.compare.parity_steps, probed_batches)
         total_steps = turns.total_steps * (len(line.variants) - 1 + len(together))
         with contextlib.closing(Progress(label, total_steps, enabled=progress)) as bar:
             exact = reference.reference_for(exact_config, LaunchConfig(), lambda what: bar.update(0, f"{label}: {what}"))

@@ -137,6 +137,10 @@ def notes(bench: Bench) -> list[str]:
             else "torch's as it comes; ours: torch's fused one (--fused: for all)"
         )
         found.append(f"Optimizer: {given}.")
+        found.append(
+            f"Parity is with {BASELINE}, held against float64. Two variants have a ratio where both pass, or, where one of them does not, "
+            "if they compute the same training as one another."
+        )
     return found
 
 

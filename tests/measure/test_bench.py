@@ -13,14 +13,16 @@ import torch
 
 from gallery_lib import stats
 from gallery_lib.cli import main
-from gallery_lib.config import BenchConfig, TrainConfig
+from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig
+from gallery_lib.errors import InputError
 from gallery_lib.measure import bench, peers, recipes, task_bench
-from gallery_lib.measure.outcome import read_bench
+from gallery_lib.measure.outcome import Outcome, read_bench
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.recipe import Plain
 
 TINY = f"{tiny_task.__file__}:TASK"
 FAILING = f"{tiny_task.__file__}:FAILING_ACCELERATED"
+WRONG_BASELINE = f"{tiny_task.__file__}:WRONG_EAGER_O1"
 FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-size=8"]
 
 
@@ -38,6 +40,30 @@ FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-s
 def test_bad_input_ends_with_2_and_one_message(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_task_without_fit_data_ends_a_bench_of_named_tasks_and_stays_as_its_reason_in_one_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def data_of(config: TrainConfig) -> None:
+        if config.model == "FAILING" or config.image_size == 32:
+            raise InputError("its data are too short")
+
+    def measure(line: task_bench.Line, *_: object, **__: object) -> Outcome:
+        return Outcome("d", "2026-01-01", 1.0, line.config.model, {}, {}, {}, [])
+
+    monkeypatch.setattr(bench.tasks, "data_of", data_of)
+    monkeypatch.setattr(bench.tasks, "names", lambda: ["TASK", "FAILING"])
+    monkeypatch.setattr(bench, "bench_line", lambda name, asked: task_bench.Line(
+        TrainConfig(model=name, image_size=asked.image_size), CompareConfig(), {}, {}, [], []
+    ))  # fmt: skip
+    monkeypatch.setattr(task_bench, "measure", measure)
+    _, found = bench.run([], BenchConfig(out=str(tmp_path / "all")))
+    assert [outcome.reason for outcome in found.tasks.values()] == ["TASK", "FAILING"]
+    for names, size in ((["TASK", "FAILING"], None), ([], 32)):  # named; and none that has data
+        with pytest.raises(InputError, match="too short"):
+            bench.run(names, BenchConfig(out=str(tmp_path / "refused"), image_size=size))
+    assert not (tmp_path / "refused").exists()
 
 
 def test_a_folder_with_results_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,3 +159,15 @@ def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_
     before = (tmp_path / "bench.json").read_text()
     assert main([*arguments, "--resume"]) == 1
     assert (tmp_path / "bench.json").read_text() == before  # nothing was measured again
+
+
+@pytest.mark.slow
+def test_where_the_baseline_is_the_odd_one_out_the_others_are_held_against_float64_and_one_another(tmp_path: Path) -> None:
+    assert main(["bench", WRONG_BASELINE, *FEW, "--variants=eager-fp32,ours", f"--out={tmp_path}"]) == 0
+    outcome = read_bench(tmp_path / "bench.json").tasks["WRONG_EAGER_O1"]
+    assert not outcome.rows["eager-fp32"].comparable and outcome.ratio("eager-O1", "eager-fp32") is None
+    ours = outcome.rows["ours"]
+    assert ours.comparable and ours.parity is not None and outcome.ratio("eager-O1", "ours") is not None
+    scale = next(check for check in ours.parity["checks"] if check["name"] == "gradient scale")
+    assert "held against float64" in scale["where"]
+    assert outcome.ratio("eager-fp32", "ours") is not None

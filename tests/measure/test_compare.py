@@ -75,6 +75,11 @@ def test_variants_of_different_batch_size_are_refused() -> None:
         compare({"a": config(batch_size=4), "b": config(batch_size=8)}, progress=False)
 
 
+def test_a_comparison_over_several_hosts_is_refused() -> None:
+    with pytest.raises(InputError, match="nnodes=2: a comparison runs on one host"):
+        compare({"a": config(), "b": config()}, LaunchConfig(nnodes=2, master_addr="192.0.2.1"), progress=False)
+
+
 @pytest.mark.parametrize("content", ['{"parity"', "[]", '{"parity": {"checks": []}}'])
 def test_a_damaged_comparison_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "comparison.json").write_text(content)

@@ -5,14 +5,15 @@ import math
 import pytest
 import torch
 
-from gallery_lib.measure.comparison import Parity
+from gallery_lib.measure.comparison import Check, Parity
 from gallery_lib.measure.parity import check_gradient_scale, check_gradients, check_losses, check_start, judge
 
 
-def probe(gradients: dict[str, torch.Tensor]) -> dict:
+def probe(gradients: dict[str, torch.Tensor], batches: int = 1) -> dict:
+    """As if each batch had the same gradients."""
     return {
-        "batches": 1,
-        "square_norms": {name: float(g.double().square().sum()) for name, g in gradients.items()},
+        "batches": batches,
+        "square_norms": {name: [float(g.double().square().sum())] * batches for name, g in gradients.items()},
         "samples": {name: g.double().tolist() for name, g in gradients.items()},
         "weights": "the same",
         "first_batches": ["the same"],
@@ -61,6 +62,22 @@ def test_more_noise_than_the_baseline_has_makes_gradients_longer_and_explains_on
     for factor in (1.5, 0.75):  # longer than noise explains; and shorter, which it never does
         wrong = {name: factor * gradient for name, gradient in candidate.items()}
         assert not check_gradient_scale(probe(baseline), probe(wrong), probe(EXACT), "O1").passed
+
+
+def test_a_candidate_that_is_float64s_is_right_though_the_baseline_is_not_and_no_other_is() -> None:
+    """A baseline whose own rounding makes one gradient longer by a sixth, on all batches: the candidate is held against float64."""
+    baseline = dict(noisy(EXACT, 0.02, 1), layer2=1.17 * EXACT["layer2"])
+    right = noisy(EXACT, 0.05, 2)
+
+    def check(candidate: dict[str, torch.Tensor], exact_batches: int = 4) -> Check:
+        return check_gradient_scale(probe(baseline, 4), probe(candidate, 4), probe(EXACT, exact_batches), "O1")
+
+    assert check(right).passed
+    assert check(right).where.endswith("; 1 parameter(s) held against float64, from which the baseline is further")
+    assert not check(right, exact_batches=1).passed  # float64 has not seen what is to be judged
+    assert not check(dict(right, layer2=1.06 * right["layer2"])).passed  # not float64's
+    hidden = noisy(EXACT, 0.46, 2)["layer2"] / 1.1  # noise gives it back the length that a wrong factor took
+    assert abs(float(hidden.norm() / EXACT["layer2"].norm()) - 1) < 0.05 and not check(dict(right, layer2=hidden)).passed
 
 
 def test_a_gradient_of_the_right_length_in_the_wrong_direction_is_found() -> None:
