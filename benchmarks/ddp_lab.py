@@ -48,8 +48,10 @@ WHAT_IT_IS = (
     "computation is waiting, multiplied by `stretch`; times are divided by `stretch`. What this machine's own cores and memory do "
     "(sockets, copies, sums, all that stays within a host) is not stretched, so it counts for `stretch` times less than it takes here."
 )
-_PROCESS_BYTES = 300e6
+_PROCESS_BYTES = 400e6
 """Of a process with torch in it, on its own."""
+_SHARED_PIECES_BYTES = 40 * 2**20
+"""Of the largest pieces that one way has on its way at a time: two of 16 MiB, or one of 38."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,11 @@ def replayed(files: Sequence[Path], action: str, config: ReplayConfig, lab: LabC
 
 def memory_bytes(timeline: Timeline, wires: str, hosts: int, ranks: int) -> float:
     """What a replay takes on this machine, about: for each rank its buckets, what error feedback keeps, and two of the largest bucket
-    for what is being made or sent; for each host the shared memory of hierarchical averaging, of as many and one more of the largest."""
+    for what is being made or sent; for each host the shared memory of hierarchical averaging, a piece of a bucket for each rank and one."""
     largest = max(max(each.bytes for each in timeline.gradients), 25 * 2**20)
     kept = 2 if {"int8", "powersgd"} & set(wires.split(",")) else 1
     of_rank = _PROCESS_BYTES + kept * timeline.gradient_bytes + 2 * largest
-    return hosts * (ranks * of_rank + (ranks + 1 if ranks > 1 else 0) * largest)
+    return hosts * (ranks * of_rank + (ranks + 1 if ranks > 1 else 0) * _SHARED_PIECES_BYTES)
 
 
 def too_large(timeline: Timeline, wires: str, hosts: int, ranks: int) -> str:

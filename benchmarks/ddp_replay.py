@@ -58,6 +58,7 @@ def in_turns(model: DDP, replay: Replay, chosen: dict[str, Comm], config: Replay
     """Step times of each way by turn, each of the slowest rank, on every rank."""
     own: dict[str, Blocks] = {name: [] for name in chosen}
     for name in ddp_turns.order(chosen, config.rounds):
+        model.zero_grad(set_to_none=True)  # they may be views of the buckets that the way before had
         accelerate_ddp(model, chosen[name])
         own[name].append([replay.train_step(model) for _ in range(SETTLING_STEPS + config.block_steps)][SETTLING_STEPS:])
     return {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in own.items()}
@@ -96,7 +97,7 @@ def main() -> int:
     config, words = line.parse(sys.argv[1:])
     timelines = {path: read_timeline(path) for path in words.timelines}
     torch.set_num_threads(1)
-    allocator.apply()  # this machine's page faults are not the recorded device's
+    allocator.give_back()  # DDP makes its buckets anew at every turn
     process_group.ensure_initialized()
     process_group.ensure_group_of_one()
     for path, timeline in timelines.items():

@@ -12,12 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from gallery_lib.comm.early_steps import EarlySteps
-from gallery_lib.comm.reducer import GradientReducer
+from gallery_lib.comm.reducer import DDP_BUCKET_MB, GradientReducer
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError
 
 DDP = nn.parallel.DistributedDataParallel
-_DDP_BUCKET_MB = 25
 _REDUCER = "gallery_reducer"
 
 
@@ -31,7 +30,7 @@ def _bucket_sizes(options: Comm) -> dict[str, Any]:
         return {"bucket_cap_mb": options.bucket_mb}
     if "bucket_cap_mb_list" not in inspect.signature(DDP.__init__).parameters:
         raise InputError(f"first_bucket_mb needs a newer torch than {torch.__version__}, whose DDP takes sizes one by one. Leave it out.")
-    return {"bucket_cap_mb_list": [options.first_bucket_mb, options.bucket_mb or _DDP_BUCKET_MB]}  # the last is that of all others
+    return {"bucket_cap_mb_list": [options.first_bucket_mb, options.bucket_mb or DDP_BUCKET_MB]}  # the last is that of all others
 
 
 def _arguments(model: nn.parallel.DistributedDataParallel, options: Comm) -> dict[str, Any]:

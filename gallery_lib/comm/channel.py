@@ -1,4 +1,4 @@
-"""One way for buckets to take: a thread on which they are averaged one after another, with process groups of its own.
+"""One way for buckets, or pieces of them, to take: a thread that averages one after another, with process groups of its own.
 
 On the CPU a thread does it, beside the backward pass. On CUDA the caller's thread only queues the work, on a stream of the
 channel's own.
@@ -22,7 +22,7 @@ from gallery_lib.config import Comm
 
 
 class Channel:
-    """Averages buckets over the ranks of the default group. Making one is a collective call."""
+    """Averages flat buffers over the ranks of the default group. Making one is a collective call."""
 
     def __init__(self, options: Comm, hosts: topology.Topology, device: torch.device) -> None:
         self._world = dist.get_world_size()
@@ -31,6 +31,7 @@ class Channel:
         self._local: dist.ProcessGroup | None = None
         self._low_rank: PowerSGD | None = None
         self._exchange: exchange.Exact | None = None
+        self._scratch = exchange.Scratch()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         if options.wire == "powersgd":
@@ -74,42 +75,44 @@ class Channel:
         for group in self._groups:
             dist.destroy_process_group(group)
 
-    def average_(self, index: int, buffer: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
-        """Replace the flat `buffer` of bucket `index`, of which `gradients` are views, by its mean over all ranks."""
+    def average_(self, key: exchange.Key, buffer: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Replace the flat `buffer`, a bucket of `gradients` or (but with powersgd) a piece of one, by its mean over all ranks."""
         if self._low_rank is not None:
             self._low_rank.average_(gradients, names)
         elif self._slots is not None:
-            self._through_shared_memory(self._slots, index, buffer)
+            self._through_shared_memory(self._slots, key, buffer)
         elif self._local is not None:
-            self._through_local_group(self._local, index, buffer)
+            self._through_local_group(self._local, key, buffer)
         else:
-            self._across(index, buffer, self._world)
+            self._across(key, buffer, self._world)
 
-    def _across(self, index: int, buffer: Tensor, divisor: int = 1) -> None:
+    def _across(self, key: exchange.Key, buffer: Tensor, divisor: int = 1) -> None:
         if self._exchange is not None:
-            self._exchange.sum_(buffer, (index, buffer.numel()), divisor)
+            self._exchange.sum_(buffer, key, divisor)
 
-    def _through_shared_memory(self, slots: SharedSlots, index: int, buffer: Tensor) -> None:
+    def _through_shared_memory(self, slots: SharedSlots, key: exchange.Key, buffer: Tensor) -> None:
         """Each process of the host adds up a part of what all of them have, and exchanges that part with its peers."""
         rows = slots.of(buffer.numel(), buffer.dtype)
         processes, place = dist.get_world_size(self._local), dist.get_rank(self._local)
         rows[place].copy_(buffer)
         slots.meet()
         part = slice(*(buffer.numel() * edge // processes for edge in (place, place + 1)))
-        own = rows[:processes, part].sum(0, dtype=torch.float32).div_(self._world).to(buffer.dtype)
-        self._across(index, own)
+        total = self._scratch.of(part.stop - part.start, dtype=torch.float32, like=buffer)
+        torch.sum(rows[:processes, part], 0, dtype=torch.float32, out=total)
+        own = total.div_(self._world).to(buffer.dtype)
+        self._across(key, own)
         rows[processes, part].copy_(own)
         slots.meet()
         buffer.copy_(rows[processes])
 
-    def _through_local_group(self, local: dist.ProcessGroup, index: int, buffer: Tensor) -> None:
+    def _through_local_group(self, local: dist.ProcessGroup, key: exchange.Key, buffer: Tensor) -> None:
         """The same between GPUs, by NCCL's reduce-scatter and all-gather."""
         processes = dist.get_world_size(local)
         part = -(-buffer.numel() // processes)
         whole = torch.nn.functional.pad(buffer, (0, part * processes - buffer.numel())).div_(self._world)
         own = torch.empty(part, dtype=buffer.dtype, device=buffer.device)
         dist.reduce_scatter_tensor(own, whole, group=local)
-        self._across(index, own)
+        self._across(key, own)
         dist.all_gather_into_tensor(whole, own, group=local)
         buffer.copy_(whole[: buffer.numel()])
 

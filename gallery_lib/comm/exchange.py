@@ -18,11 +18,11 @@ from torch import Tensor
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import compression
 
-Key = tuple[int, int]
-"""Which buffer it is, as far as residuals are concerned: the bucket's index and its number of values."""
+Key = tuple[int, int, int]
+"""Which buffer it is, as far as residuals are concerned: the bucket's index and its number of values, and which of its pieces."""
 
 
-class _Scratch:
+class Scratch:
     """Memory for what is on its way, used again: an exchange is done before its channel's next one begins."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Narrow(Exact):
     def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
         super().__init__(group)
         self.dtype = dtype
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
         """See `Exact`."""
@@ -88,12 +88,12 @@ class Int8(Exact):
         super().__init__(group)
         self.error_feedback = error_feedback
         self.residuals: dict[Key, Tensor] = {}
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
 
     def _residual(self, key: Key, buffer: Tensor) -> Tensor | None:
         if not self.error_feedback:
             return None
-        for old in [old for old in self.residuals if old[0] == key[0] and old != key]:
+        for old in [old for old in self.residuals if old[0] == key[0] and old[1] != key[1]]:
             del self.residuals[old]
         if key not in self.residuals:
             self.residuals[key] = torch.zeros_like(buffer, dtype=torch.float32)
@@ -127,7 +127,7 @@ class Int8(Exact):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Exact`. Raises InputError for what another version of this class kept."""
-        if not all(isinstance(residual, Tensor) for residual in state["residuals"].values()):
+        if not all(len(key) == 3 and isinstance(residual, Tensor) for key, residual in state["residuals"].items()):
             raise InputError("what int8's error feedback kept was saved by another version of this package: leave it out, or use that one.")
         self.residuals = {tuple(key): residual.clone() for key, residual in state["residuals"].items()}  # type: ignore[misc]
 

@@ -1,8 +1,13 @@
 """The communication hook of an accelerated DistributedDataParallel: buckets go to channels in turn.
 
+A parameter that is larger than a bucket makes a bucket of its own size (VGG-16's has 411 MB). On the CPU such a bucket goes in
+pieces of a bucket's size, to the channels in turn: while one piece is on the wire another is added up within the host, and what is
+on its way at a time needs no more memory than buckets do.
+
 Annotations are not postponed here: torch looks at those of a hook.
 """
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +23,36 @@ from gallery_lib.comm.early_steps import EarlySteps
 from gallery_lib.comm.heartbeat import Heartbeat
 from gallery_lib.config import Comm
 from gallery_lib.errors import RunFailed
+
+DDP_BUCKET_MB = 25
+"""DDP's own size of all buckets but the first, in MiB."""
+_ALIGNED_VALUES = 64
+"""Pieces of a bucket begin at multiples of so many values."""
+
+
+class _Bucket:
+    """A bucket on its way: what is known of it before it is averaged, and how many of its pieces are not there yet."""
+
+    def __init__(self, bucket: dist.GradBucket, names: list[str], pieces: int) -> None:
+        self.index, self.buffer, self.gradients, self.parameters = bucket.index(), bucket.buffer(), bucket.gradients(), bucket.parameters()
+        self.names = names
+        self.done = threading.Event()
+        self._left = pieces
+        self._lock = threading.Lock()
+        self._not_finite: Tensor | None = None
+
+    def not_finite(self) -> Tensor:
+        """Which gradients are not finite on this rank; first called before any piece is averaged, and each time the same."""
+        with self._lock:
+            if self._not_finite is None:
+                self._not_finite = torch.stack([~gradient.isfinite().all() for gradient in self.gradients])
+            return self._not_finite
+
+    def piece_done(self) -> bool:
+        """Whether that was the last one."""
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
 
 
 def _some(names: list[str]) -> str:
@@ -56,35 +91,50 @@ class GradientReducer:
                 self._finish_queued = True
             except RuntimeError:  # not in a backward pass: DDP's join context stands in for a rank that has no batches left
                 pass
-        index, buffer, gradients = bucket.index(), bucket.buffer(), bucket.gradients()
-        parameters = bucket.parameters()
-        names = [self._names[id(parameter)] for parameter in parameters]
+        names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        pieces = self._pieces(bucket.buffer())
+        whole = _Bucket(bucket, names, len(pieces))
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[self._device] if self._device.type == "cuda" else [])
-        done = threading.Event()
-        self._waiting.append(done)
-
-        def job() -> None:
-            try:
-                if self._problem is None:
-                    self._average(self._channels[index % len(self._channels)], index, buffer, gradients, names)
-                    if self._early_steps is not None:
-                        self._early_steps.take(parameters, gradients)
-            except BaseException as problem:
-                self._problem = problem
-            finally:
-                future.set_result(buffer)
-                done.set()
-
-        self._channels[index % len(self._channels)].submit(job)
+        self._waiting.append(whole.done)
+        for number, piece in enumerate(pieces):
+            channel = self._channels[(whole.index + number) % len(self._channels)]
+            channel.submit(functools.partial(self._job, channel, whole, number, piece, future))
         return future
 
-    def _average(self, channel: Channel, index: int, buffer: Tensor, gradients: list[Tensor], names: list[str]) -> None:
-        if self.options.non_finite == "ignore":
-            return channel.average_(index, buffer, gradients, names)
-        own = torch.stack([~gradient.isfinite().all() for gradient in gradients])
-        channel.average_(index, buffer, gradients, names)
-        self._not_finite.append((names, own, ~buffer.isfinite().all()))
-        return None
+    def _pieces(self, buffer: Tensor) -> list[Tensor]:
+        """Those that a bucket is averaged in: itself, unless it is larger than buckets are to be."""
+        if self._device.type == "cuda" or self.options.wire == "powersgd":
+            return [buffer]
+        size = (self.options.bucket_mb or DDP_BUCKET_MB) * 2**20
+        count = max(1, round(buffer.numel() * buffer.itemsize / size))
+        length = -(-buffer.numel() // (count * _ALIGNED_VALUES)) * _ALIGNED_VALUES
+        return list(buffer.split(length)) if count > 1 else [buffer]
+
+    def _job(self, channel: Channel, whole: _Bucket, number: int, piece: Tensor, future: torch.futures.Future[Tensor]) -> None:
+        try:
+            if self._problem is None:
+                if self.options.non_finite != "ignore":
+                    whole.not_finite()
+                channel.average_((whole.index, whole.buffer.numel(), number), piece, whole.gradients, whole.names)
+        except BaseException as problem:
+            self._problem = problem
+        if not whole.piece_done():
+            return
+        try:
+            if self._problem is None:
+                self._averaged(whole)
+        except BaseException as problem:
+            self._problem = problem
+        finally:
+            future.set_result(whole.buffer)
+            whole.done.set()
+
+    def _averaged(self, whole: _Bucket) -> None:
+        """All of it is there."""
+        if self.options.non_finite != "ignore":
+            self._not_finite.append((whole.names, whole.not_finite(), ~whole.buffer.isfinite().all()))
+        if self._early_steps is not None:
+            self._early_steps.take(whole.parameters, whole.gradients)
 
     def _finish(self) -> None:
         """At the end of the backward pass: wait for all buckets, and raise what has gone wrong."""

@@ -24,6 +24,7 @@ KEEPS = "glibc keeps large blocks"
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """mallopt's parameters, from malloc.h."""
+_GIVEN_BACK_BYTES = 2**20
 
 
 def reason_not_applied() -> str | None:
@@ -69,3 +70,9 @@ def apply() -> str:
     # mallopt takes an int, so 2 GiB is the most; 1 is success.
     kept = all(library.mallopt(parameter, 2**31 - 1) == 1 for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
     return f"{KEEPS} (set at run time, without huge pages)" if kept else "not applied: glibc refused the thresholds"
+
+
+def give_back() -> None:
+    """Have this process give large blocks back as soon as they are freed: for many processes in little memory."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _GIVEN_BACK_BYTES)

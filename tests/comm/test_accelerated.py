@@ -53,7 +53,14 @@ def test_lossless_ways_differ_from_ddp_by_the_order_of_additions_only(ranks: Ran
 
 @pytest.mark.parametrize(
     ("wire", "most"),
-    [({"wire": "bf16"}, 0.01), ({"wire": "fp16"}, 0.002), ({"wire": "int8"}, 0.02), ({"wire": "int8", "hierarchical": True}, 0.02)],
+    [
+        ({"wire": "bf16"}, 0.01),
+        ({"wire": "fp16"}, 0.002),
+        ({"wire": "int8"}, 0.02),
+        ({"wire": "int8", "hierarchical": True}, 0.02),
+        ({"wire": "int8", "streams": 2, "bucket_mb": 0.01}, 0.02),
+    ],
+    ids=str,
 )
 def test_wire_formats_round_as_much_as_they_may(ranks: Ranks, wire: dict, most: float) -> None:
     errors = ranks.call("averages.relative_error", WIDE, wire)
@@ -76,6 +83,16 @@ LAYER = 4 * (64 * 64 + 64)
 )
 def test_buckets_are_as_large_as_is_asked_for(two_by_two: Ranks, values: dict, sizes: list[int]) -> None:
     assert two_by_two.call("averages.bucket_bytes", [64] * 5, values) == [sizes] * 4
+
+
+@pytest.mark.parametrize("values", [{}, {"hierarchical": True}], ids=["flat", "hierarchical"])
+def test_a_parameter_larger_than_a_bucket_goes_in_pieces_through_all_channels(two_by_two: Ranks, values: dict) -> None:
+    """300 × 64 weights are 75 KiB: seven pieces of about 10 KiB, of whole cache lines."""
+    for channels in two_by_two.call("averages.piece_bytes", [64, 300], {**values, "streams": 2, "bucket_mb": 10 / 1024}):
+        pieces = [size for channel in channels for size in channel]
+        assert sum(pieces) == 4 * 300 * (64 + 1) and max(pieces) <= 1.5 * 10 * 1024
+        assert all(len(channel) >= 3 for channel in channels)
+        assert sum(size % 256 != 0 for size in pieces) <= 2  # the last of the weights, and the biases
 
 
 def test_powersgd_of_full_rank_is_exact_and_of_low_rank_is_not(two_by_two: Ranks) -> None:
@@ -127,7 +144,9 @@ def test_the_optimizers_step_in_the_backward_pass_while_ranks_without_batches_st
         assert found["error"] < 1e-6 and found["moved"]
 
 
-@pytest.mark.parametrize("values", [{}, {"hierarchical": True}, {"wire": "int8"}, {"wire": "powersgd"}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{}, {"hierarchical": True}, {"wire": "int8"}, {"wire": "powersgd"}, {"streams": 2, "bucket_mb": 0.004}], ids=str
+)
 def test_a_gradient_that_is_not_a_number_is_reported_on_every_rank(two_by_two: Ranks, values: dict) -> None:
     messages = two_by_two.call("trouble.not_finite", values, 3)
     assert all("on rank 3 of 2.weight" in message for message in messages), messages

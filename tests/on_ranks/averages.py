@@ -54,6 +54,26 @@ def bucket_bytes(widths: list[int], values: dict[str, Any]) -> list[int]:
     return list(seen)
 
 
+def piece_bytes(widths: list[int], values: dict[str, Any]) -> list[list[int]]:
+    """Of what each channel averages in a third step."""
+    model = accelerate_ddp(DDP(stack(widths)), options_of(values))
+    channels = model.gallery_reducer._channels
+    seen: list[list[int]] = [[] for _ in channels]
+    for channel, sizes in zip(channels, seen, strict=True):
+
+        def average_(key, buffer, *others, channel=channel, sizes=sizes):
+            sizes.append(buffer.nbytes)
+            type(channel).average_(channel, key, buffer, *others)
+
+        channel.average_ = average_
+    for step in range(3):
+        for sizes in seen:
+            sizes.clear()
+        model(batch(step, widths[0])).pow(2).sum().backward()
+    accelerate_ddp(model, Comm())
+    return seen
+
+
 def relative_error(widths: list[int], values: dict[str, Any]) -> float:
     """Of all mean gradients of one step together."""
     model = accelerate_ddp(DDP(stack(widths)), options_of(values))

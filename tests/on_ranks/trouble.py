@@ -15,10 +15,10 @@ from on_ranks.models import DDP, batch, options_of, stack
 
 def not_finite(values: dict[str, Any], bad_rank: int) -> str:
     """What is raised when the gradient of one layer is NaN on one rank; the step after it is an ordinary one."""
-    model = accelerate_ddp(DDP(stack([6, 9, 4])), options_of({**values, "non_finite": "stop"}))
+    model = accelerate_ddp(DDP(stack([60, 90, 40])), options_of({**values, "non_finite": "stop"}))
     handle = model.module[2].weight.register_hook(lambda g: g * torch.nan if dist.get_rank() == bad_rank else g)
     try:
-        model(batch(0, 6)).pow(2).sum().backward()
+        model(batch(0, 60)).pow(2).sum().backward()
         return "nothing was raised"
     except Exception as error:
         message = str(error)
