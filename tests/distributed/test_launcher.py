@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,6 +71,25 @@ def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(tmp
     for (_, a), (_, b) in zip(one.loss["curve"], two.loss["curve"], strict=True):
         assert a == pytest.approx(b, rel=1e-4)
     assert one.metrics == two.metrics
+
+
+@pytest.mark.slow
+@pytest.mark.whole_machine
+def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
+    """Both are on this machine, which has the address of host 0 as well as any other of its loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.2", 0))
+        meeting = {"nnodes": 2, "master_addr": "127.0.0.2", "master_port": free.getsockname()[1]}
+    jobs = [start(config(batch_size=4, run_dir=str(tmp_path / "run")), LaunchConfig(node_rank=host, **meeting)) for host in (0, 1)]
+    try:
+        first, second = (job.result() for job in jobs)
+    finally:
+        for job in jobs:
+            job.stop()
+    assert first is not None and second is None
+    assert (first.world_size, first.nodes) == (2, 2)
+    one_host = launch(config(batch_size=4, run_dir=str(tmp_path / "one host")), TWO, show_log=False)
+    assert one_host is not None and first.loss == one_host.loss
 
 
 @pytest.mark.slow
