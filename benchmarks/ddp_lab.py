@@ -51,7 +51,7 @@ WHAT_IT_IS = (
 _PROCESS_BYTES = 400e6
 """Of a process with torch in it, on its own."""
 _SHARED_PIECES_BYTES = 40 * 2**20
-"""Of the largest pieces that one way has on its way at a time: two of 16 MiB, or one of 38."""
+"""Of the largest pieces that one way has on its way at a time: two of 12 MiB, or one of 38."""
 
 
 @dataclass(frozen=True)

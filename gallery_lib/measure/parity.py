@@ -12,9 +12,9 @@ Both start from the same weights and see the same batches; a third run does the 
    gradients of a deep network are a fifth noise, which adds its square to the squared length. Where the two have different
    amounts of noise, which check 2 has found to be small enough, the one with more may be longer by what that explains: hardly
    for a fifth, and by 0.20 for 0.5 against 0.9. A factor of 1.1 is seen in a gradient that is up to nine tenths noise.
-   It is the baseline that may be further from float64 than the candidate: a candidate whose norm over the same batches is
-   float64's, and whose own error on the first batch is within the tolerance of check 2 alone, is right whatever the baseline is;
-   the check says of how many parameters that held.
+   It may be the baseline that is off: a candidate whose norm over the same batches is float64's within the same tolerance, and
+   whose own error on the first batch is within the tolerance of check 2 alone, is right whatever the baseline is; the check
+   says of how many parameters that held.
 
 The tolerances were found on ResNet-50 (benchmarks/notes.md): the rounding noise of check 3 was 0.030 at worst over four batches
 under O1, and below 0.001 over one under O0; a planted factor is 1.1 and 1.01. Parameters whose gradient is zero but for rounding (a bias
@@ -127,7 +127,7 @@ def check_gradient_scale(baseline: dict[str, Any], candidate: dict[str, Any], ex
                 row, against_float64 = (off, tolerance, name), against_float64 + 1
         rows.append(row)
     check = _worst("gradient scale", rows)
-    note = f"{check.where}; {against_float64} parameter(s) held against float64, from which the baseline is further"
+    note = f"{check.where}; {against_float64} parameter(s) held against float64 instead of the baseline"
     return dataclasses.replace(check, where=note) if against_float64 else check
 
 

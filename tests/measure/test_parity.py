@@ -73,7 +73,7 @@ def test_a_candidate_that_is_float64s_is_right_though_the_baseline_is_not_and_no
         return check_gradient_scale(probe(baseline, 4), probe(candidate, 4), probe(EXACT, exact_batches), "O1")
 
     assert check(right).passed
-    assert check(right).where.endswith("; 1 parameter(s) held against float64, from which the baseline is further")
+    assert check(right).where.endswith("; 1 parameter(s) held against float64 instead of the baseline")
     assert not check(right, exact_batches=1).passed  # float64 has not seen what is to be judged
     assert not check(dict(right, layer2=1.06 * right["layer2"])).passed  # not float64's
     hidden = noisy(EXACT, 0.46, 2)["layer2"] / 1.1  # noise gives it back the length that a wrong factor took
