@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 import torch
@@ -17,8 +19,8 @@ FOLDER = Path("/dev/shm")
 class SharedSlots:
     """A flat buffer for each process of a host, and one for the result, all of which each of them sees.
 
-    Making and growing it are collective calls in `group`, the processes of the host. The file behind it never has a name: the
-    others open it through the first process's entry in /proc. So it goes away with them however they end.
+    Making and growing it are collective calls in `group`, the processes of the host. The file behind it has no name any
+    more once all have opened it, so it goes away with them however they end.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -30,14 +32,15 @@ class SharedSlots:
     def _open(self, size: int) -> None:
         first = dist.get_process_group_ranks(self._group)[0]
         told: list[str | None] = [None]
-        handle = error = None
+        path = error = None
         if dist.get_rank() == first:
             try:
-                handle = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
-                os.posix_fallocate(handle, 0, size)  # reserved now: a page that is missing later would be a SIGBUS
+                handle, path = tempfile.mkstemp(prefix="gallery-comm-", dir=FOLDER)
+                with contextlib.closing(os.fdopen(handle, "wb")) as file:
+                    os.posix_fallocate(file.fileno(), 0, size)  # reserved now: a page that is missing later would be a SIGBUS
             except OSError as problem:
                 error = problem
-            told = [None if error else f"/proc/{os.getpid()}/fd/{handle}"]
+            told = [None if error else path]
         try:
             dist.broadcast_object_list(told, src=first, group=self._group)
             if told[0] is None:
@@ -48,8 +51,8 @@ class SharedSlots:
             self._memory = torch.from_file(told[0], shared=True, size=size, dtype=torch.uint8)
             self.meet()
         finally:
-            if handle is not None:
-                os.close(handle)
+            if path is not None:
+                Path(path).unlink()
 
     def of(self, size: int, dtype: torch.dtype) -> Tensor:
         """[processes + 1, size] of `dtype`, the last row for the result; what was in it before is gone when it has to grow.
