@@ -8,7 +8,8 @@
 
 `record` trains a few steps in one process. `run` brings up a lab and lets DDP's own way and the others take turns. `sweep` does it
 for all timelines × numbers of hosts, with the tuner choosing among the lossless ways; begun again with the same folder it goes on,
-also with another stretch for another number of hosts: more of them on the same cores need a larger one.
+also with another stretch for another number of hosts: more of them on the same cores need a larger one. A committed table is gone on
+with by copying it to a new folder, as `sweep.csv` with `settings.json` beside it; each line says which machine replayed it.
 The notebook performance_data shows its table; to commit it, copy `sweep.csv` and `settings.json` to results/ as
 `ddp-sweep-<machine>.csv` and `.json`. `validate` trains for real and replays what was recorded there, in turns, in the same processes.
 Figures of `run` and `sweep` are those of a time-dilated replay on an emulated link, and say so.
@@ -38,7 +39,7 @@ from gallery_lib.command import exit_code_of
 from gallery_lib.config import Comm, LabConfig, LabRunConfig, RecordConfig, ReplayConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.record import record
-from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, write_sweep
+from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, read_sweep, recording_of, write_sweep
 from gallery_lib.measure.replay.timeline import Timeline, derived, read_timeline, write_timeline
 from gallery_lib.options import CommandLine, option
 
@@ -135,8 +136,8 @@ def _run(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: a
     return 0
 
 
-def cell(found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: DdpLabConfig, alone_seconds: float | None) -> Cell:
-    """A line of the sweep's table. `alone_seconds`: DDP's own step on one host, for ddp_acc; None: not measured."""
+def cell(found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: DdpLabConfig) -> Cell:
+    """A line of the sweep's table; ddp_acc wants that of one host, too, and is left out."""
     ways = found["ways"]
     chosen = next((name for name in ways if name != PLAIN), PLAIN)
     ddp, ours = ways[PLAIN]["step_seconds"]["p50"], ways[chosen]["step_seconds"]["p50"]
@@ -146,7 +147,7 @@ def cell(found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: D
         **{"hosts": lab.hosts, "ranks": processes.ranks, "rate": lab.rate, "stretch": found["replay"]["stretch"]},
         **{"ddp_step_seconds": ddp, "chosen": chosen, "chosen_step_seconds": ours},
         **{"acc_ratio": ratio["ratio"], "acc_ratio_low": ratio["low"], "acc_ratio_high": ratio["high"]},
-        ddp_acc=alone_seconds / ddp if alone_seconds else None,
+        **{"ddp_acc": None, "replayed_on": found["replayed_on"]},
     )
 
 
@@ -162,15 +163,13 @@ def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words:
     before = json.loads(settings.read_text()) if settings.exists() else {}
     if before and before["sweep"] != about:
         raise InputError(f"{words.out} holds a sweep with other timelines or options. Name a new folder.")
-    earlier = {int(folder.name.removesuffix("-hosts")) for folder in words.out.glob("*-hosts")}
-    numbers = sorted({*earlier, *asked})
-    missing = {hosts: [path for path in timelines if not (_of_hosts(words.out, hosts) / path.name).exists()] for hosts in numbers}
-    reasons = {
-        (path, hosts): too_large(timelines[path], config.wires, hosts, processes.ranks) for hosts in numbers for path in missing[hosts]
-    }
-    left = {hosts: [path for path in missing[hosts] if not reasons[path, hosts]] for hosts in asked}
+    there = _measured(words.out, timelines, lab, processes)
+    numbers = sorted({*asked, *(hosts for _, hosts in there)})
+    missing = [(path, hosts) for hosts in numbers for path in timelines if (path, hosts) not in there]
+    reasons = {(path, hosts): too_large(timelines[path], config.wires, hosts, processes.ranks) for path, hosts in missing}
+    left = {number: [path for path, hosts in missing if hosts == number and not reasons[path, hosts]] for number in asked}
     not_measured = [{"model": timelines[path].task, "hosts": hosts, "reason": why} for (path, hosts), why in reasons.items() if why]
-    stretches = {hosts: _stretch_before(_of_hosts(words.out, hosts)) or config.stretch for hosts in numbers}
+    stretches = dict.fromkeys(asked, config.stretch) | {hosts: each.stretch for (_, hosts), each in there.items()}
     for hosts in asked:
         if left[hosts] and stretches[hosts] != config.stretch:
             raise InputError(f"{words.out} holds figures of {hosts} hosts with stretch={stretches[hosts]:g}. Go on with that.")
@@ -186,7 +185,7 @@ def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words:
     for hosts, paths in left.items():
         if paths:
             replayed(paths, "tuned", config, dataclasses.replace(lab, hosts=hosts), processes, _of_hosts(words.out, hosts))
-        _write_table(words.out, timelines, numbers, lab, processes)
+        _write_table(words.out, _measured(words.out, timelines, lab, processes))
     print(f"figures: {words.out / TABLE} and the files beside it")
     return 0
 
@@ -196,24 +195,36 @@ def _of_hosts(folder: Path, hosts: int) -> Path:
     return folder / f"{hosts}-hosts"
 
 
-def _stretch_before(folder: Path) -> float | None:
-    """That of what has been measured on so many hosts, if anything has."""
-    return next((float(json.loads(file.read_text())["replay"]["stretch"]) for file in folder.glob("*.json")), None)
+def _measured(folder: Path, timelines: dict[Path, Timeline], lab: LabConfig, processes: DdpLabConfig) -> dict[tuple[Path, int], Cell]:
+    """What a sweep has measured, by timeline and number of hosts: what its table has, as a committed one does that was copied to be gone
+    on with, and then what was measured into its folders."""
+    found: dict[tuple[Path, int], Cell] = {}
+    if (folder / TABLE).exists():
+        paths = {recording_of(timeline): path for path, timeline in timelines.items()}
+        for each in read_sweep(folder / TABLE).cells:
+            if each.recording not in paths:
+                raise InputError(f"{folder / TABLE} has a line of {each.model} that is of none of the timelines. Name a new folder.")
+            found[paths[each.recording], each.hosts] = each
+    for measured in folder.glob("*-hosts"):
+        hosts = int(measured.name.removesuffix("-hosts"))
+        for path, timeline in timelines.items():
+            if (measured / path.name).exists():
+                figures = json.loads((measured / path.name).read_text())
+                found[path, hosts] = cell(figures, timeline, dataclasses.replace(lab, hosts=hosts), processes)
+    order = list(timelines)
+    return dict(sorted(found.items(), key=lambda each: (order.index(each[0][0]), each[0][1])))
 
 
-def _write_table(folder: Path, timelines: dict[Path, Timeline], numbers: Sequence[int], lab: LabConfig, processes: DdpLabConfig) -> None:
-    """The table of what has been measured so far."""
-    cells = []
-    for path, timeline in timelines.items():
-        alone = None
-        for hosts in numbers:
-            measured = _of_hosts(folder, hosts) / path.name
-            if measured.exists():
-                found = json.loads(measured.read_text())
-                if hosts == 1:
-                    alone = found["ways"][PLAIN]["step_seconds"]["p50"]
-                cells.append(cell(found, timeline, dataclasses.replace(lab, hosts=hosts), processes, alone))
-    write_sweep(folder / TABLE, cells)
+def _write_table(folder: Path, measured: dict[tuple[Path, int], Cell]) -> None:
+    """The table, with ddp_acc where one host has been measured."""
+    alone = {path: each.ddp_step_seconds for (path, hosts), each in measured.items() if hosts == 1}
+    write_sweep(
+        folder / TABLE,
+        (
+            dataclasses.replace(each, ddp_acc=alone[path] / each.ddp_step_seconds if path in alone else None)
+            for (path, _), each in measured.items()
+        ),
+    )
 
 
 def _validate(config: DdpValidateConfig, way: Comm, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:

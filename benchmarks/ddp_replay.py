@@ -23,7 +23,7 @@ from common import write_result
 from ddp_turns import SETTLING_STEPS, Blocks
 from torch import nn
 
-from gallery_lib import stats
+from gallery_lib import hardware, stats
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerated import accelerate_ddp
 from gallery_lib.comm.tuner import PLAIN, Tuner, candidates
@@ -105,7 +105,8 @@ def main() -> int:
         gc.collect()
         if process_group.rank() == 0:
             about = {**dataclasses.asdict(timeline), "gradients": len(timeline.gradients), "gradient_bytes": timeline.gradient_bytes}
-            write_result(words.out / path.name, {"replay": dataclasses.asdict(config), "timeline": about, **found})
+            where = hardware.describe(hardware.environment())
+            write_result(words.out / path.name, {"replay": dataclasses.asdict(config), "timeline": about, "replayed_on": where, **found})
     return 0
 
 

@@ -62,7 +62,7 @@ def read(settings: PerformanceDataConfig) -> Sweep | None:
         ["timelines", f"{recorded} recorded, {len(recordings) - recorded} derived; of {devices}" if recordings else "none was replayed"],
         ["wire formats offered to the tuner", found.wires],
         ["turns", f"{found.rounds} of each way, {found.block_steps} counted steps in each"],
-        ["replayed on", found.machine],
+        ["replayed on", found.machines],
         ["date", found.date],
         ["command", f"`{found.command}`"],
         ["table", f"`{found.path.name}`"],

@@ -10,19 +10,9 @@ from typing import Any
 from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, write_sweep
 
 MODELS = ("alexnet", "resnet50", "hf_Bert")
-ENVIRONMENT = {
-    "cores": 2,
-    "cpu": "a made-up CPU",
-    "isa": ["avx2"],
-    "memory_bytes": 2**34,
-    "device": "cpu",
-    "python": "3.11",
-    "torch": "2.15",
-}
 CONDITIONS: dict[str, Any] = {
     "date": "2026-11-22",
     "command": "python benchmarks/ddp_lab.py sweep",
-    "environment": ENVIRONMENT,
     "what_it_is": "Made up, for a test.",
     "sweep": {
         "ranks": 2,
@@ -41,6 +31,7 @@ def cell(model: str, hosts: int, **changed: Any) -> Cell:
     values: dict[str, Any] = {
         **{"model": model, "hosts": hosts, "ranks": 2, "rate": "10gbit", "stretch": 8.0, "batch_size": 32, "input_sizes": "image_size 224"},
         **{"precision": "O1 (bfloat16)", "device": "1 × a made-up GPU", "timeline": "recorded", "gradient_bytes": 100_000_000},
+        "replayed_on": "2 cores of a made-up CPU (avx2), 16.0 GiB, no GPU; Python 3.11, torch 2.15",
         **{"step_seconds_alone": 0.018, "ddp_step_seconds": ddp, "chosen": "views, 8 MiB" if hosts > 1 else "ddp"},
         **{"chosen_step_seconds": ddp / ratio, "acc_ratio": ratio, "acc_ratio_low": ratio * 0.95, "acc_ratio_high": ratio * 1.05},
         "ddp_acc": 0.02 / ddp,

@@ -20,7 +20,7 @@ from gallery_lib.comm.topology import Topology
 from gallery_lib.comm.tuner import PLAIN
 from gallery_lib.config import Comm, LabConfig, ReplayConfig
 from gallery_lib.errors import InputError
-from gallery_lib.measure.replay.sweep import find_sweep
+from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, find_sweep
 from gallery_lib.measure.replay.timeline import write_timeline
 from gallery_lib.processes import search_path
 
@@ -111,7 +111,7 @@ def test_a_sweep_keeps_what_was_measured_and_says_what_was_not_and_why(
         if other:
             ways["views"] = {"step_seconds": {"p50": other}, "speedup": {"ratio": 1.25, "low": 1.2, "high": 1.3}}
         (out / f"{hosts}-hosts").mkdir(parents=True)
-        (out / f"{hosts}-hosts" / "small.json").write_text(json.dumps({"ways": ways, "replay": {"stretch": 2.0}}))
+        (out / f"{hosts}-hosts" / "small.json").write_text(json.dumps({"ways": ways, "replay": {"stretch": 2.0}, "replayed_on": "A"}))
     monkeypatch.setattr(ddp_lab.hardware, "memory_bytes", lambda: 10**9)
     words = ["ddp_lab.py", "sweep", str(timeline), "--stretch", "2", "--hosts_of_sweep", "4,2", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
@@ -128,6 +128,16 @@ def test_a_sweep_keeps_what_was_measured_and_says_what_was_not_and_why(
     assert ddp_lab.main() == 0
     again = find_sweep(out)
     assert again is not None and again.date == "2026-01-01"  # nothing was measured since
+
+    monkeypatch.setattr(sys, "argv", [*words[:-1], str(copied := tmp_path / "copied")])
+    copied.mkdir()
+    for file in (TABLE, SETTINGS):
+        (copied / file).write_bytes((out / file).read_bytes())
+    assert ddp_lab.main() == 0
+    assert find_sweep(copied).cells == sweep.cells  # a table alone is gone on with, too
+    (copied / TABLE).write_text((out / TABLE).read_text().replace("small,", "other,"))
+    with pytest.raises(InputError, match="has a line of other that is of none of the timelines"):
+        ddp_lab.main()
 
 
 @pytest.mark.parametrize(
@@ -219,6 +229,8 @@ def test_a_sweep_makes_a_table_and_goes_on_where_it_was_ended(command: Callable[
     refused = command(*words, "--rate", "10mbit")
     assert refused.returncode == 2 and "holds a sweep with other timelines or options" in refused.stderr
     (out / "2-hosts" / "small.json").unlink()
+    table = (out / TABLE).read_text().splitlines(keepends=True)
+    (out / TABLE).write_text("".join(table[:-1]))  # and its line: now it has not been measured
     refused = command(*words, "--hosts_of_sweep", "2,4", "--stretch", "4")
     assert refused.returncode == 2 and "holds figures of 2 hosts with stretch=2. Go on with that." in refused.stderr
     assert not (out / "4-hosts").exists()

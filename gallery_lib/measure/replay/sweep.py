@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.timeline import RECORDED, Timeline
 from gallery_lib.stats import Ratio
@@ -25,6 +24,16 @@ from gallery_lib.stats import Ratio
 TABLE, SETTINGS, COMMITTED = "sweep.csv", "settings.json", "ddp-sweep-*.csv"
 HOSTS = (1, 2, 4, 8)
 _AGAIN = "Begin the sweep again with the same folder (benchmarks/ddp_lab.py sweep … --out FOLDER): it writes the table anew."
+
+
+Recording = tuple[str, int, str, str, str, str, float]
+"""Of a timeline, what tells it from others: model, batch size, input sizes, precision, device, origin, seconds a step."""
+
+
+def recording_of(timeline: Timeline) -> Recording:
+    """As the table's lines have it."""
+    sizes = timeline.batch_size, timeline.input_sizes, timeline.precision
+    return timeline.task, *sizes, timeline.device, timeline.origin, timeline.step_seconds
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Cell:
     precision: str
     device: str  # that was recorded
     timeline: str  # `recorded`, or from what it was derived, and how
+    replayed_on: str  # the machine that waited and sent, with its versions
     gradient_bytes: int
     step_seconds_alone: float  # of the timeline: one process, without communication
     ddp_step_seconds: float  # p50
@@ -53,7 +63,7 @@ class Cell:
 
     @staticmethod
     def of(timeline: Timeline, **measured: Any) -> Cell:
-        """With what is known of the timeline, and what was measured."""
+        """With what is known of the timeline, and what was measured: the other fields."""
         return Cell(
             model=timeline.task,
             batch_size=timeline.batch_size,
@@ -87,7 +97,7 @@ class Cell:
         return self.hosts * self.ranks * self.batch_size / self.chosen_step_seconds
 
     @property
-    def recording(self) -> tuple[Any, ...]:
+    def recording(self) -> Recording:
         """What tells its timeline from others."""
         return self.model, self.batch_size, self.input_sizes, self.precision, self.device, self.timeline, self.step_seconds_alone
 
@@ -103,7 +113,6 @@ class Sweep:
     cells: tuple[Cell, ...]
     date: str
     command: str
-    machine: str  # that replayed; described with its versions
     what_it_is: str
     ranks: int
     rate: str
@@ -125,16 +134,16 @@ class Sweep:
     @property
     def stretches(self) -> str:
         """By how much time was stretched: `8`, or `8 (hosts: 1, 2); 32 (hosts: 8)`, since more hosts on the same cores need more."""
-        hosts: dict[float, set[int]] = {}
-        for cell in self.cells:
-            hosts.setdefault(cell.stretch, set()).add(cell.hosts)
-        if len(hosts) == 1:
-            return f"{next(iter(hosts)):g}"
-        return "; ".join(f"{stretch:g} (hosts: {', '.join(map(str, sorted(numbers)))})" for stretch, numbers in sorted(hosts.items()))
+        return _by_hosts((f"{cell.stretch:g}", cell.hosts) for cell in sorted(self.cells, key=lambda cell: cell.stretch))
+
+    @property
+    def machines(self) -> str:
+        """That replayed, in words: one, or which for which numbers of hosts, as a sweep may be gone on with elsewhere."""
+        return _by_hosts((cell.replayed_on, cell.hosts) for cell in self.cells)
 
     def recordings(self, model: str) -> list[tuple[Cell, ...]]:
         """The measurements of each timeline of a model, by number of hosts."""
-        found: dict[tuple[Any, ...], list[Cell]] = {}
+        found: dict[Recording, list[Cell]] = {}
         for cell in self.cells:
             if cell.model == model:
                 found.setdefault(cell.recording, []).append(cell)
@@ -145,6 +154,16 @@ class Sweep:
         there = {(cell.model, cell.hosts) for cell in self.cells}
         asked = ((model, hosts) for model in models for hosts in self.hosts)
         return {each: self.reasons.get(each, "no reason recorded") for each in asked if each not in there}
+
+
+def _by_hosts(values: Iterable[tuple[str, int]]) -> str:
+    """A value that all share, or each with the numbers of hosts that have it."""
+    hosts: dict[str, set[int]] = {}
+    for value, number in values:
+        hosts.setdefault(value, set()).add(number)
+    if len(hosts) == 1:
+        return next(iter(hosts))
+    return "; ".join(f"{value} (hosts: {', '.join(map(str, sorted(numbers)))})" for value, numbers in hosts.items())
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -199,7 +218,7 @@ def _read_cells(path: Path) -> tuple[Cell, ...]:
             table = csv.DictReader(file, strict=True)
             if tuple(table.fieldnames or ()) != COLUMNS:
                 raise InputError(f"{path}, line 1: its columns are not those of a sweep, {', '.join(COLUMNS)}. {_AGAIN}")
-            cells: dict[tuple[Any, ...], Cell] = {}
+            cells: dict[tuple[Recording, int], Cell] = {}
             for values in table:
                 cell = _cell(values)
                 if (cell.recording, cell.hosts) in cells:
@@ -234,7 +253,6 @@ def read_sweep(path: Path) -> Sweep:
             cells=cells,
             date=str(content["date"]),
             command=str(content["command"]),
-            machine=hardware.describe(content["environment"]),
             what_it_is=str(content["what_it_is"]),
             ranks=int(about["ranks"]),
             rate=str(about["rate"]),

@@ -22,7 +22,7 @@ def test_a_table_reads_back_as_it_was_written_with_its_conditions(tmp_path: Path
     sweep = read_sweep(synthetic_sweep.write(tmp_path / "sweep", table) / TABLE)
     assert list(sweep.cells) == table
     assert (sweep.rate, sweep.stretches, sweep.ranks, sweep.wires, sweep.date) == ("10gbit", "8", 2, "exact", "2026-11-22")
-    assert sweep.machine.startswith("2 cores of a made-up CPU")
+    assert sweep.machines == table[0].replayed_on
     assert sweep.models == [*synthetic_sweep.MODELS, "small"] and sweep.hosts == [1, 2, 4, 8]
 
 
@@ -40,6 +40,11 @@ def test_more_hosts_may_have_been_replayed_with_a_larger_stretch(tmp_path: Path)
     synthetic_sweep.write(tmp_path, table)
     with pytest.raises(InputError, match=r"small on 8 hosts has stretch=32\.0, and settings\.json beside it 8\.0: they"):
         read_sweep(folder / TABLE)
+
+
+def test_a_sweep_may_have_been_gone_on_with_on_another_machine(tmp_path: Path) -> None:
+    table = [synthetic_sweep.cell("small", hosts, replayed_on="B" if hosts == 8 else "A") for hosts in (1, 2, 8)]
+    assert read_sweep(synthetic_sweep.write(tmp_path, table) / TABLE).machines == "A (hosts: 1, 2); B (hosts: 8)"
 
 
 def test_two_timelines_of_a_model_are_told_apart(tmp_path: Path) -> None:
@@ -73,7 +78,7 @@ def test_a_cell_knows_its_timeline_and_its_rates() -> None:
         ("model,hosts", "model,machines", "line 1: its columns are not those of a sweep, model, hosts"),
         ("resnet50,2,", "resnet50,two,", "line 7: hosts='two' is no whole number"),
         ("resnet50,2,", "resnet50,0,", "line 7: hosts='0' is not above 0"),
-        ("resnet50,2,", "resnet50,2,2,", "line 7: it has more values than the 19 columns"),
+        ("resnet50,2,", "resnet50,2,2,", "line 7: it has more values than the 20 columns"),
         ("resnet50,2,", "resnet50,1,", "line 7: resnet50 on 1 hosts is there twice"),
         ("resnet50,2,", ",2,", "line 7: model='' is no text"),
         ("resnet50,2,2,10gbit", "resnet50,2,2,1gbit", "resnet50 on 2 hosts has rate=1gbit, and settings.json beside it 10gbit"),
@@ -97,7 +102,7 @@ def test_a_damaged_table_is_refused_with_the_line_and_what_to_do(tmp_path: Path,
 def test_half_a_line_and_what_is_no_text_are_refused(tmp_path: Path) -> None:
     path = synthetic_sweep.write(tmp_path) / TABLE
     path.write_text(path.read_text()[:-40])
-    with pytest.raises(InputError, match=r"line 12: .* fewer values than the 19 columns"):
+    with pytest.raises(InputError, match=r"line 12: .* fewer values than the 20 columns"):
         read_sweep(path)
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match=r"is no text file .* Begin the sweep again with the same folder"):
