@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -19,8 +17,8 @@ FOLDER = Path("/dev/shm")
 class SharedSlots:
     """A flat buffer for each process of a host, and one for the result, all of which each of them sees.
 
-    Making and growing it are collective calls in `group`, the processes of the host. The file behind it has no name any
-    more once all have opened it, so it goes away with them however they end.
+    Making and growing it are collective calls in `group`, the processes of the host. The file behind it never has a name, the others
+    open it through the first process's entry in /proc, so it goes away with them however and whenever they end.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -32,27 +30,31 @@ class SharedSlots:
     def _open(self, size: int) -> None:
         first = dist.get_process_group_ranks(self._group)[0]
         told: list[str | None] = [None]
-        path = error = None
-        if dist.get_rank() == first:
-            try:
-                handle, path = tempfile.mkstemp(prefix="gallery-comm-", dir=FOLDER)
-                with contextlib.closing(os.fdopen(handle, "wb")) as file:
-                    os.posix_fallocate(file.fileno(), 0, size)  # reserved now: a page that is missing later would be a SIGBUS
-            except OSError as problem:
-                error = problem
-            told = [None if error else path]
+        handle, problem = None, ""
         try:
+            if dist.get_rank() == first:
+                try:
+                    handle = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
+                    os.posix_fallocate(handle, 0, size)  # reserved now: a page that is missing later would be a SIGBUS
+                    told = [f"/proc/{os.getpid()}/fd/{handle}"]
+                except OSError as error:
+                    problem = f": {error}"
             dist.broadcast_object_list(told, src=first, group=self._group)
-            if told[0] is None:
-                raise InputError(
-                    f"hierarchical communication needs {size / 2**20:.0f} MiB of shared memory in {FOLDER}, which could not be had"
-                    f"{f': {error}' if error else ''}. Make it larger (docker run --shm-size), or leave hierarchical off."
-                )
-            self._memory = torch.from_file(told[0], shared=True, size=size, dtype=torch.uint8)
-            self.meet()
+            if told[0] is not None:
+                try:
+                    self._memory = torch.from_file(told[0], shared=True, size=size, dtype=torch.uint8)
+                except RuntimeError as error:
+                    told, problem = [None], f": {error}"
+            had = torch.tensor(float(told[0] is not None))
+            dist.all_reduce(had, dist.ReduceOp.MIN, group=self._group)
         finally:
-            if path is not None:
-                Path(path).unlink()
+            if handle is not None:
+                os.close(handle)
+        if not had:
+            raise InputError(
+                f"hierarchical communication needs {size / 2**20:.0f} MiB of shared memory in {FOLDER}, which could not be had"
+                f"{problem}. Make it larger (docker run --shm-size), or leave hierarchical off."
+            )
 
     def of(self, size: int, dtype: torch.dtype) -> Tensor:
         """[processes + 1, size] of `dtype`, the last row for the result; what was in it before is gone when it has to grow.

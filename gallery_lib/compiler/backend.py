@@ -71,7 +71,7 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         from gallery_lib.compiler.emulated_bf16 import EmulatedBf16
 
         compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
-        done += ", bfloat16 on fp32 units"
+        done += ", any bfloat16 on fp32 units"
     if device.type == "cpu" and options.any_threads:
         compile_options["cpp.dynamic_threads"] = True
     if options.mode != "default":

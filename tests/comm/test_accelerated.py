@@ -95,6 +95,20 @@ def test_a_parameter_larger_than_a_bucket_goes_in_pieces_through_all_channels(tw
         assert sum(size % 256 != 0 for size in pieces) <= 2  # the last of the weights, and the biases
 
 
+def test_memory_shared_within_a_host_never_has_a_name_that_a_kill_could_leave_behind(two_by_two: Ranks) -> None:
+    for rank, found in enumerate(two_by_two.call("memory.shared", None)):
+        host = [rank // 2 * 2, rank // 2 * 2 + 1]
+        assert found == {"seen": [host, host], "names": [0, 0]}
+
+
+def test_where_one_process_cannot_open_it_all_of_its_host_say_so_at_once(two_by_two: Ranks) -> None:
+    first, second, *others = two_by_two.call("memory.shared", 1)
+    for found in (first, second):
+        assert found["message"].startswith("InputError: hierarchical communication needs")
+    assert "made to fail" in second["message"] and "made to fail" not in first["message"]
+    assert all("seen" in found for found in others)
+
+
 def test_powersgd_of_full_rank_is_exact_and_of_low_rank_is_not(two_by_two: Ranks) -> None:
     exact, low = (
         two_by_two.call("averages.relative_error", [20, 12, 8], {"wire": "powersgd", "powersgd_rank": rank})[0] for rank in (8, 1)

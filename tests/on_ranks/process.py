@@ -10,9 +10,16 @@ from ranks import connect
 
 from gallery_lib.comm import process_group
 from gallery_lib.processes import die_with_parent
-from on_ranks import averages, choices, replays, training, trouble
+from on_ranks import averages, choices, memory, replays, training, trouble
 
-SUBJECTS = {"averages": averages, "choices": choices, "replays": replays, "training": training, "trouble": trouble}
+SUBJECTS = {
+    "averages": averages,
+    "choices": choices,
+    "memory": memory,
+    "replays": replays,
+    "training": training,
+    "trouble": trouble,
+}
 
 
 def main(arguments: list[str]) -> None:
