@@ -54,13 +54,21 @@ def isa() -> list[str]:
     return [name for name in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "bf16", "sve") if name in cpu_flags()]
 
 
+_WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
 def computes_in_bf16(device_type: str) -> bool:
     """Whether the device has bfloat16 arithmetic units, rather than emulating them."""
     if device_type == "cuda":
         import torch
 
         return torch.cuda.get_device_capability()[0] >= 8
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags())
+    return bool(_WITH_BF16_UNITS & cpu_flags())
+
+
+def emulated_bf16(environment: dict[str, Any]) -> bool:
+    """Whether a run under these conditions, those of `environment()`, was on a CPU without bfloat16 arithmetic units."""
+    return environment["device"] == "cpu" and not _WITH_BF16_UNITS & set(environment["isa"])
 
 
 def memory_bytes() -> int:

@@ -94,23 +94,21 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     Raises InputError, which stops the notebook, for an unknown parameter, a wrong type or an impossible value.
     """
     asked = options.from_mapping(NotebookConfig, given_parameters() if parameters is None else parameters)
-    from gallery_lib import tasks  # not before the parameters are checked
+    from gallery_lib import precision, tasks  # not before the parameters are checked
 
     task = tasks.get(task_name)
     device = hardware.device_type()
     devices = hardware.gpu_count() or hardware.cores()
     profile = asked.profile if asked.profile != "auto" else ("full" if device == "cuda" else "quick")
     values = dict(task.full if profile == "full" else task.quick)
-    amp_level = asked.amp_level
-    if amp_level == "auto":
-        amp_level = "O1" if device == "cuda" or hardware.computes_in_bf16(device) else "O0"
     sizes = (*tasks.SIZES, "rounds", "starts", "block_steps")
     for name in sizes:
         if (chosen := getattr(asked, name)) is not None:
             values[name] = chosen
     compare_values = {f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values}
     same = {name: getattr(asked, name) for name in ("amp_dtype", "data_dir", "seed")}
-    train = options.from_mapping(TrainConfig, {**values, **same, "model": task_name, "amp_level": amp_level})
+    same["amp_level"] = precision.chosen_level(asked.amp_level, device)
+    train = options.from_mapping(TrainConfig, {**values, **same, "model": task_name})
     processes = asked.processes or min(devices, 8)
     if processes > devices:
         raise InputError(f"processes={processes}: this host has {devices} device(s).")

@@ -6,6 +6,7 @@ The scaler that never waits for the device is `optim/grad_scaler.py`; the baseli
 from __future__ import annotations
 
 import contextlib
+from typing import Literal
 
 import torch
 
@@ -13,6 +14,13 @@ from gallery_lib import hardware
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.optim.grad_scaler import GradScaler
+
+
+def chosen_level(asked: Literal["auto", "O0", "O1"], device_type: str) -> Literal["O0", "O1"]:
+    """What `auto` stands for: O1 where the device computes in half precision, else O0, which is faster than emulating it."""
+    if asked != "auto":
+        return asked
+    return "O1" if device_type == "cuda" or hardware.computes_in_bf16(device_type) else "O0"
 
 
 def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:

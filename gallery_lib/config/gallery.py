@@ -43,7 +43,13 @@ class BenchConfig:
     """How `gallery bench` measures (see measure/bench.py)."""
 
     variants: str | None = option(
-        None, "which variants, with commas between; default: all. eager-O1, which they are held against, is always in"
+        None,
+        "which variants, with commas between; default: all. The eager one of the precision, which they are held against, is always in",
+    )
+    amp_level: Literal["auto", "O0", "O1"] = option(
+        "auto",
+        "precision of all that are held against one another: fp32 (O0) or mixed (O1); auto is O1 where the device computes in bfloat16, "
+        "else O0",
     )
     waterfall: str | None = option(None, "instead: this task with one technique after another switched on")
     profile: Literal["auto", "quick", "full"] = option(

@@ -1,7 +1,8 @@
 """`gallery bench`: the tasks, in every variant that a user could pick, and how this backend does beside them.
 
-Six variants of a task have the same weights, batches, loss and optimizer, and differ in who makes them fast. Or, as a waterfall,
-one task with one technique of the backend after another switched on. Every task is written down when it is done,
+The variants of a task have the same weights, batches, loss and optimizer, and differ in who makes them fast. Or, as a waterfall,
+one task with one technique of the backend after another switched on. What is held against one another has one precision: mixed, or
+fp32 where the device would have to emulate bfloat16. Every task is written down when it is done,
 so that an interrupted bench goes on where it was.
 """
 
@@ -17,15 +18,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware, options, paths, tasks
+from gallery_lib import hardware, options, paths, precision, tasks
 from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure import peers, recipes, reference, task_bench
 from gallery_lib.measure.lineup import Variant
-from gallery_lib.measure.outcome import BASELINE, FP32, OURS, Bench, Outcome, read_bench, write_bench
+from gallery_lib.measure.outcome import EAGER, OURS, AmpLevel, Bench, Outcome, read_bench, write_bench
 from gallery_lib.measure.task_bench import Line
 
-VARIANTS = (FP32, BASELINE, *peers.PEERS, OURS)
+VARIANTS = (*EAGER.values(), *peers.PEERS, OURS)
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "accelerate", "lightning-fabric", "gallery_lib")
 
 
@@ -39,28 +40,35 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def amp_level(asked: BenchConfig) -> AmpLevel:
+    """What was asked, or what this device is for."""
+    return precision.chosen_level(asked.amp_level, hardware.device_type())
+
+
 def _settings(name: str, asked: BenchConfig) -> tuple[TrainConfig, CompareConfig]:
     """The options of the baseline's run, and of the turns: the profile's, where nothing else was asked."""
     task = tasks.get(name)
     full = asked.profile == "full" or (asked.profile == "auto" and hardware.device_type() == "cuda")
     values: dict[str, Any] = dict(task.full if full else task.quick)
     given = options.to_mapping(asked)
+    del given["amp_level"]
     both = {f.name for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
     values |= {option: value for option, value in given.items() if option in both and value is not None}
     compare = {f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values}
-    train = options.from_mapping(TrainConfig, {**values, "model": name, "amp_level": "O1", "evaluate": False})
+    train = options.from_mapping(TrainConfig, {**values, "model": name, "amp_level": amp_level(asked), "evaluate": False})
     return train, options.from_mapping(CompareConfig, compare)
 
 
 def chosen_variants(asked: BenchConfig) -> list[str]:
-    """The variants in the order of the table, baseline always among them. Raises InputError for an unknown one."""
-    if asked.variants is None:
-        return list(VARIANTS)
+    """The variants, the baseline first. Raises InputError for an unknown one."""
+    baseline = EAGER[amp_level(asked)]
+    if asked.variants is None:  # fp32 is what mixed precision is for; in fp32, emulated bfloat16 is no one's choice
+        return [baseline, *(name for name in VARIANTS if name not in (baseline, EAGER["O1"]))]
     given = [word.strip() for word in asked.variants.split(",") if word.strip()]
     for name in given:
         if name not in VARIANTS:
             raise InputError(f"variants: unknown `{name}`.{did_you_mean(name, VARIANTS)} Known: {', '.join(VARIANTS)}.")
-    return [name for name in VARIANTS if name in given or name == BASELINE]
+    return [baseline, *(name for name in VARIANTS if name in given and name != baseline)]
 
 
 def bench_line(name: str, asked: BenchConfig) -> Line:
@@ -69,24 +77,28 @@ def bench_line(name: str, asked: BenchConfig) -> Line:
     fused = [recipes.FUSED] if asked.fused else []
     everywhere = recipes.environment([])
     known = {
-        FP32: Variant(dataclasses.replace(config, amp_level="O0"), fused, everywhere, counts_traffic=True),
-        BASELINE: Variant(config, fused, everywhere, counts_traffic=True),
+        **{
+            eager: Variant(dataclasses.replace(config, amp_level=level), fused, everywhere, counts_traffic=True)
+            for level, eager in EAGER.items()
+        },
         **{peer: Variant(config, [peer, *fused], everywhere) for peer in peers.PEERS},
         OURS: Variant(dataclasses.replace(config, compiler_opt=True), [], everywhere),
     }
     chosen = chosen_variants(asked)
     absent = {peer: why for peer in peers.PEERS if peer in chosen and (why := peers.missing(peer))}
-    variants = {variant: known[variant] for variant in [BASELINE, *chosen] if variant not in absent}
-    pairs = [(BASELINE, variant) for variant in variants if variant != BASELINE]
+    variants = {variant: known[variant] for variant in chosen if variant not in absent}
+    baseline, *others = variants
+    pairs = [(baseline, variant) for variant in others]
     if OURS in variants:
-        pairs += [(variant, OURS) for variant in variants if variant not in (BASELINE, OURS)]
-    return Line(config, compare, variants, absent, pairs, [BASELINE, *(variant for variant in chosen if variant != BASELINE)])
+        pairs += [(variant, OURS) for variant in others if variant != OURS]
+    return Line(config, compare, variants, absent, pairs, chosen)
 
 
 def waterfall_line(name: str, asked: BenchConfig) -> Line:
     """The task `name` with one technique after another."""
     config, compare = _settings(name, asked)
-    variants = {BASELINE: Variant(config, [], recipes.environment([]), counts_traffic=True)}
+    baseline = EAGER[config.amp_level]
+    variants = {baseline: Variant(config, [], recipes.environment([]), counts_traffic=True)}
     absent: dict[str, str] = {}
     words: list[str] = []
     for technique in recipes.TECHNIQUES:
@@ -96,8 +108,8 @@ def waterfall_line(name: str, asked: BenchConfig) -> Line:
         words = [*words, technique]
         variants[technique] = Variant(config, words, recipes.environment(words))
     running = list(variants)[1:]
-    pairs = [(BASELINE, variant) for variant in running] + list(itertools.pairwise(running))
-    return Line(config, compare, variants, absent, pairs, [BASELINE, *recipes.TECHNIQUES])
+    pairs = [(baseline, variant) for variant in running] + list(itertools.pairwise(running))
+    return Line(config, compare, variants, absent, pairs, [baseline, *recipes.TECHNIQUES])
 
 
 def _digest(line: Line, alive: int | None) -> str:

@@ -27,17 +27,28 @@ def _best_seconds(body: object, device: torch.device, repeats: int = 5) -> float
     return best
 
 
-def measure_limits(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> Limits:
-    """Best of five: a square matrix product (2048 on the CPU, 8192 on CUDA) of random numbers, and a copy of 256 MiB or 2 GiB."""
-    size = 8192 if device.type == "cuda" else 2048
-    products = {}
-    for dtype in dtypes:
+_LONGEST_PRODUCT = 1.0
+"""Seconds: a CPU that emulates bfloat16 by plain loops would take 14 for the largest product."""
+
+
+def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of the largest product that does not take too long."""
+    rate = 0.0
+    for size in (8192,) if device.type == "cuda" else (256, 512, 1024, 2048):
+        flops = 2.0 * size**3
+        if rate and flops / rate > _LONGEST_PRODUCT:
+            break
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
         torch.mm(a, b, out=out)
-        products[str(dtype).removeprefix("torch.")] = (
-            2.0 * size**3 / _best_seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)
-        )
+        rate = flops / _best_seconds(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), device)
+    return rate
+
+
+def measure_limits(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> Limits:
+    """Best of five: a square matrix product of random numbers (8192 on CUDA; on the CPU 2048, or half as large once or more often where
+    that takes over a second), and a copy of 256 MiB or 2 GiB."""
+    products = {str(dtype).removeprefix("torch."): _product_rate(device, dtype) for dtype in dtypes}
     source = torch.randn((2**31 if device.type == "cuda" else 2**28) // 4, device=device)
     target = torch.empty_like(source)
     target.copy_(source)

@@ -9,14 +9,17 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gallery_lib.errors import InputError
 from gallery_lib.results import write_json
 from gallery_lib.stats import Ratio
 
 SCHEMA = 1
-FP32, BASELINE, OURS = "eager-fp32", "eager-O1", "ours"
+AmpLevel = Literal["O0", "O1"]
+EAGER: dict[AmpLevel, str] = {"O0": "eager-fp32", "O1": "eager-O1"}
+"""The baseline, by the precision of a bench."""
+OURS = "ours"
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,13 @@ class Outcome:
     reason: str | None  # why nothing could be measured
     sizes: dict[str, Any]
     limits: dict[str, float]  # FLOP/s of matrix products by dtype; `copy`: bytes/s
-    rows: dict[str, Row]
+    rows: dict[str, Row]  # the baseline first
     ratios: list[tuple[str, str, float, float, float]]
+
+    @property
+    def baseline(self) -> str:
+        """The variant that the others are held against."""
+        return next(iter(self.rows))
 
     def ratio(self, slower: str, faster: str) -> Ratio | None:
         """How many times as fast `faster` is as `slower`."""
@@ -67,6 +75,16 @@ class Bench:
     environment: dict[str, Any]
     versions: dict[str, str]
     tasks: dict[str, Outcome]
+
+    @property
+    def baseline(self) -> str:
+        """That of all tasks. There must be one."""
+        return next(iter(self.tasks.values())).baseline
+
+    @property
+    def amp_level(self) -> AmpLevel:
+        """The precision of what is held against one another. There must be a task."""
+        return next(level for level, eager in EAGER.items() if eager == self.baseline)
 
 
 def write_bench(path: Path, bench: Bench) -> None:

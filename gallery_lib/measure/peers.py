@@ -1,5 +1,7 @@
 """What a user could pick instead of this backend, each used as its own documentation tells a user to.
 
+In bfloat16, or in fp32 with what is said of bfloat16 left out:
+
 - `torch.compile`: `model.compile()`, and autocast around forward pass and loss.
 - `accelerate`, Hugging Face's: mixed precision bf16, the dynamo plugin with Inductor, `prepare`, `accelerator.backward(loss)`.
 - `fabric`, Lightning's: precision bf16-mixed, `torch.compile(model)`, `setup`, `setup_dataloaders`, `fabric.backward(loss)`.
@@ -47,34 +49,41 @@ class Peer(Recipe):
         self.name, self.fused = name, fused
 
     def prepare(self, plain: Plain) -> Prepared:
-        """Raises InputError in another precision than bfloat16: float16 needs a scaler, of which the others have their own."""
-        if plain.autocast_dtype is not torch.bfloat16:
-            raise InputError(f"{self.name} is measured in bfloat16, and this run is in {plain.autocast_dtype or 'fp32'}.")
+        """Raises InputError in float16, which needs a scaler, of which the others have their own."""
+        dtype = plain.autocast_dtype
+        if dtype not in (None, torch.bfloat16):
+            raise InputError(f"{self.name} is measured in fp32 and bfloat16, and this run is in {dtype}.")
         build = {"torch.compile": _torch_compile, "accelerate": _accelerate, "fabric": _fabric}[self.name]
-        return build(plain.model, plain.loader, lambda: plain.build_optimizer(accelerated=self.fused))
+        return build(plain.model, plain.loader, lambda: plain.build_optimizer(accelerated=self.fused), dtype)
 
 
-def _torch_compile(model: nn.Module, loader: DataLoader[Any], optimizer: Callable[[], torch.optim.Optimizer]) -> Prepared:
+def _torch_compile(
+    model: nn.Module, loader: DataLoader[Any], optimizer: Callable[[], torch.optim.Optimizer], dtype: torch.dtype | None
+) -> Prepared:
     device = process_group.device()
     model.to(device)
     model.compile()
-    return Prepared(model, _batches(loader, device), optimizer(), torch.bfloat16, {"compiler": f"torch.compile {torch.__version__}"})
+    return Prepared(model, _batches(loader, device), optimizer(), dtype, {"compiler": f"torch.compile {torch.__version__}"})
 
 
-def _accelerate(model: nn.Module, loader: DataLoader[Any], optimizer: Callable[[], torch.optim.Optimizer]) -> Prepared:
+def _accelerate(
+    model: nn.Module, loader: DataLoader[Any], optimizer: Callable[[], torch.optim.Optimizer], dtype: torch.dtype | None
+) -> Prepared:
     import accelerate
     from accelerate.utils import TorchDynamoPlugin
 
-    accelerator = accelerate.Accelerator(mixed_precision="bf16", dynamo_plugin=TorchDynamoPlugin(backend="inductor"))
+    accelerator = accelerate.Accelerator(mixed_precision="bf16" if dtype else "no", dynamo_plugin=TorchDynamoPlugin(backend="inductor"))
     wrapped, update, batches = accelerator.prepare(model, optimizer(), loader)
     done = {"compiler": f"accelerate {accelerate.__version__}, dynamo plugin, backend inductor"}
     return Prepared(wrapped, _batches(batches, accelerator.device), update, None, done, accelerator.backward)
 
 
-def _fabric(model: nn.Module, loader: DataLoader[Any], optimizer: Callable[[], torch.optim.Optimizer]) -> Prepared:
+def _fabric(
+    model: nn.Module, loader: DataLoader[Any], optimizer: Callable[[], torch.optim.Optimizer], dtype: torch.dtype | None
+) -> Prepared:
     import lightning_fabric
 
-    fabric = lightning_fabric.Fabric(devices=1, precision="bf16-mixed")
+    fabric = lightning_fabric.Fabric(devices=1, precision="bf16-mixed" if dtype else "32-true")
     fabric.launch()
     wrapped, update = fabric.setup(torch.compile(model), optimizer())  # type: ignore[arg-type]  # a compiled module is a Module
     batches = fabric.setup_dataloaders(loader)

@@ -25,7 +25,7 @@ from gallery_lib.measure.compare import judge
 from gallery_lib.measure.comparison import Parity
 from gallery_lib.measure.limits import measure_limits
 from gallery_lib.measure.lineup import Measured, Turns, Variant
-from gallery_lib.measure.outcome import BASELINE, Outcome, Row
+from gallery_lib.measure.outcome import Outcome, Row
 from gallery_lib.measure.reference import Reference
 from gallery_lib.measure.worker import TRAFFIC_FILE
 from gallery_lib.progress import Progress
@@ -42,6 +42,11 @@ class Line:
     absent: Mapping[str, str]
     pairs: Sequence[tuple[str, str]]  # of which the ratio is wanted: the slower one, as is hoped, first
     order: Sequence[str]  # of all of them, in the tables
+
+    @property
+    def baseline(self) -> str:
+        """The variant that all are held against."""
+        return self.order[0]
 
 
 def machine_limits() -> dict[str, float]:
@@ -98,7 +103,7 @@ def _row(measured: Measured, verdict: Parity | None, flops: float, traffic: int 
 
 def _parity(one: Measured, other: Measured, exact: Reference, steps: int) -> Parity:
     """Of two variants: half precision is held against fp32, not the other way round."""
-    if other.results.config["amp_level"] == "O0":
+    if (one.results.config["amp_level"], other.results.config["amp_level"]) == ("O1", "O0"):
         return judge(other, one, exact, steps)
     return judge(one, other, exact, steps)
 
@@ -119,7 +124,7 @@ class _Measurement:
         number = len(self.measured)
         folder = self.folder / f"group{number + 1}"
         failed: dict[str, GalleryError] = {}
-        chosen = {name: self.line.variants[name] for name in [BASELINE, *names]}
+        chosen = {name: self.line.variants[name] for name in [self.line.baseline, *names]}
         self.measured.append(lineup.take_turns(chosen, LaunchConfig(), turns, folder, bar, label, dropped=failed))
         for name, error in failed.items():
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -134,13 +139,14 @@ class _Measurement:
         """A row for each variant that ran."""
         self.exact = exact
         flops = float(exact.probe["flops"]) / exact.probe["batches"]
+        baseline = self.line.baseline
         for name, group in self.of_group.items():
             variants = self.measured[group]
-            if BASELINE not in variants:
-                self.rows[name] = Row(f"ran, but {BASELINE}, which it is held against, did not")
+            if baseline not in variants:
+                self.rows[name] = Row(f"ran, but {baseline}, which it is held against, did not")
                 continue
             steps = self.line.compare.parity_steps
-            verdict = _parity(variants[BASELINE], variants[name], exact, steps) if name != BASELINE else None
+            verdict = _parity(variants[baseline], variants[name], exact, steps) if name != baseline else None
             traffic = self.traffic.get(self.line.variants[name].config.amp_level)
             self.rows[name] = _row(variants[name], verdict, flops, traffic)
 
@@ -150,10 +156,10 @@ class _Measurement:
         def direct(group: int, a: str, b: str) -> stats.Ratio:
             return lineup.ratio(self.measured[group][a], self.measured[group][b], self.line.compare.confidence)
 
-        a, b = self.of_group[slower], self.of_group[faster]
-        if slower == BASELINE or a == b:
+        a, b, baseline = self.of_group[slower], self.of_group[faster], self.line.baseline
+        if slower == baseline or a == b:
             return direct(b, slower, faster)
-        return stats.change_of_ratio(direct(a, BASELINE, slower), direct(b, BASELINE, faster))
+        return stats.change_of_ratio(direct(a, baseline, slower), direct(b, baseline, faster))
 
     def comparable(self, slower: str, faster: str) -> bool:
         """Whether both ran and compute the same training: as the baseline does, or as one another do where it is the odd one out."""
@@ -161,7 +167,7 @@ class _Measurement:
             return False
         if all(self.rows[name].comparable for name in (slower, faster)):
             return True
-        if BASELINE in (slower, faster) or self.exact is None:
+        if self.line.baseline in (slower, faster) or self.exact is None:
             return False
         one, other = (self.measured[self.of_group[name]][name] for name in (slower, faster))
         return _parity(one, other, self.exact, self.line.compare.parity_steps).passed
@@ -187,7 +193,7 @@ def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progres
     try:
         sized = tasks.with_sizes(line.config)
         sizes = {name: getattr(sized, name) for name in ("batch_size", "image_size", "sequence_length") if getattr(sized, name)}
-        together = list(groups([name for name in line.variants if name != BASELINE], alive_at_a_time(line.config, alive)))
+        together = list(groups([name for name in line.variants if name != line.baseline], alive_at_a_time(line.config, alive)))
         limits = machine_limits()
         probed_batches = max(parity.PROBE_BATCHES.values())
         warmup = max(line.config.warmup_steps, line.compare.parity_steps, probed_batches)

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from gallery_lib import hardware, stats
-from gallery_lib.measure.outcome import BASELINE, OURS, Bench, Outcome, Row
+from gallery_lib.measure.outcome import OURS, Bench, Outcome, Row
 from gallery_lib.stats import Ratio
 from gallery_lib.table import Rows, markdown_table, seconds, text_table
 
@@ -47,15 +47,16 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
     """One task: a line for each variant, or for each technique added."""
     second = "over the row above" if kind == "waterfall" else "ours over it"
     rows = [["+ technique" if kind == "waterfall" else "variant", "step", "samples/s", "whole run", "start-up", "peak memory"]]
-    rows[0] += [f"over {BASELINE}", second, "GFLOP/s (of limit)", "GB/s (of limit)", "parity"]
+    baseline = outcome.baseline
+    rows[0] += [f"over {baseline}", second, "GFLOP/s (of limit)", "GB/s (of limit)", "parity"]
     products = max((rate for name, rate in outcome.limits.items() if name != "copy"), default=0.0)
-    before = BASELINE
+    before = baseline
     for name, row in outcome.rows.items():
-        shown = f"+ {name}" if kind == "waterfall" and name != BASELINE else name
+        shown = f"+ {name}" if kind == "waterfall" and name != baseline else name
         if row.reason is not None:
             rows.append([shown, *[""] * 9, _reason(row)])
             continue
-        other = outcome.ratio(before, name) if kind == "waterfall" and before != BASELINE else outcome.ratio(name, OURS)
+        other = outcome.ratio(before, name) if kind == "waterfall" and before != baseline else outcome.ratio(name, OURS)
         rows.append(
             [
                 shown,
@@ -64,7 +65,7 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
                 f"{row.samples_per_second['whole_run']:.1f}",
                 f"{row.startup_seconds['total']:.1f} s",
                 _gibibytes(row),
-                _times(outcome.ratio(BASELINE, name)),
+                _times(outcome.ratio(baseline, name)),
                 _times(other),
                 _rate(row.flops_per_second, products),
                 _rate(row.bytes_per_second, outcome.limits["copy"]),
@@ -138,8 +139,8 @@ def notes(bench: Bench) -> list[str]:
         )
         found.append(f"Optimizer: {given}.")
         found.append(
-            f"Parity is with {BASELINE}, held against float64. Two variants have a ratio where both pass, or, where one of them does not, "
-            "if they compute the same training as one another."
+            f"Parity is with {bench.baseline}, held against float64. Two variants have a ratio where both pass, or, where one of them does "
+            "not, if they compute the same training as one another."
         )
     return found
 
@@ -177,14 +178,14 @@ def _points(bench: Bench) -> tuple[list[str], list[tuple[str, list[Ratio | None]
     """Names on the axis, and for each series its ratio over the baseline at each of them."""
     if bench.kind == "waterfall":
         outcome = next(iter(bench.tasks.values()))
-        names = [name for name in outcome.rows if name != BASELINE]
-        return [f"+ {name}" for name in names], [("", [outcome.ratio(BASELINE, name) for name in names])]
-    variants = dict.fromkeys(v for outcome in bench.tasks.values() for v in outcome.rows if v != BASELINE)
-    return list(bench.tasks), [(v, [outcome.ratio(BASELINE, v) for outcome in bench.tasks.values()]) for v in variants]
+        names = [name for name in outcome.rows if name != outcome.baseline]
+        return [f"+ {name}" for name in names], [("", [outcome.ratio(outcome.baseline, name) for name in names])]
+    variants = dict.fromkeys(v for outcome in bench.tasks.values() for v in outcome.rows if v != bench.baseline)
+    return list(bench.tasks), [(v, [outcome.ratio(bench.baseline, v) for outcome in bench.tasks.values()]) for v in variants]
 
 
 def figure(bench: Bench) -> Figure:
-    """How many times as fast as eager O1, with intervals; what has no ratio is left out."""
+    """How many times as fast as the baseline, with intervals; what has no ratio is left out."""
     names, series = _points(bench)
     plot = Figure(figsize=(8.0, 1.6 + 0.5 * len(names)), layout="constrained")
     axes = plot.subplots()
@@ -204,7 +205,7 @@ def figure(bench: Bench) -> Figure:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set(xlabel=f"times as fast as {BASELINE}", title="Steady-state speed, with intervals")
+    axes.set(xlabel=f"times as fast as {bench.baseline}", title="Steady-state speed, with intervals")
     axes.grid(axis="x", alpha=0.3)
     if len(series) > 1:
         axes.legend(fontsize="small")
@@ -218,7 +219,7 @@ def figure_text(bench: Bench) -> str:
     for label, ratios in series:
         values = ", ".join(f"{name} {r.ratio:.2f}" if r else f"{name} not measured" for name, r in zip(names, ratios, strict=True))
         parts.append(f"{label}: {values}" if label else values)
-    return f"Points with intervals, times as fast as {BASELINE}. " + "; ".join(parts) + "."
+    return f"Points with intervals, times as fast as {bench.baseline}. " + "; ".join(parts) + "."
 
 
 def complete(bench: Bench) -> bool:

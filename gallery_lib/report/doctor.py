@@ -107,8 +107,7 @@ def advice(results: Results) -> list[str]:
     if not config["compiler_opt"] and environment["device"] == "cpu" and (faults := page_faults_part(results)) >= MUCH["page faults"]:
         what = f"{results.page_faults:,.0f} page faults, for memory that was given back"
         found.append((faults, f"some {faults:.0%} of the step are {what}: try compiler-opt, which keeps it."))
-    slow_precision = environment["device"] == "cpu" and not {"avx512_bf16", "amx_bf16", "bf16"} & set(environment["isa"])
-    if config["amp_level"] == "O1" and slow_precision and not config["compiler_opt"]:
+    if config["amp_level"] == "O1" and hardware.emulated_bf16(environment) and not config["compiler_opt"]:
         found.append((1.0, "this CPU has no bfloat16 units, so O1 is emulated: use O0, or compiler-opt."))
     if (breaks := results.techniques.get("graph breaks")) is not None:
         found.append((0.05, f"the model is not one graph, and what is between the breaks is compiled: {breaks}."))

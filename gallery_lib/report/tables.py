@@ -122,6 +122,17 @@ def conditions_line(comparison: Comparison) -> str:
     )
 
 
+def caution_line(comparison: Comparison) -> str:
+    """What makes the baseline slower than what one would pick instead, or ''."""
+    r = comparison.baseline
+    if r.config["amp_level"] == "O0" or not hardware.emulated_bf16(r.environment):
+        return ""
+    return (
+        "Read with care: this CPU has no bfloat16 units, so the baseline emulates them, and eager fp32 (O0) would be faster than it. "
+        "Compare at O0 to see what is gained over that."
+    )
+
+
 def comparison_text(comparison: Comparison) -> str:
     """A comparison, for a terminal."""
     techniques = [f"  {name}: {what}" for name, what in comparison.candidate.techniques.items()]
@@ -133,6 +144,7 @@ def comparison_text(comparison: Comparison) -> str:
         text_table(parity_rows(comparison)),
         "",
         verdict_line(comparison),
+        *filter(None, [caution_line(comparison)]),
         break_even_line(comparison),
         "What the backend did:",
         *techniques,
@@ -145,7 +157,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     """A comparison, for a notebook."""
     return "\n\n".join(
         [
-            f"**{verdict_line(comparison)}** {break_even_line(comparison)}",
+            " ".join(filter(None, [f"**{verdict_line(comparison)}**", caution_line(comparison), break_even_line(comparison)])),
             markdown_table(comparison_rows(comparison)),
             markdown_table(parity_rows(comparison)),
             f"*{conditions_line(comparison)}*",

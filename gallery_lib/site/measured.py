@@ -19,7 +19,7 @@ from gallery_lib.batch.evidence import RUNS_FOLDER
 from gallery_lib.batch.measured_code import STALE
 from gallery_lib.batch.record import comparisons_in, read_report
 from gallery_lib.errors import InputError
-from gallery_lib.measure.outcome import BASELINE, OURS, Bench, Outcome, read_bench
+from gallery_lib.measure.outcome import OURS, Bench, Outcome, read_bench
 from gallery_lib.stats import Ratio
 
 _CONDITIONS = ("date", "command", "environment", "load_average_before")
@@ -108,7 +108,7 @@ def _of_comparison(values: dict[str, Any], *where: str) -> Measurement:
 def _separated(outcome: Outcome) -> tuple[str, ...]:
     """The techniques of a waterfall that made it faster than it was without them."""
     helped: list[str] = []
-    before = BASELINE
+    before = outcome.baseline
     for name, row in outcome.rows.items():
         ratio = outcome.ratio(before, name)
         if ratio is not None and ratio.verdict == "faster":
@@ -118,20 +118,20 @@ def _separated(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _of_bench(path: Path) -> ResultFile:
-    """A file of `gallery bench`: ours, or all techniques of a waterfall, against eager O1."""
+    """A file of `gallery bench`: ours, or all techniques of a waterfall, against the eager one of the same precision."""
     bench = read_bench(path)
     machine = machine_name(bench.environment)
     found: list[Measurement] = []
     for name, outcome in bench.tasks.items():
-        ran = [variant for variant, row in outcome.rows.items() if row.reason is None and variant != BASELINE]
+        ran = [variant for variant, row in outcome.rows.items() if row.reason is None and variant != outcome.baseline]
         last = ran[-1] if bench.kind == "waterfall" and ran else OURS
         if last not in ran:
             continue
-        ratio, apart = outcome.ratio(BASELINE, last), bench.kind == "waterfall"
+        ratio, apart = outcome.ratio(outcome.baseline, last), bench.kind == "waterfall"
         techniques = _separated(outcome) if apart else techniques_used(outcome.rows[last].techniques)
         verdict = ratio.verdict if ratio else "not comparable"
-        measured = Measurement(name, "O1", 1, ratio, verdict, None, techniques, machine, outcome.date[:10], path.name, told_apart=apart)
-        found.append(measured)
+        where = machine, outcome.date[:10], path.name
+        found.append(Measurement(name, bench.amp_level, 1, ratio, verdict, None, techniques, *where, told_apart=apart))
     date = max((outcome.date[:10] for outcome in bench.tasks.values()), default="no date")
     return ResultFile(path.name, date, bench.command, machine, hardware.describe(bench.environment), tuple(found), (), bench)
 

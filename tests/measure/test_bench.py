@@ -23,7 +23,7 @@ from gallery_lib.recipe import Plain
 TINY = f"{tiny_task.__file__}:TASK"
 FAILING = f"{tiny_task.__file__}:FAILING_ACCELERATED"
 WRONG_BASELINE = f"{tiny_task.__file__}:WRONG_EAGER_O1"
-FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-size=8"]
+FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-size=8", "--amp_level=O1"]
 
 
 @pytest.mark.parametrize(
@@ -74,19 +74,32 @@ def test_a_folder_with_results_is_not_written_over(tmp_path: Path, capsys: pytes
     assert "is damaged" in capsys.readouterr().err
 
 
-def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else() -> None:
-    line = bench.bench_line(TINY, BenchConfig(batch_size=8))
-    assert set(line.variants) | set(line.absent) == set(bench.VARIANTS) == set(line.order)
-    plain = line.variants["eager-O1"].config
+@pytest.mark.parametrize(("level", "baseline"), [("O1", "eager-O1"), ("O0", "eager-fp32")])
+def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else(level: str, baseline: str) -> None:
+    line = bench.bench_line(TINY, BenchConfig(batch_size=8, amp_level=level))
+    assert set(line.variants) | set(line.absent) == set(line.order) == set(bench.VARIANTS) - ({"eager-O1"} if level == "O0" else set())
+    assert line.order[0] == line.baseline == baseline
+    plain = line.variants[baseline].config
+    assert plain.amp_level == level
     for name, variant in line.variants.items():
         changed = {"amp_level": "O0"} if name == "eager-fp32" else {"compiler_opt": True} if name == "ours" else {}
         assert variant.config == dataclasses.replace(plain, **changed)
-    assert ("eager-O1", "ours") in line.pairs and ("eager-fp32", "ours") in line.pairs
-    assert "GLIBC_TUNABLES" not in line.variants["eager-O1"].environment
+    assert (baseline, "ours") in line.pairs and ("eager-fp32", "ours") in line.pairs
+    assert len(set(line.pairs)) == len(line.pairs)
+    assert "GLIBC_TUNABLES" not in line.variants[baseline].environment
+
+
+@pytest.mark.parametrize(("has_units", "baseline"), [(True, "eager-O1"), (False, "eager-fp32")])
+def test_a_cpu_that_would_emulate_bfloat16_is_measured_in_fp32(monkeypatch: pytest.MonkeyPatch, has_units: bool, baseline: str) -> None:
+    monkeypatch.setattr(bench.hardware, "device_type", lambda: "cpu")
+    monkeypatch.setattr(bench.hardware, "computes_in_bf16", lambda device_type: has_units)
+    assert bench.bench_line(TINY, BenchConfig()).baseline == baseline == bench.waterfall_line(TINY, BenchConfig()).baseline
+    asked = BenchConfig(variants="eager-O1,eager-fp32,ours")  # who asks for emulated bfloat16 gets it
+    assert set(bench.bench_line(TINY, asked).variants) == {"eager-O1", "eager-fp32", "ours"}
 
 
 def test_the_baseline_is_always_in_and_fused_is_for_all() -> None:
-    line = bench.bench_line(TINY, BenchConfig(variants="torch.compile", fused=True))
+    line = bench.bench_line(TINY, BenchConfig(variants="torch.compile", fused=True, amp_level="O1"))
     assert list(line.variants) == ["eager-O1", "torch.compile"]
     assert all(recipes.FUSED in variant.recipe for variant in line.variants.values())
 
@@ -159,6 +172,24 @@ def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_
     before = (tmp_path / "bench.json").read_text()
     assert main([*arguments, "--resume"]) == 1
     assert (tmp_path / "bench.json").read_text() == before  # nothing was measured again
+
+
+@pytest.mark.slow
+def test_in_fp32_other_libraries_train_the_same_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", TINY, *FEW[:-1], "--amp_level=O0", f"--out={tmp_path}"]) == 0
+    found = read_bench(tmp_path / "bench.json")
+    assert (found.baseline, found.amp_level) == ("eager-fp32", "O0")
+    outcome = found.tasks["TASK"]
+    assert list(outcome.rows) == ["eager-fp32", *peers.PEERS, "ours"]
+    for name, row in list(outcome.rows.items())[1:]:
+        if name in peers.PEERS and peers.missing(name):
+            assert row.reason == peers.missing(name)
+            continue
+        assert row.comparable and row.parity is not None, f"{name}: {row.reason} {row.parity}"
+        gradients = next(check for check in row.parity["checks"] if check["name"] == "gradients")
+        assert gradients["worst"] < 1e-3, "not fp32"
+        assert outcome.ratio("eager-fp32", name) is not None
+    assert "over eager-fp32" in capsys.readouterr().out
 
 
 @pytest.mark.slow

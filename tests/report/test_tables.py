@@ -4,6 +4,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+import pytest
+
 from gallery_lib.measure.comparison import Check, Comparison, Parity
 from gallery_lib.report import plots, tables
 from gallery_lib.results import Results
@@ -99,3 +101,17 @@ def test_every_plot_has_a_table_of_what_it_shows(tmp_path: Path) -> None:
     assert plots.step_times_rows(outcome)[3] == ["50 %", "500 ms", "250 ms"]
     assert plots.break_even_rows(outcome)[1:] == [["0", "10.00 s", "10.00 s"], ["40", "30.00 s", "20.00 s"], ["60", "40.00 s", "25.00 s"]]
     assert plots.throughput_rows(outcome)[1][2:] == ["32.0 samples/s", "3.0 samples/s"]
+
+
+@pytest.mark.parametrize(("amp_level", "isa", "said"), [("O1", ["avx2"], True), ("O1", ["avx2", "avx512_bf16"], False), ("O0", [], False)])
+def test_a_baseline_that_emulates_bfloat16_is_to_be_read_with_care(amp_level: str, isa: list[str], said: bool) -> None:
+    found = comparison(Ratio(20.0, 19.0, 21.0), 3)
+    variants = {
+        name: dataclasses.replace(
+            results, config={**results.config, "amp_level": amp_level}, environment={**results.environment, "isa": isa}
+        )
+        for name, results in found.variants.items()
+    }
+    found = dataclasses.replace(found, variants=variants)
+    for text in (tables.comparison_text(found), tables.comparison_markdown(found)):
+        assert ("eager fp32 (O0) would be faster" in text) == said
