@@ -38,6 +38,17 @@ def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:
     return torch.float16
 
 
+def notice(dtype: torch.dtype | None, device_type: str, *, accelerated: bool) -> str | None:
+    """What one should know before the first step of a run that will be slow for its precision, or None."""
+    if dtype is not torch.bfloat16 or accelerated or hardware.computes_in_bf16(device_type):
+        return None
+    device = "CPU" if device_type == "cpu" else "GPU"
+    return (
+        f"This {device} has no bfloat16 units, so O1 is emulated: a step may take many times as long as at O0. "
+        "Use --amp_level=O0, or --compiler-opt, which computes bfloat16 on the fp32 units of a CPU."
+    )
+
+
 def autocast(dtype: torch.dtype | None, device_type: str) -> contextlib.AbstractContextManager[None]:
     """The context of forward pass and loss."""
     return torch.autocast(device_type, dtype=dtype) if dtype is not None else contextlib.nullcontext()

@@ -319,6 +319,8 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         assert config.batch_size is not None and config.run_dir is not None
         warmup = min(config.warmup_steps, total_steps - 1)
         session.log.parameters(options.to_mapping(config))
+        if said := precision.notice(session.autocast_dtype, session.loader.device.type, accelerated=config.compiler_opt):
+            session.log.say(said)
         session.model.train()
         ready_seconds = time.time() - launched_at
         curve = _run_steps(session, total_steps, observer)

@@ -61,6 +61,7 @@ class BenchConfig:
     workers: int = option(1, "processes that load data, per training process", unit="processes", minimum=0)
     threads: int | None = option(None, "CPU threads per process; default: all cores", unit="threads", minimum=1)
     rounds: int | None = option(None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4)
+    starts: int = option(1, "times that all are started anew, each time for that many turns: processes of one code differ", minimum=1)
     block_steps: int | None = option(None, "steps in one turn, the first not counted; default: the profile's", unit="steps", minimum=2)
     parity_steps: int | None = option(None, "first steps checked against a float64 run; default: the profile's", unit="steps", minimum=1)
     confidence: float = option(0.99, "confidence level of the intervals", minimum=0.5, maximum=0.9999)

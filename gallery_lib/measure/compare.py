@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib import options, paths, stats, tasks
@@ -29,6 +30,21 @@ def judge(baseline: Measured, candidate: Measured, exact: Reference, steps: int)
     losses = [[loss for _, loss in variant.results.loss["curve"][:steps]] for variant in (baseline, candidate)]
     triples = (losses[0], losses[1], exact.losses), (baseline.probe, candidate.probe, exact.probe)
     return parity.judge(*triples, levels[1], same_precision=levels[0] == levels[1])
+
+
+Pair = tuple[Measured, Measured]
+"""A baseline and a candidate that took turns with one another."""
+
+
+def judge_all(pairs: Sequence[Pair], exact: Reference, steps: int) -> Parity:
+    """Of two variants that were started several times: parity must hold each time. What comes back is of the first that lacks it."""
+    judged = [judge(before, after, exact, steps) for before, after in pairs]
+    return next((each for each in judged if not each.passed), judged[0])
+
+
+def speedup_of_all(pairs: Sequence[Pair], confidence: float) -> stats.Ratio:
+    """Of two variants that were started several times: the geometric mean."""
+    return stats.geometric_mean([lineup.ratio(before, after, confidence) for before, after in pairs])
 
 
 @interruptible("the comparison")
@@ -71,18 +87,16 @@ def compare(
     with contextlib.closing(Progress(where, 2 * turns.total_steps * options_.starts, enabled=progress)) as bar:
         exact = reference.reference_for(exact_config, launch, lambda what: bar.update(0, f"{task_name}: {what}"))
         runs = {name: Variant(config) for name, config in variants.items()}
-        folders = [folder, *(folder / f"start-{number}" for number in range(2, options_.starts + 1))]
+        folders = lineup.folders_of_starts(folder, options_.starts)
         starts = [lineup.take_turns(runs, launch, turns, each, bar, task_name) for each in folders]
         bar.update(bar.count, where)
     baseline, candidate = starts[0].values()
     if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
         exact = reference.run_reference(exact_config, launch)
-    pairs = [tuple(start.values()) for start in starts]
-    judged = [judge(before, after, exact, options_.parity_steps) for before, after in pairs]
-    verdict_of_parity = next((each for each in judged if not each.passed), judged[0])
-    speedup = None
-    if verdict_of_parity.passed:
-        speedup = stats.geometric_mean([lineup.ratio(before, after, options_.confidence) for before, after in pairs])
+    before, after = variants
+    pairs = [(start[before], start[after]) for start in starts]
+    verdict_of_parity = judge_all(pairs, exact, options_.parity_steps)
+    speedup = speedup_of_all(pairs, options_.confidence) if verdict_of_parity.passed else None
     outcome = Comparison(
         task=first.model,
         folder=str(folder),

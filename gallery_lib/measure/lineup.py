@@ -76,6 +76,11 @@ def rounds_of(durations: list[float], warmup_steps: int, block_steps: int) -> li
     return [counted[i + 1 : i + block_steps] for i in range(0, len(counted) - block_steps + 1, block_steps)]
 
 
+def folders_of_starts(folder: Path, starts: int) -> list[Path]:
+    """Where the runs of each start go: the first into `folder` itself."""
+    return [folder, *(folder / f"start-{number}" for number in range(2, starts + 1))]
+
+
 def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConfig:
     """The options of a variant's run."""
     return dataclasses.replace(

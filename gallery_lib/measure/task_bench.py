@@ -21,7 +21,7 @@ from gallery_lib import hardware, stats, tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.measure import lineup, parity, reference
-from gallery_lib.measure.compare import judge
+from gallery_lib.measure.compare import judge_all, speedup_of_all
 from gallery_lib.measure.comparison import Parity
 from gallery_lib.measure.limits import measure_limits
 from gallery_lib.measure.lineup import Measured, Turns, Variant
@@ -101,11 +101,28 @@ def _row(measured: Measured, verdict: Parity | None, flops: float, traffic: int 
     )
 
 
-def _parity(one: Measured, other: Measured, exact: Reference, steps: int) -> Parity:
-    """Of two variants: half precision is held against fp32, not the other way round."""
-    if (one.results.config["amp_level"], other.results.config["amp_level"]) == ("O1", "O0"):
-        return judge(other, one, exact, steps)
-    return judge(one, other, exact, steps)
+@dataclass(frozen=True)
+class _Group:
+    """Variants that took turns with one another: once, or, started anew, more often. Of one that failed, nothing is kept."""
+
+    starts: Sequence[Mapping[str, Measured]]
+
+    def __contains__(self, name: str) -> bool:
+        return all(name in start for start in self.starts)
+
+    def first(self, name: str) -> Measured:
+        """The variant, as it was started first."""
+        return self.starts[0][name]
+
+    def ratio(self, slower: str, faster: str, confidence: float) -> stats.Ratio:
+        """How many times as fast `faster` is as `slower`."""
+        return speedup_of_all([(start[slower], start[faster]) for start in self.starts], confidence)
+
+    def parity(self, one: str, other: str, exact: Reference, steps: int) -> Parity:
+        """Of two variants: half precision is held against fp32, not the other way round."""
+        if [self.first(name).results.config["amp_level"] for name in (one, other)] == ["O1", "O0"]:
+            one, other = other, one
+        return judge_all([(start[one], start[other]) for start in self.starts], exact, steps)
 
 
 class _Measurement:
@@ -115,22 +132,28 @@ class _Measurement:
         self.line, self.folder = line, folder
         self.rows: dict[str, Row] = {name: Row(reason) for name, reason in line.absent.items()}
         self.of_group: dict[str, int] = {}
-        self.measured: list[dict[str, Measured]] = []
+        self.groups: list[_Group] = []
         self.traffic: dict[str, int] = {}  # by amp level
         self.exact: Reference | None = None
 
     def run_group(self, names: list[str], turns: Turns, bar: Progress, label: str) -> None:
-        """The baseline and the variants `names`, in turns."""
-        number = len(self.measured)
+        """The baseline and the variants `names`, in turns, started as often as is asked."""
+        number = len(self.groups)
         folder = self.folder / f"group{number + 1}"
-        failed: dict[str, GalleryError] = {}
         chosen = {name: self.line.variants[name] for name in [self.line.baseline, *names]}
-        self.measured.append(lineup.take_turns(chosen, LaunchConfig(), turns, folder, bar, label, dropped=failed))
-        for name, error in failed.items():
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            (folder / name / "failure.txt").write_text(f"{error}\n")
-            self.rows[name] = Row(reason_of(error))
-        for name in self.measured[number]:
+        starts: list[dict[str, Measured]] = []
+        for where in lineup.folders_of_starts(folder, self.line.compare.starts):
+            failed: dict[str, GalleryError] = {}
+            starts.append(lineup.take_turns(chosen, LaunchConfig(), turns, where, bar, label, dropped=failed))
+            for name, error in failed.items():
+                (where / name).mkdir(parents=True, exist_ok=True)
+                (where / name / "failure.txt").write_text(f"{error}\n")
+                self.rows[name] = Row(reason_of(error))
+                del chosen[name]
+            if self.line.baseline not in chosen:
+                break
+        self.groups.append(_Group(starts))
+        for name in chosen:
             self.of_group[name] = number
             if (file := folder / name / TRAFFIC_FILE).exists():
                 self.traffic[self.line.variants[name].config.amp_level] = json.loads(file.read_text())
@@ -140,26 +163,24 @@ class _Measurement:
         self.exact = exact
         flops = float(exact.probe["flops"]) / exact.probe["batches"]
         baseline = self.line.baseline
-        for name, group in self.of_group.items():
-            variants = self.measured[group]
-            if baseline not in variants:
+        for name, number in self.of_group.items():
+            group = self.groups[number]
+            if baseline not in group:
                 self.rows[name] = Row(f"ran, but {baseline}, which it is held against, did not")
                 continue
             steps = self.line.compare.parity_steps
-            verdict = _parity(variants[baseline], variants[name], exact, steps) if name != baseline else None
+            verdict = group.parity(baseline, name, exact, steps) if name != baseline else None
             traffic = self.traffic.get(self.line.variants[name].config.amp_level)
-            self.rows[name] = _row(variants[name], verdict, flops, traffic)
+            self.rows[name] = _row(group.first(name), verdict, flops, traffic)
 
     def ratio(self, slower: str, faster: str) -> stats.Ratio:
         """How many times as fast; directly where both took turns with one another, else through the baseline."""
 
-        def direct(group: int, a: str, b: str) -> stats.Ratio:
-            return lineup.ratio(self.measured[group][a], self.measured[group][b], self.line.compare.confidence)
-
-        a, b, baseline = self.of_group[slower], self.of_group[faster], self.line.baseline
-        if slower == baseline or a == b:
-            return direct(b, slower, faster)
-        return stats.change_of_ratio(direct(a, baseline, slower), direct(b, baseline, faster))
+        a, b = (self.groups[self.of_group[name]] for name in (slower, faster))
+        baseline, confidence = self.line.baseline, self.line.compare.confidence
+        if slower == baseline or a is b:
+            return b.ratio(slower, faster, confidence)
+        return stats.change_of_ratio(a.ratio(baseline, slower, confidence), b.ratio(baseline, faster, confidence))
 
     def comparable(self, slower: str, faster: str) -> bool:
         """Whether both ran and compute the same training: as the baseline does, or as one another do where it is the odd one out."""
@@ -169,8 +190,9 @@ class _Measurement:
             return True
         if self.line.baseline in (slower, faster) or self.exact is None:
             return False
-        one, other = (self.measured[self.of_group[name]][name] for name in (slower, faster))
-        return _parity(one, other, self.exact, self.line.compare.parity_steps).passed
+        a, b = (self.groups[self.of_group[name]].starts for name in (slower, faster))
+        both = _Group([{slower: one[slower], faster: other[faster]} for one, other in zip(a, b, strict=True)])
+        return both.parity(slower, faster, self.exact, self.line.compare.parity_steps).passed
 
     def ratios(self) -> list[tuple[str, str, float, float, float]]:
         """All that are wanted and may be given."""
@@ -200,13 +222,13 @@ def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progres
         turns = Turns(warmup, line.compare.rounds, line.compare.block_steps, probed_batches)
         run_config = lineup.configuration(line.config, turns, folder / "reference")
         exact_config = reference.configuration(run_config, line.compare.parity_steps, probed_batches)
-        total_steps = turns.total_steps * (len(line.variants) - 1 + len(together))
+        total_steps = turns.total_steps * (len(line.variants) - 1 + len(together)) * line.compare.starts
         with contextlib.closing(Progress(label, total_steps, enabled=progress)) as bar:
             exact = reference.reference_for(exact_config, LaunchConfig(), lambda what: bar.update(0, f"{label}: {what}"))
             for names in together:
                 run.run_group(names, turns, bar, label)
             bar.update(bar.count, label)
-        probed = next((variant.probe for group in run.measured for variant in group.values()), None)
+        probed = next((variant.probe for group in run.groups for variant in group.starts[0].values()), None)
         if probed is not None and exact.kept and not exact.belongs_to(probed):  # the data have changed
             exact = reference.run_reference(exact_config, LaunchConfig())
         run.judge(exact)

@@ -19,6 +19,7 @@ from gallery_lib.measure import bench, peers, recipes, task_bench
 from gallery_lib.measure.outcome import Outcome, read_bench
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.recipe import Plain
+from gallery_lib.results import read_results
 
 TINY = f"{tiny_task.__file__}:TASK"
 FAILING = f"{tiny_task.__file__}:FAILING_ACCELERATED"
@@ -175,8 +176,8 @@ def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_
 
 
 @pytest.mark.slow
-def test_in_fp32_other_libraries_train_the_same_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", TINY, *FEW[:-1], "--amp_level=O0", f"--out={tmp_path}"]) == 0
+def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", TINY, *FEW[:-1], "--amp_level=O0", "--starts=2", f"--out={tmp_path}"]) == 0
     found = read_bench(tmp_path / "bench.json")
     assert (found.baseline, found.amp_level) == ("eager-fp32", "O0")
     outcome = found.tasks["TASK"]
@@ -189,6 +190,9 @@ def test_in_fp32_other_libraries_train_the_same_too(tmp_path: Path, capsys: pyte
         gradients = next(check for check in row.parity["checks"] if check["name"] == "gradients")
         assert gradients["worst"] < 1e-3, "not fp32"
         assert outcome.ratio("eager-fp32", name) is not None
+        results = [read_results(run) for run in (tmp_path / "TASK" / "group1" / start / name for start in (".", "start-2"))]
+        first, again = (each.loss["curve"] for each in results)
+        assert first == again and results[0].step_seconds != results[1].step_seconds
     assert "over eager-fp32" in capsys.readouterr().out
 
 
