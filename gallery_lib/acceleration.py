@@ -61,7 +61,7 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
         done["precision"] = "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; bfloat16 is"
         warnings.warn(f"accelerate(): {done['precision']}", stacklevel=2)
 
-    layout = memory_format(model, config.memory)
+    layout = memory_format(model, config.memory, device.type)
     model.to(device)
     if layout is not torch.contiguous_format:
         model.to(memory_format=layout)

@@ -71,6 +71,11 @@ def emulated_bf16(environment: dict[str, Any]) -> bool:
     return environment["device"] == "cpu" and not _WITH_BF16_UNITS & set(environment["isa"])
 
 
+def prefers_channels_last(device_type: str) -> bool:
+    """Whether 2-d convolutions gain from channels last (NHWC): not on x86 CPUs without AVX-512, for which oneDNN's are not made."""
+    return device_type != "cpu" or "avx2" not in cpu_flags() or "avx512f" in cpu_flags()
+
+
 def memory_bytes() -> int:
     """Memory of the host that this process may use: physical, cut by the cgroup's limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -4,13 +4,14 @@ import copy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gallery_lib import Config, accelerate
+from gallery_lib import Config, accelerate, hardware
 from gallery_lib.acceleration import techniques
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
@@ -51,13 +52,30 @@ def test_the_baseline_has_none_of_the_backend() -> None:
     assert not plain[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_convolutions_get_channels_last_and_keep_their_values() -> None:
+@pytest.mark.parametrize(("gains", "layout", "changes"), [(True, "auto", True), (False, "auto", False), (False, "channels_last", True)])
+def test_convolutions_get_channels_last_where_they_gain_from_it_and_keep_their_values(
+    monkeypatch: pytest.MonkeyPatch, gains: bool, layout: Any, changes: bool
+) -> None:
+    monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: gains)
     original = model()
     config = Config()
     config.compiler.enabled = False
+    config.memory.layout = layout
     changed, _ = accelerate(copy.deepcopy(original), None, config)
-    assert changed[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert changed[0].weight.is_contiguous(memory_format=torch.channels_last) == changes
     assert torch.equal(changed[0].weight, original[0].weight)
+    assert ("layout" in techniques(changed)) == changes
+
+
+@pytest.mark.parametrize(
+    ("device_type", "flags", "gains"),
+    [("cpu", {"avx2"}, False), ("cpu", {"avx2", "avx512f"}, True), ("cpu", {"asimd"}, True), ("cuda", {"avx2"}, True)],
+)
+def test_convolutions_gain_from_channels_last_but_on_cpus_without_avx512(
+    monkeypatch: pytest.MonkeyPatch, device_type: str, flags: set[str], gains: bool
+) -> None:
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
+    assert hardware.prefers_channels_last(device_type) == gains
 
 
 def test_a_second_call_on_the_same_model_is_refused() -> None:

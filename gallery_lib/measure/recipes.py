@@ -59,6 +59,8 @@ def environment(words: Sequence[str]) -> dict[str, str]:
 def reason_not_applied(technique: str, amp_level: str) -> str | None:
     """Why a technique would do nothing on this machine, or None."""
     on_cpu = hardware.device_type() == "cpu"
+    if technique == "layout" and not hardware.prefers_channels_last(hardware.device_type()):
+        return "convolutions on a CPU without AVX-512 gain nothing from channels_last"
     if technique == "allocator":
         return allocator.reason_not_applied() if on_cpu else "torch has an allocator of its own on CUDA"
     if technique == EMULATED and (amp_level == "O0" or not on_cpu or hardware.computes_in_bf16("cpu")):

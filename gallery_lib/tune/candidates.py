@@ -42,9 +42,9 @@ class Candidate:
 BASELINE = Candidate()
 
 
-def candidates(model: nn.Module, config: Config) -> list[Candidate]:
+def candidates(model: nn.Module, config: Config, device: torch.device) -> list[Candidate]:
     """The baseline first, then what `config` allows: its layout, its compiler, and both."""
-    layout = "channels_last" if memory_format(model, config.memory) is torch.channels_last else "contiguous"
+    layout = "channels_last" if memory_format(model, config.memory, device.type) is torch.channels_last else "contiguous"
     found = [BASELINE, Candidate(layout)]
     if config.compiler.enabled:
         found.append(Candidate(layout, config.compiler.backend))

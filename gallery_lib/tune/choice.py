@@ -166,7 +166,7 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
     The model, its gradients and torch's random numbers are as before. Raises InputError for a kept file that has been
     edited to a candidate that there is not.
     """
-    found = candidates(model, config)
+    found = candidates(model, config, device)
     path = paths.cache_dir() / "tuning" / f"{key(model, inputs, config, device, found)}.json"
     kept = process_group.from_rank_0(_read(path, found) if config.tune.keep and path.is_file() else None)
     if kept is not None:

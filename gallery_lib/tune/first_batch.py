@@ -41,7 +41,7 @@ def tune_at_first_step(
             return eager(*args, **kwargs)
         model._compiled_call_impl = None
         choice = choose(model, (args, kwargs), config, device)
-        candidate = next(c for c in candidates(model, config) if c.name == choice.chosen)
+        candidate = next(c for c in candidates(model, config, device) if c.name == choice.chosen)
         candidate.apply(model, config.compiler, device)
         done["tuning"] = f"{choice.chosen}, of {len(choice.rows)} candidates" + (" (kept choice)" if choice.kept else "")
         chosen(candidate)

@@ -121,7 +121,9 @@ def test_a_waterfall_adds_one_technique_after_another() -> None:
     assert all(why.startswith("does not apply: ") for why in line.absent.values())
 
 
-def test_a_technique_comes_without_the_others() -> None:
+def test_a_technique_comes_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes.hardware, "prefers_channels_last", lambda device_type: True)
+
     def prepared(*names: str):
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
         spec = OptimizerSpec("SGD", lr=0.1)
