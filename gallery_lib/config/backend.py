@@ -50,7 +50,7 @@ class Memory(Settable):
 
     layout: Literal["auto", "contiguous", "channels_last"] = option(
         "auto",
-        "memory format of 4-d weights and inputs; auto is channels_last for models with 2-d convolutions, but not on x86 CPUs without AVX-512",
+        "memory format of 4-d weights and inputs; auto is channels_last for models with 2-d convolutions, except on x86 without AVX-512",
     )
     allocator: bool = option(
         True, "keep large host blocks instead of returning them to the kernel every step (processes started by the launcher)"
