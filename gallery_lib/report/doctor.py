@@ -45,6 +45,8 @@ def machine_rows() -> Rows:
     rows = [["technique", "here"]]
     rows.append(["compiler on the CPU", compiler or "missing: a C++ compiler (Debian, Ubuntu: apt-get install g++)"])
     rows.append(["allocator", "applies" if (why := allocator.reason_not_applied()) is None else f"does not apply: {why}"])
+    gains = hardware.prefers_channels_last(hardware.device_type())
+    rows.append(["channels_last", "applies" if gains else "not used: convolutions on a CPU without AVX-512 gain nothing from it"])
     preloaded = ", ".join(allocator.installed())
     rows.append(["another allocator", f"found: {preloaded}; used when LD_PRELOAD names it" if preloaded else "none found: glibc's is used"])
     if hardware.computes_in_bf16("cpu"):

@@ -110,7 +110,7 @@ def test_wrong_folders_end_with_2_and_one_message(tmp_path: Path, capsys: pytest
 def test_the_machine_is_described_technique_by_technique(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    for technique in ("compiler on the CPU", "allocator", "another allocator", "bfloat16 on the CPU", "GPU"):
+    for technique in ("compiler on the CPU", "allocator", "channels_last", "another allocator", "bfloat16 on the CPU", "GPU"):
         assert technique in said
 
 
