@@ -32,6 +32,12 @@ STEPS, HELD_OUT_BATCHES = 12, 8
 BATCH_NORM = {"batch_norm_statistics_", "batch_norm_relu", "batch_norm_relu_sums", "batch_norm_relu_gradient"}
 
 
+@pytest.fixture(autouse=True)
+def convolutions_in_channels_last(monkeypatch):
+    """As on a GPU, whatever this CPU is: the operators for images and batch norm are for that layout."""
+    monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: True)
+
+
 @pytest.fixture
 def nothing_compiled(monkeypatch):
     """The compiler is not what is tested here, and takes its time."""

@@ -67,4 +67,4 @@ def test_gradients_in_fp32_agree_with_float64_with_one_image_a_batch() -> None:
     assert len(exact) == len(list(model.parameters()))
     negligible = 1e-5 * max(g.square().mean().sqrt() for g in exact.values())  # biases before a batch norm
     errors = {name: (single[name] - g).norm() / g.norm() for name, g in exact.items() if g.square().mean().sqrt() > negligible}
-    assert len(errors) > 50 and max(errors.values()) < 1e-2
+    assert len(errors) > 50 and max(errors.values()) < 3e-2  # 0.006 with AVX-512, 0.02 with AVX2
