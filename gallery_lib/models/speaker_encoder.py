@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_HAS_BFLOAT16_LSTM = not torch.backends.mkldnn.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+"""Whether torch has one for this CPU: oneDNN has none without AVX-512, and ends with an error. There the LSTM stays in fp32."""
+
 
 class ProjectedLSTM(nn.Module):
     """An LSTM layer and a projection of its output: [N, T, inputs] → [N, T, projection]."""
@@ -23,7 +26,12 @@ class ProjectedLSTM(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         """The projected outputs of every frame; the state starts at zero."""
-        return self.project(self.lstm(frames)[0])
+        if frames.device.type == "cpu" and torch.is_autocast_enabled("cpu") and not _HAS_BFLOAT16_LSTM:
+            with torch.autocast("cpu", enabled=False):
+                outputs = self.lstm(frames.to(self.project.weight.dtype))[0]
+        else:
+            outputs = self.lstm(frames)[0]
+        return self.project(outputs)
 
 
 class SpeakerEncoder(nn.Module):

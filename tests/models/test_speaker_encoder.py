@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from gallery_lib.models.speaker_encoder import SpeakerEncoder
@@ -42,10 +41,6 @@ def test_projections_have_no_bias_and_the_scale_and_offset_start_at_10_and_minus
     assert dict(model.named_parameters())["scale"].item() == 10 and dict(model.named_parameters())["offset"].item() == -5
 
 
-@pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-    reason="torch's LSTM in bfloat16 ends with an error of oneDNN on this CPU; a CPU with AVX-512 runs this",
-)
 def test_embeddings_are_float32_under_autocast_and_float64_in_float64() -> None:
     model, features = small(), torch.randn(2, 9, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):

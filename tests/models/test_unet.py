@@ -61,10 +61,11 @@ def test_gradients_in_fp32_agree_with_float64_with_one_image_a_batch() -> None:
     gradients = []
     for dtype in (torch.float32, torch.float64):
         model.to(dtype).zero_grad()
-        F.cross_entropy(model(image.to(dtype)), mask).backward()
+        with torch.backends.mkldnn.flags(enabled=False):  # torch's own convolutions: with AVX2 only, oneDNN's round four times as much
+            F.cross_entropy(model(image.to(dtype)), mask).backward()
         gradients.append({name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None})
     single, exact = gradients
     assert len(exact) == len(list(model.parameters()))
     negligible = 1e-5 * max(g.square().mean().sqrt() for g in exact.values())  # biases before a batch norm
     errors = {name: (single[name] - g).norm() / g.norm() for name, g in exact.items() if g.square().mean().sqrt() > negligible}
-    assert len(errors) > 50 and max(errors.values()) < 3e-2  # 0.006 with AVX-512, 0.02 with AVX2
+    assert len(errors) > 50 and max(errors.values()) < 1e-2
