@@ -72,6 +72,10 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
 
         compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
         done += ", any bfloat16 on fp32 units"
+    if device.type == "cpu" and options.short_attention:
+        from gallery_lib.compiler.short_attention import ShortAttention
+
+        compile_options["joint_custom_pre_pass"] = ShortAttention()
     if not hardware.prefers_channels_last(device.type):
         compile_options["layout_optimization"] = False  # Inductor would have convolutions in channels last
     if device.type == "cpu" and options.any_threads:

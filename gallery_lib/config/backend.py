@@ -39,6 +39,10 @@ class Compiler(Settable):
         "compile blocks that a model repeats, such as a transformer's layers, once, each as a graph of its own: "
         "half the wait for the compiler, and somewhat slower steps",
     )
+    short_attention: bool = option(
+        True,
+        "on the CPU, compute attention over short sequences as plain products, instead of by torch's fused operator, which takes longer",
+    )
     bf16_on_fp32_units: bool = option(
         True, "on a CPU without bfloat16 units, do bfloat16 products on the fp32 units instead of emulating them"
     )
