@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from gallery_lib import hardware, options, paths, precision, stats, tasks
+from gallery_lib import hardware, optim, options, paths, precision, stats, tasks
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
@@ -38,7 +38,6 @@ from gallery_lib.data.length_buckets import LengthBucketSampler
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import calls, usage
 from gallery_lib.log import RunLog
-from gallery_lib.optim.sync_free import SyncFree
 from gallery_lib.optim.updates import Updates
 from gallery_lib.processes import LAUNCHED_AT_VARIABLE
 from gallery_lib.recipe import Plain, Recipe
@@ -280,12 +279,15 @@ def _techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dic
     done = session.techniques
     if not session.config.compiler_opt:
         return done
-    optimizer, reason = session.optimizer, usage.reason_not_used(session.loader.device)
-    kind = "sync-free" if isinstance(optimizer, SyncFree) else "fused" if optimizer.defaults.get("fused") else "torch's own"
+    reason = usage.reason_not_used(session.loader.device)
     if not session.config.kernels:
         reason = "switched off (--no-kernels)"
     ran = calls.summary(since=calls_before)  # of this process, evaluation included
-    return {**done, "optimizer": kind, "kernels": ran or f"not used, {reason or 'nothing in this run calls for one'}"}
+    return {
+        **done,
+        "optimizer": optim.kind(session.optimizer),
+        "kernels": ran or f"not used, {reason or 'nothing in this run calls for one'}",
+    }
 
 
 def _finite(value: float) -> float | None:

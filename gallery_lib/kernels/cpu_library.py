@@ -19,7 +19,7 @@ from gallery_lib import hardware, paths
 from gallery_lib.kernels.fallback import KernelsNotUsed
 
 SOURCES = Path(__file__).parent / "cpu"
-_OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
+_OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 
 
 def _for_this_processor() -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gallery_lib import hardware
+from gallery_lib import hardware, optim
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import allocator
 from gallery_lib.compiler.backend import cache_environment
@@ -40,8 +40,8 @@ class Techniques(Recipe):
         wrapped, batches = accelerate(plain.model, plain.loader, asked)
         optimizer = plain.build_optimizer(accelerated=FUSED in self.names)
         done = techniques(wrapped)
-        if optimizer.defaults.get("fused"):
-            done["optimizer"] = "fused"
+        if FUSED in self.names:
+            done["optimizer"] = optim.kind(optimizer)
         return Prepared(wrapped, batches, optimizer, plain.autocast_dtype, done)
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib.optim import sync_free
+from gallery_lib.optim import one_pass, sync_free
 
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch.optim with a fused implementation on CPU and CUDA."""
+_ONE_PASS: dict[str, type[one_pass.OnePass]] = {each.__name__: each for each in (one_pass.RMSprop, one_pass.RAdam)}
+"""Optimizers of torch.optim without one, of which we have a form for the CPU."""
 _SYNC_FREE: dict[str, type[sync_free.SyncFree]] = {
     each.__name__: each for each in (sync_free.Adam, sync_free.AdamW, sync_free.SGD, sync_free.RMSprop, sync_free.RAdam)
 }
@@ -33,7 +35,7 @@ class OptimizerSpec:
     def build(
         self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool, kernels: bool = False
     ) -> torch.optim.Optimizer:
-        """The optimizer; `kernels` takes our sync-free form where there is one, else `accelerated` torch's fused one."""
+        """The optimizer; `kernels` takes our sync-free form where there is one, else `accelerated` torch's fused one, or ours."""
         arguments = {
             "lr": self.lr if lr is None else lr,
             "weight_decay": self.weight_decay if weight_decay is None else weight_decay,
@@ -43,4 +45,15 @@ class OptimizerSpec:
             return _SYNC_FREE[self.name](parameters, **arguments)
         if accelerated and self.name in _FUSED:
             arguments["fused"] = True
+        elif accelerated and self.name in _ONE_PASS:
+            parameters = list(parameters)
+            if all(parameter.device.type == "cpu" for parameter in parameters):
+                return _ONE_PASS[self.name](parameters, **arguments)
         return getattr(torch.optim, self.name)(parameters, **arguments)
+
+
+def kind(optimizer: torch.optim.Optimizer) -> str:
+    """Whose form of its rule an optimizer is, in a word or two."""
+    if isinstance(optimizer, sync_free.SyncFree):
+        return "sync-free"
+    return "fused" if optimizer.defaults.get("fused") or isinstance(optimizer, one_pass.OnePass) else "torch's own"

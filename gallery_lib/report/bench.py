@@ -132,11 +132,7 @@ def notes(bench: Bench) -> list[str]:
         "GB/s: bytes that eager operators move, over this variant's time; what fuses them moves less and may exceed the limit."
     )
     if bench.kind == "bench":
-        given = (
-            "torch's fused one in every variant"
-            if bench.options["fused"]
-            else "torch's as it comes; ours: torch's fused one (--fused: for all)"
-        )
+        given = "a fused one in every variant" if bench.options["fused"] else "torch's as it comes; ours: a fused one (--fused: for all)"
         found.append(f"Optimizer: {given}.")
         found.append(
             f"Parity is with {bench.baseline}, held against float64. Two variants have a ratio where both pass, or, where one of them does "

@@ -1,0 +1,104 @@
+"""RMSprop and RAdam that take a step on the CPU in one pass over memory, where torch has no fused form of theirs.
+
+Drop-in: arguments and `state_dict()` are those of torch's classes, from which these are derived, and which take the step for
+whatever is not a plain fp32 parameter on the CPU, for options that are not offered, and where there is no C++ compiler.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gallery_lib.kernels import cpu_optimizers
+from gallery_lib.kernels.tensor_lists import is_dense, same_layout
+
+_TORCHS = ("centered", "capturable", "differentiable")
+"""Options that are left to torch."""
+
+
+class OnePass(torch.optim.Optimizer, ABC):
+    """What both share: whether a step can be taken so, and the states."""
+
+    @abstractmethod
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Keys of a parameter's state, beside the step count."""
+
+    @abstractmethod
+    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+        """Weights, gradients and states of a group, step number `steps[i]` of each."""
+
+    def _suits(self, group: dict[str, Any]) -> bool:
+        if any(group.get(name) for name in _TORCHS) or isinstance(group["lr"], Tensor):
+            return False
+        return all(
+            p.dtype is torch.float32
+            and p.device.type == "cpu"
+            and is_dense(p)
+            and p.grad.layout is torch.strided
+            and p.grad.dtype is torch.float32
+            for p in group["params"]
+            if p.grad is not None
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step."""
+        if not all(self._suits(group) for group in self.param_groups) or not cpu_optimizers.available():
+            return super().step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            names = self._state_names(group)
+            states = [self._initialised(p, names) for p in parameters]
+            for state in states:
+                state["step"] += 1
+            columns = [parameters, *([p.grad for p in parameters], *([state[name] for state in states] for name in names))]
+            laid_out = [
+                [t if same_layout(p, t) else torch.empty_like(p).copy_(t) for p, t in zip(parameters, c, strict=True)] for c in columns
+            ]
+            self._step_group(group, laid_out, [float(state["step"]) for state in states])
+            for column, used in zip(columns[2:], laid_out[2:], strict=True):
+                for state, there in zip(column, used, strict=True):
+                    if state is not there:  # from a checkpoint, say, of a model in another layout
+                        state.copy_(there)
+        return loss
+
+    def _initialised(self, parameter: Tensor, names: tuple[str, ...]) -> dict[str, Any]:
+        """A parameter's state, as torch's class makes it."""
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for name in names:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return state
+
+
+class RMSprop(OnePass, torch.optim.RMSprop):
+    """Tieleman and Hinton, Coursera lecture 6.5, 2012; torch's variant, with momentum."""
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("square_avg", "momentum_buffer") if group["momentum"] > 0 else ("square_avg",)
+
+    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+        weights, gradients, squares, *buffers = columns
+        options = {name: group[name] for name in ("lr", "weight_decay", "alpha", "eps", "momentum", "maximize")}
+        cpu_optimizers.rmsprop_(weights, gradients, squares, buffers[0] if buffers else None, **options)
+
+
+class RAdam(OnePass, torch.optim.RAdam):
+    """Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020."""
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+        options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")}
+        weights, gradients, averages, squares = columns
+        cpu_optimizers.radam_(weights, gradients, averages, squares, steps, **options)
