@@ -39,63 +39,63 @@ struct RMSprop {
     float learning_rate, weight_decay, alpha, epsilon, momentum, sign;  // sign: -1 to maximize
 };
 
+// The loops are functions of their own: what a compiler knows not to overlap is parameters, not what a lambda has captured.
+template <bool MOMENTUM>
+static void rmsprop_part(
+    const RMSprop o, int64_t count, float* __restrict__ weight, const float* __restrict__ gradient, float* __restrict__ square,
+    float* __restrict__ buffer) {
+    const float rest = float(1.0 - double(o.alpha));
+    for (int64_t at = 0; at < count; at++) {
+        const float g = o.sign * gradient[at] + o.weight_decay * weight[at];
+        square[at] = square[at] * o.alpha + rest * g * g;
+        float direction = g / (std::sqrt(square[at]) + o.epsilon);
+        if (MOMENTUM) direction = buffer[at] = buffer[at] * o.momentum + direction;
+        weight[at] -= o.learning_rate * direction;
+    }
+}
+
 extern "C" void rmsprop(const Tensors* tensors, const RMSprop* options) {
     const Tensors t = *tensors;
     const RMSprop o = *options;
-    const float rest = float(1.0 - double(o.alpha));
     in_parallel(t, [&](int64_t i, int64_t from, int64_t to) {
-        float* __restrict__ weight = t.weights[i];
-        const float* __restrict__ gradient = t.gradients[i];
-        float* __restrict__ square = t.first[i];
-        float* __restrict__ buffer = t.second ? t.second[i] : nullptr;
-        const auto direction = [&](int64_t at) {
-            const float g = o.sign * gradient[at] + o.weight_decay * weight[at];
-            square[at] = square[at] * o.alpha + rest * g * g;
-            return g / (std::sqrt(square[at]) + o.epsilon);
-        };
-        if (buffer)
-            for (int64_t at = from; at < to; at++) {
-                buffer[at] = buffer[at] * o.momentum + direction(at);
-                weight[at] -= o.learning_rate * buffer[at];
-            }
+        float *weight = t.weights[i] + from, *square = t.first[i] + from;
+        const float* gradient = t.gradients[i] + from;
+        if (t.second)
+            rmsprop_part<true>(o, to - from, weight, gradient, square, t.second[i] + from);
         else
-            for (int64_t at = from; at < to; at++) weight[at] -= o.learning_rate * direction(at);
+            rmsprop_part<false>(o, to - from, weight, gradient, square, nullptr);
     });
 }
 
 struct RAdam {
     float weight_decay, beta1, beta2, epsilon, sign;
-    float keep;                // what decoupled weight decay leaves of a weight
-    const float* rates;        // of each tensor: the learning rate over the first moment's bias correction
-    const float* rectifiers;   // … rectification times the square root of the second's, or 0: no adaptation yet
+    float keep;               // what decoupled weight decay leaves of a weight
+    const float* rates;       // of each tensor: the learning rate over the first moment's bias correction
+    const float* rectifiers;  // … rectification times the square root of the second's, or 0: no adaptation yet
 };
+
+template <bool ADAPTED>
+static void radam_part(
+    const RAdam o, int64_t count, float rate, float rectifier, float* __restrict__ weight, const float* __restrict__ gradient,
+    float* __restrict__ average, float* __restrict__ square) {
+    const float rest1 = float(1.0 - double(o.beta1)), rest2 = float(1.0 - double(o.beta2));
+    for (int64_t at = 0; at < count; at++) {
+        const float kept = weight[at] * o.keep;
+        const float g = o.sign * gradient[at] + o.weight_decay * kept;
+        average[at] += rest1 * (g - average[at]);
+        square[at] = square[at] * o.beta2 + rest2 * g * g;
+        const float step = rate * average[at];
+        weight[at] = kept - (ADAPTED ? step * (rectifier / (std::sqrt(square[at]) + o.epsilon)) : step);
+    }
+}
 
 extern "C" void radam(const Tensors* tensors, const RAdam* options) {
     const Tensors t = *tensors;
     const RAdam o = *options;
-    const float rest1 = float(1.0 - double(o.beta1)), rest2 = float(1.0 - double(o.beta2));
     in_parallel(t, [&](int64_t i, int64_t from, int64_t to) {
-        float* __restrict__ weight = t.weights[i];
-        const float* __restrict__ gradient = t.gradients[i];
-        float* __restrict__ average = t.first[i];
-        float* __restrict__ square = t.second[i];
-        const float rate = o.rates[i], rectifier = o.rectifiers[i];
-        const auto moments = [&](int64_t at, float kept) {
-            const float g = o.sign * gradient[at] + o.weight_decay * kept;
-            average[at] += rest1 * (g - average[at]);
-            square[at] = square[at] * o.beta2 + rest2 * g * g;
-        };
-        if (rectifier > 0.0f)
-            for (int64_t at = from; at < to; at++) {
-                const float kept = weight[at] * o.keep;
-                moments(at, kept);
-                weight[at] = kept - rate * average[at] * (rectifier / (std::sqrt(square[at]) + o.epsilon));
-            }
-        else
-            for (int64_t at = from; at < to; at++) {
-                const float kept = weight[at] * o.keep;
-                moments(at, kept);
-                weight[at] = kept - rate * average[at];
-            }
+        float *weight = t.weights[i] + from, *average = t.first[i] + from, *square = t.second[i] + from;
+        const float* gradient = t.gradients[i] + from;
+        const auto part = o.rectifiers[i] > 0.0f ? radam_part<true> : radam_part<false>;
+        part(o, to - from, o.rates[i], o.rectifiers[i], weight, gradient, average, square);
     });
 }
