@@ -135,7 +135,8 @@ def test_memory_of_ended_workers_is_let_go() -> None:
 
 def test_a_batch_may_end_while_torch_traces() -> None:
     """Nothing of torch runs then: a mode that looks at every operation would refuse it, and the block would be lost."""
-    iterator = iter(loader(batch_size=4, workers=1, persistent_workers=True))
+    all_at_once = loader(batch_size=len(Numbered()), workers=1, persistent_workers=True)  # nothing is left that a block could be taken for
+    iterator = iter(all_at_once)
     batch = next(iterator)
     (worker,) = shared_batches._mapped.values()
     assert batch and worker.states[0] == shared_batches._OUT
