@@ -143,7 +143,9 @@ class _Heads:
         self.write, self.arguments = write, arguments
         self.query, self.key, self.value = (self._flat(arguments[name]) for name in ("query", "key", "value"))
         self.dtype = arguments["query"].meta["val"].dtype
-        self.scale = arguments["scale"] or 1.0 / math.sqrt(arguments["query"].meta["val"].shape[3])
+        self.scale = arguments["scale"]
+        if self.scale is None:
+            self.scale = 1.0 / math.sqrt(arguments["query"].meta["val"].shape[3])
         self.probabilities = self._probabilities()
 
     def _flat(self, tensor: fx.Node) -> fx.Node:

@@ -48,7 +48,7 @@ class OnePass(torch.optim.Optimizer, ABC):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step."""
         if not all(self._suits(group) for group in self.param_groups) or not cpu_optimizers.available():
-            return super().step(closure)
+            return self._torchs_step(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -69,6 +69,11 @@ class OnePass(torch.optim.Optimizer, ABC):
                     if state is not there:  # from a checkpoint, say, of a model in another layout
                         state.copy_(there)
         return loss
+
+    def _torchs_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Without the hooks that torch puts around its class's step when one is made: they are around ours already."""
+        theirs = super().step.__func__  # type: ignore[attr-defined]
+        return (theirs.__wrapped__ if getattr(theirs, "hooked", False) else theirs)(self, closure)
 
     def _initialised(self, parameter: Tensor, names: tuple[str, ...]) -> dict[str, Any]:
         """A parameter's state, as torch's class makes it."""

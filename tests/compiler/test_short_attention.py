@@ -70,7 +70,10 @@ def mask(kind: str, queries: int, keys: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("sizes", [(16, 16), (7, 12), (12, 7), (1, 5)])
-@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in MASKS), ("none", {"is_causal": True}), ("none", {"scale": 0.5})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, {}) for kind in MASKS), ("none", {"is_causal": True}), ("none", {"scale": 0.5}), ("none", {"scale": 0.0})],
+)
 def test_in_fp32_all_is_as_torch_has_it(kind: str, options: dict[str, bool | float], sizes: tuple[int, int]) -> None:
     given = [*inputs(*sizes, torch.float32), *mask(kind, *sizes)]
     passes = both_passes(**options)

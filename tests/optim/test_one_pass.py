@@ -136,6 +136,19 @@ def test_the_rest_is_left_to_torch(ran: list[str], monkeypatch: pytest.MonkeyPat
     assert ran == []
 
 
+def test_hooks_are_called_once_whoever_takes_the_step() -> None:
+    torch.optim.RMSprop([nn.Parameter(torch.ones(3))])  # torch's class has hooks around its step from here on
+    for dtype in (torch.float32, torch.float64):
+        weight, seen = nn.Parameter(torch.ones(3, dtype=dtype)), []
+        optimizer = one_pass.RMSprop([weight])
+        optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append("before"))
+        optimizer.register_step_post_hook(lambda *_, seen=seen: seen.append("after"))
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        assert seen == ["before", "after"]
+        assert bool((weight < 1).all())
+
+
 def test_a_closure_is_called_with_gradients() -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = one_pass.RAdam([weight])
