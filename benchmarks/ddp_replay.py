@@ -64,14 +64,18 @@ def in_turns(model: DDP, replay: Replay, chosen: dict[str, Comm], config: Replay
     return {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in own.items()}
 
 
-def tuned(model: DDP, replay: Replay, offered: dict[str, Comm], config: ReplayConfig) -> dict[str, Comm]:
-    """DDP's own way and the tuner's choice, which may be the same."""
-    if len(offered) == 1:
-        return offered
+def tuned(model: DDP, replay: Replay, offered: dict[str, Comm], config: ReplayConfig) -> dict[str, Blocks]:
+    """Step times of DDP's own way and of the tuner's choice, by turn.
+
+    A choice is measured again, beside DDP's own way: a best of several is likely to have had luck. Where DDP's own way is kept, the
+    tuner's measurement of it stands.
+    """
     tuner = Tuner(model, offered, rounds=config.rounds, block_steps=config.block_steps, keep=False)
     while tuner.chosen is None:
         replay.train_step(model)
-    return {name: way for name, way in offered.items() if name in (PLAIN, tuner.chosen)}
+    if tuner.chosen == PLAIN:
+        return {PLAIN: [[step / config.stretch for step in block] for block in tuner.measured[PLAIN]]}
+    return in_turns(model, replay, {name: offered[name] for name in (PLAIN, tuner.chosen)}, config)
 
 
 def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str, Any]:
@@ -81,13 +85,13 @@ def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str,
     model = DDP(replay, init_sync=False)  # no rank has values to give
     alone = process_group.world_size() == 1
     offered = {PLAIN: Comm()} if alone else ways(config, hosts)
-    chosen = tuned(model, replay, offered, config) if choose else offered
-    seconds = in_turns(model, replay, chosen, config)
+    several = choose and len(offered) > 1
+    seconds = (tuned if several else in_turns)(model, replay, offered, config)
     accelerate_ddp(model, Comm())  # ends its threads and groups
     return {
         "processes_by_host": [len(ranks) for ranks in hosts.hosts],
         "offered": list(offered),
-        "ways": ddp_turns.figures(chosen, seconds),
+        "ways": ddp_turns.figures({name: offered[name] for name in seconds}, seconds),
     }
 
 

@@ -66,6 +66,8 @@ class Tuner:
         self.hosts = topology.find()
         self.path = paths.cache_dir() / "comm" / f"{self._key()}.json" if keep else None
         self.chosen: str | None = None
+        self.measured: dict[str, list[list[float]]] = {}
+        """Seconds of the counted steps by turn, each of the slowest rank; empty until the choice, and where it was kept."""
         self._seconds: dict[str, list[list[float]]] = {name: [] for name in self.ways}
         self._began: float | None = None
         self._current = ("", False)
@@ -129,6 +131,7 @@ class Tuner:
 
     def _decide(self) -> None:
         slowest = {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in self._seconds.items()}
+        self.measured = slowest
         rows, best = [["gradients averaged by", "step time p50", f"{PLAIN} over it (interval)", "verdict"]], (1.0, PLAIN)
         for name, blocks in slowest.items():
             p50 = seconds(stats.percentiles([step for block in blocks for step in block])["p50"])
