@@ -39,6 +39,7 @@ from gallery_lib.command import exit_code_of
 from gallery_lib.config import Comm, LabConfig, LabRunConfig, RecordConfig, ReplayConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.record import record
+from gallery_lib.measure.replay.repeated_memory import PIECE_BYTES
 from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, read_sweep, recording_of, write_sweep
 from gallery_lib.measure.replay.timeline import Timeline, derived, read_timeline, write_timeline
 from gallery_lib.options import CommandLine, option
@@ -49,8 +50,8 @@ WHAT_IT_IS = (
     "computation is waiting, multiplied by `stretch`; times are divided by `stretch`. What this machine's own cores and memory do "
     "(sockets, copies, sums, all that stays within a host) is not stretched, so it counts for `stretch` times less than it takes here."
 )
-_PROCESS_BYTES = 400e6
-"""Of a process with torch in it, on its own."""
+_PROCESS_BYTES, _TORCHRUN_BYTES = 400e6, 300e6
+"""Of a process with torch in it, on its own, and of the one that starts those of a host."""
 _SHARED_PIECES_BYTES = 40 * 2**20
 """Of the largest pieces that one way has on its way at a time: two of 12 MiB, or one of 38."""
 
@@ -83,12 +84,14 @@ def replayed(files: Sequence[Path], action: str, config: ReplayConfig, lab: LabC
 
 
 def memory_bytes(timeline: Timeline, wires: str, hosts: int, ranks: int) -> float:
-    """What a replay takes on this machine, about: for each rank its buckets, what error feedback keeps, and two of the largest bucket
-    for what is being made or sent; for each host the shared memory of hierarchical averaging, a piece of a bucket for each rank and one."""
+    """What a replay takes on this machine, about: for each rank its buckets, a piece of what is being made, and with other wire formats
+    what error feedback keeps and the largest bucket as it is sent; for each host torchrun, and the shared memory of hierarchical
+    averaging, a piece of a bucket for each rank and one."""
     largest = max(max(each.bytes for each in timeline.gradients), 25 * 2**20)
     kept = 2 if {"int8", "powersgd"} & set(wires.split(",")) else 1
-    of_rank = _PROCESS_BYTES + kept * timeline.gradient_bytes + 2 * largest
-    return hosts * (ranks * of_rank + (ranks + 1 if ranks > 1 else 0) * _SHARED_PIECES_BYTES)
+    sent = 0 if wires == "exact" else largest
+    of_rank = _PROCESS_BYTES + kept * timeline.gradient_bytes + min(largest, PIECE_BYTES) + sent
+    return hosts * (ranks * of_rank + _TORCHRUN_BYTES + (ranks + 1 if ranks > 1 else 0) * _SHARED_PIECES_BYTES)
 
 
 def too_large(timeline: Timeline, wires: str, hosts: int, ranks: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gallery_lib.measure.replay.repeated_memory import repeated
 from gallery_lib.measure.replay.timeline import Gradient, Timeline
 from gallery_lib.measure.replay.waits import Asleep, AtWork
 
@@ -44,8 +45,9 @@ class Replay(nn.Module):
         timeline: what is replayed.
         stretch: by which every wait is multiplied.
         seed: of the gradients' values, which should differ by rank.
-        share_gradients: make all gradients in the same memory, one over the other. DDP gets each as it is, and copies it into its
-            buckets; the mean is there, and in `.grad` only where that is a view of a bucket. Saves half of the memory.
+        share_gradients: make all gradients in the same memory, one over the other, and a large one's parts, too. DDP gets each as
+            it is, and copies it into its buckets; the mean is there, and in `.grad` only where that is a view of a bucket. Saves half
+            of the memory.
         at_work: wait by computing something else, for timelines of a CPU whose cores communication needs as well; needs as many cores.
     """
 
@@ -57,7 +59,7 @@ class Replay(nn.Module):
         self._pattern = torch.randn(_PATTERN_VALUES, generator=torch.Generator().manual_seed(seed))
         self._wait = AtWork() if at_work else Asleep()
         largest = max(each.bytes for each in timeline.gradients)
-        self._memory = torch.empty(largest, dtype=torch.uint8) if share_gradients else None
+        self._memory = repeated(largest) if share_gradients else None
         by_place = sorted(timeline.gradients, key=lambda gradient: gradient.place)
         parameters = [nn.Parameter(torch.zeros((), dtype=getattr(torch, each.dtype)).expand(each.shape)) for each in by_place]
         self.weights = nn.ParameterList(parameters)

@@ -1,0 +1,53 @@
+"""Memory that repeats: a range of addresses in which the same, shorter piece of memory lies again and again.
+
+For what is written, handed on and forgotten, and would otherwise have to be there in its whole length.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES = 64 * 2**20
+"""More than caches hold, so that who goes through the range finds as little of it there as of memory that does not repeat."""
+_MAP_FIXED = 0x10  # Linux's; Python's mmap does not name it
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def repeated(size: int, piece_bytes: int = PIECE_BYTES) -> Tensor:
+    """[size] bytes, of which those that lie `piece_bytes` (whole pages) apart are the same one.
+
+    Ordinary memory where it is no longer than a piece, and on systems other than Linux. Raises OSError when the system has none.
+    """
+    if size <= piece_bytes or sys.platform != "linux":
+        return torch.empty(size, dtype=torch.uint8)
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+    def mapped(address: int | None, length: int, protection: int, flags: int, file: int) -> int:
+        found = library.mmap(address, length, protection, flags, file, 0)
+        if found == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{length / 2**20:.0f} MiB of addresses could not be had: {os.strerror(number)}")
+        return int(found)
+
+    length = -(-size // piece_bytes) * piece_bytes
+    file = os.memfd_create("repeated")
+    try:
+        os.ftruncate(file, piece_bytes)
+        begin = mapped(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)  # the range, as a whole
+        array = (ctypes.c_char * size).from_address(begin)
+        weakref.finalize(array, library.munmap, begin, length)
+        for address in range(begin, begin + length, piece_bytes):
+            mapped(address, piece_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, file)
+    finally:
+        os.close(file)
+    return torch.frombuffer(array, dtype=torch.uint8)
