@@ -47,6 +47,13 @@ def machine_rows() -> Rows:
     rows.append(["allocator", "applies" if (why := allocator.reason_not_applied()) is None else f"does not apply: {why}"])
     gains = hardware.prefers_channels_last(hardware.device_type())
     rows.append(["channels_last", "applies" if gains else "not used: convolutions on a CPU without AVX-512 gain nothing from it"])
+    if gpus:
+        rows.append(["attention", "torch's own"])
+        rows.append(["optimizer", "own kernels, else torch's fused form"])
+    else:
+        rows.append(["attention", "over short sequences as plain products" if compiler else "torch's own: no C++ compiler"])
+        others = "in one pass" if compiler else "torch's own: no C++ compiler"
+        rows.append(["optimizer", f"torch's fused form; RMSprop and RAdam, which have none: {others}"])
     preloaded = ", ".join(allocator.installed())
     rows.append(["another allocator", f"found: {preloaded}; used when LD_PRELOAD names it" if preloaded else "none found: glibc's is used"])
     if hardware.computes_in_bf16("cpu"):

@@ -48,6 +48,15 @@ def test_advice_names_the_phase_that_limits(measured: Results, phases: dict[str,
     assert doctor.advice(changed(measured, phase_seconds=phases))[0].startswith(said)
 
 
+def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.hardware, "gpu_count", lambda: 0)
+    monkeypatch.setattr(doctor.hardware, "cpp_compiler", lambda: "g++")
+    assert ["attention", "over short sequences as plain products"] in doctor.machine_rows()
+    monkeypatch.setattr(doctor.hardware, "cpp_compiler", lambda: None)
+    rows = dict(doctor.machine_rows()[1:])
+    assert rows["attention"].endswith("no C++ compiler") and rows["optimizer"].endswith("no C++ compiler")
+
+
 def test_page_faults_are_named_where_the_step_has_many(measured: Results) -> None:
     phases = {"forward": 0.3, "backward": 0.7}
     said = doctor.advice(changed(measured, phase_seconds=phases, page_faults=40_000.0))
