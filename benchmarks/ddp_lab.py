@@ -50,8 +50,8 @@ WHAT_IT_IS = (
     "computation is waiting, multiplied by `stretch`; times are divided by `stretch`. What this machine's own cores and memory do "
     "(sockets, copies, sums, all that stays within a host) is not stretched, so it counts for `stretch` times less than it takes here."
 )
-_PROCESS_BYTES, _TORCHRUN_BYTES = 400e6, 300e6
-"""Of a process with torch in it, on its own, and of the one that starts those of a host."""
+_PROCESS_BYTES, _TORCHRUN_BYTES, _SYSTEM_BYTES = 470e6, 300e6, 1e9
+"""Of a process with torch in it and its sockets, of the one that starts those of a host, and of all else on the machine."""
 _SHARED_PIECES_BYTES = 40 * 2**20
 """Of the largest pieces that one way has on its way at a time: two of 12 MiB, or one of 38."""
 
@@ -91,7 +91,7 @@ def memory_bytes(timeline: Timeline, wires: str, hosts: int, ranks: int) -> floa
     kept = 2 if {"int8", "powersgd"} & set(wires.split(",")) else 1
     sent = 0 if wires == "exact" else largest
     of_rank = _PROCESS_BYTES + kept * timeline.gradient_bytes + min(largest, PIECE_BYTES) + sent
-    return hosts * (ranks * of_rank + _TORCHRUN_BYTES + (ranks + 1 if ranks > 1 else 0) * _SHARED_PIECES_BYTES)
+    return _SYSTEM_BYTES + hosts * (ranks * of_rank + _TORCHRUN_BYTES + (ranks + 1 if ranks > 1 else 0) * _SHARED_PIECES_BYTES)
 
 
 def too_large(timeline: Timeline, wires: str, hosts: int, ranks: int) -> str:

@@ -95,8 +95,8 @@ def test_a_replay_that_does_not_fit_into_memory_is_refused_before_anything_is_st
     gradient = dataclasses.replace(TIMELINE.gradients[0], shape=(10**9,))
     large = dataclasses.replace(TIMELINE, gradients=(gradient,))
     monkeypatch.setattr(ddp_lab.hardware, "memory_bytes", lambda: 32 * 2**30)
-    assert ddp_lab.too_large(TIMELINE, "exact", 8, 8) == "" == ddp_lab.too_large(large, "exact", 2, 2)
-    assert ddp_lab.too_large(large, "exact", 4, 2).startswith("small needs about 34.")
+    assert ddp_lab.too_large(TIMELINE, "exact", 4, 8) == "" == ddp_lab.too_large(large, "exact", 2, 2)
+    assert ddp_lab.too_large(large, "exact", 4, 2).startswith("small needs about 36.")
     assert ddp_lab.too_large(large, "int8", 2, 2) != ""
 
 
@@ -122,7 +122,7 @@ def test_a_sweep_keeps_what_was_measured_and_says_what_was_not_and_why(
         ("small", 1, PLAIN, 1.0, 1.0),
         ("small", 2, "views", 1.25, 0.5),
     ]
-    assert sweep.reasons["small", 4].startswith("small needs about 2.") and sweep.what_it_is == ddp_lab.WHAT_IT_IS
+    assert sweep.reasons["small", 4].startswith("small needs about 3.") and sweep.what_it_is == ddp_lab.WHAT_IT_IS
     settings = out / "settings.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "date": "2026-01-01"}))
     assert ddp_lab.main() == 0
