@@ -31,7 +31,7 @@ from gallery_lib import hardware, optim, options, paths, precision, stats, tasks
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
-from gallery_lib.compiler import toggle
+from gallery_lib.compiler import allocator, toggle
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.data.length_buckets import LengthBucketSampler
@@ -324,6 +324,8 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         if said := precision.notice(session.autocast_dtype, session.loader.device.type, accelerated=config.compiler_opt):
             session.log.say(said)
         session.model.train()
+        if "compiler" in session.techniques and session.techniques.get("allocator", "").startswith(allocator.KEEPS):
+            allocator.touch_ahead(optim.first_step_bytes(session.optimizer))  # while the compiler keeps one core busy
         ready_seconds = time.time() - launched_at
         curve = _run_steps(session, total_steps, observer)
         durations = session.clock.read()

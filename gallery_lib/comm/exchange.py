@@ -78,8 +78,10 @@ class Narrow(Exact):
 class Int8(Exact):
     """A byte a value, both ways: each rank adds up one chunk of the buffer in fp32 and sends the sum round, as int8 again.
 
-    Its own values of that chunk it adds as they are. A rank's residual is a buffer: in its own chunk, what the sum has lost; in the
-    others, what the values it sent have. It starts anew when the bucket changes, which DDP's buckets do once, after the first step.
+    Its own values of that chunk it adds as they are. Two ranks send each other all of their values instead, which are as many bytes,
+    and add up: one exchange and one rounding less.
+    A rank's residual is a buffer: in its own chunk, what the sum has lost; in the others, what the values it sent have. It starts
+    anew when the bucket changes, which DDP's buckets do once, after the first step.
     """
 
     WIRE = "int8"
@@ -102,6 +104,8 @@ class Int8(Exact):
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
         """See `Exact`."""
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        if ranks == 2:
+            return self._sum_of_two(buffer, key, divisor)
         chunk = -(-buffer.numel() // (ranks * compression.GROUP)) * compression.GROUP
         chunks = [slice(place * chunk, (place + 1) * chunk) for place in range(ranks)]  # the last ones may be shorter, or empty
         parts = [buffer[each] for each in chunks]
@@ -120,6 +124,16 @@ class Int8(Exact):
         dist.all_gather_into_tensor(received.view(-1), sent[rank], group=self.group)
         for part, row, size in zip(parts, received, sizes, strict=True):
             compression.accumulate_(part, row[:size], self.WIRE, factor=1 / divisor, add=False)
+        return None
+
+    def _sum_of_two(self, buffer: Tensor, key: Key, divisor: int) -> None:
+        """Both add up the same bytes in the same order."""
+        size = compression.packed_bytes(buffer.numel(), self.WIRE)
+        rows = self._scratch.of(3, size, dtype=torch.uint8, like=buffer)
+        sent, received = rows[0], rows[1:]
+        compression.pack(buffer, self.WIRE, self._residual(key, buffer), out=sent)
+        dist.all_gather_into_tensor(received.view(-1), sent, group=self.group)
+        compression.accumulate_(buffer, received, self.WIRE, factor=1 / divisor, add=False)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Exact`."""

@@ -12,6 +12,7 @@ import ctypes
 import ctypes.util
 import os
 import platform
+import threading
 
 _TUNABLES = {
     "glibc.malloc.mmap_threshold": str(4 * 2**30),
@@ -25,6 +26,8 @@ KEEPS = "glibc keeps large blocks"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """mallopt's parameters, from malloc.h."""
 _GIVEN_BACK_BYTES = 2**20
+_TOUCHED_BYTES = 64 * 2**20
+"""Of one block that is touched ahead."""
 
 
 def reason_not_applied() -> str | None:
@@ -76,3 +79,28 @@ def give_back() -> None:
     """Have this process give large blocks back as soon as they are freed: for many processes in little memory."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _GIVEN_BACK_BYTES)
+
+
+def touch_ahead(size: int) -> threading.Thread | None:
+    """Have a thread fetch `size` bytes from the system that this thread will need soon; None where freed blocks are not kept.
+
+    The first touch of a page is the kernel's work, and seconds of it for gigabytes. The calling thread is what the blocks are taken for,
+    since each has an arena of its own; freed by the other one they are kept for it, as `apply` has glibc do. Less is fetched
+    where the system has less.
+    """
+    if reason_not_applied() or size <= 0:
+        return None
+    library = ctypes.CDLL(None)
+    library.malloc.argtypes, library.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
+    library.free.argtypes, library.free.restype = (ctypes.c_void_p,), None
+    blocks = [library.malloc(_TOUCHED_BYTES) for _ in range(-(-size // _TOUCHED_BYTES))]
+
+    def touch() -> None:
+        for block in blocks:
+            if block:
+                ctypes.memset(block, 0, _TOUCHED_BYTES)
+                library.free(block)
+
+    thread = threading.Thread(target=touch, name="touch_ahead", daemon=True)
+    thread.start()
+    return thread

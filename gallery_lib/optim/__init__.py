@@ -57,3 +57,12 @@ def kind(optimizer: torch.optim.Optimizer) -> str:
     if isinstance(optimizer, sync_free.SyncFree):
         return "sync-free"
     return "fused" if optimizer.defaults.get("fused") or isinstance(optimizer, one_pass.OnePass) else "torch's own"
+
+
+def first_step_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """What gradients and states take that are not there before an optimizer's first step, by the usual names of options."""
+    total = 0
+    for group in optimizer.param_groups:
+        states = 2 * ("betas" in group) + ("alpha" in group) + bool(group.get("momentum"))
+        total += (1 + states) * sum(p.numel() * p.element_size() for p in group["params"] if p.requires_grad)
+    return total
