@@ -87,7 +87,7 @@ def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str,
     offered = {PLAIN: Comm()} if alone else ways(config, hosts)
     several = choose and len(offered) > 1
     seconds = (tuned if several else in_turns)(model, replay, offered, config)
-    model.zero_grad(set_to_none=True)  # they would be copied out of the memory that they share
+    model.zero_grad(set_to_none=True)  # they may be views of buckets, which they would keep alive
     accelerate_ddp(model, Comm())  # ends its threads and groups
     return {
         "processes_by_host": [len(ranks) for ranks in hosts.hosts],

@@ -18,6 +18,8 @@ from gallery_lib.errors import InputError
 
 DDP = nn.parallel.DistributedDataParallel
 _REDUCER = "gallery_reducer"
+_AS_MADE = "gallery_as_made"
+"""What the user made the model with: `gradient_as_bucket_view` and `static_graph`, which a way before may have changed."""
 
 
 def needs_hook(options: Comm) -> bool:
@@ -33,8 +35,13 @@ def _bucket_sizes(options: Comm) -> dict[str, Any]:
     return {"bucket_cap_mb_list": [options.first_bucket_mb, options.bucket_mb or DDP_BUCKET_MB]}  # the last is that of all others
 
 
+def _as_made(model: nn.parallel.DistributedDataParallel) -> tuple[bool, bool]:
+    return getattr(model, _AS_MADE, (model.gradient_as_bucket_view, model.static_graph))
+
+
 def _arguments(model: nn.parallel.DistributedDataParallel, options: Comm) -> dict[str, Any]:
     """What to make `model` anew with: as it is, and as the options say."""
+    views, static_graph = _as_made(model)
     chosen = {
         "device_ids": model.device_ids,
         "output_device": model.output_device,
@@ -42,8 +49,8 @@ def _arguments(model: nn.parallel.DistributedDataParallel, options: Comm) -> dic
         "process_group": model.process_group,
         "find_unused_parameters": model.find_unused_parameters,
         **_bucket_sizes(options),
-        "gradient_as_bucket_view": options.bucket_views or model.gradient_as_bucket_view,
-        "static_graph": options.static_graph or model.static_graph,
+        "gradient_as_bucket_view": options.bucket_views or views,
+        "static_graph": options.static_graph or static_graph,
         "init_sync": False,  # done when it was made the first time
     }
     if not getattr(model, "forward_sync_buffers", getattr(model, "broadcast_buffers", True)):
@@ -78,7 +85,7 @@ def _check_early_steps(model: nn.parallel.DistributedDataParallel, options: Comm
     """Raises InputError where a parameter's step could be taken with a gradient that is not the one `optimizer.step()` would see."""
     reasons = {
         "find_unused_parameters: only at the end is it known which parameters have a gradient": model.find_unused_parameters,
-        "static_graph, with which DDP leaves unused parameters out": options.static_graph or model.static_graph,
+        "static_graph, with which DDP leaves unused parameters out": options.static_graph or _as_made(model)[1],
         f"non_finite={options.non_finite}: only at the end is it known whether the step is taken": options.non_finite != "ignore",
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
@@ -113,7 +120,7 @@ def accelerate_ddp(
         early_steps = EarlySteps(optimizer)
     if before is not None:
         before.close()
-    was_training, required = model.training, model.require_backward_grad_sync
+    was_training, required, as_made = model.training, model.require_backward_grad_sync, _as_made(model)
     inspect.unwrap(DDP.__init__)(
         model,
         model.module,  # torch's own, also where auto.py has put another one there
@@ -121,6 +128,7 @@ def accelerate_ddp(
     )
     model.train(was_training)
     model.require_backward_grad_sync = required
+    object.__setattr__(model, _AS_MADE, as_made)
     reducer = GradientReducer(model.module, options, model.device, _joined(model), early_steps) if hooked else None
     if reducer is not None:
         model.register_comm_hook(None, reducer.take)

@@ -68,6 +68,13 @@ def test_wire_formats_round_as_much_as_they_may(ranks: Ranks, wire: dict, most: 
     assert 1e-7 < errors[0] < most
 
 
+def test_a_way_leaves_nothing_of_itself_to_the_next(two_by_two: Ranks) -> None:
+    """DDP's own way is the baseline of the tuner and the benchmarks: after others, too, it is what the user made."""
+    ways: list[dict] = [{}, {"bucket_views": True, "static_graph": True}, {}, {"bucket_views": True, "streams": 2}, {}]
+    for made_with, expected in (({}, [2, 1, 2, 1, 2]), ({"gradient_as_bucket_view": True}, [1] * 5)):
+        assert two_by_two.call("averages.gradient_memories", made_with, ways) == [expected] * 4
+
+
 LAYER = 4 * (64 * 64 + 64)
 
 

@@ -54,6 +54,20 @@ def bucket_bytes(widths: list[int], values: dict[str, Any]) -> list[int]:
     return list(seen)
 
 
+def gradient_memories(made_with: dict[str, bool], ways: list[dict[str, Any]]) -> list[int]:
+    """In how many pieces of memory the gradients of a model with two parameters lie, way after way: in one where they are views."""
+    model, found = DDP(stack([8, 8]), **made_with), []
+    for values in ways:
+        model.zero_grad()
+        accelerate_ddp(model, options_of(values))
+        for step in range(3):
+            model.zero_grad()
+            model(batch(step, 8)).pow(2).sum().backward()
+        found.append(len({parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}))
+    accelerate_ddp(model, Comm())  # ends its threads
+    return found
+
+
 def piece_bytes(widths: list[int], values: dict[str, Any]) -> list[list[int]]:
     """Of what each channel averages in a third step."""
     model = accelerate_ddp(DDP(stack(widths)), options_of(values))
