@@ -155,6 +155,7 @@ def cell(found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: D
 
 
 def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:
+    stretched(lab, config.stretch)  # a rate that is none is said before anything is written
     timelines = {path.resolve(): read_timeline(path) for path in words.timelines}
     if len({path.name for path in timelines}) < len(timelines):
         raise InputError("two of the timelines have the same file name: what is measured is kept by that.")

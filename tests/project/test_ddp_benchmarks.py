@@ -100,6 +100,17 @@ def test_a_replay_that_does_not_fit_into_memory_is_refused_before_anything_is_st
     assert ddp_lab.too_large(large, "int8", 2, 2) != ""
 
 
+def test_a_sweep_over_links_of_no_rate_is_refused_before_anything_is_written(
+    benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    timeline, out = tmp_path / "small.json", tmp_path / "sweep"
+    write_timeline(timeline, TIMELINE)
+    monkeypatch.setattr(sys, "argv", ["ddp_lab.py", "sweep", str(timeline), "--rate", "10parsec", "--out", str(out)])
+    with pytest.raises(InputError, match="rate='10parsec' must be a number"):
+        benchmark_module("ddp_lab").main()
+    assert not out.exists()
+
+
 def test_a_sweep_keeps_what_was_measured_and_says_what_was_not_and_why(
     benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
