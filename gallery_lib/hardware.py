@@ -54,6 +54,11 @@ def isa() -> list[str]:
     return [name for name in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "bf16", "sve") if name in cpu_flags()]
 
 
+def processor() -> str:
+    """The processor as far as figures and choices go: its name, and its instruction sets, since hypervisors give one name to several."""
+    return f"{cpu_model()} ({', '.join(isa())})"
+
+
 _WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 

@@ -83,7 +83,7 @@ class Tuner:
             [(name, tuple(parameter.shape), str(parameter.dtype)) for name, parameter in self.model.module.named_parameters()],
             self.hosts.hosts,
             {name: dataclasses.asdict(way) for name, way in self.ways.items()},
-            torch.cuda.get_device_name() if self.model.device.type == "cuda" else hardware.cpu_model(),
+            torch.cuda.get_device_name() if self.model.device.type == "cuda" else hardware.processor(),
             torch.__version__,
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -113,9 +114,10 @@ def waterfall_line(name: str, asked: BenchConfig) -> Line:
 
 
 def _digest(line: Line, alive: int | None) -> str:
-    """Of everything that the figures depend on: options, the package's sources, versions."""
+    """Of everything that the figures depend on: options, the package's sources, versions, the machine."""
     variants = {name: dataclasses.asdict(variant) for name, variant in line.variants.items()}
-    facts = [reference.key(line.config, 1), dataclasses.asdict(line.compare), variants, dict(line.absent), alive, _versions()]
+    asked = [dataclasses.asdict(line.compare), variants, dict(line.absent), alive]
+    facts = [reference.key(line.config, 1), *asked, _versions(), hardware.cores()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -163,6 +165,9 @@ def run(
         digest = _digest(line, asked.alive)
         if name in earlier and earlier[name].digest == digest and earlier[name].reason is None:
             continue
+        if name in earlier:
+            why = "it failed" if earlier[name].digest == digest else "it was with other options, another package, or on another machine"
+            print(f"{name} is measured again: the last time {why}.", file=sys.stderr, flush=True)
         outcome = task_bench.measure(line, asked.alive, digest, paths.free_name(folder, name), progress=progress)
         bench = dataclasses.replace(bench, tasks={**bench.tasks, name: outcome})
         write_bench(file, bench)

@@ -46,7 +46,7 @@ class Row:
 class Outcome:
     """One task. `ratios` holds [slower, faster, ratio, low, high]: how many times as fast the second is, if it is."""
 
-    digest: str  # of what was asked, the package and the versions
+    digest: str  # of what was asked, the package, the versions and the machine
     date: str
     seconds: float
     reason: str | None  # why nothing could be measured

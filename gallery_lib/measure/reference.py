@@ -68,7 +68,7 @@ def key(config: TrainConfig, world_size: int) -> str:
     if ".py:" in config.model:
         sources.append(Path(config.model.rsplit(":", 1)[0]))
     asked = {name: value for name, value in options.to_mapping(config).items() if name not in _IRRELEVANT}
-    facts = [asked, world_size, platform.python_version(), hardware.cpu_model(), {name: _version(name) for name in _LIBRARIES}]
+    facts = [asked, world_size, platform.python_version(), hardware.processor(), {name: _version(name) for name in _LIBRARIES}]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for path in sources:
         digest.update(path.read_bytes())

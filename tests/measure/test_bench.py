@@ -75,6 +75,34 @@ def test_a_folder_with_results_is_not_written_over(tmp_path: Path, capsys: pytes
     assert "is damaged" in capsys.readouterr().err
 
 
+def test_it_goes_on_with_what_this_machine_measured_and_measures_the_rest_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two processors of one name, as hypervisors have them, are two machines."""
+    monkeypatch.setattr(bench.hardware, "cpu_model", lambda: "AMD EPYC")
+    monkeypatch.setattr(bench.tasks, "data_of", lambda config: None)
+    reasons: list[str | None] = ["the first failed", None, None]
+    measured: list[str] = []
+
+    def measure(line: task_bench.Line, alive: int | None, digest: str, folder: Path, **_: object) -> Outcome:
+        measured.append(digest)
+        return Outcome(digest, "2026-01-01", 1.0, reasons[len(measured) - 1], {}, {}, {}, [])
+
+    monkeypatch.setattr(task_bench, "measure", measure)
+    said = []
+    for resume, isa in ((False, "avx2"), (True, "avx2"), (True, "avx2"), (True, "avx512_bf16")):
+        monkeypatch.setattr(bench.hardware, "cpu_flags", lambda isa=isa: frozenset({isa}))
+        bench.run([TINY], BenchConfig(out=str(tmp_path), amp_level="O0", resume=resume))
+        said.append(capsys.readouterr().err)
+    assert len(measured) == 3 and measured[0] == measured[1] != measured[2]
+    assert said == [
+        "",
+        "TASK is measured again: the last time it failed.\n",
+        "",
+        "TASK is measured again: the last time it was with other options, another package, or on another machine.\n",
+    ]
+
+
 @pytest.mark.parametrize(("level", "baseline"), [("O1", "eager-O1"), ("O0", "eager-fp32")])
 def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else(level: str, baseline: str) -> None:
     line = bench.bench_line(TINY, BenchConfig(batch_size=8, amp_level=level))
