@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gallery_lib.comm import topology
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
 
@@ -16,13 +17,14 @@ from gallery_lib.config import Comm
 class PlainKeysDDP(nn.parallel.DistributedDataParallel):
     """DDP whose `state_dict` and `load_state_dict` are the wrapped model's, without the `module.` prefix.
 
-    On the CPU a compiled model stays one graph: torch would split it at bucket boundaries, to overlap communication
-    with the backward pass, and there both need the same cores.
+    `one_graph`: leave a compiled model as it is. torch splits it at bucket boundaries, so that the first gradients are on their way
+    while others are computed.
     """
 
+    one_graph = False
+
     def _inside_ddp_forward(self) -> Any:
-        on_cpu = next(self.module.parameters()).device.type == "cpu"
-        return contextlib.nullcontext() if on_cpu else super()._inside_ddp_forward()
+        return contextlib.nullcontext() if self.one_graph else super()._inside_ddp_forward()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped model's state."""
@@ -34,8 +36,13 @@ class PlainKeysDDP(nn.parallel.DistributedDataParallel):
 
 
 def distribute(model: nn.Module, device: torch.device, options: Comm) -> nn.Module:
-    """`model`, already on `device`, with gradients averaged over all ranks as `options` say."""
+    """`model`, already on `device`, with gradients averaged over all ranks as `options` say. A collective call.
+
+    On CPUs of one host a compiled model stays one graph: there averaging and computing need the same cores. Between hosts it is
+    the link that takes its time.
+    """
     distributed = PlainKeysDDP(model, device_ids=[device.index] if device.type == "cuda" else None)
+    distributed.one_graph = device.type == "cpu" and len(topology.find().hosts) == 1
     if options != Comm():
         apply(distributed, options)
     return distributed

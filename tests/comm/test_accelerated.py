@@ -102,6 +102,14 @@ def test_a_parameter_larger_than_a_bucket_goes_in_pieces_through_all_channels(tw
         assert sum(size % 256 != 0 for size in pieces) <= 2  # the last of the weights, and the biases
 
 
+@pytest.mark.parametrize(("hosts", "graphs"), [(1, 1), (2, 2)])
+def test_between_hosts_the_first_gradients_of_a_compiled_model_need_not_wait_for_the_last(hosts: int, graphs: int) -> None:
+    """Three layers of 1.4 MB, of which the last fills DDP's first bucket (1 MiB), and the others lie in its second."""
+    with Ranks(2, hosts) as ranks:
+        for found in ranks.call("training.compiled", [600] * 4):
+            assert found["graphs"] == graphs and found["apart"] < 1e-6
+
+
 def test_memory_shared_within_a_host_never_has_a_name_that_a_kill_could_leave_behind(two_by_two: Ranks) -> None:
     for rank, found in enumerate(two_by_two.call("memory.shared", None)):
         host = [rank // 2 * 2, rank // 2 * 2 + 1]

@@ -10,8 +10,31 @@ import torch.distributed as dist
 from torch import nn
 
 from gallery_lib.comm.accelerated import accelerate_ddp, comm_state_dict, load_comm_state_dict
+from gallery_lib.comm.ddp import distribute
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, batch, options_of, stack
+
+
+def compiled(widths: list[int]) -> dict[str, Any]:
+    """How many graphs a compiled model becomes, and how far its mean gradients are from those of one that is not compiled."""
+    graphs = 0
+
+    def backend(graph, inputs):
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    model, plain = stack(widths), DDP(stack(widths))
+    model.compile(backend=backend)
+    averaged = distribute(model, torch.device("cpu"), Comm())
+    apart = 0.0
+    for step in range(3):
+        for each in (averaged, plain):
+            each.zero_grad()
+            each(batch(step, widths[0])).pow(2).sum().backward()
+        for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+            apart = max(apart, (parameter.grad - other.grad).abs().max().item())
+    return {"graphs": graphs, "apart": apart}
 
 
 def uneven_batches(values: dict[str, Any]) -> list[float]:
