@@ -81,6 +81,17 @@ class StepClock:
             self._pending_phases.clear()
         return self.durations
 
+    def usual_phases(self, warmup: int = 0) -> dict[str, float]:
+        """Seconds of each phase, the mean over those steps after `warmup` whose durations are in the middle half.
+
+        They add up to such a step, which medians of phases by themselves need not: a step that waits for data may have a short rest.
+        """
+        durations = self.read()
+        by_duration = sorted(range(warmup, len(durations)), key=durations.__getitem__)
+        quarter = len(by_duration) // 4
+        middle = by_duration[quarter : len(by_duration) - quarter]
+        return {name: sum(values[step] for step in middle) / len(middle) for name, values in self.phases.items()}
+
     def pause(self) -> None:
         """The device finishes what it has, and the clock stops."""
         self.read()

@@ -34,7 +34,7 @@ class Results:
     metrics: dict[str, float]  # on held-out data, by name; empty when not evaluated
     step_seconds: dict[str, float]  # p50, p75, p90, p95, mean, of steps after the warm-up
     samples_per_second: dict[str, float]  # per_device and global: steady state; whole_run: with start-up, without evaluation
-    phase_seconds: dict[str, float]  # medians of input, forward, backward, optimizer; exposed_communication, a part of backward
+    phase_seconds: dict[str, float]  # input, forward, backward, optimizer of usual steps; exposed_communication, a part of backward
     startup_seconds: dict[str, float]  # total: launch to the end of the warm-up, less its steady-state cost; compile: part of it
     peak_memory_bytes: dict[str, int | None]  # host: of rank 0's process; device: None without a GPU
     page_faults: float  # minor ones of rank 0's process in a step after the warm-up, the median

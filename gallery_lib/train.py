@@ -268,12 +268,6 @@ def save_weights(model: nn.Module, run_dir: Path) -> Path:
     return path
 
 
-def _phase_seconds(session: Session, warmup: int) -> dict[str, float]:
-    """Medians over the steps after the warm-up; of communication, what DDP saw that no computation hid."""
-    medians = {name: stats.percentiles(values[warmup:])["p50"] for name, values in session.clock.phases.items()}
-    return {**medians, **exposed_communication(session.model)}
-
-
 def _techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dict[str, str]:
     """What the accelerated backend did in this run, or why it did not; empty for the baseline."""
     done = session.techniques
@@ -360,7 +354,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             },
             peak_memory_bytes=peak_memory_bytes(session.loader.device.type),
             page_faults=stats.percentiles(session.clock.page_faults[warmup:])["p50"],
-            phase_seconds=_phase_seconds(session, warmup),
+            phase_seconds={**session.clock.usual_phases(warmup), **exposed_communication(session.model)},
             skipped_steps=session.updates.skipped_steps(),
             techniques=done,
         )

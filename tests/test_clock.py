@@ -24,6 +24,16 @@ def test_phases_add_up_to_the_step() -> None:
         assert total == pytest.approx(wait + forward, abs=0.01)
 
 
+def test_phases_of_usual_steps_add_up_to_one_where_medians_of_phases_do_not() -> None:
+    clock = StepClock("cpu")
+    waits, rest = [9.0, 0.5, 0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 7.0], [0.1, 0.1, 0.5, 0.1, 0.6, 0.5, 0.5, 0.6, 0.1]
+    clock.phases = {"input": waits, "forward": rest}
+    clock.durations = [a + b for a, b in zip(waits, rest, strict=True)]
+    phases = clock.usual_phases(warmup=1)
+    assert phases == {"input": pytest.approx(0.225), "forward": pytest.approx(0.425)}  # of steps of 0.6, 0.6, 0.7 and 0.7 seconds
+    assert clock.usual_phases(warmup=8) == {"input": 7.0, "forward": 0.1}
+
+
 def test_a_pause_is_in_no_step_and_no_phase() -> None:
     clock = StepClock("cpu")
     clock.start()

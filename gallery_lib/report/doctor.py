@@ -85,9 +85,9 @@ def shares(results: Results) -> dict[str, float]:
 
 
 def step_rows(results: Results) -> Rows:
-    """Where the median step of a run goes."""
+    """Where a usual step of a run goes."""
     part = shares(results)
-    rows = [["phase", "median", "of the step"]]
+    rows = [["phase", "time", "of the step"]]
     for name, meaning in PHASES.items():
         if name in part:
             rows.append([meaning, seconds(results.phase_seconds[name]), f"{part[name]:.0%}"])
