@@ -187,9 +187,12 @@ def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words:
     for each in not_measured:
         print(f"not measured: {each['reason']}")
     for hosts, paths in left.items():
-        if paths:
-            replayed(paths, "tuned", config, dataclasses.replace(lab, hosts=hosts), processes, _of_hosts(words.out, hosts))
-        _write_table(words.out, _measured(words.out, timelines, lab, processes))
+        try:
+            if paths:
+                replayed(paths, "tuned", config, dataclasses.replace(lab, hosts=hosts), processes, _of_hosts(words.out, hosts))
+        finally:  # what was measured before something failed has its line
+            if measured := _measured(words.out, timelines, lab, processes):
+                _write_table(words.out, measured)
     print(f"figures: {words.out / TABLE} and the files beside it")
     return 0
 

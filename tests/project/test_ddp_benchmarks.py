@@ -19,7 +19,7 @@ from measure.replay.test_timeline import TIMELINE
 from gallery_lib.comm.topology import Topology
 from gallery_lib.comm.tuner import PLAIN
 from gallery_lib.config import Comm, LabConfig, ReplayConfig
-from gallery_lib.errors import InputError
+from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, find_sweep
 from gallery_lib.measure.replay.timeline import write_timeline
 from gallery_lib.processes import search_path
@@ -149,6 +149,27 @@ def test_a_sweep_keeps_what_was_measured_and_says_what_was_not_and_why(
     (copied / TABLE).write_text((out / TABLE).read_text().replace("small,", "other,"))
     with pytest.raises(InputError, match="has a line of other that is of none of the timelines"):
         ddp_lab.main()
+
+
+def test_what_a_sweep_measured_before_it_failed_has_its_line(
+    benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ddp_lab, out = benchmark_module("ddp_lab"), tmp_path / "sweep"
+    timelines = [tmp_path / "small.json", tmp_path / "other.json"]
+    for timeline in timelines:
+        write_timeline(timeline, dataclasses.replace(TIMELINE, task=timeline.stem))
+
+    def replayed(files: list[Path], *others: Any) -> None:
+        figures = {"ways": {"ddp": {"step_seconds": {"p50": 0.01}}}, "replay": {"stretch": 1.0}, "replayed_on": "A"}
+        (others[-1] / files[0].name).write_text(json.dumps(figures))
+        raise RunFailed("the other one ended")
+
+    monkeypatch.setattr(ddp_lab, "replayed", replayed)
+    monkeypatch.setattr(sys, "argv", ["ddp_lab.py", "sweep", *map(str, timelines), "--hosts_of_sweep", "1", "--out", str(out)])
+    with pytest.raises(RunFailed):
+        ddp_lab.main()
+    sweep = find_sweep(out)
+    assert sweep is not None and [(cell.model, cell.hosts) for cell in sweep.cells] == [("small", 1)]
 
 
 @pytest.mark.parametrize(
