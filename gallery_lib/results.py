@@ -64,8 +64,16 @@ def write_results(run_dir: Path, results: Results) -> None:
     write_json(run_dir / "results.json", dataclasses.asdict(results))
 
 
+def check_folder(folder: Path | str) -> None:
+    """InputError where a run or a comparison is looked for and no folder is."""
+    if not Path(folder).is_dir():
+        what = "is a file" if Path(folder).exists() else "does not exist"
+        raise InputError(f"{folder} {what}. Give the folder of a run or a comparison, which it names when it ends.")
+
+
 def read_results(run_dir: Path | str) -> Results:
     """The results of a finished run. Raises InputError when there are none, or of another schema."""
+    check_folder(run_dir)
     path = Path(run_dir) / "results.json"
     try:
         values = json.loads(path.read_text())

@@ -11,7 +11,7 @@ from typing import Any
 
 from gallery_lib import stats
 from gallery_lib.errors import InputError
-from gallery_lib.results import Results
+from gallery_lib.results import Results, check_folder
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def break_even_steps(baseline: Results, candidate: Results) -> int | None:
 
 def read_comparison(folder: Path | str) -> Comparison:
     """A comparison read back from its folder. Raises InputError when there is none, or one that is damaged or of another version."""
+    check_folder(folder)
     path = Path(folder) / "comparison.json"
     try:
         return _from_json(str(folder), json.loads(path.read_text()))

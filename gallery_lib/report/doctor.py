@@ -128,8 +128,8 @@ def advice(results: Results) -> list[str]:
 
 
 def run_text(run_dir: Path | str) -> str:
-    """Where the step of the run in `run_dir` went, and what to change. Raises InputError when it did not finish."""
-    results = read_results(run_dir)
+    """Where the step of the run in `run_dir` went, and what to change. Raises InputError when nothing was measured there."""
+    results = measured_in(run_dir)
     head = f"{results.task}, {results.config['amp_level']}, batch size {results.config['batch_size']}, {results.world_size} process(es)"
     return "\n".join([head, text_table(step_rows(results)), "", *(f"- {line}" for line in advice(results))])
 
@@ -141,9 +141,12 @@ def run_text(run_dir: Path | str) -> str:
 def measured_in(folder: Path | str) -> Results:
     """The results of a run; of a comparison, those of its second variant. Raises InputError when there are none."""
     comparison = Path(folder) / "comparison.json"
-    if comparison.is_file():
+    if not comparison.is_file():
+        return read_results(folder)
+    try:
         return Results(**list(json.loads(comparison.read_text())["variants"].values())[1])
-    return read_results(folder)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InputError(f"{comparison} is damaged, or of another version ({type(error).__name__}: {error}). Measure again.") from None
 
 
 def longer_by(one: Results, several: Results) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gallery_lib import hardware
 from gallery_lib.errors import InputError
-from gallery_lib.results import Results, read_results
+from gallery_lib.results import Results, check_folder, read_results
 from gallery_lib.table import Rows, markdown_table, text_table
 from gallery_lib.table import seconds as _seconds
 
@@ -169,6 +169,7 @@ def folder_text(folder: Path | str) -> str:
     """The tables of every comparison and of every other run at or below `folder`. InputError when there is none."""
     from gallery_lib.measure.comparison import read_comparison
 
+    check_folder(folder)
     root = Path(folder)
     comparisons = sorted(path.parent for path in root.rglob("comparison.json"))
     runs = sorted(p.parent for p in root.rglob("results.json") if not any(c in p.parents for c in comparisons))

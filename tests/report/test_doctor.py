@@ -112,6 +112,14 @@ def test_a_comparison_stands_for_its_second_variant(measured: Results, tmp_path:
 def test_wrong_folders_end_with_2_and_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(tmp_path)]) == 2
     assert "did not finish" in capsys.readouterr().err
+    assert main(["doctor", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere does not exist. Give the folder of a run" in capsys.readouterr().err
+    (tmp_path / "comparison.json").write_text('{"variants": {}}')
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "comparison.json is damaged" in capsys.readouterr().err
+    for command in ("doctor", "show"):
+        assert main([command, str(tmp_path / "comparison.json")]) == 2
+        assert "comparison.json is a file. Give the folder" in capsys.readouterr().err
     assert main(["doctor", "a", "b", "c"]) == 2
     assert "usage: gallery doctor" in capsys.readouterr().err
 
