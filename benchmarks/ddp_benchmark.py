@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import ddp_turns
+import torch
 from common import conditions, write_result
 from ddp_turns import SETTLING_STEPS
 
@@ -43,6 +44,7 @@ class DdpBenchmarkConfig:
     compiler_opt: bool = option(False, "train with the accelerated backend, all ways alike")
     rounds: int = option(8, "turns that each way gets", unit="turns", minimum=4)
     block_steps: int = option(5, "counted steps in a turn", unit="steps", minimum=1)
+    fused: bool = option(False, "all ways alike, DDP's own too: torch's fused form of the optimizer")
     early_steps: bool = option(False, "all ways but DDP's own take the optimizer's step of a bucket while others are on their way")
     out: str | None = option(None, "file for the figures, as JSON")
 
@@ -52,7 +54,8 @@ class Turns(Observer):
 
     def __init__(self, ways: dict[str, Comm], config: DdpBenchmarkConfig) -> None:
         self.order = ddp_turns.order(ways, config.rounds)
-        self.ways, self.length, self.early_steps = ways, SETTLING_STEPS + config.block_steps, config.early_steps
+        self.ways, self.length = ways, SETTLING_STEPS + config.block_steps
+        self.early_steps, self.fused = config.early_steps, config.fused
         self.seconds: dict[str, ddp_turns.Blocks] = {name: [] for name in ways}
 
     @property
@@ -62,6 +65,8 @@ class Turns(Observer):
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
         """See Observer."""
+        if step == 0 and self.fused:
+            _choose_fused(session.optimizer)
         if step % self.length == 0:
             session.clock.pause()
             name = self.order[step // self.length]
@@ -74,6 +79,14 @@ class Turns(Observer):
         slowest = [max(step) for step in zip(*process_group.all_ranks(session.clock.read()), strict=True)]
         for number, name in enumerate(self.order):
             self.seconds[name].append(slowest[number * self.length + SETTLING_STEPS : (number + 1) * self.length])
+
+
+def _choose_fused(optimizer: torch.optim.Optimizer) -> None:
+    """Before its first step."""
+    if "fused" not in optimizer.defaults:
+        raise InputError(f"torch has no fused form of {type(optimizer).__name__}. Leave --fused out.")
+    for group in optimizer.param_groups:
+        group["fused"] = True
 
 
 def _ways(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
@@ -113,7 +126,7 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
     print(ddp_turns.text(found, batch_size, [len(ranks) for ranks in hosts.hosts], device))
     if config.out:
         about = {**conditions(), "model": config.model, "precision": config.precision, "batch_size": batch_size, "hosts": str(hosts)}
-        about |= {"early_steps": config.early_steps, "compiler_opt": config.compiler_opt}
+        about |= {"early_steps": config.early_steps, "fused": config.fused, "compiler_opt": config.compiler_opt}
         write_result(Path(config.out), {**about, "ways": found})
         print(f"figures: {config.out}")
     return 0

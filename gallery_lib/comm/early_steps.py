@@ -2,6 +2,10 @@
 
 What remains at `optimizer.step()` are parameters that no bucket has brought. The values are those of a step at the end, for
 optimizers that treat each parameter by itself, as torch's own do but for L-BFGS.
+
+On the CPU these steps take torch's fused form where it has one, unless `foreach` or `fused` was chosen: the other one is a loop over
+parameters in Python, which holds the interpreter's lock against the backward pass beside it, and goes over memory several times.
+State and checkpoints are the same; values differ in rounding.
 """
 
 from __future__ import annotations
@@ -18,6 +22,12 @@ from gallery_lib.errors import InputError
 
 _COUPLED = (torch.optim.LBFGS,)
 """Whose step needs all gradients at once."""
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+"""Of which torch has a fused form on the CPU."""
+_CHOICES = ("foreach", "fused")
+"""Options with which a form is chosen, True or False."""
+_OTHER_FORMS = ("capturable", "differentiable")
+"""Options with which torch's fused form does not go together, or that mean something else with it."""
 
 
 class EarlySteps:
@@ -58,8 +68,22 @@ class EarlySteps:
         part.__dict__.update(self._optimizer.__dict__)
         part._optimizer_step_pre_hooks, part._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         groups = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in self._optimizer.param_groups]
-        part.param_groups = [group for group in groups if group["params"]]
+        part.param_groups = [{**group, "fused": True} if self._may_be_fused(group, own) else group for group in groups if group["params"]]
         return part
+
+    def _may_be_fused(self, group: dict[str, Any], own: dict[int, Tensor]) -> bool:
+        chosen = any(group.get(name) is not None for name in _CHOICES) or any(group.get(name) for name in _OTHER_FORMS)
+        if type(self._optimizer) not in _FUSED or chosen or isinstance(group["lr"], Tensor):
+            return False
+        weights: list[Tensor] = group["params"]
+        have_momentum = {self._optimizer.state.get(weight, {}).get("momentum_buffer") is not None for weight in weights}
+        return len(have_momentum) == 1 and all(  # SGD's fused form takes all for new, or none
+            weight.device.type == "cpu"
+            and weight.dtype in (torch.float32, torch.float64)
+            and own[id(weight)].dtype == weight.dtype
+            and not own[id(weight)].is_sparse
+            for weight in weights
+        )
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Parameters that have had their step have no gradient in it, which optimizers take as: leave it as it is."""

@@ -156,8 +156,8 @@ def test_accumulated_gradients(two_by_two: Ranks, name: str) -> None:
 @pytest.mark.parametrize("values", [{}, {"bucket_mb": 0.001, "bucket_views": True}, {"hierarchical": True, "streams": 2}], ids=str)
 @pytest.mark.parametrize(
     ("optimizer", "arguments"),
-    [("SGD", {"momentum": 0.9}), ("AdamW", {"fused": True}), ("RAdam", {"foreach": True})],
-    ids=["SGD", "AdamW", "RAdam"],
+    [("SGD", {"momentum": 0.9}), ("AdamW", {}), ("AdamW", {"fused": True}), ("RAdam", {"foreach": True})],
+    ids=["SGD", "AdamW", "AdamW, fused", "RAdam"],
 )
 def test_the_optimizers_step_in_the_backward_pass_gives_the_same_weights(
     two_by_two: Ranks, optimizer: str, arguments: dict, values: dict

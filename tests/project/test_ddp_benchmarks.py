@@ -206,12 +206,13 @@ def test_real_training_in_turns_prints_the_seeds_format_and_writes_figures(
     ]
     short = ["--model", f"{TINY_TASK}:TASK", "--rounds", "4", "--block_steps", "1"]
     figures = [tmp_path / "first.json", tmp_path / "second.json"]
-    for file, options in zip(figures, (["--wire", "int8"], ["--streams", "2", "--bucket_views", "--early_steps"]), strict=True):
+    for file, options in zip(figures, (["--wire", "int8"], ["--streams", "2", "--bucket_views", "--early_steps", "--fused"]), strict=True):
         done = subprocess.run([*script, *short, *options, "--out", str(file)], capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"  2 CPUs -- 1M/2C:  p50:  \d\.\d{3}s \d+/s  p75: .*\(all devices, p50: \d+/s\)", done.stdout)
         found = json.loads(file.read_text())
-        assert set(found["ways"]) == {PLAIN, "accelerated"} and found["early_steps"] == ("--early_steps" in options)
+        assert set(found["ways"]) == {PLAIN, "accelerated"}
+        assert found["early_steps"] == ("--early_steps" in options) and found["fused"] == ("--fused" in options)
         assert found["ways"]["accelerated"]["speedup"]["low"] > 0
     assert "accelerated" in command("diff", *map(str, figures)).stdout
     done = subprocess.run([*script, *short], capture_output=True, text=True, timeout=150)
