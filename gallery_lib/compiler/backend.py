@@ -76,6 +76,10 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         from gallery_lib.compiler.short_attention import ShortAttention
 
         compile_options["joint_custom_pre_pass"] = ShortAttention()
+    if device.type == "cpu" and options.whole_upsampling:
+        from gallery_lib.compiler.upsampling import Upsampling
+
+        compile_options["pre_grad_custom_pass"] = Upsampling()
     if not hardware.prefers_channels_last(device.type):
         compile_options["layout_optimization"] = False  # Inductor would have convolutions in channels last
     if device.type == "cpu" and options.any_threads:

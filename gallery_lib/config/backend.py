@@ -43,6 +43,10 @@ class Compiler(Settable):
         True,
         "on the CPU, compute attention over short sequences as plain products, instead of by torch's fused operator, which takes longer",
     )
+    whole_upsampling: bool = option(
+        True,
+        "on the CPU, enlarge images by torch's operator (bilinear, bicubic), whose gradient the compiler would add up pixel by pixel",
+    )
     bf16_on_fp32_units: bool = option(
         True, "on a CPU without bfloat16 units, do bfloat16 products on the fp32 units instead of emulating them"
     )

@@ -19,7 +19,8 @@ from gallery_lib.recipe import Plain, Prepared, Recipe
 FUSED = "fused-optimizer"
 EMULATED = "bf16-on-fp32-units"
 SHORT_ATTENTION = "short-attention"
-TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, SHORT_ATTENTION, FUSED)
+WHOLE_UPSAMPLING = "whole-upsampling"
+TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, SHORT_ATTENTION, WHOLE_UPSAMPLING, FUSED)
 """In the order in which a waterfall adds them."""
 
 
@@ -37,6 +38,7 @@ class Techniques(Recipe):
         asked.compiler.enabled = "compiler" in self.names
         asked.compiler.bf16_on_fp32_units = EMULATED in self.names
         asked.compiler.short_attention = SHORT_ATTENTION in self.names
+        asked.compiler.whole_upsampling = WHOLE_UPSAMPLING in self.names
         wrapped, batches = accelerate(plain.model, plain.loader, asked)
         optimizer = plain.build_optimizer(accelerated=FUSED in self.names)
         done = techniques(wrapped)
@@ -67,6 +69,8 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return allocator.reason_not_applied() if on_cpu else "torch has an allocator of its own on CUDA"
     if technique == SHORT_ATTENTION and not on_cpu:
         return "torch's own attention is used on CUDA"
+    if technique == WHOLE_UPSAMPLING and not on_cpu:
+        return "images are enlarged as the compiler writes it on CUDA"
     if technique == EMULATED and (amp_level == "O0" or not on_cpu or hardware.computes_in_bf16("cpu")):
         return "the run is in fp32" if amp_level == "O0" else "the device has bfloat16 units"
     return None

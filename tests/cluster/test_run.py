@@ -118,3 +118,34 @@ def test_torch_sums_over_the_hosts(lab: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "sum" in line]
     assert sorted(lines) == [f"host{host} | sum [3.0] at 10.77.0.1 --flag" for host in range(2)]
+
+
+REFUSES = """
+import os, sys
+if os.environ["RANK"] == "1":
+    print("error: --size 0 is below 1", file=sys.stderr)
+    sys.exit(2)
+import time
+time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_refuses_its_input_ends_with_2_and_what_it_said(lab: str, tmp_path: Path) -> None:
+    """And without torchrun's own report, which is a traceback of torchrun."""
+    script = tmp_path / "refuses.py"
+    script.write_text(REFUSES)
+    done = gallery("lab", "run", "--nproc_per_node", "1", "--", str(script), timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == "error: host1 ended with exit code 2. The commands on the other hosts have been ended.\n"
+    said = [line for line in done.stdout.splitlines() if line.startswith("host1")]
+    assert said == ["host1 | error: --size 0 is below 1", "host1 | rank 1 ended with exit code 2"]
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_named_with_its_signal(lab: str, tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    done = gallery("lab", "run", "--", str(script), timeout=120)
+    assert (done.returncode, "ended with exit code 137." in done.stderr) == (1, True)
+    assert "rank 0 ended with SIGKILL" in done.stdout and "Traceback" not in done.stdout

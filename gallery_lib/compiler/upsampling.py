@@ -1,0 +1,109 @@
+"""Bilinear and bicubic enlargement on the CPU by torch's own operators, whose gradients the compiler would scatter pixel by pixel.
+
+torch.compile writes `interpolate` as weighted sums of pixels that are looked up one by one. The gradient of a look-up adds to the place
+it came from, atomically, without vector instructions; torch's operator for the gradient goes over memory in order. This graph pass, on
+the graph as the model was written, puts an operator in its place that is torch's, both ways, and that the compiler leaves whole.
+
+Left alone: anti-aliasing, `recompute_scale_factor`, other modes (what the compiler makes of `nearest` is as good), other devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.nn import functional
+
+_aten = torch.ops.aten
+_FORWARD = {"bilinear": _aten.upsample_bilinear2d.vec, "bicubic": _aten.upsample_bicubic2d.vec}
+_BACKWARD = {"bilinear": _aten.upsample_bilinear2d_backward.default, "bicubic": _aten.upsample_bicubic2d_backward.default}
+
+
+@torch.library.custom_op("gallery::upsample", mutates_args=(), device_types="cpu")
+def upsample(image: Tensor, mode: str, size: Sequence[int] | None, scales: Sequence[float] | None, align_corners: bool) -> Tensor:
+    """`image` [samples, channels, height, width] enlarged to `size`, or by `scales`, as `torch.nn.functional.interpolate` does it."""
+    return _FORWARD[mode](image, size, align_corners, scales)
+
+
+@torch.library.custom_op("gallery::upsample_backward", mutates_args=(), device_types="cpu")
+def _upsample_backward(gradient: Tensor, mode: str, shape: Sequence[int], scales: Sequence[float] | None, align_corners: bool) -> Tensor:
+    """Of an image of `shape`, from that of the enlarged one [samples, channels, height, width]."""
+    return _BACKWARD[mode](gradient, gradient.shape[2:], shape, align_corners, *(scales or (None, None)))
+
+
+def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Lies as torch's operators would have it."""
+    layout = torch._prims_common.suggest_memory_format(like)
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
+
+
+@upsample.register_fake
+def _(image: Tensor, mode: str, size: Sequence[int] | None, scales: Sequence[float] | None, align_corners: bool) -> Tensor:
+    if size is None:
+        assert scales is not None
+        size = [torch.sym_int(length * scale) for length, scale in zip(image.shape[2:], scales, strict=True)]
+    return _empty([*image.shape[:2], *size], image)
+
+
+@_upsample_backward.register_fake
+def _(gradient: Tensor, mode: str, shape: Sequence[int], scales: Sequence[float] | None, align_corners: bool) -> Tensor:
+    return _empty(shape, gradient)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    image, ctx.mode, _, ctx.scales, ctx.align_corners = inputs
+    ctx.shape = image.shape
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return _upsample_backward(gradient, ctx.mode, ctx.shape, ctx.scales, ctx.align_corners), None, None, None, None
+
+
+upsample.register_autograd(_gradients, setup_context=_keep)
+
+
+class Upsampling(CustomGraphPass):
+    """Inductor's pre_grad_custom_pass; `uuid` goes into the key of Inductor's cache."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites `graph` in place."""
+        for node in graph.find_nodes(op="call_function", target=functional.interpolate):
+            arguments = _arguments(node)
+            if arguments is not None:
+                with graph.inserting_before(node):
+                    replacement = graph.call_function(torch.ops.gallery.upsample.default, arguments)
+                replacement.meta = dict(node.meta)
+                node.replace_all_uses_with(replacement)
+                graph.erase_node(node)
+
+    def uuid(self) -> Any:
+        """Changes with this file."""
+        return get_hash_for_files((__file__,))
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
+    """The operator's, or None where torch's function stays."""
+    given = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
+    if given is None:
+        return None
+    asked = given.kwargs
+    image, mode, size, scales = asked["input"], asked["mode"], asked["size"], asked["scale_factor"]
+    value, enlarged = (each.meta.get("example_value") for each in (image, node))
+    if mode not in _FORWARD or asked["antialias"] or asked["recompute_scale_factor"]:
+        return None
+    if not isinstance(value, Tensor) or not isinstance(enlarged, Tensor):
+        return None
+    if value.dim() != 4 or value.device.type != "cpu" or not value.is_floating_point() or enlarged.dtype != value.dtype:
+        return None
+    if isinstance(size, fx.Node) or any(isinstance(each, fx.Node) for each in _two(scales)):
+        return None  # not known before it runs
+    factors = None if scales is None else [float(each) for each in _two(scales)]
+    return image, mode, None if size is None else _two(size), factors, bool(asked["align_corners"])
+
+
+def _two(given: Any) -> list[Any]:
+    """Of height and width; a single one is for both."""
+    return list(given) if isinstance(given, (list, tuple)) else [given, given]
