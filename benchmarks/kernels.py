@@ -26,10 +26,10 @@ from kernel_cases import CASES, Call, Case
 
 from gallery_lib import table
 from gallery_lib.command import exit_code_of
-from gallery_lib.compiler.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import fallback
 from gallery_lib.stats import percentiles, ratio_of_medians
+from gallery_lib.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 470

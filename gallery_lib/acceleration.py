@@ -24,11 +24,11 @@ from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.first_call import announce_first_call
 from gallery_lib.compiler.fused_batch_norm import fuse_batchnorm
 from gallery_lib.compiler.layout import memory_format
-from gallery_lib.compiler.toggle import kernels_enabled
 from gallery_lib.config import Config
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import fallback, usage
+from gallery_lib.toggle import kernels_enabled
 from gallery_lib.tune.candidates import Candidate
 from gallery_lib.tune.first_batch import tune_at_first_step
 

@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware, options, paths, tasks
-from gallery_lib.compiler import allocator, toggle
+from gallery_lib import hardware, options, paths, tasks, toggle
+from gallery_lib.compiler import allocator
 from gallery_lib.compiler.backend import cache_environment
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed

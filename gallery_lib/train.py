@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from gallery_lib import hardware, optim, options, paths, precision, stats, tasks
+from gallery_lib import hardware, optim, options, paths, precision, stats, tasks, toggle
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
-from gallery_lib.compiler import allocator, toggle
+from gallery_lib.compiler import allocator
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.data.length_buckets import LengthBucketSampler

@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.compiler.toggle import compiler_enabled
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.options import parse_command_line
 from gallery_lib.processes import die_with_parent
 from gallery_lib.results import write_json
+from gallery_lib.toggle import compiler_enabled
 
 
 def _own_message(error: BaseException) -> str:

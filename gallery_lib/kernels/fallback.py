@@ -11,9 +11,9 @@ import warnings
 
 import torch
 
-from gallery_lib.compiler.toggle import kernels_enabled
 from gallery_lib.errors import GalleryError
 from gallery_lib.kernels import compilation, launch
+from gallery_lib.toggle import kernels_enabled
 
 
 class KernelsNotUsed(RuntimeWarning):

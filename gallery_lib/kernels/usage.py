@@ -13,8 +13,8 @@ from contextvars import ContextVar
 
 import torch
 
-from gallery_lib.compiler.toggle import kernels_enabled
 from gallery_lib.kernels import fallback
+from gallery_lib.toggle import kernels_enabled
 
 _ON_CPU_TOO: ContextVar[bool] = ContextVar("_ON_CPU_TOO", default=False)
 

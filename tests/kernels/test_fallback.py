@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 
-from gallery_lib.compiler.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.kernels import compilation, fallback, launch
 from gallery_lib.kernels.compilation import CompilationFailed
+from gallery_lib.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 
 DEVICE = torch.device("cuda", 0)
 

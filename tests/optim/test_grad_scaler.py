@@ -13,12 +13,12 @@ from optim.plain_lamb import PlainLamb
 from optim.training import ADAM, OVERFLOW_AT, PAIRS, STEPS, NothingWaits, losses, model, warmup
 from torch.optim.lr_scheduler import LambdaLR
 
-from gallery_lib.compiler.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import calls, usage
 from gallery_lib.optim import grad_scaler
 from gallery_lib.optim.grad_scaler import GradScaler, WaitsForDevice
 from gallery_lib.optim.updates import Updates
+from gallery_lib.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 
 EACH = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 SCALING = {"init_scale": 2.0**10, "growth_interval": 20}

@@ -3,14 +3,17 @@
     python tests/project/import_direction.py gallery_lib
 
 Reads the source with `ast`, so that imports inside functions count as well, and so do
-`importlib.import_module("gallery_lib.…")` calls. The package's own `__init__.py`, which exports lazily from every
+`importlib.import_module("gallery_lib.…")` calls. Rooms side by side may use one another where NEIGHBOURS_ALLOWED says so, but not
+in a circle. The package's own `__init__.py`, which exports lazily from every
 floor, is the one exception. Prints each wrong import with its line, and ends with exit code 1 if there are any.
 """
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +22,7 @@ FLOORS: dict[float, tuple[str, ...]] = {
         "errors",
         "options",
         "config",
+        "toggle",
         "paths",
         "cgroups",
         "hardware",
@@ -79,6 +83,7 @@ def imported_modules(path: Path, package: str, inside: tuple[str, ...]) -> Itera
 def wrong_imports(folder: Path) -> list[str]:
     """A message for every import in the package at `folder` that does not point downwards."""
     package, messages = folder.name, []
+    used_by: dict[str, set[str]] = defaultdict(set)
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).with_suffix("").parts
         if parts == ("__init__",):
@@ -92,16 +97,23 @@ def wrong_imports(folder: Path) -> list[str]:
             target = rest.partition(".")[0]
             if top in OUTSIDE:
                 messages.append(f"{path}:{line}: imports `{name}`, which stands on {package} and is not part of it")
-            elif top != package or target == room or target in ("__file__", "__version__"):
                 continue
-            elif not target:
+            if top != package or target == room or target in ("__file__", "__version__"):
+                continue
+            if not target:
                 messages.append(f"{path}:{line}: imports all of `{package}` under another name: import the module that is meant")
-            elif target not in FLOOR_OF:
+                continue
+            used_by[room].add(target)
+            if target not in FLOOR_OF:
                 messages.append(f"{path}:{line}: `{target}` is no module with a floor: import the name from where it is defined")
             elif FLOOR_OF[target] > FLOOR_OF[room]:
                 messages.append(f"{path}:{line}: `{room}` (floor {FLOOR_OF[room]}) imports `{target}` (floor {FLOOR_OF[target]}), upwards")
             elif FLOOR_OF[target] == FLOOR_OF[room] and FLOOR_OF[room] not in NEIGHBOURS_ALLOWED:
                 messages.append(f"{path}:{line}: `{room}` imports its neighbour `{target}`: both are on floor {FLOOR_OF[room]}")
+    try:
+        graphlib.TopologicalSorter(used_by).prepare()
+    except graphlib.CycleError as error:
+        messages.append(f"{folder}: rooms import one another in a circle: {' ← '.join(error.args[1])}")
     return list(dict.fromkeys(messages))
 
 

@@ -76,6 +76,13 @@ def test_rooms_side_by_side_above_the_parts_do_not_import_each_other(planted):
     assert "neighbour" in planted("worker.py", "from gallery_lib.script import run_script").stdout
 
 
+def test_rooms_that_may_import_a_neighbour_do_not_do_so_in_a_circle(planted):
+    assert planted("kernels/usage.py", "from gallery_lib.compiler.toggle import kernels_enabled").returncode == 0
+    result = planted("compiler/fused.py", "def f():\n    from gallery_lib.kernels.batch_norm import batch_norm")
+    assert (result.returncode, result.stdout.count("\n")) == (1, 1)
+    assert "in a circle: compiler ← kernels ← compiler" in result.stdout or "in a circle: kernels ← compiler ← kernels" in result.stdout
+
+
 def test_the_package_does_not_import_what_stands_on_it(planted):
     assert "stands on" in planted("cli.py", "import benchmarks.resnet").stdout
 

@@ -65,15 +65,9 @@ def environment(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
 def torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]:
     """The words before a script that torchrun is to start on `host`."""
     return [
-        *[
-            sys.executable,
-            "-m",
-            "gallery_lib.cluster.lab.torchrun",
-            f"--nnodes={len(lab.hosts)}",
-            f"--nproc-per-node={config.nproc_per_node}",
-        ],
-        *[f"--node-rank={host.number}", f"--master-addr={lab.hosts[0].address}", f"--master-port={config.master_port}"],
-        f"--log-dir={logs}",
+        *[sys.executable, "-m", "gallery_lib.cluster.lab.torchrun"],
+        *[f"--nnodes={len(lab.hosts)}", f"--node-rank={host.number}", f"--nproc-per-node={config.nproc_per_node}"],
+        *[f"--master-addr={lab.hosts[0].address}", f"--master-port={config.master_port}", f"--log-dir={logs}"],
     ]
 
 
@@ -91,8 +85,7 @@ def _pass_on(process: subprocess.Popen[Any], name: str, turn: threading.Lock, un
 def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
     """Run `command` on every host of the lab to its end.
 
-    Raises InputError when it cannot be started or ends with exit code 2, RunFailed when it fails on a host; those on the others have
-    been ended then.
+    Raises InputError when it cannot be started, RunFailed when it fails on a host; those on the others have been ended then.
     """
     _check(command, config)
     processes: list[subprocess.Popen[Any]] = []
@@ -121,5 +114,7 @@ def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
     if failed is not None:
         others = " The commands on the other hosts have been ended." if len(processes) > 1 else ""
         code = processes[failed].returncode
-        kind = InputError if code == InputError.exit_code else RunFailed  # a command says by 2 that its input was wrong
-        raise kind(f"{lab.hosts[failed].name} ended with exit code {code}.{others}")
+        error = RunFailed(f"{lab.hosts[failed].name} ended with exit code {code}.{others}")
+        if code == InputError.exit_code:  # by which a command says that its input was wrong
+            error.exit_code = code
+        raise error
