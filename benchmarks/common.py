@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -42,6 +43,28 @@ def measured_before(path: Path | None, key: str) -> Any:
         raise InputError(f"{path} cannot be gone on with ({type(error).__name__}: {error}). Delete it, or name another file.") from error
 
 
+def writable(path: Path) -> Path:
+    """`path`, where a file may be written; its folder is made. For before anything is measured. Raises InputError where it may not."""
+    reason = "it is a folder" if path.is_dir() else ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            reason = "its folder may not be written to"
+    except OSError as error:
+        reason = f"its folder cannot be made: {error.strerror}"
+    if reason:
+        raise InputError(f"the figures cannot be written to {path}: {reason}. Name another file with --out.")
+    return path
+
+
+def out_file(text: str) -> Path:
+    """argparse's type of `--out`: a file that may be written."""
+    try:
+        return writable(Path(text))
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error).removesuffix(".")) from error
+
+
 def exit_code(body: Callable[[], int]) -> int:
     """The exit code of `body`, which measures one thing after another and writes what it has; one message where it fails or is ended."""
     return exit_code_of(
@@ -51,5 +74,4 @@ def exit_code(body: Callable[[], int]) -> int:
 
 def write_result(path: Path, values: dict[str, Any]) -> None:
     """Write the figures, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, values)
+    write_json(writable(path), values)

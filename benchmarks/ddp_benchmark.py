@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import ddp_turns
 import torch
-from common import conditions, write_result
+from common import conditions, writable, write_result
 from ddp_turns import SETTLING_STEPS
 
 from gallery_lib import tasks
@@ -101,6 +101,8 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
     """Train and print; rank 0 writes the file."""
     if process_group.world_size() < 2:
         raise InputError("one process has nobody to share gradients with. Start it with torchrun: see the first lines of this file.")
+    if config.out:
+        writable(Path(config.out))
     process_group.ensure_initialized()
     hosts = topology.find()
     observer = Turns(_ways(options, hosts), config)

@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import ddp_turns
-from common import conditions, write_result
+from common import conditions, out_file, write_result
 from ddp_validate import DdpValidateConfig
 
 from gallery_lib import hardware, options, tasks
@@ -253,11 +253,11 @@ def _validate(config: DdpValidateConfig, way: Comm, lab: LabConfig, processes: D
 
 
 def _out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    parser.add_argument("--out", type=out_file, help="file for the figures, as JSON")
 
 
 def _out_of_record(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, help="file for the timeline, as JSON")
+    parser.add_argument("--out", type=out_file, required=True, help="file for the timeline, as JSON")
 
 
 def _of_run(parser: argparse.ArgumentParser) -> None:

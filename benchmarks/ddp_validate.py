@@ -13,12 +13,11 @@ import dataclasses
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import ddp_turns
-from common import write_result
+from common import out_file, write_result
 from ddp_turns import SETTLING_STEPS, Blocks
 from torch import nn
 
@@ -135,7 +134,7 @@ def main() -> int:
 
 
 def _operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, help="file for the figures, as JSON")
+    parser.add_argument("--out", type=out_file, required=True, help="file for the figures, as JSON")
 
 
 if __name__ == "__main__":

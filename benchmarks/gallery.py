@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from common import conditions, write_result
+from common import conditions, out_file, write_result
 from PIL import Image
 
 from gallery_lib import paths
@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=known, default=[n for n in known if n != "index"], help="some notebooks only")
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter, for all that have it")
     parser.add_argument("--thumbnails", action="store_true", help=f"also write pictures to {THUMBNAILS.relative_to(ROOT)}")
-    parser.add_argument("--out", type=Path, help="JSON file to write or bring up to date")
+    parser.add_argument("--out", type=out_file, help="JSON file to write or bring up to date")
     parser.add_argument("--of", type=Path, metavar="BATCH", help="run nothing: take what `gallery run` has left in this folder")
     arguments = parser.parse_args()
     if arguments.of:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import conditions, write_result
+from common import conditions, out_file, write_result
 from kernel_cases import CASES, Call, Case
 
 from gallery_lib import table
@@ -149,7 +149,7 @@ def _table(cases: dict[str, Any]) -> str:
 def run() -> int:
     """Test, time, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name; without the tests")
     parser.add_argument("--rounds", type=int, default=20, help="turns of each candidate (default: 20)")
     arguments = parser.parse_args()

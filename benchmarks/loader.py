@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout wo
 import psutil
 import torch
 import torchvision
-from common import conditions, exit_code, write_result
+from common import conditions, exit_code, out_file, write_result
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision.transforms import v2
 
@@ -152,7 +152,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="worker processes, one or several numbers (default: 1 2)")
     parser.add_argument("--rounds", type=int, default=8, help="turns that each gets (default: 8)")
     parser.add_argument("--batches", type=int, default=64, help=f"batches of {BATCH_SIZE} in a turn (default: 64)")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--out", type=out_file, help="JSON file to write")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if min(args.workers) < 1 or args.rounds < 2 or args.batches < 1:

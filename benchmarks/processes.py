@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-from common import conditions, exit_code, write_result
+from common import conditions, exit_code, out_file, write_result
 from trust import RESNET50, SMALL
 
 from gallery_lib.compiler import allocator
@@ -43,7 +43,7 @@ def main() -> int:
     """Run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=8, help="of each kind (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     arguments = parser.parse_args()
     if arguments.processes < 2:
         raise InputError(f"--processes {arguments.processes} must be at least 2: one has nothing to differ from.")

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from common import conditions, exit_code, write_result
+from common import conditions, exit_code, out_file, write_result
 
 from gallery_lib import hardware, tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--image_size", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: 5)")
     parser.add_argument("--block_steps", type=int, default=2, help="steps of a turn, the first not counted (default: 2)")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(hardware.cores())
     limits = measure_limits(torch.device(hardware.device_type()))

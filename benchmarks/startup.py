@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common import conditions, exit_code, measured_before, write_result
+from common import conditions, exit_code, measured_before, out_file, write_result
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
@@ -40,7 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tasks.names(), default=tasks.names(), help="some tasks only")
     parser.add_argument("--steps", type=int, default=30, help="steps of each run (default: 30)")
-    parser.add_argument("--out", type=Path, help="JSON file to write or bring up to date")
+    parser.add_argument("--out", type=out_file, help="JSON file to write or bring up to date")
     arguments = parser.parse_args()
     rows = measured_before(arguments.out, "tasks") or {}
     for name in arguments.only:

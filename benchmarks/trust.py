@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-from common import conditions, exit_code, measured_before, write_result
+from common import conditions, exit_code, measured_before, out_file, write_result
 
 from gallery_lib.compiler import allocator
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
@@ -93,7 +93,7 @@ def main() -> int:
     """Run all; exit code 1 when any kind misses what is expected of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=MANY_TURNS.rounds, help="turns of each variant (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     parser.add_argument("--only", choices=list(KINDS), help="one kind only")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = measured_before(arguments.out, "comparisons") or []

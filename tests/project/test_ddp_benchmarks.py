@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import re
 import subprocess
@@ -26,13 +25,6 @@ from gallery_lib.processes import search_path
 
 TWO_BY_TWO = Topology(((0, 1), (2, 3)))
 TINY_TASK = Path(__file__).resolve().parent.parent / "tiny_task.py"
-
-
-@pytest.fixture
-def benchmark_module(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """A file of benchmarks/ as a module, by its name."""
-    monkeypatch.syspath_prepend(str(checkout / "benchmarks"))
-    return importlib.import_module
 
 
 @pytest.fixture

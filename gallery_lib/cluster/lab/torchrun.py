@@ -10,14 +10,17 @@ import signal
 import sys
 
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-_REPORTS_FAILURES = "torch.distributed.elastic.multiprocessing.api"
+_REPORTS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
+"""They say at length that a process failed, or that a signal came."""
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code, which is 128 + its number for a process that a signal has ended."""
-    logging.getLogger(_REPORTS_FAILURES).setLevel(logging.CRITICAL)  # what is said here, with exit code, path and process id
+    """The exit code, which is 128 + its number where a signal has ended a process, or torchrun."""
+    for name in _REPORTS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         run.main(arguments)
     except ChildFailedError as error:
@@ -26,6 +29,8 @@ def main(arguments: list[str]) -> int:
         how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
         print(f"rank {rank} ended with {how}", file=sys.stderr)
         return code if code > 0 else 128 - code
+    except SignalException as error:  # its processes have been ended
+        return 128 + error.sigval
     return 0
 
 
