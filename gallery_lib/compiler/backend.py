@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,6 +19,9 @@ from gallery_lib.compiler import regions
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.paths import cache_dir
+
+if TYPE_CHECKING:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
 
 Backend = Callable[[nn.Module, Compiler, torch.device], str]
 """Compiles the module in place for the device and returns one line that says what was done."""
@@ -72,10 +76,10 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
 
         compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
         done += ", any bfloat16 on fp32 units"
-    if device.type == "cpu" and options.short_attention:
-        from gallery_lib.compiler.short_attention import ShortAttention
+    if device.type == "cpu" and (passes := _passes_of_both_ways(options)):
+        from gallery_lib.compiler.graph_calls import OneAfterAnother
 
-        compile_options["joint_custom_pre_pass"] = ShortAttention()
+        compile_options["joint_custom_pre_pass"] = OneAfterAnother(passes)
     if device.type == "cpu" and options.whole_upsampling:
         from gallery_lib.compiler.upsampling import Upsampling
 
@@ -98,6 +102,21 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         return done
     regions.compile_regions(model, found, backend=name, options=compile_options or None)
     return f"{done}, {found.blocks} repeated blocks compiled once for each of {len(found.groups)} kinds"
+
+
+def _passes_of_both_ways(options: Compiler) -> list[CustomGraphPass]:
+    """Those for CPUs that rewrite the forward and the backward pass in one graph."""
+    passes: list[CustomGraphPass] = []
+    if options.short_attention:
+        from gallery_lib.compiler.short_attention import ShortAttention
+
+        passes.append(ShortAttention())
+    if options.small_convolutions:
+        from gallery_lib.compiler import small_convolutions
+
+        if small_convolutions.reason_not_applied() is None:
+            passes.append(small_convolutions.SmallConvolutions())
+    return passes
 
 
 register_backend("inductor", _inductor)

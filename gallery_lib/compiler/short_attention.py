@@ -21,6 +21,9 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from gallery_lib.compiler import graph_calls
+from gallery_lib.compiler.graph_calls import Writer, arguments_of
+
 LONGEST = {torch.bfloat16: 256, torch.float32: 128}
 """Tokens up to which products are used, of queries and keys in the geometric mean. In bfloat16 they are faster beyond that, too,
 and take more memory; in fp32 they are not (benchmarks/notes.md)."""
@@ -41,16 +44,7 @@ class ShortAttention(CustomGraphPass):
 
     def uuid(self) -> Any:
         """Changes with this file."""
-        return get_hash_for_files((__file__,))
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """By name, with the operator's defaults."""
-    found = {}
-    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-        found[argument.name] = given
-    return found
+        return get_hash_for_files((__file__, graph_calls.__file__))
 
 
 def _is_short(arguments: Mapping[str, Any]) -> bool:
@@ -73,7 +67,7 @@ def _about(size: int | torch.SymInt) -> float:
 
 def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
     """The operator, and the one of the backward pass that goes with it, unless something else uses what only they know."""
-    arguments = _arguments(node)
+    arguments = arguments_of(node)
     if not _is_short(arguments) or any(user.target is not operator.getitem for user in node.users):
         return
     outputs = {user.args[1]: user for user in node.users}
@@ -86,7 +80,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
         outputs[0].replace_all_uses_with(heads.back(heads.attended(), "query"))
     for each in backward:
         write.before = each
-        gradients = heads.gradients(_arguments(each)["grad_out"])
+        gradients = heads.gradients(arguments_of(each)["grad_out"])
         for user in list(each.users):
             user.replace_all_uses_with(gradients[user.args[1]])  # type: ignore[index]
             graph.erase_node(user)
@@ -95,20 +89,8 @@ def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
         graph.erase_node(dead)
 
 
-class _Writer:
-    """Writes calls of operators into a graph, in front of a node of it."""
-
-    def __init__(self, graph: fx.Graph, before: fx.Node) -> None:
-        self.graph, self.before = graph, before
-        self._fake_mode = before.args[0].meta["val"].fake_mode  # type: ignore[union-attr]
-
-    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """The call's result."""
-        with self.graph.inserting_before(self.before):
-            node = self.graph.call_function(target, args, kwargs)
-        with self._fake_mode:
-            node.meta["val"] = target(*_values(args), **_values(kwargs))
-        return node
+class _Writer(Writer):
+    """… with what attention needs."""
 
     def size(self, tensor: fx.Node, place: int) -> Any:
         """A number, or the node of one that changes."""
@@ -119,10 +101,6 @@ class _Writer:
         """In fp32."""
         return self(_aten.full.default, [], value, dtype=torch.float32, device=torch.device("cpu"))
 
-    def cast(self, tensor: fx.Node, dtype: torch.dtype) -> fx.Node:
-        """Of another type, if it is not already."""
-        return tensor if tensor.meta["val"].dtype is dtype else self(_prims.convert_element_type.default, tensor, dtype)
-
     def exact_product(self, left: fx.Node, right: fx.Node) -> fx.Node:
         """Of batches of matrices, in fp32."""
         return self(_aten.bmm.default, self.cast(left, torch.float32), self.cast(right, torch.float32))
@@ -130,10 +108,6 @@ class _Writer:
     def transposed(self, matrices: fx.Node) -> fx.Node:
         """Each matrix of a batch."""
         return self(_aten.permute.default, matrices, [0, 2, 1])
-
-
-def _values(arguments: Any) -> Any:
-    return fx.map_arg(arguments, lambda node: node.meta["val"])
 
 
 class _Heads:

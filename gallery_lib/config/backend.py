@@ -43,6 +43,10 @@ class Compiler(Settable):
         True,
         "on the CPU, compute attention over short sequences as plain products, instead of by torch's fused operator, which takes longer",
     )
+    small_convolutions: bool = option(
+        True,
+        "on a CPU with AVX512-BF16, compute bfloat16 convolutions over few positions as matrix products, which are faster there",
+    )
     whole_upsampling: bool = option(
         True,
         "on the CPU, enlarge images by torch's operator (bilinear, bicubic), whose gradient the compiler would add up pixel by pixel",

@@ -1,7 +1,8 @@
-"""Steps of RMSprop and RAdam over many fp32 tensors on the CPU, in one pass over memory (`cpu/optimizers.cpp`).
+"""Steps of Adam, AdamW, SGD, RMSprop and RAdam over many fp32 tensors on the CPU, in one pass over memory (`cpu/optimizers.cpp`).
 
-torch computes them there operator by operator, each of which reads and writes whole tensors: about three times the traffic.
-Rules are torch.optim's; RMSprop's `centered` is left to torch.
+torch computes the last two there operator by operator, each of which reads and writes whole tensors: about three times the traffic. Of the
+others it has a fused form, which copies each gradient that is in channels_last first. Rules are torch.optim's; Adam's `amsgrad`, SGD's
+`dampening` and RMSprop's `centered` are left to torch.
 """
 
 from __future__ import annotations
@@ -38,6 +39,20 @@ class _RAdam(ctypes.Structure):
     )
 
 
+class _Adam(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_float) for name in ("weight_decay", "beta1", "beta2", "epsilon", "sign", "keep")),
+        *((name, ctypes.c_void_p) for name in ("rates", "roots")),
+    )
+
+
+class _SGD(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_float) for name in ("learning_rate", "weight_decay", "momentum", "sign")),
+        ("nesterov", ctypes.c_int),
+    )
+
+
 def available() -> bool:
     """Whether they could be built here; if not, that has been said."""
     return cpu_library.library(SOURCE) is not None
@@ -52,7 +67,7 @@ def _numbers(values: Sequence[float]) -> Any:
 
 
 def _step(name: str, columns: Sequence[Sequence[Tensor] | None], options: ctypes.Structure) -> None:
-    """Weights, gradients and two columns of states, of which the second may be absent; alike in layout, row by row."""
+    """Weights, gradients and two columns of states, which may be absent; alike in layout, row by row."""
     weights = columns[0] or ()
     sizes = (ctypes.c_longlong * len(weights))(*(weight.numel() for weight in weights))
     arrays = [sizes, *(None if column is None else _addresses(column) for column in columns)]
@@ -62,6 +77,44 @@ def _step(name: str, columns: Sequence[Sequence[Tensor] | None], options: ctypes
     assert library is not None
     getattr(library, name)(ctypes.byref(tensors), ctypes.byref(options))
     torch.autograd.graph.increment_version([tensor for column in (columns[0], *columns[2:]) if column is not None for tensor in column])
+
+
+def adam_(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    averages: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    steps: Sequence[float],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    decoupled_weight_decay: bool,
+    maximize: bool,
+) -> None:
+    """One step in place, number `steps[i]` (from 1) of tensor i: AdamW's with `decoupled_weight_decay`. Rows as in `rmsprop_`."""
+    rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
+    roots = _numbers([1.0 / math.sqrt(1.0 - betas[1] ** step) for step in steps])
+    decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
+    places = ctypes.addressof(rates), ctypes.addressof(roots)
+    _step("adam", [weights, gradients, averages, squares], _Adam(decay, *betas, eps, -1.0 if maximize else 1.0, keep, *places))
+
+
+def sgd_(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    buffers: Sequence[Tensor] | None,
+    *,
+    lr: float,
+    weight_decay: float,
+    momentum: float,
+    nesterov: bool,
+    maximize: bool,
+) -> None:
+    """One step in place; `buffers`: with momentum, zeros before the first. Rows as in `rmsprop_`."""
+    options = _SGD(lr, weight_decay, momentum, -1.0 if maximize else 1.0, nesterov)
+    _step("sgd", [weights, gradients, buffers, None], options)
 
 
 def rmsprop_(

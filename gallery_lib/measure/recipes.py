@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gallery_lib import hardware, optim
 from gallery_lib.acceleration import accelerate, techniques
-from gallery_lib.compiler import allocator
+from gallery_lib.compiler import allocator, small_convolutions
 from gallery_lib.compiler.backend import cache_environment
 from gallery_lib.config import Config
 from gallery_lib.measure.peers import PEERS, Peer
@@ -20,7 +20,8 @@ FUSED = "fused-optimizer"
 EMULATED = "bf16-on-fp32-units"
 SHORT_ATTENTION = "short-attention"
 WHOLE_UPSAMPLING = "whole-upsampling"
-TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, SHORT_ATTENTION, WHOLE_UPSAMPLING, FUSED)
+SMALL_CONVOLUTIONS = "small-convolutions"
+TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, SHORT_ATTENTION, WHOLE_UPSAMPLING, SMALL_CONVOLUTIONS, FUSED)
 """In the order in which a waterfall adds them."""
 
 
@@ -39,6 +40,7 @@ class Techniques(Recipe):
         asked.compiler.bf16_on_fp32_units = EMULATED in self.names
         asked.compiler.short_attention = SHORT_ATTENTION in self.names
         asked.compiler.whole_upsampling = WHOLE_UPSAMPLING in self.names
+        asked.compiler.small_convolutions = SMALL_CONVOLUTIONS in self.names
         wrapped, batches = accelerate(plain.model, plain.loader, asked)
         optimizer = plain.build_optimizer(accelerated=FUSED in self.names)
         done = techniques(wrapped)
@@ -71,6 +73,12 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return "torch's own attention is used on CUDA"
     if technique == WHOLE_UPSAMPLING and not on_cpu:
         return "images are enlarged as the compiler writes it on CUDA"
+    if technique == SMALL_CONVOLUTIONS:
+        return _why_no_small_convolutions(amp_level) if on_cpu else "convolutions are cuDNN's on CUDA"
     if technique == EMULATED and (amp_level == "O0" or not on_cpu or hardware.computes_in_bf16("cpu")):
         return "the run is in fp32" if amp_level == "O0" else "the device has bfloat16 units"
     return None
+
+
+def _why_no_small_convolutions(amp_level: str) -> str | None:
+    return "the run is in fp32" if amp_level == "O0" else small_convolutions.reason_not_applied()

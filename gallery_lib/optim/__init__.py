@@ -13,8 +13,10 @@ from gallery_lib.optim import one_pass, sync_free
 
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch.optim with a fused implementation on CPU and CUDA."""
-_ONE_PASS: dict[str, type[one_pass.OnePass]] = {each.__name__: each for each in (one_pass.RMSprop, one_pass.RAdam)}
-"""Optimizers of torch.optim without one, of which we have a form for the CPU."""
+_ONE_PASS: dict[str, type[one_pass.OnePass]] = {
+    each.__name__: each for each in (one_pass.Adam, one_pass.AdamW, one_pass.SGD, one_pass.RMSprop, one_pass.RAdam)
+}
+"""Those of which we have a form for the CPU."""
 _SYNC_FREE: dict[str, type[sync_free.SyncFree]] = {
     each.__name__: each for each in (sync_free.Adam, sync_free.AdamW, sync_free.SGD, sync_free.RMSprop, sync_free.RAdam)
 }
@@ -45,7 +47,7 @@ class OptimizerSpec:
             return _SYNC_FREE[self.name](parameters, **arguments)
         if accelerated and self.name in _FUSED:
             arguments["fused"] = True
-        elif accelerated and self.name in _ONE_PASS:
+        if accelerated and self.name in _ONE_PASS:
             parameters = list(parameters)
             if all(parameter.device.type == "cpu" for parameter in parameters):
                 return _ONE_PASS[self.name](parameters, **arguments)

@@ -1,5 +1,6 @@
-"""RMSprop and RAdam that take a step on the CPU in one pass over memory, where torch has no fused form of theirs.
+"""Adam, AdamW, SGD, RMSprop and RAdam that take a step on the CPU in one pass over memory.
 
+Of the last two torch has no fused form; of the others it has one that first copies each gradient that lies in channels_last.
 Drop-in: arguments and `state_dict()` are those of torch's classes, from which these are derived, and which take the step for
 whatever is not a plain fp32 parameter on the CPU, for options that are not offered, and where there is no C++ compiler.
 """
@@ -16,12 +17,14 @@ from torch import Tensor
 from gallery_lib.kernels import cpu_optimizers
 from gallery_lib.kernels.tensor_lists import is_dense, same_layout
 
-_TORCHS = ("centered", "capturable", "differentiable")
+_TORCHS = ("centered", "amsgrad", "dampening", "capturable", "differentiable")
 """Options that are left to torch."""
 
 
 class OnePass(torch.optim.Optimizer, ABC):
-    """What both share: whether a step can be taken so, and the states."""
+    """What they share: whether a step can be taken so, and the states."""
+
+    _counts_steps = True
 
     @abstractmethod
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
@@ -34,6 +37,8 @@ class OnePass(torch.optim.Optimizer, ABC):
     def _suits(self, group: dict[str, Any]) -> bool:
         if any(group.get(name) for name in _TORCHS) or isinstance(group["lr"], Tensor):
             return False
+        if getattr(self, "found_inf", None) is not None or getattr(self, "grad_scale", None) is not None:
+            return False  # a scaler's, for torch's fused forms
         return all(
             p.dtype is torch.float32
             and p.device.type == "cpu"
@@ -57,13 +62,13 @@ class OnePass(torch.optim.Optimizer, ABC):
             parameters = [p for p in group["params"] if p.grad is not None]
             names = self._state_names(group)
             states = [self._initialised(p, names) for p in parameters]
-            for state in states:
-                state["step"] += 1
+            if self._counts_steps and states:
+                torch._foreach_add_([state["step"] for state in states], 1.0)
             columns = [parameters, *([p.grad for p in parameters], *([state[name] for state in states] for name in names))]
             laid_out = [
                 [t if same_layout(p, t) else torch.empty_like(p).copy_(t) for p, t in zip(parameters, c, strict=True)] for c in columns
             ]
-            self._step_group(group, laid_out, [float(state["step"]) for state in states])
+            self._step_group(group, laid_out, [float(state["step"]) for state in states] if self._counts_steps else [])
             for column, used in zip(columns[2:], laid_out[2:], strict=True):
                 for state, there in zip(column, used, strict=True):
                     if state is not there:  # from a checkpoint, say, of a model in another layout
@@ -78,11 +83,46 @@ class OnePass(torch.optim.Optimizer, ABC):
     def _initialised(self, parameter: Tensor, names: tuple[str, ...]) -> dict[str, Any]:
         """A parameter's state, as torch's class makes it."""
         state = self.state[parameter]
-        if not state:
+        if self._counts_steps and "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            for name in names:
+        for name in names:
+            if state.get(name) is None:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state
+
+
+class _Adams(OnePass):
+    """What Adam and AdamW share."""
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+        options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")}
+        weights, gradients, averages, squares = columns
+        cpu_optimizers.adam_(weights, gradients, averages, squares, steps, **options)
+
+
+class Adam(_Adams, torch.optim.Adam):
+    """Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014."""
+
+
+class AdamW(_Adams, torch.optim.AdamW):
+    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017."""
+
+
+class SGD(OnePass, torch.optim.SGD):
+    """Stochastic gradient descent, with momentum (Sutskever et al., 2013; torch's variant) or without."""
+
+    _counts_steps = False
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
+    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+        weights, gradients, *buffers = columns
+        options = {name: group[name] for name in ("lr", "weight_decay", "momentum", "nesterov", "maximize")}
+        cpu_optimizers.sgd_(weights, gradients, buffers[0] if buffers else None, **options)
 
 
 class RMSprop(OnePass, torch.optim.RMSprop):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib import hardware
-from gallery_lib.compiler import allocator
+from gallery_lib.compiler import allocator, small_convolutions
 from gallery_lib.errors import InputError
 from gallery_lib.measure.process_spread import page_faults_part
 from gallery_lib.results import Results, read_results
@@ -52,8 +52,9 @@ def machine_rows() -> Rows:
         rows.append(["optimizer", "own kernels, else torch's fused form"])
     else:
         rows.append(["attention", "over short sequences as plain products" if compiler else "torch's own: no C++ compiler"])
-        others = "in one pass" if compiler else "torch's own: no C++ compiler"
-        rows.append(["optimizer", f"torch's fused form; RMSprop and RAdam, which have none: {others}"])
+        why = "no C++ compiler" if compiler is None else small_convolutions.reason_not_applied()
+        rows.append(["small convolutions", "in bfloat16, as matrix products" if why is None else f"torch's own: {why}"])
+        rows.append(["optimizer", "in one pass" if compiler else "torch's own, fused where it has such a form: no C++ compiler"])
     preloaded = ", ".join(allocator.installed())
     rows.append(["another allocator", f"found: {preloaded}; used when LD_PRELOAD names it" if preloaded else "none found: glibc's is used"])
     if hardware.computes_in_bf16("cpu"):

@@ -1,4 +1,4 @@
-"""RMSprop and RAdam in one pass over memory: torch's values, states and options."""
+"""Optimizers in one pass over memory: torch's values, states and options."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from gallery_lib.kernels import cpu_optimizers
 from gallery_lib.optim import OptimizerSpec, kind, one_pass
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("Adam", {"lr": 1e-3}),
+    ("Adam", {"lr": 3e-3, "weight_decay": 1e-2, "betas": (0.8, 0.9), "eps": 1e-4, "maximize": True}),
+    ("AdamW", {"lr": 1e-3}),
+    ("AdamW", {"lr": 3e-3, "weight_decay": 1e-1, "fused": True}),
+    ("SGD", {"lr": 1e-2}),
+    ("SGD", {"lr": 1e-2, "weight_decay": 1e-2, "maximize": True}),
+    ("SGD", {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "fused": True}),
+    ("SGD", {"lr": 1e-2, "momentum": 0.5, "weight_decay": 1e-2}),
     ("RMSprop", {"lr": 1e-3}),
     ("RMSprop", {"lr": 1e-3, "momentum": 0.9, "weight_decay": 1e-2, "alpha": 0.9}),
     ("RMSprop", {"lr": 1e-3, "momentum": 0.5, "maximize": True, "eps": 1e-3}),
@@ -62,7 +70,7 @@ def test_it_trains_as_torchs(name: str, arguments: dict[str, Any], ran: list[str
     optimizers = [getattr(module, name)(network.parameters(), **arguments) for module, network in ((one_pass, ours), (torch.optim, theirs))]
     for network, optimizer in zip((ours, theirs), optimizers, strict=True):
         train(network, optimizer, range(40))
-    assert ran == [name.lower()] * 40
+    assert ran == ["adam" if name == "AdamW" else name.lower()] * 40
     assert_alike(ours, theirs)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         mine, torchs = (optimizer.state[p] for optimizer, p in zip(optimizers, (one, other), strict=True))
@@ -85,7 +93,10 @@ def test_a_checkpoint_of_either_is_continued_by_the_other(name: str, arguments: 
         assert_alike(network, straight)
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("RMSprop", {"lr": 1e-3, "momentum": 0.9}), ("RAdam", {"lr": 1e-3})])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("RMSprop", {"lr": 1e-3, "momentum": 0.9}), ("RAdam", {}), ("AdamW", {}), ("SGD", {"lr": 1e-3, "momentum": 0.9})],
+)
 def test_threads_change_no_bit(name: str, arguments: dict[str, Any]) -> None:
     found: list[list[Tensor]] = []
     before = torch.get_num_threads()
@@ -106,34 +117,58 @@ def test_threads_change_no_bit(name: str, arguments: dict[str, Any]) -> None:
         assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
 
 
-def test_states_and_gradients_in_another_layout() -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments", "states"),
+    [
+        ("RMSprop", {"momentum": 0.9}, ("square_avg", "momentum_buffer")),
+        ("AdamW", {}, ("exp_avg", "exp_avg_sq")),
+        ("SGD", {"momentum": 0.9}, ("momentum_buffer",)),
+    ],
+)
+def test_states_and_gradients_in_another_layout(name: str, arguments: dict[str, Any], states: tuple[str, ...]) -> None:
     ours, theirs = (nn.Parameter(torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)) for _ in range(2))
-    optimizers = one_pass.RMSprop([ours], momentum=0.9), torch.optim.RMSprop([theirs], momentum=0.9)
+    optimizers = getattr(one_pass, name)([ours], **arguments), getattr(torch.optim, name)([theirs], **arguments)
     for step in range(4):
         for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
             weight.grad = torch.linspace(-1, 1, 48).reshape(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
             weight.grad = weight.grad.contiguous() if step else weight.grad  # torch.optim takes any layout, too
             optimizer.step()
             if step == 1:
-                for key in ("square_avg", "momentum_buffer"):
+                for key in states:
                     optimizer.state[weight][key] = optimizer.state[weight][key].contiguous()
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(optimizers[0].state[ours], optimizers[1].state[theirs], rtol=1e-5, atol=1e-6)
 
 
 def test_the_rest_is_left_to_torch(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def compare(arguments: dict[str, Any], dtype: torch.dtype = torch.float32) -> None:
+    def compare(arguments: dict[str, Any], dtype: torch.dtype = torch.float32, name: str = "RMSprop") -> None:
         ours, theirs = model(dtype), model(dtype)
-        train(ours, one_pass.RMSprop(ours.parameters(), **arguments), range(5))
-        train(theirs, torch.optim.RMSprop(theirs.parameters(), **arguments), range(5))
+        train(ours, getattr(one_pass, name)(ours.parameters(), **arguments), range(5))
+        train(theirs, getattr(torch.optim, name)(theirs.parameters(), **arguments), range(5))
         assert_alike(ours, theirs)
 
     compare({"centered": True})
     compare({"momentum": 0.9}, torch.float64)
     compare({"lr": torch.tensor(1e-3)})
+    compare({"amsgrad": True}, name="AdamW")
+    compare({"momentum": 0.9, "dampening": 0.5}, name="SGD")
     monkeypatch.setattr(cpu_optimizers, "available", lambda: False)
     compare({"momentum": 0.9})
+    compare({"fused": True}, name="AdamW")
     assert ran == []
+
+
+def test_what_a_scaler_found_counts(ran: list[str]) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = one_pass.AdamW([weight], fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for gradient, left_alone in ((float("inf"), True), (1.0, False)):
+        before = weight.detach().clone()
+        weight.grad = scaler.scale(torch.full((3,), gradient))
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(weight, before) is left_alone
+    assert ran == []  # torch's fused form, which knows of scale and flag, takes such steps
 
 
 def test_hooks_are_called_once_whoever_takes_the_step() -> None:
@@ -165,7 +200,7 @@ def test_a_closure_is_called_with_gradients() -> None:
 
 def test_the_accelerated_backend_takes_them_on_the_cpu() -> None:
     weights = [nn.Parameter(torch.ones(3))]
-    for name in ("RMSprop", "RAdam"):
+    for name in ("Adam", "AdamW", "SGD", "RMSprop", "RAdam"):
         spec = OptimizerSpec(name, lr=1e-3)
         ours = spec.build(iter(weights), lr=None, weight_decay=None, accelerated=True)
         plain = spec.build(iter(weights), lr=None, weight_decay=None, accelerated=False)

@@ -1,4 +1,4 @@
-// Steps of RMSprop and RAdam over many fp32 tensors, in one pass over memory: torch.optim's formulas, in fp32 as there.
+// Steps of Adam, AdamW, SGD, RMSprop and RAdam over many fp32 tensors, in one pass over memory: torch.optim's formulas, in fp32 as there.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -10,8 +10,8 @@ struct Tensors {
     const int64_t* sizes;
     float* const* weights;
     const float* const* gradients;
-    float* const* first;   // RMSprop: averages of squares. RAdam: averages of gradients
-    float* const* second;  // RMSprop: momentum buffers, or null. RAdam: averages of squares
+    float* const* first;   // RMSprop: averages of squares. Adam, RAdam: averages of gradients. SGD: momentum buffers, or null
+    float* const* second;  // RMSprop: momentum buffers, or null. Adam, RAdam: averages of squares. SGD: null
     int threads;
 };
 
@@ -97,5 +97,62 @@ extern "C" void radam(const Tensors* tensors, const RAdam* options) {
         const float* gradient = t.gradients[i] + from;
         const auto part = o.rectifiers[i] > 0.0f ? radam_part<true> : radam_part<false>;
         part(o, to - from, o.rates[i], o.rectifiers[i], weight, gradient, average, square);
+    });
+}
+
+struct Adam {
+    float weight_decay, beta1, beta2, epsilon, sign;
+    float keep;          // what decoupled weight decay leaves of a weight
+    const float* rates;  // of each tensor: the learning rate over the first moment's bias correction
+    const float* roots;  // … one over the square root of the second's
+};
+
+static void adam_part(
+    const Adam o, int64_t count, float rate, float root, float* __restrict__ weight, const float* __restrict__ gradient,
+    float* __restrict__ average, float* __restrict__ square) {
+    const float rest1 = float(1.0 - double(o.beta1)), rest2 = float(1.0 - double(o.beta2));
+    for (int64_t at = 0; at < count; at++) {
+        const float kept = weight[at] * o.keep;
+        const float g = o.sign * gradient[at] + o.weight_decay * kept;
+        average[at] += rest1 * (g - average[at]);
+        square[at] = square[at] * o.beta2 + rest2 * g * g;
+        weight[at] = kept - rate * (average[at] / (std::sqrt(square[at]) * root + o.epsilon));
+    }
+}
+
+extern "C" void adam(const Tensors* tensors, const Adam* options) {
+    const Tensors t = *tensors;
+    const Adam o = *options;
+    in_parallel(t, [&](int64_t i, int64_t from, int64_t to) {
+        float *weight = t.weights[i] + from, *average = t.first[i] + from, *square = t.second[i] + from;
+        adam_part(o, to - from, o.rates[i], o.roots[i], weight, t.gradients[i] + from, average, square);
+    });
+}
+
+struct SGD {
+    float learning_rate, weight_decay, momentum, sign;
+    int nesterov;
+};
+
+template <bool MOMENTUM, bool NESTEROV>
+static void sgd_part(
+    const SGD o, int64_t count, float* __restrict__ weight, const float* __restrict__ gradient, float* __restrict__ buffer) {
+    for (int64_t at = 0; at < count; at++) {
+        const float g = o.sign * gradient[at] + o.weight_decay * weight[at];
+        float direction = g;
+        if (MOMENTUM) {
+            buffer[at] = buffer[at] * o.momentum + g;
+            direction = NESTEROV ? g + o.momentum * buffer[at] : buffer[at];
+        }
+        weight[at] -= o.learning_rate * direction;
+    }
+}
+
+extern "C" void sgd(const Tensors* tensors, const SGD* options) {
+    const Tensors t = *tensors;
+    const SGD o = *options;
+    const auto part = !t.first ? sgd_part<false, false> : o.nesterov ? sgd_part<true, true> : sgd_part<true, false>;
+    in_parallel(t, [&](int64_t i, int64_t from, int64_t to) {
+        part(o, to - from, t.weights[i] + from, t.gradients[i] + from, t.first ? t.first[i] + from : nullptr);
     });
 }
