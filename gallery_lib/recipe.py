@@ -46,6 +46,9 @@ class Prepared:
 class Recipe:
     """accelerate(), as the run's options ask."""
 
+    keeps_loader: bool = True
+    """In a run of one process, whether batches come from the plain loader itself rather than from another one that is made of it."""
+
     def prepare(self, plain: Plain) -> Prepared:
         """The model, ready."""
         wrapped, batches = accelerate(plain.model, plain.loader, backend_config(plain.config))

@@ -34,6 +34,7 @@ from gallery_lib.comm.ddp import exposed_communication
 from gallery_lib.compiler import allocator
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.data.early_workers import EarlyWorkers
 from gallery_lib.data.length_buckets import LengthBucketSampler
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import calls, usage
@@ -125,13 +126,13 @@ def _items(config: TrainConfig, task: Task) -> int:
     return config.batch_size // task.samples_per_item
 
 
-def _loader(config: TrainConfig, task: Task, splits: Splits) -> DataLoader[Any]:
+def _loader(config: TrainConfig, task: Task, splits: Splits) -> EarlyWorkers:
     generator = torch.Generator().manual_seed(config.seed)
     lengths = getattr(splits.train, "lengths", None)
     sampler = None
     if lengths is not None:
         sampler = LengthBucketSampler(lengths, _items(config, task) * process_group.world_size(), generator)
-    return DataLoader(
+    return EarlyWorkers(
         splits.train,
         batch_size=_items(config, task),
         shuffle=sampler is None,
@@ -151,12 +152,15 @@ def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     torch.set_num_threads(config.threads)
     task = tasks.get(config.model)
     splits = task.data(config)
+    loader = _loader(config, task, splits)
+    if recipe.keeps_loader and process_group.world_size() == 1:  # several processes get loaders of their own, of a share each
+        loader.begin()
     torch.manual_seed(config.seed)
     model = task.build_model()
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
     build_optimizer = functools.partial(task.optimizer.build, model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    ready = recipe.prepare(Plain(model, _loader(config, task, splits), build_optimizer, config, dtype))
+    ready = recipe.prepare(Plain(model, loader, build_optimizer, config, dtype))
     if len(ready.loader) == 0:
         world_size = process_group.world_size()
         raise InputError(

@@ -47,6 +47,7 @@ class Peer(Recipe):
 
     def __init__(self, name: str, *, fused: bool) -> None:
         self.name, self.fused = name, fused
+        self.keeps_loader = name == "torch.compile"
 
     def prepare(self, plain: Plain) -> Prepared:
         """Raises InputError in float16, which needs a scaler, of which the others have their own."""
