@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-_prims = torch.ops.prims
+_aten, _prims = torch.ops.aten, torch.ops.prims
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
@@ -35,6 +35,20 @@ class Writer:
         with self._fake_mode:
             node.meta["val"] = target(*_values(args), **_values(kwargs))
         return node
+
+    def reshaped(self, tensor: fx.Node, sizes: Sequence[Any]) -> fx.Node:
+        """With other sizes: a view that says so, where it is one, else a copy.
+
+        Of `reshape` the compiler does not know whether it is a view. It then may keep both tensor and view for the backward pass, and
+        write over the one, which is done with, while the other is still to be read.
+        """
+        value, wanted = tensor.meta["val"], _values(list(sizes))
+        try:
+            with self._fake_mode:
+                value.view(wanted)
+        except (RuntimeError, ValueError):
+            tensor = self(_aten.clone.default, tensor, memory_format=torch.contiguous_format)
+        return self(_aten.view.default, tensor, list(sizes))
 
     def cast(self, tensor: fx.Node, dtype: torch.dtype) -> fx.Node:
         """Of another type, if it is not already."""

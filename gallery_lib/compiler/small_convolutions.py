@@ -106,13 +106,13 @@ def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
 def _rows(write: Writer, tensor: fx.Node) -> fx.Node:
     """[samples, channels, height, width] → [samples × height × width, channels]."""
     channels = tensor.meta["val"].shape[1]
-    return write(_aten.reshape.default, write(_aten.permute.default, tensor, [0, 2, 3, 1]), [-1, channels])
+    return write.reshaped(write(_aten.permute.default, tensor, [0, 2, 3, 1]), [-1, channels])
 
 
 def _image(write: Writer, rows: fx.Node, samples: int, size: tuple[int, int]) -> fx.Node:
     """The way back."""
     channels = rows.meta["val"].shape[1]
-    return write(_aten.permute.default, write(_aten.reshape.default, rows, [samples, *size, channels]), [0, 3, 1, 2])
+    return write(_aten.permute.default, write.reshaped(rows, [samples, *size, channels]), [0, 3, 1, 2])
 
 
 def _under_kernel(
@@ -132,7 +132,9 @@ def _under_kernel(
                 if (begin, end, steps) != (0, piece.meta["val"].shape[place], 1):
                     piece = write(_aten.slice.Tensor, piece, place, begin, end, steps)
             pieces.append(piece)
-    together = pieces[0] if len(pieces) == 1 else write(_aten.cat.default, pieces, 3)
+    if len(pieces) == 1:
+        return write.reshaped(pieces[0], [-1, last.meta["val"].shape[3]])
+    together = write(_aten.cat.default, pieces, 3)  # which nothing else reads, so that it does not matter what lies where
     return write(_aten.reshape.default, together, [-1, together.meta["val"].shape[3]])
 
 
@@ -152,7 +154,7 @@ def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
 
 def _weight_rows(write: Writer, weight: fx.Node, sizes: _Sizes) -> fx.Node:
     """[outputs, inputs, height, width] → [outputs, height × width × inputs]; a view in channels_last."""
-    return write(_aten.reshape.default, write(_aten.permute.default, weight, [0, 2, 3, 1]), [sizes.outputs, -1])
+    return write.reshaped(write(_aten.permute.default, weight, [0, 2, 3, 1]), [sizes.outputs, -1])
 
 
 def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
@@ -191,7 +193,7 @@ def _gradient_of_weights(write: Writer, arguments: dict[str, Any], sizes: _Sizes
     pixels = _under_kernel(write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result)
     gradient = write(_aten.permute.default, _rows(write, arguments["grad_output"]), [1, 0])
     rows = write(_aten.mm.default, gradient, pixels)
-    return _image(write, write(_aten.reshape.default, rows, [-1, sizes.inputs]), sizes.outputs, sizes.kernel)
+    return _image(write, write.reshaped(rows, [-1, sizes.inputs]), sizes.outputs, sizes.kernel)
 
 
 def _gradient_of_inputs(write: Writer, arguments: dict[str, Any], sizes: _Sizes) -> fx.Node:
@@ -201,7 +203,7 @@ def _gradient_of_inputs(write: Writer, arguments: dict[str, Any], sizes: _Sizes)
     else:
         turned = write(_prims.rev.default, arguments["weight"], [2, 3])
         by_pixel = write(_aten.permute.default, turned, [2, 3, 0, 1])  # [height, width, outputs, inputs]
-        weights = write(_aten.reshape.default, by_pixel, [-1, sizes.inputs])
+        weights = write(_aten.reshape.default, by_pixel, [-1, sizes.inputs])  # of what nothing else reads
     padding = (sizes.kernel[0] - 1 - sizes.padding[0], sizes.kernel[1] - 1 - sizes.padding[1])
     gradients = _under_kernel(write, arguments["grad_output"], sizes.kernel, (1, 1), padding, sizes.image)
     return _image(write, write(_aten.mm.default, gradients, weights), sizes.samples, sizes.image)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gallery_lib import hardware
+from gallery_lib import hardware, tasks
 from gallery_lib.compiler import small_convolutions
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.small_convolutions import MOST_POSITIONS, SmallConvolutions
@@ -190,3 +190,22 @@ def test_it_is_for_processors_on_which_it_was_measured(flags: set[str], said: st
     monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
     reason = small_convolutions.reason_not_applied()
     assert reason is None if said is None else said in str(reason)
+
+
+@pytest.mark.slow
+def test_no_gradient_of_a_resnet_50_is_lost() -> None:
+    """The compiler may write over activations that it is done with, and must not over those that a product still reads."""
+    lengths = []
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = tasks.get("resnet50").build_model().to(memory_format=torch.channels_last)
+        images = torch.randn(16, 3, 64, 64).to(memory_format=torch.channels_last)
+        if compiled:
+            model.compile(options={"joint_custom_pre_pass": SmallConvolutions()})
+        with torch.autocast("cpu", torch.bfloat16):
+            F.cross_entropy(model(images).float(), torch.arange(16)).backward()
+        lengths.append({name: float(parameter.grad.norm()) for name, parameter in model.named_parameters() if parameter.grad is not None})
+    assert lengths[0].keys() == lengths[1].keys()
+    for name, ours in lengths[0].items():
+        assert ours == pytest.approx(lengths[1][name], rel=0.2), name
