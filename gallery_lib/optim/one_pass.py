@@ -92,7 +92,9 @@ class OnePass(torch.optim.Optimizer, ABC):
 
 
 class _Adams(OnePass):
-    """What Adam and AdamW share."""
+    """What Adam and those derived from it share."""
+
+    _rule = staticmethod(cpu_optimizers.adam_)
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
@@ -100,7 +102,7 @@ class _Adams(OnePass):
     def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
         options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")}
         weights, gradients, averages, squares = columns
-        cpu_optimizers.adam_(weights, gradients, averages, squares, steps, **options)
+        self._rule(weights, gradients, averages, squares, steps, **options)
 
 
 class Adam(_Adams, torch.optim.Adam):
@@ -137,13 +139,7 @@ class RMSprop(OnePass, torch.optim.RMSprop):
         cpu_optimizers.rmsprop_(weights, gradients, squares, buffers[0] if buffers else None, **options)
 
 
-class RAdam(OnePass, torch.optim.RAdam):
+class RAdam(_Adams, torch.optim.RAdam):
     """Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020."""
 
-    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
-
-    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
-        options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")}
-        weights, gradients, averages, squares = columns
-        cpu_optimizers.radam_(weights, gradients, averages, squares, steps, **options)
+    _rule = staticmethod(cpu_optimizers.radam_)
