@@ -76,6 +76,12 @@ class Loader(Settable):
     prefetch: int = option(2, "batches copied to the GPU ahead of their use", unit="batches", minimum=0)
     buckets: tuple[int, ...] = option((), "lengths that batches are padded to; none: batches stay as they are", unit="tokens or frames")
     pad_values: dict[str | int, float] = option(dict, "what fills the parts of a batch that have a length, by name or position")
+    nice: int = option(
+        19,
+        "on the CPU: niceness of the processes that load data, so that the step's threads have the cores; 0: as they are",
+        minimum=0,
+        maximum=19,
+    )
 
 
 @dataclass
@@ -130,7 +136,12 @@ class Config(Settable):
     @staticmethod
     def plain() -> Config:
         """Device placement, sharding and DistributedDataParallel only: the baseline."""
-        return Config(compute=Compute(kernels=False), compiler=Compiler(enabled=False), memory=Memory(layout="contiguous", allocator=False))
+        return Config(
+            compute=Compute(kernels=False),
+            compiler=Compiler(enabled=False),
+            memory=Memory(layout="contiguous", allocator=False),
+            loader=Loader(nice=0),
+        )
 
     @property
     def accelerated(self) -> bool:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import Loader
+from gallery_lib.data.background_workers import Background
 from gallery_lib.data.nesting import map_tensors
 from gallery_lib.data.padding import pad_to_bucket
 from gallery_lib.data.sharding import sharded
@@ -59,7 +60,10 @@ def _ahead(batches: Iterator[Any], device: torch.device, depth: int) -> Iterator
 
 
 class DeviceLoader:
-    """Iterates over `loader`; `len` is the number of this rank's batches in a pass."""
+    """Iterates over `loader`; `len` is the number of this rank's batches in a pass.
+
+    Without `options`, the processes that load are left as they are.
+    """
 
     def __init__(
         self,
@@ -70,10 +74,11 @@ class DeviceLoader:
         *,
         shard: bool = True,
     ) -> None:
-        self.device, self.memory_format, self.options = device, memory_format, options or Loader()
+        self.device, self.memory_format, self.options = device, memory_format, options or Loader(nice=0)
         world_size = process_group.world_size()
         self.loader = sharded(loader, process_group.rank(), world_size) if shard and world_size > 1 else loader
         self.epoch = 0
+        self._background = Background(self.options.nice) if self.options.nice and device.type == "cpu" else None
 
     @property
     def dataset(self) -> Any:
@@ -85,6 +90,8 @@ class DeviceLoader:
 
     def _on_device(self) -> Iterator[Any]:
         batches: Iterator[Any] = iter(self.loader)
+        if self._background is not None:
+            batches = self._background.batches(batches)
         if self.options.buckets:
             batches = (pad_to_bucket(batch, self.options.buckets, self.options.pad_values) for batch in batches)
         if self.device.type == "cuda" and self.options.prefetch:

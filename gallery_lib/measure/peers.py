@@ -39,7 +39,7 @@ def missing(name: str) -> str | None:
 
 def _batches(loader: Any, device: torch.device) -> DeviceLoader:
     """The peer's loader with what is the data set's own: its epochs, and its batches finished on the device."""
-    return DeviceLoader(loader, device, torch.contiguous_format, Loader(prefetch=0), shard=False)
+    return DeviceLoader(loader, device, torch.contiguous_format, Loader(prefetch=0, nice=0), shard=False)
 
 
 class Peer(Recipe):

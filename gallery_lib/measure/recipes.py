@@ -21,7 +21,8 @@ EMULATED = "bf16-on-fp32-units"
 SHORT_ATTENTION = "short-attention"
 WHOLE_UPSAMPLING = "whole-upsampling"
 SMALL_CONVOLUTIONS = "small-convolutions"
-TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, SHORT_ATTENTION, WHOLE_UPSAMPLING, SMALL_CONVOLUTIONS, FUSED)
+NICE_LOADING = "nice-loading"
+TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, SHORT_ATTENTION, WHOLE_UPSAMPLING, SMALL_CONVOLUTIONS, NICE_LOADING, FUSED)
 """In the order in which a waterfall adds them."""
 
 
@@ -41,6 +42,7 @@ class Techniques(Recipe):
         asked.compiler.short_attention = SHORT_ATTENTION in self.names
         asked.compiler.whole_upsampling = WHOLE_UPSAMPLING in self.names
         asked.compiler.small_convolutions = SMALL_CONVOLUTIONS in self.names
+        asked.loader.nice = Config().loader.nice if NICE_LOADING in self.names else 0
         wrapped, batches = accelerate(plain.model, plain.loader, asked)
         optimizer = plain.build_optimizer(accelerated=FUSED in self.names)
         done = techniques(wrapped)
@@ -73,6 +75,8 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
         return "torch's own attention is used on CUDA"
     if technique == WHOLE_UPSAMPLING and not on_cpu:
         return "images are enlarged as the compiler writes it on CUDA"
+    if technique == NICE_LOADING and not on_cpu:
+        return "the step's threads need few cores on CUDA"
     if technique == SMALL_CONVOLUTIONS:
         return _why_no_small_convolutions(amp_level) if on_cpu else "convolutions are cuDNN's on CUDA"
     if technique == EMULATED and (amp_level == "O0" or not on_cpu or hardware.computes_in_bf16("cpu")):
