@@ -75,8 +75,8 @@ def accelerate(model: nn.Module, loader: DataLoader[Any] | None = None, config: 
     elif config.compute.kernels and layout is torch.channels_last and (fusion := fuse_batchnorm(model)).relu + fusion.add_relu:
         done["batch norm"] = str(fusion)
     batches = None if loader is None else DeviceLoader(loader, device, layout, config.loader)
-    if loader is not None and loader.num_workers and config.loader.nice and device.type == "cpu":
-        done["loader"] = f"processes that load data at niceness {config.loader.nice}"
+    if batches is not None and batches.niceness:
+        done["loader"] = f"processes that load data at niceness {batches.niceness}"
     if config.tune.enabled:
         tune_at_first_step(model, config, device, done, lambda candidate: _follow(candidate, done, batches))
     elif config.compiler.enabled:

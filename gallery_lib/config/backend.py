@@ -143,11 +143,6 @@ class Config(Settable):
             loader=Loader(nice=0),
         )
 
-    @property
-    def accelerated(self) -> bool:
-        """Whether any of the accelerated backend is on."""
-        return self.compiler.enabled or self.compute.kernels or self.memory.layout != "contiguous" or self.memory.allocator
-
 
 def backend_config(config: TrainConfig) -> Config:
     """The accelerate() configuration that a training run asks for."""

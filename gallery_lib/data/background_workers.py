@@ -4,7 +4,8 @@ A step's threads wait for one another at the end of each operator, and each of t
 thread's core makes all of them wait, at each operator: more than it takes. With the lowest priority it runs where the training waits: for
 Python between operators, and for the next batch, when all cores are its own.
 
-Where other programs keep the cores busy, the lowest priority may be no share at all. So time is watched, and the priority given back.
+Where other programs keep the cores busy, the lowest priority may be no share at all. So time is watched, in passes of more batches than
+LOOK_AFTER, and the priority given back.
 """
 
 from __future__ import annotations
@@ -40,24 +41,18 @@ class Background:
             return
         self._renice(processes, self.niceness)
         began = waited = ran = 0.0
-        for number, batch in enumerate(self._timed(iterator)):
-            if number % LOOK_AFTER == 0:  # the first batch's wait is the processes' start
+        asked = self._clock()
+        for number, batch in enumerate(iterator):
+            now = self._clock()
+            if number % LOOK_AFTER:
+                waited += now - asked
+            else:  # the first batch's wait is the processes' start
+                running = self._seconds_run(processes)
                 if number and not self.given_back:
-                    self._look(processes, self._clock() - began, waited, self._seconds_run(processes) - ran)
-                began, waited, ran = self._clock(), 0.0, self._seconds_run(processes)
-            else:
-                waited += self._last_wait
+                    self._look(processes, now - began, waited, running - ran)
+                began, waited, ran = now, 0.0, running
             yield batch
-
-    def _timed(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        while True:
             asked = self._clock()
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                return
-            self._last_wait = self._clock() - asked
-            yield batch
 
     def _look(self, processes: list[int], seconds: float, waited: float, ran: float) -> None:
         """Give the priority back if the training waits, and not for what these processes could do sooner by themselves."""

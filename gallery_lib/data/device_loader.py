@@ -78,7 +78,8 @@ class DeviceLoader:
         world_size = process_group.world_size()
         self.loader = sharded(loader, process_group.rank(), world_size) if shard and world_size > 1 else loader
         self.epoch = 0
-        self._background = Background(self.options.nice) if self.options.nice and device.type == "cpu" else None
+        self.niceness = self.options.nice if device.type == "cpu" and self.loader.num_workers else 0
+        self._background = Background(self.niceness) if self.niceness else None
 
     @property
     def dataset(self) -> Any:

@@ -6,8 +6,8 @@ In bfloat16, or in fp32 with what is said of bfloat16 left out:
 - `accelerate`, Hugging Face's: mixed precision bf16, the dynamo plugin with Inductor, `prepare`, `accelerator.backward(loss)`.
 - `fabric`, Lightning's: precision bf16-mixed, `torch.compile(model)`, `setup`, `setup_dataloaders`, `fabric.backward(loss)`.
 
-None gets a layout, an allocator or a fused optimizer; `fused=True` gives them the optimizer that ours has, which anyone can
-take by itself. The last two are optional: the extra `bench` installs them.
+None gets a layout, an allocator, loading at low priority or a fused optimizer; `fused=True` gives them the optimizer that ours
+has, which anyone can take by itself. The last two are optional: the extra `bench` installs them.
 """
 
 from __future__ import annotations

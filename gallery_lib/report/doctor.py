@@ -50,12 +50,13 @@ def machine_rows() -> Rows:
     if gpus:
         rows.append(["attention", "torch's own"])
         rows.append(["optimizer", "own kernels, else torch's fused form"])
+        rows.append(["loading", "as it is: the GPU computes"])
     else:
         rows.append(["attention", "over short sequences as plain products" if compiler else "torch's own: no C++ compiler"])
         why = "no C++ compiler" if compiler is None else small_convolutions.reason_not_applied()
         rows.append(["small convolutions", "in bfloat16, as matrix products" if why is None else f"torch's own: {why}"])
         rows.append(["optimizer", "in one pass" if compiler else "torch's own, fused where it has such a form: no C++ compiler"])
-    rows.append(["loading", "as it is: the GPU computes" if gpus else "by processes of low priority, beside the step's threads"])
+        rows.append(["loading", "by processes of low priority, beside the step's threads"])
     preloaded = ", ".join(allocator.installed())
     rows.append(["another allocator", f"found: {preloaded}; used when LD_PRELOAD names it" if preloaded else "none found: glibc's is used"])
     if hardware.computes_in_bf16("cpu"):
