@@ -146,6 +146,13 @@ def _loader(config: TrainConfig, task: Task, splits: Splits) -> EarlyWorkers:
     )
 
 
+def _training_state_bytes(task: Task) -> int:
+    """Weights, gradients and optimizer states, in fp32; 0 where the task does not say how many weights its model has."""
+    one = nn.Parameter(torch.zeros(1))
+    optimizer = task.optimizer.build([one], lr=None, weight_decay=None, accelerated=True)
+    return (task.parameters or 0) * (one.element_size() + optim.first_step_bytes(optimizer))
+
+
 def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     """Everything that a run needs, before its first step."""
     assert config.threads is not None and config.run_dir is not None
@@ -155,6 +162,8 @@ def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     loader = _loader(config, task, splits)
     if recipe.keeps_loader and process_group.world_size() == 1:  # several processes get loaders of their own, of a share each
         loader.begin()
+    if config.compiler_opt and allocator.active():
+        allocator.touch_ahead(_training_state_bytes(task))  # while one core imports, draws weights and traces
     torch.manual_seed(config.seed)
     model = task.build_model()
     observer.model_built(model)
@@ -322,8 +331,6 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         if said := precision.notice(session.autocast_dtype, session.loader.device.type, accelerated=config.compiler_opt):
             session.log.say(said)
         session.model.train()
-        if "compiler" in session.techniques and session.techniques.get("allocator", "").startswith(allocator.KEEPS):
-            allocator.touch_ahead(optim.first_step_bytes(session.optimizer))  # while the compiler keeps one core busy
         ready_seconds = time.time() - launched_at
         curve = _run_steps(session, total_steps, observer)
         durations = session.clock.read()

@@ -28,7 +28,8 @@ def build_model() -> nn.Module:
         decoder_ffn_dim=3072,
         use_cache=False,
     )
-    return BartForConditionalGeneration(config)
+    with language_modelling.weights_drawn_once():
+        return BartForConditionalGeneration(config)
 
 
 TASK = language_modelling.language_model(

@@ -17,7 +17,8 @@ def build_model() -> nn.Module:
     """12 layers of width 768 with random weights; no attention mask is needed, since every sample is of full length."""
     from transformers import BertConfig, BertForMaskedLM
 
-    return BertForMaskedLM(BertConfig())
+    with language_modelling.weights_drawn_once():
+        return BertForMaskedLM(BertConfig())
 
 
 TASK = language_modelling.language_model(

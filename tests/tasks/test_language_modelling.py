@@ -22,6 +22,7 @@ from gallery_lib.data.text import tokenized as text
 from gallery_lib.dropout import without_dropout
 from gallery_lib.errors import InputError
 from gallery_lib.report import examples
+from gallery_lib.tasks.domains import language_modelling
 from gallery_lib.tasks.task import Splits
 
 NAMES = ("hf_Bert", "hf_Bart")
@@ -150,6 +151,35 @@ def test_building_a_model_prints_nothing_and_opens_no_connection(name: str, chec
         [sys.executable, "-W", "error::FutureWarning", "-c", code], env=environment, capture_output=True, text=True, timeout=120
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_draws_every_weight_that_torch_is_kept_from_drawing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    touched: list[nn.Module] = []
+
+    def mark(module: nn.Module) -> None:
+        touched.append(module)
+        for parameter in module.parameters(recurse=False):
+            nn.init.constant_(parameter, float("nan"))
+
+    own = nn.Linear.reset_parameters, nn.Embedding.reset_parameters
+    monkeypatch.setattr(language_modelling, "_left_undrawn", mark)
+    model = tasks.get(name).build_model()
+    assert (nn.Linear.reset_parameters, nn.Embedding.reset_parameters) == own
+    assert len(touched) > 70
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    linear, embedding = (next(m for m in model.modules() if isinstance(m, kind)) for kind in (nn.Linear, nn.Embedding))
+    assert (
+        0.015 < float(linear.weight.detach().std()) < 0.025 and 0.015 < float(embedding.weight.detach().std()) < 0.025
+    )  # as the configuration says
+
+
+def test_layers_draw_their_weights_again_when_building_a_model_failed() -> None:
+    own = nn.Linear.reset_parameters, nn.Embedding.reset_parameters
+    with pytest.raises(RuntimeError, match="no such model"), language_modelling.weights_drawn_once():
+        raise RuntimeError("no such model")
+    assert (nn.Linear.reset_parameters, nn.Embedding.reset_parameters) == own
 
 
 @pytest.mark.slow
