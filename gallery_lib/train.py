@@ -162,7 +162,7 @@ def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     loader = _loader(config, task, splits)
     if recipe.keeps_loader and process_group.world_size() == 1:  # several processes get loaders of their own, of a share each
         loader.begin()
-    if config.compiler_opt and allocator.active():
+    if config.compiler_opt and allocator.active() and process_group.device().type == "cpu":
         allocator.touch_ahead(_training_state_bytes(task))  # while one core imports, draws weights and traces
     torch.manual_seed(config.seed)
     model = task.build_model()

@@ -31,7 +31,7 @@ def changed(measured: Results, **values: Any) -> Results:
 
 def test_the_phases_of_a_real_run_make_up_its_step(measured: Results) -> None:
     assert set(measured.phase_seconds) == {"input", "forward", "backward", "optimizer"}
-    assert 0.3 < sum(doctor.shares(measured).values()) < 2.0  # a mean by a median: apart on a busy machine
+    assert 0.5 < sum(doctor.shares(measured).values()) < 1.2
     assert "backward pass" in doctor.run_text(measured.config["run_dir"])
 
 
