@@ -175,6 +175,28 @@ def test_transformers_draws_every_weight_that_torch_is_kept_from_drawing(name: s
     )  # as the configuration says
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_weight_that_several_layers_share_is_drawn_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    normal_ = Tensor.normal_
+
+    def counted(tensor: Tensor, *arguments: float, **options: object) -> Tensor:
+        drawn.extend([tensor.data_ptr()] if tensor.numel() else [])
+        return normal_(tensor, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tensor, "normal_", counted)
+    model = tasks.get(name).build_model()
+    assert sorted(drawn) == sorted(weight.data_ptr() for weight in model.parameters() if weight.ndim == 2)
+    layers = {module.weight.data_ptr() for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)}
+    assert len(layers) < sum(isinstance(module, nn.Linear | nn.Embedding) for module in model.modules())  # the head's is the embedding's
+    gaps = [
+        module.weight[module.padding_idx]
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None
+    ]
+    assert gaps and not any(row.detach().any() for row in gaps)
+
+
 def test_layers_draw_their_weights_again_when_building_a_model_failed() -> None:
     own = nn.Linear.reset_parameters, nn.Embedding.reset_parameters
     with pytest.raises(RuntimeError, match="no such model"), language_modelling.weights_drawn_once():
