@@ -173,10 +173,24 @@ lacks() { LACKING+=("$1" "    -> $2"); }
 
 new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
+# Whether it was compiled with the optimisations that distributions compile it with. pyenv, for one, leaves them away unless told:
+# the imports, torch's tracing, and whatever else of a start is Python, then take a fifth longer.
+optimised() {
+    "$1" -c 'import sys, sysconfig
+sys.exit(sys.base_prefix != "/usr" and "--enable-optimizations" not in (sysconfig.get_config_var("CONFIG_ARGS") or ""))'
+}
+
+# The interpreters on PATH, best guess first.
+pythons() {
+    type -aP python3 python3.13 python3.12 python3.11 python || true
+    uv python find --no-python-downloads '>=3.11' 2>/dev/null || true
+}
+
 # Sets PYTHON, the interpreter that .venv is made from, and PY, .venv's own. With --into-current both are the active one.
 find_python() {
     local candidate
     PYTHON=
+    FIRST_PYTHON=
     PY=$ROOT/.venv/bin/python
     if ((INTO_CURRENT)); then
         if ! command -v python3 >/dev/null; then
@@ -189,23 +203,37 @@ find_python() {
         fi
         return
     fi
-    for candidate in python3 python3.13 python3.12 python3.11 python uv; do
-        if [[ $candidate == uv ]]; then candidate=$(uv python find --no-python-downloads '>=3.11' 2>/dev/null) || break; fi
-        if new_enough "$candidate"; then
-            PYTHON=$("$candidate" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
+    while IFS= read -r candidate; do
+        if ! new_enough "$candidate"; then continue; fi
+        candidate=$("$candidate" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
+        FIRST_PYTHON=${FIRST_PYTHON:-$candidate}
+        if optimised "$candidate" && { [[ $candidate == "$FIRST_PYTHON" ]] || can_compile "$candidate"; }; then
+            PYTHON=$candidate
             return
         fi
-    done
-    lacks "no Python 3.11 or newer" "install one (apt-get install python3, conda install python, or uv python install 3.12)"
+    done < <(pythons)
+    PYTHON=$FIRST_PYTHON
+    if [[ -z $PYTHON ]]; then
+        lacks "no Python 3.11 or newer" "install one (apt-get install python3, conda install python, or uv python install 3.12)"
+    fi
 }
+
+has_headers() {
+    "$1" -c 'import os, sys, sysconfig
+sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+}
+
+can_apt() { [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; }
+
+# Whether torch.compile will find this interpreter's headers, or can be given them.
+can_compile() { has_headers "$1" || can_apt; }
 
 # has COMMAND: whether the machine has it. A C++ compiler may have another name; Inductor heeds CXX.
 has() {
     case $1 in
         g++) command -v "${CXX:-g++}" >/dev/null || { [[ $(uname) == Darwin ]] && command -v clang++ >/dev/null; } ;;
         python-headers)
-            [[ -z $PYTHON ]] || "$PYTHON" -c 'import os, sys, sysconfig
-sys.exit(not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+            [[ -z $PYTHON ]] || has_headers "$PYTHON"
             ;;
         *) command -v "$1" >/dev/null ;;
     esac
@@ -230,7 +258,7 @@ need() {
         fi
     done
     if ((${#missing[@]} == 0)); then return; fi
-    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then apt_install "${packages[@]}" || true; fi
+    if can_apt; then apt_install "${packages[@]}" || true; fi
     for pair in "${missing[@]}"; do
         if has "${pair%%:*}"; then continue; fi
         case $pair in
@@ -246,14 +274,14 @@ get_browser() {
     for name in chromium chromium-browser google-chrome; do
         if has "$name"; then return; fi
     done
-    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then apt_install chromium || true; fi
+    if can_apt; then apt_install chromium || true; fi
     if ! has chromium; then say "      no chromium: the tests in a real browser will be skipped -> apt-get install chromium"; fi
 }
 
 # The tests of several hosts on one machine, likewise.
 get_network_tools() {
     if has ip && has tc; then return; fi
-    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then apt_install iproute2 || true; fi
+    if can_apt; then apt_install iproute2 || true; fi
     if ! has ip; then say "      no ip and tc: the tests of several hosts will be skipped -> apt-get install iproute2"; fi
 }
 
@@ -278,6 +306,9 @@ check_machine() {
     fi
     if ((${#LACKING[@]})); then stop "this machine lacks something:" "${LACKING[@]}"; fi
     say "      $("$PYTHON" -c 'import platform; print("Python", platform.python_version())') at $PYTHON"
+    if [[ $PYTHON != "${FIRST_PYTHON:-$PYTHON}" ]]; then
+        say "      ($FIRST_PYTHON was compiled without its optimisations: starts would take longer)"
+    fi
 }
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -122,3 +122,25 @@ exec "{sys.executable}" "$@"
     assert "--sys-prefix" in notes
     assert f"torch=={version('torch')}\n" in (copy.root / ".cache/into-current-kept").read_text()
     assert not (copy.root / ".venv").exists()
+
+
+@pytest.mark.parametrize(("headers", "taken"), [(True, "python3.12"), (False, "python3")])
+def test_a_python_without_its_optimisations_is_taken_only_where_no_other_will_do(copy, headers, taken):
+    for name, optimised in (("python3", False), ("python3.12", True)):
+        write_script(
+            copy.bin / name,
+            f"""#!/usr/bin/env bash
+case "$*" in
+    *CONFIG_ARGS*) exit {0 if optimised else 1} ;;
+    *_base_executable*) echo "$0"; exit ;;
+    *Python.h*) exit {0 if headers or not optimised else 1} ;;
+esac
+exec "{sys.executable}" "$@"
+""",
+        )
+    result = copy.run()
+    assert result.returncode == 0, result.stderr
+    assert f"uv venv --quiet --python {copy.bin}/{taken} --prompt" in copy.notes()
+    assert ("compiled without its optimisations" in result.stdout) == headers
+    copy.run()
+    assert "uv venv" not in copy.notes()
