@@ -3,13 +3,14 @@
     python benchmarks/startup.py --out benchmarks/results/startup-MACHINE.json [--only resnet50 …] [--steps 30]
 
 Both runs are the same, at the sizes for a few cores. What the first has compiled, the second finds in the cache; `first` is cold
-only where the cache was. Start-up counts from the launch of a process, which has nothing imported, to the end of the warm-up, less
-what its steps take in steady state. Asked of the second run: at most 10 seconds.
+only where the cache was. Start-up counts from the command, `launch_single_task.py`, which has nothing imported, to the end of the
+warm-up, less what its steps take in steady state. Asked of the second run: at most 10 seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,11 +18,12 @@ from typing import Any
 
 from common import conditions, exit_code, measured_before, out_file, write_result
 
-from gallery_lib import tasks
+from gallery_lib import options, tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.launcher import launch
+from gallery_lib.results import read_results
 
 _MOST_SECONDS = 10.0
+_COMMAND = Path(__file__).resolve().parent.parent / "launch_single_task.py"
 
 
 def run(name: str, steps: int) -> dict[str, Any]:
@@ -30,8 +32,9 @@ def run(name: str, steps: int) -> dict[str, Any]:
         config = TrainConfig(
             model=name, amp_level="O1", compiler_opt=True, max_steps=steps, evaluate=False, run_dir=str(Path(folder) / "run")
         )
-        results = launch(tasks.with_sizes(config, "quick"), show_log=False, progress=False)
-    assert results is not None
+        words = options.command_line(tasks.with_sizes(config, "quick"))
+        subprocess.run([sys.executable, str(_COMMAND), *words], check=True, stdout=subprocess.DEVNULL)
+        results = read_results(Path(config.run_dir or ""))
     return {"startup_seconds": results.startup_seconds, "samples_per_second": results.samples_per_second, "steps": results.steps}
 
 

@@ -30,13 +30,18 @@ def launch_single_task(arguments: Sequence[str]) -> int:
         config, launch_config = parse_command_line(
             arguments, TrainConfig, LaunchConfig, prog="launch_single_task.py", description="Train one task of the gallery, over torchrun."
         )
-        from gallery_lib import launcher
-        from gallery_lib.report import tables
-
         if launch_config.dry_run:
+            from gallery_lib import launcher
+
             print(launcher.dry_run(config, launch_config))
             return
-        results = launcher.launch(config, launch_config)
+        from gallery_lib.torchrun import Torchrun
+
+        with Torchrun(config, launch_config) as ahead:  # it imports torch while this process does
+            from gallery_lib import launcher
+            from gallery_lib.report import tables
+
+            results = launcher.launch(config, launch_config, ahead=ahead)
         if results is not None:
             print(tables.results_text(results))
             print(f"results: {results.config['run_dir']}/results.json")

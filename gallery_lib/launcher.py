@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import os
 import re
 import shlex
 import signal
@@ -25,18 +24,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware, options, paths, tasks, toggle
-from gallery_lib.compiler import allocator
-from gallery_lib.compiler.backend import cache_environment
+from gallery_lib import hardware, options, paths, tasks
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.log import last_step
 from gallery_lib.precision import autocast_dtype
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE, can_fork, end_supervised, interruptible, search_path
+from gallery_lib.processes import can_fork, end_supervised, interruptible
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results
 from gallery_lib.spawn import HELD_FILE, HELD_VARIABLE
 from gallery_lib.tasks import memory
+from gallery_lib.torchrun import Torchrun, environment_of, supervised
+
+_TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def _check(config: TrainConfig, launch: LaunchConfig) -> None:
@@ -57,18 +57,9 @@ def _check(config: TrainConfig, launch: LaunchConfig) -> None:
     tasks.data_of(config)
 
 
-def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
-    """What the processes of a run get on top of this process's environment."""
-    threads = config.threads or max(1, hardware.cores() // launch.nproc_per_node)
-    chosen = {"OMP_NUM_THREADS": str(threads), **toggle.environment(config)}
-    if config.compiler_opt:
-        chosen |= cache_environment() | allocator.environment()
-    return chosen
-
-
 def torchrun_command(config: TrainConfig, launch: LaunchConfig, module: str = "gallery_lib.worker") -> list[str]:
     """The torchrun command line of a run."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
+    command = [*_TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
     if launch.nnodes == 1 and launch.master_port is None:
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]  # a free port
     else:
@@ -99,7 +90,14 @@ class Job:
     """The processes of one run. Owns them: `stop` ends them all, and so does the end of this process."""
 
     def __init__(
-        self, config: TrainConfig, launch: LaunchConfig, command: list[str], environment: Mapping[str, str], *, show_log: bool
+        self,
+        config: TrainConfig,
+        launch: LaunchConfig,
+        command: list[str],
+        environment: Mapping[str, str],
+        *,
+        show_log: bool,
+        ahead: Torchrun | None = None,
     ) -> None:
         assert config.run_dir is not None
         self.config, self.launch, self.command = config, launch, command
@@ -108,14 +106,10 @@ class Job:
         self._show_log = show_log
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "gallery_lib.supervisor", *command],
-                env={**os.environ, "PYTHONPATH": search_path(), LAUNCHED_AT_VARIABLE: repr(time.time()), **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
+            self._process = (
+                supervised(command, environment, time.time(), stdin=subprocess.DEVNULL, stderr=errors)
+                if ahead is None
+                else ahead.run(command[len(_TORCHRUN) :], self._torchrun_log)
             )
         self._reader = threading.Thread(target=self._read_output, daemon=True)
         self._reader.start()
@@ -203,6 +197,7 @@ def start(
     show_log: bool = False,
     torchrun: bool = True,
     held: bool = False,
+    ahead: Torchrun | None = None,
 ) -> Job:
     """Start a run and return at once.
 
@@ -212,6 +207,7 @@ def start(
         show_log: pass rank 0's log lines on to standard output.
         torchrun: False starts the processes of a run on one host directly, which saves the seconds of torchrun's own start.
         held: such a run waits after its imports for `Job.release()`.
+        ahead: a torchrun, started for these very options, to use.
     """
     config, launch = options.checked(config), options.checked(launch or LaunchConfig())
     _check(config, launch)
@@ -224,17 +220,26 @@ def start(
         old.unlink()
     command = torchrun_command(config, launch, module) if torchrun else _direct_command(config, launch, module)
     variables = {**environment_of(config, launch), **(environment or {}), **({HELD_VARIABLE: "1"} if held else {})}
-    return Job(config, launch, command, variables, show_log=show_log)
+    if ahead is not None and (not torchrun or ahead.environment != variables):
+        raise ValueError("that torchrun was started for other options")
+    return Job(config, launch, command, variables, show_log=show_log, ahead=ahead)
 
 
 @interruptible("the run")
-def launch(config: TrainConfig, launch: LaunchConfig | None = None, *, show_log: bool = True, progress: bool = True) -> Results | None:
+def launch(
+    config: TrainConfig,
+    launch: LaunchConfig | None = None,
+    *,
+    show_log: bool = True,
+    progress: bool = True,
+    ahead: Torchrun | None = None,
+) -> Results | None:
     """Run to the end and return what was measured, with a progress bar and rank 0's log on the way.
 
     Prints the equivalent command line first. Raises RunFailed when a process fails, InputError on bad input, Interrupted
     when it is stopped.
     """
-    job = start(config, launch, show_log=show_log)
+    job = start(config, launch, show_log=show_log, ahead=ahead)
     bar: Progress | None = None
     try:
         print("$ " + shlex.join(["python", "launch_single_task.py", *options.command_line(job.launch, job.config)]), flush=True)

@@ -33,6 +33,16 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
+def began_at() -> float:
+    """When this process began, in seconds since the epoch, to some hundredths (psutil's answer on Linux is one to the second)."""
+    if not sys.platform.startswith("linux"):
+        import psutil
+
+        return psutil.Process().create_time()
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # after the boot; proc(5), field 22
+    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
 def search_path() -> str:
     """PYTHONPATH for processes that import this package, wherever it lies."""
     package_root = str(Path(__file__).resolve().parent.parent)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gallery_lib import hardware
-from gallery_lib.compiler.backend import cache_environment
+from gallery_lib.compiler import cache
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.processes import interruptible, run_supervised
 
@@ -38,7 +38,7 @@ def run_script(path: Path | str, arguments: Sequence[str] = (), *, processes: in
     with TemporaryDirectory() as logs:
         torchrun = ["-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--log-dir={logs}"]
         start = [] if processes is None else [*torchrun, f"--nproc-per-node={processes}"]
-        code, lines = run_supervised([sys.executable, *start, str(path), *arguments], {**cache_environment(), "OMP_NUM_THREADS": threads})
+        code, lines = run_supervised([sys.executable, *start, str(path), *arguments], {**cache.environment(), "OMP_NUM_THREADS": threads})
     if code:
         raise RunFailed(f"{path.name} ended with exit code {code}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
     return lines

@@ -2,7 +2,7 @@
 
 `python -m gallery_lib.supervisor COMMAND …`, in a session of its own. It adopts every orphan below it, so that a
 killed torchrun cannot leave workers behind, and it ends all of them when the command ends, when it is terminated,
-or when the process that started it is gone. Exit code: the command's.
+or when the process that started it is gone. The command has this process's standard input. Exit code: the command's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGINT, _terminate)
     code = 143
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+        child = subprocess.Popen(command, preexec_fn=die_with_parent)
         while child.poll() is None and os.getppid() == parent:
             try:
                 child.wait(timeout=0.2)

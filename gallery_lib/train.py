@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -40,7 +39,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.kernels import calls, usage
 from gallery_lib.log import RunLog
 from gallery_lib.optim.updates import Updates
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at
 from gallery_lib.recipe import Plain, Recipe
 from gallery_lib.results import Results, write_results
 from gallery_lib.tasks.task import Splits, Task
@@ -316,7 +315,7 @@ def train(
 
 def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
     calls_before = calls.counts()
-    launched_at = float(os.environ.get(LAUNCHED_AT_VARIABLE) or psutil.Process().create_time())
+    launched_at = float(os.environ.get(LAUNCHED_AT_VARIABLE) or began_at())
     try:
         process_group.ensure_initialized()
         config = resolve(config)

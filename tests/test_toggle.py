@@ -7,7 +7,7 @@ import pytest
 from gallery_lib.compiler import allocator, compiler_enabled, kernels_enabled
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.launcher import environment_of
+from gallery_lib.torchrun import environment_of
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import contextlib
 
 import psutil
 
+_STARTERS = ("torch.distributed.run", "gallery_lib.torchrun", "gallery_lib.spawn")
+
 
 def _starts_workers(process: psutil.Process | None) -> bool:
-    """torchrun or spawn; or what they have forked, which has their command line."""
-    return process is not None and process.cmdline()[1:3] in (["-m", "torch.distributed.run"], ["-m", "gallery_lib.spawn"])
+    """torchrun, ours or spawn; or what they have forked, which has their command line."""
+    return process is not None and process.cmdline()[1:3] in [["-m", module] for module in _STARTERS]
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from gallery_lib import hardware
-from gallery_lib.compiler import regions
+from gallery_lib.compiler import cache, regions
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.paths import cache_dir
 
 if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -45,11 +44,6 @@ def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> 
     return _BACKENDS[options.backend](model, options, device)
 
 
-def cache_environment() -> dict[str, str]:
-    """Variables that keep Inductor's caches in the project's folder, unless the user has chosen another."""
-    return {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))}
-
-
 def read_ahead() -> None:
     """Have the digests of torch's and Triton's sources, which are part of every key in Inductor's cache, made meanwhile.
 
@@ -68,7 +62,7 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
             "compiling for the CPU needs a C++ compiler, and none was found. "
             "Install g++ (Debian, Ubuntu: apt-get install g++) or name one in CXX."
         )
-    os.environ.update(cache_environment())
+    os.environ.update(cache.environment())
     compile_options: dict[str, object] = {}
     done = f"inductor, mode {options.mode}"
     if device.type == "cpu" and options.bf16_on_fp32_units and not hardware.computes_in_bf16("cpu"):

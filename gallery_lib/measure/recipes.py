@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from gallery_lib import hardware, optim
 from gallery_lib.acceleration import accelerate, techniques
-from gallery_lib.compiler import allocator, small_convolutions
-from gallery_lib.compiler.backend import cache_environment
+from gallery_lib.compiler import allocator, cache, small_convolutions
 from gallery_lib.config import Config
 from gallery_lib.measure.peers import PEERS, Peer
 from gallery_lib.recipe import Plain, Prepared, Recipe
@@ -61,7 +60,7 @@ def recipe(words: Sequence[str]) -> Recipe:
 
 def environment(words: Sequence[str]) -> dict[str, str]:
     """What the processes get: where compiled code is kept, which is the same for all, and the allocator's variables."""
-    return cache_environment() | (allocator.environment() if "allocator" in words else {})
+    return cache.environment() | (allocator.environment() if "allocator" in words else {})
 
 
 def reason_not_applied(technique: str, amp_level: str) -> str | None:

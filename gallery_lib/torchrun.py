@@ -1,0 +1,91 @@
+"""torchrun that imports torch while it is being found out what it has to run: a command's own imports and checks take as long.
+
+`python -m gallery_lib.torchrun` is that process: a line on its standard input has the arguments, and its end without one ends it.
+`Torchrun` is its handle in the process that starts it. Needs no torch there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from gallery_lib import hardware, toggle
+from gallery_lib.compiler import allocator, cache
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, search_path
+
+
+def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
+    """What the processes of a run get on top of this process's environment."""
+    threads = config.threads or max(1, hardware.cores() // launch.nproc_per_node)
+    chosen = {"OMP_NUM_THREADS": str(threads), **toggle.environment(config)}
+    if config.compiler_opt:
+        chosen |= cache.environment() | allocator.environment()
+    return chosen
+
+
+def supervised(
+    command: Sequence[str], environment: Mapping[str, str], launched_at: float, *, stdin: int, stderr: TextIO | None
+) -> subprocess.Popen[str]:
+    """`command` below a supervisor, in a session of its own; what it prints can be read from `stdout`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gallery_lib.supervisor", *command],
+        env={**os.environ, "PYTHONPATH": search_path(), LAUNCHED_AT_VARIABLE: repr(launched_at), **environment},
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+    )
+
+
+class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
+    """A torchrun that has not been told yet what to run. Its start-up counts from the beginning of this process.
+
+    The end of the `with` block ends it if it never was; once it was, it belongs to who has told it.
+    """
+
+    def __init__(self, config: TrainConfig, launch: LaunchConfig) -> None:
+        self.environment = environment_of(config, launch)
+        command = [sys.executable, "-m", "gallery_lib.torchrun"]
+        launched_at = began_at()
+        self._process: subprocess.Popen[str] | None = supervised(command, self.environment, launched_at, stdin=subprocess.PIPE, stderr=None)
+
+    def run(self, arguments: Sequence[str], errors: Path) -> subprocess.Popen[str]:
+        """Have it run, its standard error in the file `errors`; the supervisor of what runs."""
+        process, self._process = self._process, None
+        assert process is not None and process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as orders:  # its end, and why, shows as that of the run
+            orders.write(json.dumps({"arguments": list(arguments), "errors": str(errors)}) + "\n")
+        return process
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.stdout.close()
+            end_supervised(self._process)
+
+
+def main() -> None:
+    """Import torchrun, and run it when told to."""
+    from torch.distributed import run
+
+    line = sys.stdin.readline()
+    if not line:
+        return
+    order = json.loads(line)
+    with Path(order["errors"]).open("a") as errors, Path(os.devnull).open() as nothing:
+        os.dup2(errors.fileno(), 2)
+        os.dup2(nothing.fileno(), 0)
+    run.main(order["arguments"])
+
+
+if __name__ == "__main__":
+    main()

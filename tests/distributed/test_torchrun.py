@@ -1,0 +1,87 @@
+"""A torchrun that is started before it is known what it has to run: real processes, told, not told, and left alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_task import config
+
+from gallery_lib.config import LaunchConfig
+from gallery_lib.errors import InputError
+from gallery_lib.launcher import launch
+from gallery_lib.processes import began_at
+from gallery_lib.torchrun import Torchrun
+
+ONE = LaunchConfig()
+
+
+def gone(processes: list[psutil.Process], seconds: float = 10.0) -> bool:
+    return not psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+def below(process: psutil.Process, at_least: int = 2) -> list[psutil.Process]:
+    """Its supervisor and torchrun, once they are there."""
+    deadline = time.monotonic() + 30
+    while len(children := process.children(recursive=True)) < at_least:
+        assert time.monotonic() < deadline, "did not start"
+        time.sleep(0.02)
+    return children
+
+
+def test_a_process_knows_when_it_began() -> None:
+    before = time.time()
+    said = subprocess.run(
+        [sys.executable, "-c", "import time; time.sleep(0.3); from gallery_lib.processes import began_at; print(began_at())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert before - 0.05 < float(said.stdout) < before + 0.3
+    assert abs(began_at() - began_at()) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waiting", [0.0, 4.0], ids=["while it imports", "while it waits"])
+def test_one_that_is_never_told_ends_with_the_block(waiting: float) -> None:
+    with pytest.raises(InputError, match="is not a task"), Torchrun(config(), ONE) as ahead:
+        started = below(psutil.Process())
+        time.sleep(waiting)
+        assert all(process.is_running() for process in started)
+        launch(config(model="resnet51"), ahead=ahead)
+    assert gone(started)
+
+
+@pytest.mark.slow
+def test_one_that_is_never_told_ends_with_the_process_that_started_it() -> None:
+    starts_one = "import time; from gallery_lib.config import *; from gallery_lib.torchrun import Torchrun\n"
+    starts_one += "ahead = Torchrun(TrainConfig(), LaunchConfig()); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", starts_one]) as starting:
+        started = below(psutil.Process(starting.pid))
+        starting.send_signal(signal.SIGKILL)
+    assert gone(started)
+
+
+@pytest.mark.slow
+def test_a_run_that_it_carries_out_is_the_same_and_its_start_up_counts_from_the_beginning_of_the_process(tmp_path: Path) -> None:
+    expected = launch(config(max_steps=3, run_dir=str(tmp_path / "plain")), show_log=False, progress=False)
+    chosen = config(max_steps=3, run_dir=str(tmp_path / "ahead"))
+    with Torchrun(chosen, ONE) as ahead:
+        told_after = time.time() - began_at()
+        results = launch(chosen, ONE, show_log=False, progress=False, ahead=ahead)
+    assert expected is not None and results is not None
+    assert results.loss == expected.loss
+    assert results.startup_seconds["total"] > told_after
+    assert (tmp_path / "ahead" / "torchrun-host0.txt").exists()
+
+
+@pytest.mark.slow
+def test_it_is_not_used_for_other_options(tmp_path: Path) -> None:
+    with Torchrun(config(threads=1), ONE) as ahead, pytest.raises(ValueError, match="other options"):
+        launch(config(threads=2, run_dir=str(tmp_path / "run")), ONE, ahead=ahead)
+    assert not any((tmp_path / "run").glob("log-*"))
