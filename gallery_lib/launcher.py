@@ -15,7 +15,6 @@ import json
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -107,7 +106,7 @@ class Job:
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
             self._process = (
-                supervised(command, environment, time.time(), stdin=subprocess.DEVNULL, stderr=errors)
+                supervised(command, environment, time.time(), stderr=errors)
                 if ahead is None
                 else ahead.run(command[len(_TORCHRUN) :], self._torchrun_log)
             )

@@ -2,7 +2,8 @@
 
 `python -m gallery_lib.supervisor COMMAND …`, in a session of its own. It adopts every orphan below it, so that a
 killed torchrun cannot leave workers behind, and it ends all of them when the command ends, when it is terminated,
-or when the process that started it is gone. The command has this process's standard input. Exit code: the command's.
+or when the process that started it is gone. Exit code: the command's. After `--stdin` the command has this process's
+standard input, else none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from types import FrameType
 
 from gallery_lib.processes import adopt_orphans, die_with_parent, end_descendants
 
+STDIN = "--stdin"
+
 
 class _Terminated(Exception):
     pass
@@ -26,13 +29,15 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 def main(command: list[str]) -> int:
     """Run `command` to its end and return its exit code (negative signals as 128 + n)."""
+    heard = command[0] == STDIN
+    command = command[heard:]
     parent = os.getppid()
     adopt_orphans()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _terminate)
     code = 143
     try:
-        child = subprocess.Popen(command, preexec_fn=die_with_parent)
+        child = subprocess.Popen(command, stdin=None if heard else subprocess.DEVNULL, preexec_fn=die_with_parent)
         while child.poll() is None and os.getppid() == parent:
             try:
                 child.wait(timeout=0.2)

@@ -19,6 +19,7 @@ from gallery_lib import hardware, toggle
 from gallery_lib.compiler import allocator, cache
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, search_path
+from gallery_lib.supervisor import STDIN
 
 
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
@@ -31,13 +32,13 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
 
 
 def supervised(
-    command: Sequence[str], environment: Mapping[str, str], launched_at: float, *, stdin: int, stderr: TextIO | None
+    command: Sequence[str], environment: Mapping[str, str], launched_at: float, *, heard: bool = False, stderr: TextIO | None = None
 ) -> subprocess.Popen[str]:
-    """`command` below a supervisor, in a session of its own; what it prints can be read from `stdout`."""
+    """`command` below a supervisor, in a session of its own; what it prints is read from `stdout`, and with `heard` it reads `stdin`."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gallery_lib.supervisor", *command],
+        [sys.executable, "-m", "gallery_lib.supervisor", *([STDIN] if heard else []), *command],
         env={**os.environ, "PYTHONPATH": search_path(), LAUNCHED_AT_VARIABLE: repr(launched_at), **environment},
-        stdin=stdin,
+        stdin=subprocess.PIPE if heard else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
@@ -55,7 +56,7 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         self.environment = environment_of(config, launch)
         command = [sys.executable, "-m", "gallery_lib.torchrun"]
         launched_at = began_at()
-        self._process: subprocess.Popen[str] | None = supervised(command, self.environment, launched_at, stdin=subprocess.PIPE, stderr=None)
+        self._process: subprocess.Popen[str] | None = supervised(command, self.environment, launched_at, heard=True)
 
     def run(self, arguments: Sequence[str], errors: Path) -> subprocess.Popen[str]:
         """Have it run, its standard error in the file `errors`; the supervisor of what runs."""

@@ -42,8 +42,8 @@ FLOORS: dict[float, tuple[str, ...]] = {
     2: ("tasks",),
     2.5: ("train",),  # trains any of the tasks
     3.5: ("launcher",),
-    3.2: ("spawn",),
-    3: ("supervisor", "torchrun", "worker", "script", "cluster"),
+    3.2: ("spawn", "torchrun"),
+    3: ("supervisor", "worker", "script", "cluster"),
     4: ("measure",),
     5: ("completion", "report", "pack"),
     5.5: ("batch",),  # its summary uses the tables
