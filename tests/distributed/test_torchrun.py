@@ -25,13 +25,13 @@ def gone(processes: list[psutil.Process], seconds: float = 10.0) -> bool:
     return not psutil.wait_procs(processes, timeout=seconds)[1]
 
 
-def below(process: psutil.Process, at_least: int = 2) -> list[psutil.Process]:
-    """Its supervisor and torchrun, once they are there."""
+def below(process: psutil.Process, others: list[psutil.Process]) -> list[psutil.Process]:
+    """Its supervisor and torchrun, once they are there; `others` were there before."""
     deadline = time.monotonic() + 30
-    while len(children := process.children(recursive=True)) < at_least:
+    while len(started := [child for child in process.children(recursive=True) if child not in others]) < 2:
         assert time.monotonic() < deadline, "did not start"
         time.sleep(0.02)
-    return children
+    return started
 
 
 def test_a_process_knows_when_it_began() -> None:
@@ -49,8 +49,9 @@ def test_a_process_knows_when_it_began() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("waiting", [0.0, 4.0], ids=["while it imports", "while it waits"])
 def test_one_that_is_never_told_ends_with_the_block(waiting: float) -> None:
+    others = psutil.Process().children(recursive=True)
     with pytest.raises(InputError, match="is not a task"), Torchrun(config(), ONE) as ahead:
-        started = below(psutil.Process())
+        started = below(psutil.Process(), others)
         time.sleep(waiting)
         assert all(process.is_running() for process in started)
         launch(config(model="resnet51"), ahead=ahead)
@@ -62,7 +63,7 @@ def test_one_that_is_never_told_ends_with_the_process_that_started_it() -> None:
     starts_one = "import time; from gallery_lib.config import *; from gallery_lib.torchrun import Torchrun\n"
     starts_one += "ahead = Torchrun(TrainConfig(), LaunchConfig()); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", starts_one]) as starting:
-        started = below(psutil.Process(starting.pid))
+        started = below(psutil.Process(starting.pid), [])
         starting.send_signal(signal.SIGKILL)
     assert gone(started)
 
