@@ -14,15 +14,33 @@ from small_tasks import SMALL
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
+from gallery_lib.data.text import grammar
+from gallery_lib.data.text import tokenized as text
 from gallery_lib.processes import die_with_parent
 from gallery_lib.train import train
 
 
+def prepare(folder: Path) -> Path:
+    """`folder`, with a text for the language models that is the same under every Python: their default is from its library."""
+    (folder / "text").mkdir()
+    (folder / "text" / "all.txt").write_text("\n\n".join(grammar.documents(count=8)))
+    text.prepare(folder / "text", folder / "tokens")
+    return folder
+
+
 def config(name: str, folder: Path) -> TrainConfig:
-    """Two steps of the task `name` at its small size."""
+    """Two steps of the task `name` at its small size, in a folder that `prepare` has seen."""
     model = f"{Path(without_dropout.__file__)}:{name}"
     return TrainConfig(
-        model=model, seed=1, max_steps=2, log_interval=1, workers=0, evaluate=False, run_dir=str(folder / name), **SMALL[name]
+        model=model,
+        seed=1,
+        max_steps=2,
+        log_interval=1,
+        workers=0,
+        evaluate=False,
+        run_dir=str(folder / name),
+        data_dir=str(folder / "tokens") if name.startswith("hf_") else None,
+        **SMALL[name],
     )
 
 

@@ -86,7 +86,7 @@ def test_a_task_learns(name: str, tmp_path: Path) -> None:
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
 """First losses of each task without dropout, seed 1, at twice the small batch; with WRITE_GOLDEN_LOSSES=1 the test writes them anew."""
 GOLDEN_TOLERANCE = 0.02
-"""Relative difference: kernels of another processor or release round differently, and another Python brings other text."""
+"""Relative difference: kernels of another processor or release round differently."""
 
 TWO_PROCESSES_TOLERANCE = 0.05
 """Relative difference of losses: batch norm takes its statistics, and a mean over tokens its count, per process."""
@@ -95,7 +95,7 @@ TWO_PROCESSES_TOLERANCE = 0.05
 @pytest.fixture(scope="module")
 def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder with each task's run on two processes, and what these printed."""
-    folder = tmp_path_factory.mktemp("two")
+    folder = two_processes.prepare(tmp_path_factory.mktemp("two"))
     script = Path(two_processes.__file__)
     root = Path(gallery_lib.__file__).parent.parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root}:{script.parent}", "HF_HUB_OFFLINE": "1"}
@@ -107,7 +107,7 @@ def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, st
 @pytest.fixture(scope="module")
 def on_one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
     """Each task's run on one process with the global batch of the two, trained when it is first asked for."""
-    folder = tmp_path_factory.mktemp("one")
+    folder = two_processes.prepare(tmp_path_factory.mktemp("one"))
 
     @functools.cache
     def run(name: str) -> Results:
