@@ -28,12 +28,12 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.log import last_step
 from gallery_lib.precision import autocast_dtype
-from gallery_lib.processes import can_fork, end_supervised, interruptible
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, can_fork, end_supervised, interruptible, supervised
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results, read_results
 from gallery_lib.spawn import HELD_FILE, HELD_VARIABLE
 from gallery_lib.tasks import memory
-from gallery_lib.torchrun import Torchrun, environment_of, supervised
+from gallery_lib.torchrun import Torchrun, environment_of
 
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -106,7 +106,7 @@ class Job:
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
             self._process = (
-                supervised(command, environment, time.time(), stderr=errors)
+                supervised(command, {LAUNCHED_AT_VARIABLE: repr(time.time()), **environment}, stderr=errors)
                 if ahead is None
                 else ahead.run(command[len(_TORCHRUN) :], self._torchrun_log)
             )

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from gallery_lib.errors import Interrupted
 
@@ -28,6 +28,9 @@ STOP_SECONDS = 8.0
 
 LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
 """When a run was launched, in seconds since the epoch: its start-up is counted from there."""
+
+HEARS_STDIN = "--stdin"
+"""Before a command that a supervisor runs: the command has the supervisor's standard input, else none."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -93,17 +96,24 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
         process.wait()
 
 
-def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Run a command below a supervisor, its output shown as it comes; its exit code and its lines. Whatever interrupts this ends it."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "gallery_lib.supervisor", *command],
-        env={**os.environ, **environment, "PYTHONPATH": search_path(), "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
+def supervised(
+    command: Sequence[str], environment: Mapping[str, str], *, stdin: int = subprocess.DEVNULL, stderr: int | TextIO | None
+) -> subprocess.Popen[str]:
+    """Start a command below a supervisor, in a session of its own. What it prints is read from `stdout`; `stdin` may be a pipe to it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gallery_lib.supervisor", *([HEARS_STDIN] if stdin == subprocess.PIPE else []), *command],
+        env={**os.environ, "PYTHONPATH": search_path(), **environment},
+        stdin=stdin,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
         start_new_session=True,
-    ) as process:
+    )
+
+
+def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run a command below a supervisor, its output shown as it comes; its exit code and its lines. Whatever interrupts this ends it."""
+    with supervised(command, {**environment, "PYTHONUNBUFFERED": "1"}, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         lines = []
         try:

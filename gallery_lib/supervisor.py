@@ -14,9 +14,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from gallery_lib.processes import adopt_orphans, die_with_parent, end_descendants
-
-STDIN = "--stdin"
+from gallery_lib.processes import HEARS_STDIN, adopt_orphans, die_with_parent, end_descendants
 
 
 class _Terminated(Exception):
@@ -29,7 +27,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 def main(command: list[str]) -> int:
     """Run `command` to its end and return its exit code (negative signals as 128 + n)."""
-    heard = command[0] == STDIN
+    heard = command[0] == HEARS_STDIN
     command = command[heard:]
     parent = os.getppid()
     adopt_orphans()

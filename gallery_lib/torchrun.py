@@ -11,15 +11,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from gallery_lib import hardware, toggle
 from gallery_lib.compiler import allocator, cache
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, search_path
-from gallery_lib.supervisor import STDIN
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, supervised
 
 
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
@@ -31,21 +30,6 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     return chosen
 
 
-def supervised(
-    command: Sequence[str], environment: Mapping[str, str], launched_at: float, *, heard: bool = False, stderr: TextIO | None = None
-) -> subprocess.Popen[str]:
-    """`command` below a supervisor, in a session of its own; what it prints is read from `stdout`, and with `heard` it reads `stdin`."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "gallery_lib.supervisor", *([STDIN] if heard else []), *command],
-        env={**os.environ, "PYTHONPATH": search_path(), LAUNCHED_AT_VARIABLE: repr(launched_at), **environment},
-        stdin=subprocess.PIPE if heard else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        start_new_session=True,
-    )
-
-
 class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
     """A torchrun that has not been told yet what to run. Its start-up counts from the beginning of this process.
 
@@ -54,9 +38,10 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
 
     def __init__(self, config: TrainConfig, launch: LaunchConfig) -> None:
         self.environment = environment_of(config, launch)
-        command = [sys.executable, "-m", "gallery_lib.torchrun"]
-        launched_at = began_at()
-        self._process: subprocess.Popen[str] | None = supervised(command, self.environment, launched_at, heard=True)
+        environment = {**self.environment, LAUNCHED_AT_VARIABLE: repr(began_at())}
+        self._process: subprocess.Popen[str] | None = supervised(
+            [sys.executable, "-m", "gallery_lib.torchrun"], environment, stdin=subprocess.PIPE, stderr=None
+        )
 
     def run(self, arguments: Sequence[str], errors: Path) -> subprocess.Popen[str]:
         """Have it run, its standard error in the file `errors`; the supervisor of what runs."""
