@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +107,7 @@ def check_value(cls: type, name: str, value: Any) -> Any:
         raise InputError(f"{name}={value!r} must be {_type_name(annotation)}{unit}.") from None
     if result is not None and not isinstance(result, (str, bool)):
         low, high = metadata.get("minimum"), metadata.get("maximum")
-        if result != result or (low is not None and result < low) or (high is not None and result > high):
+        if not math.isfinite(result) or (low is not None and result < low) or (high is not None and result > high):
             bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
             raise InputError(f"{name}={value!r} must be {bounds}{unit}.")
     return result
@@ -128,19 +130,59 @@ def checked(config: T) -> T:
     return from_mapping(type(config), dataclasses.asdict(config))  # type: ignore[call-overload]
 
 
+def _is_a(value: Any, annotation: Any) -> bool:
+    """Return whether `value` is of the annotated type as it stands: text is no number and no switch."""
+    origin, members = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return isinstance(value, str) or value in members  # check_value names the choices
+    if origin in (Union, types.UnionType):
+        return any(_is_a(value, member) for member in members)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_a(item, members[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _is_a(key, members[0]) and _is_a(item, members[1]) for key, item in value.items()
+        )
+    if annotation in (int, float):
+        kind = numbers.Integral if annotation is int else numbers.Real
+        return isinstance(value, kind) and not isinstance(value, bool)
+    return isinstance(value, annotation)
+
+
+def _wanted(annotation: Any) -> str:
+    """Return the name of a type for a message: `True or False`, `a tuple of whole numbers`, `a Loader`."""
+    origin, members = typing.get_origin(annotation), typing.get_args(annotation)
+    plain = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+    if annotation in plain:
+        return plain[annotation]
+    if origin is Literal:
+        return " or ".join(members)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_wanted(member) for member in members)
+    if origin is tuple:
+        return f"a tuple of {_wanted(members[0]).removeprefix('a ')}s"
+    if origin is dict:
+        return f"a dict from {_wanted(members[0])} to {_wanted(members[1])}"
+    return f"a {annotation.__name__}"
+
+
 class Settable:
-    """Base of option dataclasses that are changed in place: a misspelt name or an impossible value is refused at once."""
+    """Base of option dataclasses that are changed in place.
+
+    A misspelt name, a value of another type and an impossible value are refused when they are set.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = [f.name for f in fields(self)]  # type: ignore[arg-type]
         where = type(self).__name__
         if name not in known:
             raise InputError(f"{where} has no option `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}.")
-        (inner,) = _alternatives(_type_of(type(self), name))
+        annotation = _type_of(type(self), name)
+        (inner,) = _alternatives(annotation)
+        if not (value is None and inner is not annotation) and not _is_a(value, inner):
+            raise InputError(f"{where}.{name}={value!r} must be {_wanted(inner)}.")
         if inner in (int, float, bool, str) or typing.get_origin(inner) is Literal:
             value = check_value(type(self), name, value)
-        elif not isinstance(value, typing.get_origin(inner) or inner):
-            raise InputError(f"{where}.{name}={value!r} must be a {(typing.get_origin(inner) or inner).__name__}.")
         object.__setattr__(self, name, value)
 
 

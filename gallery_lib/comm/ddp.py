@@ -1,24 +1,43 @@
-"""DistributedDataParallel with the plain model's state-dict keys."""
+"""DistributedDataParallel that keeps the user's model: names, attributes, type and methods.
+
+`distribute(model, …)` returns a *twin* of the model: an object of a subclass of the model's class that shares
+the model's `__dict__`, so both have the same parameters, hooks and attributes. Calling the twin goes through a
+DistributedDataParallel that is kept beside it; `twin.module` is the model itself, which communicates with nobody.
+So `named_parameters()`, `state_dict()`, `torch.distributed.checkpoint`, averaging by name and `model.fc` see what
+they see on one process. Copies and pickles of the twin are plain models of the user's class.
+
+Gradients are averaged whenever a backward pass goes through an output of the twin: also through the second of two
+losses, a graph that is retained, or parameters that were frozen when the model was distributed. A gradient that
+arrives in another way (from `twin.encoder(x)`, say) would be each rank's own, and raises InputError.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import copy
+import functools
+import operator
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel.distributed import _find_tensors
 
 from gallery_lib.comm import topology
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
+from gallery_lib.errors import InputError
+
+DDP = nn.parallel.DistributedDataParallel
 
 
-class PlainKeysDDP(nn.parallel.DistributedDataParallel):
-    """DDP whose `state_dict` and `load_state_dict` are the wrapped model's, without the `module.` prefix.
+class OneGraphDDP(DDP):
+    """DDP that may leave a compiled model one graph.
 
-    `one_graph`: leave a compiled model as it is. torch splits it at bucket boundaries, so that the first gradients are on their way
-    while others are computed.
+    torch splits it at bucket boundaries, so that the first gradients are on their way while others are computed.
+    On CPUs of one host averaging and computing need the same cores: there it stays one graph.
     """
 
     one_graph = False
@@ -26,26 +45,220 @@ class PlainKeysDDP(nn.parallel.DistributedDataParallel):
     def _inside_ddp_forward(self) -> Any:
         return contextlib.nullcontext() if self.one_graph else super()._inside_ddp_forward()
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped model's state."""
-        return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load into the wrapped model."""
-        return self.module.load_state_dict(state_dict, *args, **kwargs)
+class Distribution:
+    """What stands between a twin and its model: DDP, made anew when other parameters ask for gradients."""
+
+    def __init__(self, model: nn.Module, device: torch.device, options: Comm) -> None:
+        self.model, self.device, self.options = model, device, options
+        self.ddp: OneGraphDDP | None = None
+        self._all: list[nn.Parameter] = []
+        self._trained: list[nn.Parameter] = []
+        self._synchronized: set[int] = set()
+        self._watches: list[Any] = []
+        self._look_at_parameters = True
+        self._sync = True
+        self._local = False  # the last call was made in no_sync
+        self._expecting = False  # DDP is going to average the gradients that come next
+        self._in_backward = False
+        self._missing = 0  # gradients that DDP has not had since it was prepared
+        self._refresh()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model through DDP. Raises InputError where the last backward pass left parameters out."""
+        self._refresh()
+        ddp = self.ddp
+        if ddp is None:
+            return self.model(*args, **kwargs)
+        ddp.training, ddp.require_backward_grad_sync = self.model.training, self._sync
+        try:
+            output = ddp(*args, **kwargs)
+        except RuntimeError as error:
+            if "find_unused_parameters" not in str(error):
+                raise
+            raise InputError(
+                f"{self._unused()} got no gradient in the last backward pass, so gradients could not be averaged. "
+                "Set config.comm.find_unused_parameters = True, or leave such parameters out of the model."
+            ) from error
+        if torch.is_grad_enabled():
+            self._in_backward, self._local, self._expecting = False, not self._sync, self._sync
+            if self._sync:
+                self._missing = len(self._trained)
+                self._watch(output)
+        return output
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave the gradients of calls in this context unaveraged, to accumulate them."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def join(self, **options: Any) -> Any:
+        """Return DDP's join context, for ranks with different numbers of batches."""
+        return contextlib.nullcontext() if self.ddp is None else self.ddp.join(**options)
+
+    def look_at_parameters(self) -> None:
+        """Have the next call look for parameters that were added or replaced."""
+        self._look_at_parameters = True
+
+    def make_anew(self) -> None:
+        """Have the next call make DDP anew; for parameters whose strides have changed."""
+        self._trained = []
+
+    def _refresh(self) -> None:
+        """Make DDP anew if the parameters that ask for gradients are others than it knows: a collective call then."""
+        if self._look_at_parameters:
+            self._all, self._look_at_parameters = list(self.model.parameters()), False
+        trained = [parameter for parameter in self._all if parameter.requires_grad]
+        if len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained)):
+            return
+        self._trained = trained
+        for watch in self._watches:
+            watch.remove()
+        if self.ddp is not None:
+            self.ddp.reducer._remove_autograd_hooks()
+        self._watches, self.ddp, self._expecting = [], None, False
+        if not trained:
+            return
+        new = {id(parameter) for parameter in self._all} - self._synchronized
+        self._synchronized |= new
+        self.ddp = OneGraphDDP(
+            self.model,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            find_unused_parameters=self.options.find_unused_parameters,
+            init_sync=bool(new),
+        )
+        self.ddp.one_graph = self.device.type == "cpu" and len(topology.find().hosts) == 1
+        if self.options != Comm(find_unused_parameters=self.options.find_unused_parameters):
+            apply(self.ddp, self.options)
+        arrived = weakref.WeakMethod(self._gradient_arrived)
+        self._watches = [parameter.register_post_accumulate_grad_hook(functools.partial(_call, arrived)) for parameter in trained]
+
+    def _watch(self, output: Any) -> None:
+        """Have every backward pass through `output` averaged; DDP itself does it with the first."""
+        outputs = [tensor for tensor in _find_tensors(output) if tensor.requires_grad]
+        reached = weakref.WeakMethod(self._output_reached)
+        for tensor in outputs:
+            tensor.register_hook(functools.partial(_call, reached, [*map(weakref.ref, outputs)]))
+
+    def _output_reached(self, outputs: list[weakref.ref[Tensor]], _gradient: Tensor) -> None:
+        if self._expecting or self._in_backward or self.ddp is None:
+            return
+        search = self.ddp.find_unused_parameters and not self.ddp.static_graph
+        alive = [tensor for reference in outputs if (tensor := reference()) is not None]
+        self.ddp.reducer.prepare_for_backward(alive if search else [])
+        self._expecting, self._missing = True, len(self._trained)
+
+    def _gradient_arrived(self, parameter: nn.Parameter) -> None:
+        self._missing -= 1
+        if self._in_backward or self._local:
+            return
+        if self._expecting:
+            self._in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+            return
+        name = next((n for n, p in self.model.named_parameters() if p is parameter), "a parameter")
+        raise InputError(
+            f"the gradient of {name} does not come from a call of the model that accelerate() returned, so it would be "
+            "each rank's own. Call that model itself (parts of it, and model.module, are not averaged), or accumulate "
+            "gradients inside `with model.no_sync():`."
+        )
+
+    def _backward_ended(self) -> None:
+        """Note whether DDP still waits: for the second of two losses, each with parameters of its own."""
+        self._in_backward = False
+        self._expecting = self._missing > 0 and not self.options.find_unused_parameters
+
+    def _unused(self) -> str:
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
+        if not names:
+            return "a parameter"
+        return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
 
 
-def distribute(model: nn.Module, device: torch.device, options: Comm) -> nn.Module:
-    """`model`, already on `device`, with gradients averaged over all ranks as `options` say. A collective call.
+def _call(method: weakref.WeakMethod[Any], *arguments: Any) -> None:
+    """Call a bound method if its object is still there: hooks must not keep it alive."""
+    alive = method()
+    if alive is not None:
+        alive(*arguments)
 
-    On CPUs of one host a compiled model stays one graph: there averaging and computing need the same cores. Between hosts it is
-    the link that takes its time.
+
+_DISTRIBUTION = "_gallery_distribution"
+
+
+class _Twin:
+    """What comes before the user's class in that of a twin."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Keep a twin's class out of what the user's class does with its subclasses (a registry, say)."""
+
+
+def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
+    """Return the twin of `model`, already on `device`: its calls average gradients over all ranks as `options` say.
+
+    A collective call. Raises InputError for a model whose class cannot have a twin.
     """
-    distributed = PlainKeysDDP(model, device_ids=[device.index] if device.type == "cuda" else None)
-    distributed.one_graph = device.type == "cpu" and len(topology.find().hosts) == 1
-    if options != Comm():
-        apply(distributed, options)
-    return distributed
+    kind = type(model)
+    distribution = Distribution(model, device, options)
+
+    def train(self: Any, mode: bool = True) -> Any:
+        distribution.look_at_parameters()
+        kind.train(self, mode)
+        return self
+
+    def compile_refused(self: Any, *_: Any, **__: Any) -> None:
+        raise InputError("accelerate() compiles the model itself: leave model.compile() out, or call it before.")
+
+    namespace: dict[str, Any] = {
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__call__": lambda self, *args, **kwargs: distribution(*args, **kwargs),
+        "__reduce_ex__": lambda self, protocol: model.__reduce_ex__(protocol),
+        "__deepcopy__": lambda self, memo: copy.deepcopy(model, memo),
+        "train": train,
+        "compile": compile_refused,
+        _DISTRIBUTION: distribution,
+    }
+    own = {"no_sync": distribution.no_sync, "join": distribution.join, "module": model}
+    namespace |= {name: value for name, value in own.items() if not hasattr(model, name)}
+    metaclass: Any = type(kind)
+    try:
+        twin: Any = object.__new__(metaclass(kind.__name__, (_Twin, kind), namespace))
+        object.__setattr__(twin, "__dict__", model.__dict__)
+    except TypeError as error:
+        raise InputError(f"a {kind.__name__} cannot be distributed: {error}. Wrap it in a module of your own.") from None
+    return twin
+
+
+def distributed(model: nn.Module) -> DDP | None:
+    """Return the DistributedDataParallel through which `model` is called, or None where there is none."""
+    distribution = _distribution(model)
+    if distribution is not None:
+        return distribution.ddp
+    return model if isinstance(model, DDP) else None
+
+
+def _distribution(model: nn.Module) -> Distribution | None:
+    return getattr(type(model), _DISTRIBUTION, None)
+
+
+def plain_module(model: nn.Module) -> nn.Module:
+    """Return the user's own module inside what accelerate() returned, or inside a DistributedDataParallel."""
+    distribution = _distribution(model)
+    if distribution is not None:
+        return distribution.model
+    return model.module if isinstance(model, DDP) else model
+
+
+def remake(model: nn.Module) -> None:
+    """Have the DistributedDataParallel of a twin made anew at its next call: its parameters have other strides now."""
+    distribution = _distribution(model)
+    if distribution is not None:
+        distribution.make_anew()
 
 
 def exposed_communication(model: nn.Module) -> dict[str, float]:
@@ -53,9 +266,10 @@ def exposed_communication(model: nn.Module) -> dict[str, float]:
 
     The mean of the steps that DDP samples by itself. Empty for a model that is not distributed, or before any sample.
     """
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
+    ddp = distributed(model)
+    if ddp is None:
         return {}
-    seen = model._get_ddp_logging_data()
+    seen = ddp._get_ddp_logging_data()
     communication, hidden = (seen.get(f"avg_backward_{name}_time") for name in ("comm", "compute_comm_overlap"))
     if not communication or hidden is None:
         return {}

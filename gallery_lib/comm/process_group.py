@@ -1,78 +1,173 @@
-"""Which process this is among those of the run, and the process group that joins them (torchrun's variables)."""
+"""The processes of this run: rank, world size, device, and the default process group of torch.distributed.
+
+An initialised `torch.distributed` is the truth. Before that, the variables of whoever started the process
+tell: torchrun's, or those of a scheduler's launcher (Slurm's srun, Open MPI, MPICH and Intel MPI). A process
+that none of them describes is alone, and no process group is made for it.
+"""
 
 from __future__ import annotations
 
-import atexit
 import os
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from gallery_lib.errors import InputError
 from gallery_lib.processes import RENDEZVOUS_VARIABLE
 
 T = TypeVar("T")
 
 
+class Launcher(NamedTuple):
+    """The variables in which a launcher tells each process its place in the run."""
+
+    name: str
+    rank: str
+    world_size: str
+    local_rank: str
+
+
+TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+LAUNCHERS = (
+    TORCHRUN,
+    # Of the step that srun started: a batch script itself has SLURM_NTASKS, and is one process.
+    Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    Launcher("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+"""In the order in which they are asked: torchrun may itself have been started by a scheduler."""
+
+
+class Place(NamedTuple):
+    """A process's place in the run, and who told it."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    launcher: Launcher | None
+
+
+def _number(variable: str) -> int:
+    text = os.environ[variable]
+    if not text.strip().isdecimal():
+        raise InputError(f"environment variable {variable}={text!r} must be a whole number.")
+    return int(text)
+
+
+def place() -> Place:
+    """Return where this process stands: what torch.distributed says, else what its launcher says.
+
+    Raises InputError for variables that contradict each other.
+    """
+    launcher = next((known for known in LAUNCHERS if known.world_size in os.environ), None)
+    local_rank = None
+    if launcher is not None and os.environ.get(launcher.local_rank):
+        local_rank = _number(launcher.local_rank)
+    if dist.is_available() and dist.is_initialized():
+        return Place(dist.get_rank(), dist.get_world_size(), local_rank, launcher)
+    if launcher is None:
+        return Place(0, 1, None, None)
+    size = _number(launcher.world_size)
+    if size <= 1:
+        return Place(0, 1, local_rank, launcher)
+    if launcher.rank not in os.environ:
+        raise InputError(
+            f"{launcher.world_size}={size} tells of several processes, and {launcher.rank} is not "
+            "set. Start the script with torchrun, or unset it to train in one process."
+        )
+    rank = _number(launcher.rank)
+    if rank >= size:
+        raise InputError(f"{launcher.rank}={rank} must be below {launcher.world_size}={size}.")
+    return Place(rank, size, local_rank, launcher)
+
+
 def rank() -> int:
-    """This process's number, from 0."""
-    return int(os.environ.get("RANK", "0"))
+    """Return this process's number in the run, from 0."""
+    return place().rank
 
 
 def world_size() -> int:
-    """Training processes of the run, over all hosts."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Return the number of training processes of the run, over all hosts."""
+    return place().world_size
 
 
 def device() -> torch.device:
-    """The device of this process: the GPU of its local rank, else the CPU."""
+    """Return this process's device, a GPU where there is one, and make it the current one.
+
+    The GPU is that of the local rank; where nobody tells it (processes started by
+    `torch.multiprocessing.spawn`), the one that the process has chosen with `torch.cuda.set_device` or
+    when it made its process group, else the rank's place among this machine's GPUs.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    here = place()
+    index = here.local_rank
+    if index is None and dist.is_available() and dist.is_initialized():
+        bound = dist.distributed_c10d._get_default_group().bound_device_id
+        index = None if bound is None else bound.index
+    if index is None:
+        index = torch.cuda.current_device() or here.rank % torch.cuda.device_count()
+    chosen = torch.device("cuda", index)
     torch.cuda.set_device(chosen)
     return chosen
 
 
+_made_here = False
+"""Whether the default process group is ours to end."""
+
+
 def ensure_initialized(timeout_seconds: float = 600.0) -> None:
-    """Join the run's process group, if it has more than one process and this one has not joined yet."""
-    if world_size() > 1 and not dist.is_initialized():
-        chosen = device()
-        meeting_point = os.environ.get(RENDEZVOUS_VARIABLE)
-        dist.init_process_group(
-            backend="nccl" if chosen.type == "cuda" else "gloo",
-            init_method=meeting_point,
-            rank=rank() if meeting_point else -1,
-            world_size=world_size() if meeting_point else -1,
-            timeout=timedelta(seconds=timeout_seconds),
-            device_id=chosen if chosen.type == "cuda" else None,
-        )
+    """Join the process group of the run if a launcher tells of one and this process has not joined.
 
-
-def ensure_group_of_one() -> None:
-    """A group for a run of one process, so that scripts may ask `torch.distributed` for their rank also when alone."""
-    if world_size() > 1 or not dist.is_available() or dist.is_initialized():
+    A process that torchrun started joins also when it is the only one. Raises InputError where a
+    scheduler tells of several processes and not where they meet.
+    """
+    global _made_here
+    here = place()
+    if here.launcher is None or not dist.is_available() or dist.is_initialized():
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend=backend, store=dist.HashStore(), rank=0, world_size=1)
-    atexit.register(leave)
+    if here.launcher is not TORCHRUN and here.world_size == 1:
+        return
+    meeting_point = os.environ.get(RENDEZVOUS_VARIABLE)
+    if meeting_point is None and not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
+        if here.world_size == 1:
+            return
+        raise InputError(
+            f"{here.launcher.name} started {here.world_size} processes, and MASTER_ADDR and MASTER_PORT "
+            "do not say where they meet. Export both (the first host's name and a free port), or call "
+            "torch.distributed.init_process_group before accelerate()."
+        )
+    chosen = device()
+    dist.init_process_group(
+        backend="nccl" if chosen.type == "cuda" else "gloo",
+        init_method=meeting_point,
+        rank=here.rank,
+        world_size=here.world_size,
+        timeout=timedelta(seconds=timeout_seconds),
+        device_id=chosen if chosen.type == "cuda" else None,
+    )
+    _made_here = True
 
 
 def leave() -> None:
-    """Leave the process group, if this process is in one."""
-    if dist.is_initialized():
+    """Leave the process group if `ensure_initialized` made it; a user's own group stays."""
+    global _made_here
+    if _made_here and dist.is_initialized():
         dist.destroy_process_group()
+    _made_here = False
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """`values` added up over all ranks, in place; unchanged in a run of one process."""
+    """Return `values` added up over all ranks, in place; unchanged in a run of one process."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
 
 
 def all_ranks(value: T) -> list[T]:
-    """Every rank's `value`, by rank, on every rank."""
+    """Return every rank's `value`, by rank, on every rank."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -81,7 +176,7 @@ def all_ranks(value: T) -> list[T]:
 
 
 def from_rank_0(value: T) -> T:
-    """Rank 0's `value`, on every rank."""
+    """Return rank 0's `value`, on every rank."""
     if not dist.is_initialized():
         return value
     box = [value]

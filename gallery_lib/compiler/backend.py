@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from gallery_lib import hardware
 from gallery_lib.compiler import cache, regions
+from gallery_lib.compiler.calls import go_through
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
 
@@ -93,9 +94,26 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     found = regions.find(model) if options.repeated_blocks_once else None
     if found is None:
         model.compile(backend=name, options=compile_options or None)
+        go_through(model, _with_guards_on_hooks)
         return done
     regions.compile_regions(model, found, backend=name, options=compile_options or None)
+    go_through(model, _with_guards_on_hooks)
     return f"{done}, {found.blocks} repeated blocks compiled once for each of {len(found.groups)} kinds"
+
+
+def _with_guards_on_hooks(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call with Dynamo guarding on modules' hooks: one that is added or removed later has the graph compiled again.
+
+    By default Dynamo takes the hooks of the first call for all there will ever be, and runs without later ones.
+    """
+    from torch._dynamo import config as dynamo_config  # here: it takes a second of every start
+
+    before = dynamo_config.skip_nnmodule_hook_guards
+    dynamo_config.skip_nnmodule_hook_guards = False
+    try:
+        return call(*args, **kwargs)
+    finally:
+        dynamo_config.skip_nnmodule_hook_guards = before
 
 
 def _passes_of_both_ways(options: Compiler) -> list[CustomGraphPass]:

@@ -39,10 +39,11 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
     name = type(model).__name__
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
-        model._compiled_call_impl = compiled
         before, began = _breaks(), time.monotonic()
         _say(f"compiling {name}: usually 20 to 60 s, afterwards from the cache")
         result = compiled(*args, **kwargs)
+        if model._compiled_call_impl is first_call:
+            model._compiled_call_impl = compiled
         seconds = time.monotonic() - began
         found = {reason: count - before.get(reason, 0) for reason, count in _breaks().items() if count > before.get(reason, 0)}
         if found:

@@ -25,19 +25,23 @@ _BACKWARD = {"bilinear": _aten.upsample_bilinear2d_backward.default, "bicubic": 
 @torch.library.custom_op("gallery::upsample", mutates_args=(), device_types="cpu")
 def upsample(image: Tensor, mode: str, size: Sequence[int] | None, scales: Sequence[float] | None, align_corners: bool) -> Tensor:
     """`image` [samples, channels, height, width] enlarged to `size`, or by `scales`, as `torch.nn.functional.interpolate` does it."""
-    return _FORWARD[mode](image, size, align_corners, scales)
+    return _FORWARD[mode](image, size, align_corners, scales).contiguous(memory_format=_layout(image))
 
 
 @torch.library.custom_op("gallery::upsample_backward", mutates_args=(), device_types="cpu")
 def _upsample_backward(gradient: Tensor, mode: str, shape: Sequence[int], scales: Sequence[float] | None, align_corners: bool) -> Tensor:
     """Of an image of `shape`, from that of the enlarged one [samples, channels, height, width]."""
-    return _BACKWARD[mode](gradient, gradient.shape[2:], shape, align_corners, *(scales or (None, None)))
+    result = _BACKWARD[mode](gradient, gradient.shape[2:], shape, align_corners, *(scales or (None, None)))
+    return result.contiguous(memory_format=_gradients_layout(mode, gradient))
 
 
-def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Lies as torch's operators would have it."""
-    layout = torch._prims_common.suggest_memory_format(like)
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
+def _layout(like: Tensor) -> torch.memory_format:
+    return torch._prims_common.suggest_memory_format(like)
+
+
+def _gradients_layout(mode: str, gradient: Tensor) -> torch.memory_format:
+    """Return how torch's operator lays out an image's gradient: the bicubic one is contiguous whatever it is given."""
+    return torch.contiguous_format if mode == "bicubic" else _layout(gradient)
 
 
 @upsample.register_fake
@@ -45,12 +49,12 @@ def _(image: Tensor, mode: str, size: Sequence[int] | None, scales: Sequence[flo
     if size is None:
         assert scales is not None
         size = [torch.sym_int(length * scale) for length, scale in zip(image.shape[2:], scales, strict=True)]
-    return _empty([*image.shape[:2], *size], image)
+    return image.new_empty([*image.shape[:2], *size]).contiguous(memory_format=_layout(image))
 
 
 @_upsample_backward.register_fake
 def _(gradient: Tensor, mode: str, shape: Sequence[int], scales: Sequence[float] | None, align_corners: bool) -> Tensor:
-    return _empty(shape, gradient)
+    return gradient.new_empty(shape).contiguous(memory_format=_gradients_layout(mode, gradient))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -16,6 +16,11 @@ class Compute(Settable):
     fp16: bool = option(False, "the caller trains under float16 autocast (and a GradScaler of their own)")
     bf16: bool = option(False, "the caller trains under bfloat16 autocast")
     kernels: bool = option(True, "own CUDA kernels")
+    optimizer: bool = option(
+        True,
+        "give the optimizer that accelerate() gets its fastest form: one pass over memory or torch's fused one on the CPU, sync-free "
+        "or fused on CUDA; values differ in rounding",
+    )
 
 
 @dataclass
@@ -106,6 +111,11 @@ class Comm(Settable):
         None, "size of the one that is sent first; default: as with bucket_mb, 1 where that is left out", unit="MiB", minimum=0.001
     )
     bucket_views: bool = option(False, "gradients lie in the buckets, which saves a copy of them")
+    find_unused_parameters: bool = option(
+        False,
+        "look in each step for parameters that the loss does not depend on, and go on without their gradients; costs a walk "
+        "over the graph in each step, and without it such a step is an error",
+    )
     static_graph: bool = option(False, "the same parameters are used in every step, in the same order")
     streams: int = option(1, "buckets on their way at the same time, on process groups of their own", minimum=1, maximum=8)
     hierarchical: bool = option(False, "add up within each host first; then the processes of a host exchange a part each with other hosts")
@@ -137,7 +147,7 @@ class Config(Settable):
     def plain() -> Config:
         """Device placement, sharding and DistributedDataParallel only: the baseline."""
         return Config(
-            compute=Compute(kernels=False),
+            compute=Compute(kernels=False, optimizer=False),
             compiler=Compiler(enabled=False),
             memory=Memory(layout="contiguous", allocator=False),
             loader=Loader(nice=0),

@@ -37,6 +37,7 @@ FLOORS: dict[float, tuple[str, ...]] = {
     ),
     1: ("compiler", "precision", "dropout", "optim", "kernels", "comm", "data", "models"),
     1.3: ("tune",),  # chooses among what the parts on floor 1 offer
+    1.4: ("parts",),  # what accelerate() is given
     1.5: ("acceleration",),  # made of the parts on floor 1, which do not know it
     1.7: ("recipe",),  # calls it, or lets measure/ call another library
     2: ("tasks",),

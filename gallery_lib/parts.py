@@ -1,0 +1,106 @@
+"""What accelerate() was given, told apart by type, and handed back in the order in which it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, IterableDataset
+
+from gallery_lib.config import Config
+from gallery_lib.errors import InputError, did_you_mean
+
+NAMES = ("model", "loader", "optimizer", "scheduler", "config")
+_TYPES: dict[str, tuple[type, ...]] = {
+    "model": (nn.Module,),
+    "optimizer": (Optimizer,),
+    "scheduler": (LRScheduler,),
+    "config": (Config,),
+}
+_SINGLE = ("model", "config")
+
+
+@dataclass
+class Parts:
+    """The parts of a training script: a model, and any number of loaders, optimizers and schedulers."""
+
+    given: list[tuple[str, Any]]
+    """Kind and object, in the order of the call; the object of a loader that was left out is None."""
+    config: Config
+
+    @property
+    def model(self) -> nn.Module:
+        """The only model."""
+        return next(part for kind, part in self.given if kind == "model")
+
+    def of_kind(self, kind: str) -> list[Any]:
+        """Return the parts of a kind, in order, without those left out."""
+        return [part for name, part in self.given if name == kind and part is not None]
+
+    def handed_back(self, replaced: Mapping[int, Any]) -> tuple[Any, ...]:
+        """Return the parts in order, those whose id is in `replaced` as what that holds."""
+        return tuple(replaced.get(id(part), part) for _, part in self.given)
+
+
+def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
+    """Return the parts among the arguments of a call of accelerate().
+
+    Raises InputError for a part of another type, a name that is not offered, no model, or two of them.
+    """
+    given: list[tuple[str, Any]] = []
+    left_out = len(positional)
+    while left_out > 2 and positional[left_out - 1] is None:
+        left_out -= 1  # accelerate(model, loader, None): no config
+    for place, part in enumerate(positional[:left_out]):
+        given.append((NAMES[place] if part is None and place < len(NAMES) else _kind(part), part))
+    for name, part in named.items():
+        if name not in NAMES:
+            raise InputError(f"accelerate() has no argument `{name}`.{did_you_mean(name, NAMES)} It takes {', '.join(NAMES)}.")
+        if part is not None and _kind(part) != name:
+            raise InputError(f"{name}={_shown(part)} must be {_wanted(name)}.")
+        if part is not None or name == "loader":
+            given.append((name, part))
+    for kind in _SINGLE:
+        if sum(name == kind and part is not None for name, part in given) > 1:
+            what = "Call accelerate() once for each model." if kind == "model" else "Give one."
+            raise InputError(f"accelerate() got two parts that are {_wanted(kind)}. {what}")
+    if not any(kind == "model" and part is not None for kind, part in given):
+        raise InputError("accelerate() needs a model (a torch.nn.Module).")
+    configs = [part for kind, part in given if kind == "config" and part is not None]
+    given = [(kind, part) for kind, part in given if kind != "config"]
+    if [kind for kind, _ in given] == ["model"]:
+        given.append(("loader", None))  # the call with a model alone returns two things all the same
+    return Parts(given, configs[0] if configs else Config())
+
+
+def _kind(part: Any) -> str:
+    for kind, types in _TYPES.items():
+        if isinstance(part, types):
+            return kind
+    iterable = isinstance(part, Iterable) or hasattr(part, "__getitem__")
+    dataset = isinstance(part, Dataset) and not isinstance(part, IterableDataset)
+    if not iterable or dataset or isinstance(part, (str, bytes, Mapping, Tensor, type)):
+        hint = " Put a data set into a torch.utils.data.DataLoader first." if isinstance(part, Dataset) else ""
+        raise InputError(
+            f"accelerate() got {_shown(part)}; it takes a model, loaders of batches, optimizers, schedulers of "
+            f"torch.optim.lr_scheduler and a Config, in any order.{hint}"
+        )
+    return "loader"
+
+
+def _shown(part: Any) -> str:
+    return f"a {type(part).__name__}"
+
+
+def _wanted(kind: str) -> str:
+    return {
+        "model": "a torch.nn.Module",
+        "loader": "a loader of batches",
+        "optimizer": "a torch.optim.Optimizer",
+        "scheduler": "a scheduler of torch.optim.lr_scheduler",
+        "config": "a gallery_lib.Config",
+    }[kind]
