@@ -104,9 +104,96 @@ def test_a_misspelt_option_or_an_impossible_value_is_refused_when_it_is_set() ->
         Config().memory.layout = "nhwc"
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "value", "wanted"),
+    [
+        ("compute", "bf16", "true", "True or False"),
+        ("compute", "bf16", 1, "True or False"),
+        ("compute", "bf16", None, "True or False"),
+        ("loader", "prefetch", "2", "a whole number"),
+        ("loader", "prefetch", 2.0, "a whole number"),
+        ("loader", "buckets", [64, 128], "a tuple of whole numbers"),
+        ("loader", "buckets", ("64",), "a tuple of whole numbers"),
+        ("loader", "pad_values", {"ids": "0"}, "a dict from text or a whole number to a number"),
+        ("comm", "bucket_mb", "8", "a number"),
+        ("comm", "wire", True, "exact or bf16"),
+        ("tune", "confidence", float("inf"), "between 0.5 and 0.9999"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_when_it_is_set(part: str, name: str, value: Any, wanted: str) -> None:
+    config = Config()
+    before = getattr(getattr(config, part), name)
+    with pytest.raises(InputError, match=wanted):
+        setattr(getattr(config, part), name, value)
+    assert getattr(getattr(config, part), name) == before
+
+
 def test_no_process_group_is_made_for_a_process_that_is_alone() -> None:
     accelerate(model(), None, Config.plain())
     assert not torch.distributed.is_initialized()
+
+
+def test_synchronized_batch_norm_on_one_process_is_batch_norm_for_this_model_and_any_other() -> None:
+    torch.manual_seed(0)
+    other = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
+    ours, _ = accelerate(copy.deepcopy(other), None, Config.plain())
+    x = torch.randn(6, 4)
+    assert torch.equal(ours(x), other(x))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)  # still to be had
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: nn.Sequential(nn.DataParallel(m))], ids=["the model", "inside"])
+def test_a_model_that_is_distributed_already_is_refused_in_one_line(wrap: Any) -> None:
+    with pytest.raises(InputError, match="is a DataParallel already. Give accelerate\\(\\) the plain module") as refused:
+        accelerate(wrap(nn.Linear(3, 1)), None, Config.plain())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_compiled_model_loses_its_wrapper_and_so_its_prefixes() -> None:
+    with pytest.warns(UserWarning, match="torch.compile's wrapper is taken off"):
+        ours, _ = accelerate(torch.compile(nn.Linear(3, 1)), None, Config.plain())
+    assert list(ours.state_dict()) == ["weight", "bias"]
+
+
+def test_a_copy_is_a_plain_model_that_may_be_accelerated_itself() -> None:
+    once, _ = accelerate(model(), None, Config.plain())
+    twice, _ = accelerate(copy.deepcopy(once), None, Config.plain())
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(once(x), twice(x))
+
+
+def test_a_model_without_convolutions_that_the_user_compiles_afterwards_is_one_graph() -> None:
+    ours, _ = accelerate(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), None, Config.plain())
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(torch.compile(ours, backend="eager", fullgraph=True)(x), ours(x))
+
+
+@pytest.mark.slow
+def test_hooks_that_come_and_go_after_the_first_step_run_in_a_compiled_model() -> None:
+    network, _ = accelerate(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), None, Config())
+    x = torch.randn(3, 4)
+    before = network(x)
+    before.sum().backward()
+    calls: list[int] = []
+    handle = network[0].register_forward_hook(lambda *inputs: calls.append(1) or inputs[2] * 0)
+    changed = network(x)
+    assert len(calls) == 1 and torch.allclose(changed, network[2].bias.expand(3, 1))
+    handle.remove()
+    assert torch.allclose(network(x), before) and len(calls) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear", "nearest"])
+def test_resizing_in_a_compiled_model_in_channels_last_has_torchs_gradients(mode: str) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2, mode=mode), nn.Conv2d(4, 2, 1))
+    ours, _ = accelerate(copy.deepcopy(plain), None, Config())
+    x = torch.randn(2, 3, 8, 8)
+    for network in (plain, ours):
+        network(x).square().mean().backward()
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_float16_on_a_cpu_is_said_to_be_fp32() -> None:

@@ -28,7 +28,7 @@ from torch.nn.parallel.distributed import _find_tensors
 from gallery_lib.comm import topology
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
-from gallery_lib.errors import InputError
+from gallery_lib.errors import InputError, RunFailed
 
 DDP = nn.parallel.DistributedDataParallel
 
@@ -63,6 +63,7 @@ class Distribution:
         self._in_backward = False
         self._missing = 0  # gradients that DDP has not had since it was prepared
         self._refresh()
+        self._look_at_parameters = True  # heads are replaced between accelerate() and the first call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model through DDP. Raises InputError where the last backward pass left parameters out."""
@@ -76,6 +77,11 @@ class Distribution:
         except RuntimeError as error:
             if "find_unused_parameters" not in str(error):
                 raise
+            if self._in_backward:
+                raise RunFailed(
+                    "the last backward pass ended with an error, so gradients of the ranks may be out of step. "
+                    "Mend that error: the training cannot go on after it."
+                ) from error
             raise InputError(
                 f"{self._unused()} got no gradient in the last backward pass, so gradients could not be averaged. "
                 "Set config.comm.find_unused_parameters = True, or leave such parameters out of the model."
@@ -101,7 +107,7 @@ class Distribution:
         return contextlib.nullcontext() if self.ddp is None else self.ddp.join(**options)
 
     def look_at_parameters(self) -> None:
-        """Have the next call look for parameters that were added or replaced."""
+        """Have the next call look for parameters that were added or replaced; on the CPU each one does."""
         self._look_at_parameters = True
 
     def make_anew(self) -> None:
@@ -110,7 +116,7 @@ class Distribution:
 
     def _refresh(self) -> None:
         """Make DDP anew if the parameters that ask for gradients are others than it knows: a collective call then."""
-        if self._look_at_parameters:
+        if self._look_at_parameters or self.device.type == "cpu":  # the walk takes time of the host, which a GPU may wait for
             self._all, self._look_at_parameters = list(self.model.parameters()), False
         trained = [parameter for parameter in self._all if parameter.requires_grad]
         if len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained)):

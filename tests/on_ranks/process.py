@@ -10,7 +10,7 @@ from ranks import connect
 
 from gallery_lib.comm import process_group
 from gallery_lib.processes import die_with_parent
-from on_ranks import averages, choices, memory, replays, training, trouble
+from on_ranks import averages, choices, memory, replays, training, trouble, twins
 
 SUBJECTS = {
     "averages": averages,
@@ -19,6 +19,7 @@ SUBJECTS = {
     "replays": replays,
     "training": training,
     "trouble": trouble,
+    "twins": twins,
 }
 
 

@@ -41,6 +41,7 @@ def test_one_process_and_an_unknown_task_are_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match="one process sends no gradients"):
         convergence.measure(ConvergenceConfig())
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(InputError, match="resnet51"):
         convergence.measure(ConvergenceConfig(task="resnet51"))
 

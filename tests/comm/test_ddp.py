@@ -1,0 +1,66 @@
+"""A model on two processes stays the user's model, and its gradients are averaged by whatever road they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from on_ranks import twins
+from ranks import Ranks
+
+NAMES = ["encoder.weight", "encoder.bias", "head.weight", "head.bias", "probe.weight", "probe.bias"]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with Ranks(processes=2, hosts=1) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("road", twins.ROADS)
+def test_gradients_are_the_mean_of_those_of_the_ranks(two: Ranks, road: str) -> None:
+    assert max(two.call("twins.gradients", road)) < 1e-5
+
+
+def test_a_part_that_is_put_in_later_starts_alike_everywhere_and_is_averaged(two: Ranks) -> None:
+    assert max(two.call("twins.replaced_head")) < 1e-5
+
+
+def test_gradients_that_come_around_the_model_are_refused(two: Ranks) -> None:
+    for said in two.call("twins.around_the_model"):
+        assert said.startswith("InputError") and "Call that model itself" in said and "\n" not in said
+
+
+def test_training_does_not_go_on_after_a_backward_pass_that_raised(two: Ranks) -> None:
+    for said in two.call("twins.after_an_error"):
+        assert said.startswith("RunFailed: the last backward pass ended with an error") and "\n" not in said
+
+
+def test_unused_parameters_are_named_with_the_option_that_handles_them(two: Ranks) -> None:
+    for (said,) in two.call("twins.unused", False):
+        assert said.startswith("InputError: probe.weight (and 1 more) got no gradient")
+        assert "config.comm.find_unused_parameters = True" in said and "\n" not in said
+    assert two.call("twins.unused", True) == [[True, True]] * 2
+
+
+def test_names_keys_type_attributes_hooks_and_copies_are_those_of_the_users_model(two: Ranks) -> None:
+    for facts in two.call("twins.facts"):
+        assert facts == {
+            "type": (True, "Net"),
+            "keys": NAMES,
+            "names": NAMES,
+            "checkpoint": NAMES,
+            "module": True,
+            "device": "cpu",
+            "parameters": True,
+            "copy": (True, True),
+            "pickled": True,
+            "averaged": True,
+            "hook calls": 1,
+            "attributes": True,
+            "training": (False, False, True),
+        }
+
+
+def test_the_model_inside_may_be_called_on_one_rank_alone(two: Ranks) -> None:
+    assert two.call("twins.evaluated_on_rank_0_alone") == [5, 0]

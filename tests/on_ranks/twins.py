@@ -1,0 +1,232 @@
+"""What accelerate() returns on several processes: names, gradients by every road, copies, refusals."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+from gallery_lib import Config, accelerate
+from gallery_lib.comm.ddp import distributed
+
+
+class Net(nn.Module):
+    """An encoder and two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head, self.probe = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.encoder(x)
+        return self.head(hidden), self.probe(hidden.detach())
+
+
+def _net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def _twin(net: nn.Module, **comm: Any) -> Any:
+    config = Config.plain()
+    for name, value in comm.items():
+        setattr(config.comm, name, value)
+    return accelerate(net, None, config)[0]
+
+
+def _input(rank: int | None = None, call: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(10 * call + (dist.get_rank() if rank is None else rank))
+    return torch.randn(5, 3, generator=generator)
+
+
+def _worst(step: Callable[[Any, int | None], None], make: Callable[[], nn.Module] = _net, **comm: Any) -> float:
+    """The largest difference between the twin's gradients and the mean of what each rank's would be alone."""
+    net = make()
+    twin = _twin(net, **comm)
+    step(twin, None)
+    alone = [make() for _ in range(dist.get_world_size())]
+    for rank, model in enumerate(alone):
+        step(model, rank)
+    worst = 0.0
+    for name, parameter in twin.named_parameters():
+        gradients = [dict(model.named_parameters())[name].grad for model in alone]
+        if any(gradient is not None for gradient in gradients):
+            mean = torch.stack([g if g is not None else torch.zeros_like(parameter) for g in gradients]).mean(0)
+            worst = max(worst, (parameter.grad - mean).abs().max().item())
+        elif parameter.grad is not None:
+            worst = max(worst, parameter.grad.abs().max().item())
+    return worst
+
+
+def one_loss(model: Any, rank: int | None) -> None:
+    head, probe = model(_input(rank))
+    (head.sum() + probe.square().sum()).backward()
+
+
+def two_backward_passes(model: Any, rank: int | None) -> None:
+    head, probe = model(_input(rank))
+    head.sum().backward()  # encoder and head
+    probe.square().sum().backward()  # the probe alone
+
+
+def two_calls_two_losses(model: Any, rank: int | None) -> None:
+    losses = [sum(out.square().sum() for out in model(_input(rank, call))) for call in range(2)]
+    for loss in losses:
+        loss.backward()
+
+
+def the_same_graph_twice(model: Any, rank: int | None) -> None:
+    loss = sum(out.square().sum() for out in model(_input(rank)))
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def accumulated(model: Any, rank: int | None) -> None:
+    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
+        one_loss(model, rank)
+    one_loss(model, rank)
+
+
+def unfrozen_later(model: Any, rank: int | None) -> None:
+    model.encoder.requires_grad_(False)
+    one_loss(model, rank)
+    model.encoder.requires_grad_(True)
+    model.zero_grad()
+    one_loss(model, rank)
+
+
+def frozen_later(model: Any, rank: int | None) -> None:
+    one_loss(model, rank)
+    model.zero_grad()
+    model.encoder.requires_grad_(False)
+    one_loss(model, rank)
+
+
+def gradient_penalty(model: Any, rank: int | None) -> None:
+    x = _input(rank).requires_grad_()
+    head, probe = model(x)
+    (slope,) = torch.autograd.grad(head.square().sum(), x, create_graph=True)
+    (slope.square().sum() + head.sum() + probe.sum()).backward()
+
+
+ROADS = {
+    road.__name__: road
+    for road in (
+        one_loss,
+        two_backward_passes,
+        two_calls_two_losses,
+        the_same_graph_twice,
+        accumulated,
+        unfrozen_later,
+        frozen_later,
+        gradient_penalty,
+    )
+}
+
+
+def gradients(road: str) -> float:
+    """See `_worst`."""
+    return _worst(ROADS[road])
+
+
+def replaced_head() -> float:
+    """A head that is put in after accelerate(), with other values on each rank."""
+
+    def step(model: Any, rank: int | None) -> None:
+        torch.manual_seed(7 + (0 if rank is not None else dist.get_rank()))
+        model.head = nn.Linear(4, 1)
+        one_loss(model, rank)
+
+    return _worst(step)
+
+
+def around_the_model() -> str:
+    """What is said when a gradient comes from a part of the model."""
+    twin = _twin(_net())
+    try:
+        twin.head(twin.encoder(_input())).sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def after_an_error() -> str:
+    """What the call after a backward pass that raised comes to."""
+
+    def fails(gradient: Tensor) -> Tensor:
+        raise KeyError
+
+    twin = _twin(_net())
+    head, probe = twin(_input())
+    handle = head.register_hook(fails)
+    try:
+        (head.sum() + probe.sum()).backward()
+    except KeyError:
+        handle.remove()
+    try:
+        one_loss(twin, None)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def unused(find: bool) -> list[Any]:
+    """What two steps in which `probe` is not part of the loss come to."""
+    twin = _twin(_net(), find_unused_parameters=find)
+    try:
+        for _ in range(2):
+            twin(_input())[0].sum().backward()
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+    return [twin.probe.weight.grad is None, twin.encoder.weight.grad is not None]
+
+
+def facts() -> dict[str, Any]:
+    """What a twin looks like from outside."""
+    net = _net()
+    twin = _twin(net)
+    calls: list[int] = []
+    twin.register_forward_hook(lambda *_: calls.append(1))
+    one_loss(twin, None)
+    copied = copy.deepcopy(twin)
+    stored = io.BytesIO()
+    torch.save(twin.state_dict(), stored)
+    averaged = torch.optim.swa_utils.AveragedModel(twin)
+    averaged.update_parameters(twin)
+    checkpoint = get_model_state_dict(twin)
+    set_model_state_dict(twin, checkpoint)
+    return {
+        "type": (isinstance(twin, Net), type(twin).__name__),
+        "keys": list(twin.state_dict()),
+        "names": [name for name, _ in twin.named_parameters()],
+        "checkpoint": list(checkpoint),
+        "module": twin.module is net,
+        "device": str(twin.device),
+        "parameters": all(a is b for a, b in zip(twin.parameters(), net.parameters(), strict=True)),
+        "copy": (type(copied) is Net, distributed(copied) is None),
+        "pickled": type(copy.copy(twin)) is Net,
+        "averaged": averaged.module.encoder.weight.equal(twin.encoder.weight),
+        "hook calls": len(calls),
+        "attributes": twin.encoder is net.encoder,
+        "training": (twin.eval().training, net.training, twin.train().training),
+    }
+
+
+def evaluated_on_rank_0_alone() -> int:
+    """The model itself communicates with nobody."""
+    twin = _twin(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    twin(_input()).sum().backward()
+    twin.eval()
+    rows = 0
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            rows = twin.module(_input()).shape[0]
+    dist.barrier()
+    return rows

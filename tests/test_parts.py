@@ -1,0 +1,104 @@
+"""accelerate() tells its parts apart by type and hands them back in the order given."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gallery_lib import Config, accelerate
+from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.errors import InputError
+
+
+def parts() -> dict[str, Any]:
+    """A model, a loader, an optimizer, a scheduler and a config that fit together."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        "model": model,
+        "loader": DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2),
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        "config": Config.plain(),
+    }
+
+
+def kinds(returned: tuple[Any, ...]) -> list[str]:
+    """The kind of each thing that came back."""
+    types = {nn.Module: "model", DeviceLoader: "loader", torch.optim.Optimizer: "optimizer", type(None): "None"}
+    return [next((name for kind, name in types.items() if isinstance(part, kind)), "scheduler") for part in returned]
+
+
+@pytest.mark.parametrize(
+    ("order", "returned"),
+    [
+        ("model", "model None"),
+        ("model config", "model None"),
+        ("model loader", "model loader"),
+        ("model loader config", "model loader"),
+        ("config loader model", "loader model"),
+        ("model optimizer loader", "model optimizer loader"),
+        ("model optimizer", "model optimizer"),
+        ("optimizer loader scheduler model", "optimizer loader scheduler model"),
+        ("model loader optimizer scheduler config", "model loader optimizer scheduler"),
+        ("scheduler model config optimizer loader", "scheduler model optimizer loader"),
+    ],
+)
+def test_any_order_comes_back_in_that_order(order: str, returned: str) -> None:
+    given = parts()
+    names = order.split()
+    assert kinds(accelerate(*(given[name] for name in names))) == returned.split()
+    given = parts()
+    by_name = accelerate(**{name: given[name] for name in names})
+    assert kinds(by_name) == returned.split()
+    for name, part in zip([n for n in names if n != "config"], by_name, strict=False):
+        assert name == "loader" or part is given[name]
+
+
+def test_what_is_left_out_keeps_its_place() -> None:
+    given = parts()
+    assert kinds(accelerate(given["model"], None, given["config"])) == ["model", "None"]
+    given = parts()
+    assert kinds(accelerate(given["model"], given["loader"], None)) == ["model", "loader"]
+    given = parts()
+    assert kinds(accelerate(given["model"], None, given["optimizer"], config=given["config"])) == ["model", "None", "optimizer"]
+
+
+def test_several_loaders_and_optimizers_come_back() -> None:
+    given, other = parts(), parts()
+    second = torch.optim.Adam([given["model"].bias])
+    returned = accelerate(given["model"], given["loader"], other["loader"], given["optimizer"], second, Config.plain())
+    assert kinds(returned) == ["model", "loader", "loader", "optimizer", "optimizer"]
+    assert returned[1] is not returned[2] and returned[3] is given["optimizer"] and returned[4] is second
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda p: accelerate(), "needs a model"),
+        (lambda p: accelerate(p["loader"]), "needs a model"),
+        (lambda p: accelerate(p["model"], nn.Linear(1, 1)), "two parts that are a torch.nn.Module. Call accelerate() once for each"),
+        (lambda p: accelerate(p["model"], p["config"], Config()), "two parts that are a gallery_lib.Config"),
+        (lambda p: accelerate(p["model"], p["loader"].dataset), "Put a data set into a torch.utils.data.DataLoader first"),
+        (lambda p: accelerate(p["model"], 3), "got a int"),
+        (lambda p: accelerate(p["model"], "train"), "got a str"),
+        (lambda p: accelerate(p["model"], {"bf16": True}), "got a dict"),
+        (lambda p: accelerate(p["model"], torch.amp.GradScaler("cpu")), "got a GradScaler"),
+        (lambda p: accelerate(p["model"], optimiser=p["optimizer"]), "no argument `optimiser`. Did you mean `optimizer`"),
+        (lambda p: accelerate(p["model"], optimizer=p["loader"]), "optimizer=a DataLoader must be a torch.optim.Optimizer"),
+        (lambda p: accelerate(p["model"], torch.optim.SGD(nn.Linear(2, 2).parameters())), "none of the model's parameters"),
+    ],
+)
+def test_a_part_that_is_none_of_these_is_refused_in_one_line(call: Any, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        call(parts())
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_help_shows_the_names() -> None:
+    assert list(inspect.signature(accelerate).parameters) == ["model", "loader", "optimizer", "scheduler", "config"]
