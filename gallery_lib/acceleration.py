@@ -102,6 +102,7 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
             loader.memory_format = candidate.memory_format
         if candidate.memory_format is torch.channels_last:
             guard_layout()
+        remake(result)
 
     if config.tune.enabled:
         tune_at_first_step(model, config, device, done, follow)

@@ -145,7 +145,7 @@ def test_synchronized_batch_norm_on_one_process_is_batch_norm_for_this_model_and
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: nn.Sequential(nn.DataParallel(m))], ids=["the model", "inside"])
 def test_a_model_that_is_distributed_already_is_refused_in_one_line(wrap: Any) -> None:
-    with pytest.raises(InputError, match="is a DataParallel already. Give accelerate\\(\\) the plain module") as refused:
+    with pytest.raises(InputError, match=r"is a DataParallel already. Give accelerate\(\) the plain module") as refused:
         accelerate(wrap(nn.Linear(3, 1)), None, Config.plain())
     assert "\n" not in str(refused.value)
 
