@@ -22,7 +22,7 @@ from torch import nn
 
 from gallery_lib import parts
 from gallery_lib.comm import process_group
-from gallery_lib.comm.ddp import distribute, plain_module, remake
+from gallery_lib.comm.ddp import distribute, remake
 from gallery_lib.compiler import allocator, layout_guard
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.calls import go_through
@@ -92,17 +92,21 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
 
     result: Any = model
 
+    def follow_layout(chosen: torch.memory_format) -> None:
+        """Have batches and DDP's buckets follow the model into another layout."""
+        for loader in batches.values():
+            loader.memory_format = chosen
+        remake(result)
+
     def guard_layout() -> None:
-        go_through(model, layout_guard.LayoutGuard(model, done, lambda: remake(result)))
+        go_through(model, layout_guard.LayoutGuard(model, done, lambda: follow_layout(torch.contiguous_format)))
 
     def follow(candidate: Candidate) -> None:
         """Have what depends on it follow the candidate that tuning has chosen."""
         done.update({"layout": candidate.layout, "compiler": candidate.backend or "none: eager"})
-        for loader in batches.values():
-            loader.memory_format = candidate.memory_format
+        follow_layout(candidate.memory_format)
         if candidate.memory_format is torch.channels_last:
             guard_layout()
-        remake(result)
 
     if config.tune.enabled:
         tune_at_first_step(model, config, device, done, follow)
@@ -219,5 +223,3 @@ accelerate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # w
     + [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in parts.NAMES[1:]],
     return_annotation=tuple[Any, ...],
 )
-
-__all__ = ["accelerate", "plain_module", "techniques"]

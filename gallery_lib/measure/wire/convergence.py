@@ -24,7 +24,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from gallery_lib import tasks
-from gallery_lib.acceleration import accelerate, plain_module
+from gallery_lib.acceleration import accelerate
+from gallery_lib.comm.ddp import plain_module
 from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerated import accelerate_ddp
 from gallery_lib.config import Comm, Config, ConvergenceConfig, TrainConfig

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gallery_lib import paths
-from gallery_lib.acceleration import plain_module
+from gallery_lib.comm.ddp import plain_module
 from gallery_lib.comm.gather import gather_for_common_loss
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.speech.feature_check import PER_ITEM, refuse_common_speakers
