@@ -101,6 +101,8 @@ def _step(
     code = cpu_tensors.entry(library, name)(ctypes.byref(tensors), ctypes.byref(options))
     cpu_tensors.check(code, f"{name}'s step", rows, names)
     changed = [tensor for column in (present[0], *present[2:]) for tensor in column]
+    if any(map(Tensor.is_inference, changed)):  # those have no version
+        changed = [tensor for tensor in changed if not tensor.is_inference()]
     torch.autograd.graph.increment_version(changed)
 
 

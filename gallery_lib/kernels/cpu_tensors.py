@@ -11,6 +11,7 @@ import array
 import ctypes
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from gallery_lib.errors import InputError
 
 _DTYPES = {torch.float32: 1, torch.uint8: 2}
-OVERLAP = 8
+UNALIGNED, OVERLAP = 7, 8
 _REASONS = {
     1: "it has another dtype than this step is written for",
     2: "its shape does not fit the others'",
@@ -27,7 +28,7 @@ _REASONS = {
     4: "its layout differs from the weight's",
     5: "its storage has less memory than its shape asks for",
     6: "it has no memory",
-    7: "its address is no multiple of its element size",
+    UNALIGNED: "its address is no multiple of its element size",
     OVERLAP: "it shares memory with another tensor of this step",
     9: "the arguments do not fit together",
     10: "there is no memory left for the step's own lists",
@@ -51,11 +52,11 @@ def described(tensors: Sequence[Tensor]) -> Any:
     The columns of `cpu/tensor.h`, one after the other, since torch's getters are fast when mapped.
     Raises InputError for a tensor that is not on the CPU, or has no strides.
     """
-    for tensor in tensors:
-        if not tensor.is_cpu or tensor.layout is not torch.strided:
-            kind = f"{tensor.layout} on {tensor.device}"
-            raise InputError(f"C++ on the CPU takes tensors with strides there; got one in {kind}.")
-    numbers: list[int] = [
+    layouts = set(map(attrgetter("layout"), tensors))
+    if not layouts <= {torch.strided} or not all(map(attrgetter("is_cpu"), tensors)):
+        kinds = sorted({f"{tensor.layout} on {tensor.device}" for tensor in tensors})
+        raise InputError(f"C++ on the CPU takes strided tensors there; got {', '.join(kinds)}.")
+    numbers: list[Any] = [
         *map(Tensor.data_ptr, tensors),
         *map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors)),
         *map(Tensor.storage_offset, tensors),
