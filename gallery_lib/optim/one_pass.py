@@ -130,8 +130,9 @@ class OnePass(torch.optim.Optimizer, ABC):
         names = self._state_names(group)
         if not takes_options(group) or not self._suit(weights, gradients, names):
             return False
-        states = [self.state[p] for p in weights]
-        for p, state in zip(weights, states, strict=True):
+        has_state = bool(names) or self._counts_steps
+        states = [self.state[p] for p in weights] if has_state else []
+        for p, state in zip(weights, states, strict=has_state):
             if not state or self._begins_with_zeros:  # of other classes a state is complete
                 self._initialise(state, p, names, group)
         counts = [state["step"] for state in states] if self._counts_steps else []
@@ -167,7 +168,7 @@ class OnePass(torch.optim.Optimizer, ABC):
                     return False
                 column = [p if t is None else t for p, t in zip(weights, column, strict=True)]
             columns.append(column)
-        if not all(map(_are_plain, columns)):
+        if not all(map(_are_plain, columns)) or len(set(map(id, weights))) < len(weights):
             return False
         shapes = _shapes(weights)
         if any(_shapes(column) != shapes for column in columns[1:]):
