@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.kernels import calls, cpu_library, fallback, launch
+from gallery_lib.kernels import calls, cpu_library, cpu_tensors, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 from gallery_lib.kernels.launch import THREADS, Launch
 
@@ -54,6 +54,19 @@ class _AccumulateArguments(ctypes.Structure):
     )
 
 
+class _CpuPackArguments(ctypes.Structure):
+    _fields_ = (("descriptors", ctypes.c_void_p), ("length", ctypes.c_longlong), ("keep", ctypes.c_longlong))
+
+
+class _CpuAccumulateArguments(ctypes.Structure):
+    _fields_ = (
+        ("descriptors", ctypes.c_void_p),
+        ("length", ctypes.c_longlong),
+        ("add", ctypes.c_longlong),
+        ("factor", ctypes.c_float),
+    )
+
+
 def _rounded_up(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
@@ -72,27 +85,23 @@ def _blocks(size: int) -> int:
     return -(-size // (THREADS * _EIGHT))
 
 
-def _pack_arguments(gradient: Tensor, error: Tensor | None, wire: str, packed: Tensor) -> _PackArguments:
-    size, start = gradient.numel(), packed.data_ptr()
-    codes = start + (scale_bytes(size) if wire == "int8" else 0)
-    return _PackArguments(gradient.data_ptr(), None if error is None else error.data_ptr(), size, start, codes)
-
-
 def pack_launch(gradient: Tensor, error: Tensor | None, wire: str, packed: Tensor) -> Launch:
     """For contiguous tensors; `packed` holds `packed_bytes` and starts at a multiple of 16."""
-    arguments = _pack_arguments(gradient, error, wire, packed)
-    return Launch(SOURCE, f"pack_{wire}", (("ELEMENT", ELEMENTS[gradient.dtype]),), _blocks(gradient.numel()), arguments)
-
-
-def _accumulate_arguments(sum: Tensor, packed: Tensor, factor: float, add: bool) -> _AccumulateArguments:
-    size = sum.numel()
-    return _AccumulateArguments(sum.data_ptr(), size, add, factor, len(packed), packed.stride(0), packed.data_ptr(), scale_bytes(size))
+    size, start = gradient.numel(), packed.data_ptr()
+    codes = start + (scale_bytes(size) if wire == "int8" else 0)
+    kept = None if error is None else error.data_ptr()
+    arguments = _PackArguments(gradient.data_ptr(), kept, size, start, codes)
+    defines = (("ELEMENT", ELEMENTS[gradient.dtype]),)
+    return Launch(SOURCE, f"pack_{wire}", defines, _blocks(size), arguments)
 
 
 def accumulate_launch(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> Launch:
     """For a contiguous `sum`; `packed` is [ranks, packed_bytes], its rows at multiples of 16 bytes."""
-    arguments = _accumulate_arguments(sum, packed, factor, add)
-    return Launch(SOURCE, f"accumulate_{wire}", (("ELEMENT", ELEMENTS[sum.dtype]),), _blocks(sum.numel()), arguments)
+    size, ranks, apart = sum.numel(), len(packed), packed.stride(0)
+    codes_from, start = scale_bytes(size), packed.data_ptr()
+    arguments = _AccumulateArguments(sum.data_ptr(), size, add, factor, ranks, apart, start, codes_from)
+    defines = (("ELEMENT", ELEMENTS[sum.dtype]),)
+    return Launch(SOURCE, f"accumulate_{wire}", defines, _blocks(size), arguments)
 
 
 def reference_pack(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
@@ -194,7 +203,11 @@ def _pack_on_cpu(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor)
     if library is None:
         out.copy_(reference_pack(gradient, error, wire))
         return
-    library.pack_int8(ctypes.byref(_pack_arguments(gradient, error, wire, out)))
+    row = (gradient, out) if error is None else (gradient, out, error)
+    descriptors = cpu_tensors.described(row)
+    arguments = _CpuPackArguments(*descriptors.buffer_info(), error is not None)
+    code = cpu_tensors.entry(library, "pack_int8")(ctypes.byref(arguments))
+    cpu_tensors.check(code, "pack", [row], ("gradient", "out", "error"))
 
 
 def _kernel_runs(buffer: Tensor, *_: Any) -> bool:
@@ -212,8 +225,11 @@ def _accumulate_on_cpu(sum: Tensor, packed: Tensor, wire: str, factor: float, ad
     library = _library(sum, wire)
     if library is None:
         return reference_accumulate(sum, packed, wire, factor, add)
-    library.accumulate_int8(ctypes.byref(_accumulate_arguments(sum, packed, factor, add)))
-    return None
+    row = (sum, packed)
+    descriptors = cpu_tensors.described(row)
+    arguments = _CpuAccumulateArguments(*descriptors.buffer_info(), add, factor)
+    code = cpu_tensors.entry(library, "accumulate_int8")(ctypes.byref(arguments))
+    return cpu_tensors.check(code, "accumulate_", [row], ("sum", "packed"))
 
 
 def _accumulate_on_cuda(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:

@@ -1,7 +1,7 @@
 """C++ of ours for the CPU: compiled by the machine's compiler, kept on disk, called with ctypes (without the interpreter's lock).
 
 It is what Inductor needs as well; without a compiler plain torch does the same work, which is said once. The name of a built
-file is a hash of the source, the command, and the processor that it was built for.
+file is a hash of the source, the headers, the command, and the processor that it was built for.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def library(source: str) -> ctypes.CDLL | None:
 def _built(compiler: str, source: Path) -> Path:
     command = [compiler, *_OPTIONS, *_for_this_processor()]
     processor = sorted(hardware.cpu_flags()) or platform.platform()  # what `native` stands for
-    everything = repr([source.read_text(encoding="utf-8"), command, processor])
+    texts = [each.read_text(encoding="utf-8") for each in (source, *sorted(source.parent.glob("*.h")))]
+    everything = repr([*texts, command, processor])
     cache = paths.cache_dir() / "cpu_kernels"
     built = cache / f"{source.stem}-{hashlib.sha256(everything.encode()).hexdigest()[:24]}.so"
     if not built.is_file():

@@ -10,46 +10,65 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels import cpu_library
+from gallery_lib.kernels import cpu_library, cpu_tensors
 
 SOURCE = "optimizers.cpp"
+_ADAM_COLUMNS = ("weights", "gradients", "averages", "squares")
 
 
 class _Tensors(ctypes.Structure):
     _fields_ = (
-        ("count", ctypes.c_longlong),
-        *((name, ctypes.c_void_p) for name in ("sizes", "weights", "gradients", "first", "second")),
-        ("threads", ctypes.c_int),
+        ("descriptors", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("length", "rows", "columns", "threads")),
     )
 
 
+def _floats(*names: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, ctypes.c_float) for name in names)
+
+
 class _RMSprop(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_float) for name in ("learning_rate", "weight_decay", "alpha", "epsilon", "momentum", "sign"))
+    _fields_ = (
+        ("alpha", ctypes.c_double),
+        *_floats("learning_rate", "weight_decay", "epsilon", "momentum", "sign"),
+    )
+
+
+_MOMENTS = (
+    ("beta1", ctypes.c_double),
+    ("beta2", ctypes.c_double),
+    *_floats("weight_decay", "epsilon", "sign", "keep"),
+)
 
 
 class _RAdam(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_float) for name in ("weight_decay", "beta1", "beta2", "epsilon", "sign", "keep")),
-        *((name, ctypes.c_void_p) for name in ("rates", "rectifiers")),
+        *_MOMENTS,
+        ("rates", ctypes.c_void_p),
+        ("rectifiers", ctypes.c_void_p),
+        ("numbers", ctypes.c_longlong),
     )
 
 
 class _Adam(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_float) for name in ("weight_decay", "beta1", "beta2", "epsilon", "sign", "keep")),
-        *((name, ctypes.c_void_p) for name in ("rates", "roots")),
+        *_MOMENTS,
+        ("rates", ctypes.c_void_p),
+        ("roots", ctypes.c_void_p),
+        ("numbers", ctypes.c_longlong),
     )
 
 
 class _SGD(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_float) for name in ("learning_rate", "weight_decay", "momentum", "sign")),
-        ("nesterov", ctypes.c_int),
+        *_floats("learning_rate", "weight_decay", "momentum", "sign"),
+        ("nesterov", ctypes.c_longlong),
     )
 
 
@@ -58,25 +77,33 @@ def available() -> bool:
     return cpu_library.library(SOURCE) is not None
 
 
-def _addresses(tensors: Sequence[Tensor]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
-
-
 def _numbers(values: Sequence[float]) -> Any:
     return (ctypes.c_float * len(values))(*values)
 
 
-def _step(name: str, columns: Sequence[Sequence[Tensor] | None], options: ctypes.Structure) -> None:
-    """Weights, gradients and two columns of states, which may be absent; alike in layout, row by row."""
-    weights = columns[0] or ()
-    sizes = (ctypes.c_longlong * len(weights))(*(weight.numel() for weight in weights))
-    arrays = [sizes, *(None if column is None else _addresses(column) for column in columns)]
-    addresses = [None if array is None else ctypes.addressof(array) for array in arrays]
-    tensors = _Tensors(len(weights), *addresses, torch.get_num_threads())
+def _step(
+    name: str,
+    columns: Sequence[Sequence[Tensor] | None],
+    names: Sequence[str],
+    options: ctypes.Structure,
+) -> None:
+    """Run a C++ step on weights, gradients and columns of states, of which the last may be None.
+
+    Raises `cpu_tensors.Refused` for a tensor that the step is not written for; nothing is changed then.
+    """
+    present = [column for column in columns if column is not None]
+    rows = list(zip(*present, strict=True))
+    descriptors = cpu_tensors.described(list(chain.from_iterable(rows)))
+    address, length = descriptors.buffer_info()
+    tensors = _Tensors(address, length, len(rows), len(present), torch.get_num_threads())
     library = cpu_library.library(SOURCE)
     assert library is not None
-    getattr(library, name)(ctypes.byref(tensors), ctypes.byref(options))
-    torch.autograd.graph.increment_version([tensor for column in (columns[0], *columns[2:]) if column is not None for tensor in column])
+    code = cpu_tensors.entry(library, name)(ctypes.byref(tensors), ctypes.byref(options))
+    cpu_tensors.check(code, f"{name}'s step", rows, names)
+    changed = [tensor for column in (present[0], *present[2:]) for tensor in column]
+    if any(map(Tensor.is_inference, changed)):  # those have no version
+        changed = [tensor for tensor in changed if not tensor.is_inference()]
+    torch.autograd.graph.increment_version(changed)
 
 
 def adam_(
@@ -97,8 +124,9 @@ def adam_(
     rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
     roots = _numbers([1.0 / math.sqrt(1.0 - betas[1] ** step) for step in steps])
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
-    places = ctypes.addressof(rates), ctypes.addressof(roots)
-    _step("adam", [weights, gradients, averages, squares], _Adam(decay, *betas, eps, -1.0 if maximize else 1.0, keep, *places))
+    places = ctypes.addressof(rates), ctypes.addressof(roots), len(rates)
+    options = _Adam(*betas, decay, eps, -1.0 if maximize else 1.0, keep, *places)
+    _step("adam", [weights, gradients, averages, squares], _ADAM_COLUMNS, options)
 
 
 def sgd_(
@@ -114,7 +142,7 @@ def sgd_(
 ) -> None:
     """One step in place; `buffers`: with momentum, zeros before the first. Rows as in `rmsprop_`."""
     options = _SGD(lr, weight_decay, momentum, -1.0 if maximize else 1.0, nesterov)
-    _step("sgd", [weights, gradients, buffers, None], options)
+    _step("sgd", [weights, gradients, buffers], ("weights", "gradients", "buffers"), options)
 
 
 def rmsprop_(
@@ -131,8 +159,9 @@ def rmsprop_(
     maximize: bool,
 ) -> None:
     """One step in place. Rows (a weight, its gradient and states) are fp32, dense, and have one layout; `buffers`: with momentum."""
-    options = _RMSprop(lr, weight_decay, alpha, eps, momentum, -1.0 if maximize else 1.0)
-    _step("rmsprop", [weights, gradients, squares, buffers], options)
+    options = _RMSprop(alpha, lr, weight_decay, eps, momentum, -1.0 if maximize else 1.0)
+    names = ("weights", "gradients", "squares", "buffers")
+    _step("rmsprop", [weights, gradients, squares, buffers], names, options)
 
 
 def radam_(
@@ -154,8 +183,9 @@ def radam_(
     rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
     rectifiers = _numbers([each * math.sqrt(1.0 - betas[1] ** step) for each, step in zip(rectified, steps, strict=True)])
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
-    places = ctypes.addressof(rates), ctypes.addressof(rectifiers)
-    _step("radam", [weights, gradients, averages, squares], _RAdam(decay, *betas, eps, -1.0 if maximize else 1.0, keep, *places))
+    places = ctypes.addressof(rates), ctypes.addressof(rectifiers), len(rates)
+    options = _RAdam(*betas, decay, eps, -1.0 if maximize else 1.0, keep, *places)
+    _step("radam", [weights, gradients, averages, squares], _ADAM_COLUMNS, options)
 
 
 def _rectified(beta2: float, step: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib.optim import one_pass, sync_free
+from gallery_lib.optim import fused, one_pass, sync_free
 
 _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 """Optimizers of torch.optim with a fused implementation on CPU and CUDA."""
@@ -58,7 +58,7 @@ def kind(optimizer: torch.optim.Optimizer) -> str:
     """Whose form of its rule an optimizer is, in a word or two."""
     if isinstance(optimizer, sync_free.SyncFree):
         return "sync-free"
-    return "fused" if optimizer.defaults.get("fused") or isinstance(optimizer, one_pass.OnePass) else "torch's own"
+    return "fused" if optimizer.defaults.get("fused") or isinstance(optimizer, one_pass.OnePass | fused.Fused) else "torch's own"
 
 
 def first_step_bytes(optimizer: torch.optim.Optimizer) -> int:

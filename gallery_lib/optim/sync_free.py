@@ -5,8 +5,9 @@ checkpoint of either is continued by the other (LAMB, which torch does not have,
 GradScaler or torch's they take scale and overflow flag on the device, as only some of torch's fused ones do: whether a
 step is skipped is decided there. The work is `kernels.optimizer_step`: own kernels on CUDA, plain torch on the CPU.
 
-Not offered, and refused: amsgrad, dampening, differentiable, Adam's weight_decay (AdamW's is), and 16-bit, complex or
-sparse parameters. `foreach`, `fused` and `capturable` choose among torch's implementations and change nothing here.
+Not offered, and refused before anything is changed: amsgrad, dampening, differentiable, Adam's weight_decay (AdamW's is), and
+16-bit, complex or sparse parameters. An optimizer that `adoption.accelerate_optimizer` has made sync-free leaves such groups to
+torch's class instead. `foreach`, `fused` and `capturable` choose among torch's implementations and change nothing here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from torch import Tensor
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.optimizer_rules import Hyperparameters
 from gallery_lib.kernels.optimizer_step import optimizer_step
+from gallery_lib.kernels.tensor_lists import is_dense
+from gallery_lib.optim import torchs_step
 
 
 def clip_factor(norm: Tensor, max_norm: float, gradient_scale: Tensor | None = None) -> Tensor:
@@ -42,11 +45,17 @@ class SyncFree(torch.optim.Optimizer, ABC):
     clip_factor: Tensor | None
     learning_rates: list[Tensor] | None
     step_was_skipped: Tensor | None
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
     _skipped: dict[torch.device, Tensor]
+    _leaves_to_torch: bool  # groups that are not offered: torch's class takes them, and nothing is refused
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._complete()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_leaves_to_torch": self._leaves_to_torch}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy, and after `load_state_dict`, whose groups may ask for what is not offered."""
@@ -59,12 +68,53 @@ class SyncFree(torch.optim.Optimizer, ABC):
         return not any(arguments.get(name) for name in cls._unsupported)
 
     def _complete(self) -> None:
-        for group in self.param_groups:
-            for name in self._unsupported:
-                if group.get(name):
-                    raise InputError(f"{type(self).__name__} of gallery_lib does not offer {name}={group[name]!r}. Use torch.optim's.")
-        for name, value in (("clip_factor", None), ("learning_rates", None), ("step_was_skipped", None), ("_skipped", {})):
+        defaults = ("clip_factor", None), ("learning_rates", None), ("step_was_skipped", None)
+        for name, value in (*defaults, ("_skipped", {}), ("_leaves_to_torch", False)):
             self.__dict__.setdefault(name, value)
+        for group in () if self._leaves_to_torch else self.param_groups:
+            if (reason := self._option_refused(group)) is not None:
+                raise InputError(reason)
+
+    def _option_refused(self, group: dict[str, Any]) -> str | None:
+        for name in self._unsupported:
+            if group.get(name):
+                kind = type(self).__name__
+                return f"{kind} of gallery_lib does not offer {name}={group[name]!r}. Use torch.optim's."
+        return None
+
+    def _refused(self, group: dict[str, Any], parameters: list[Tensor]) -> str | None:
+        """Return why a group's step, with the gradients that there are, is none of this class's; or None."""
+        if (reason := self._option_refused(group)) is not None:
+            return reason
+        if len(set(map(id, parameters))) < len(parameters):
+            return "a parameter stands twice in its group. List it once."
+        names = [name for name in self._state_names(group) if name is not None]
+        for p in parameters:
+            grad = p.grad
+            assert grad is not None
+            dense = grad.layout is torch.strided
+            if p.dtype not in (torch.float32, torch.float64) or not dense or grad.dtype is not p.dtype:
+                return (
+                    f"{type(self).__name__} of gallery_lib steps fp32 and fp64 parameters with dense gradients; this one is "
+                    f"{p.dtype} with {'dense' if dense else 'sparse'} gradients in {grad.dtype}. "
+                    "Keep weights in fp32: autocast casts what is computed in 16 bits."
+                )
+            if p.shape != grad.shape or p.device != grad.device:
+                return (
+                    f"a parameter {tuple(p.shape)} on {p.device} has a gradient {tuple(grad.shape)} on "
+                    f"{grad.device}. Move the model before its gradients are made."
+                )
+            if p.is_cuda and not is_dense(p):
+                return f"a parameter {tuple(p.shape)} has gaps (strides {p.stride()}). Make it contiguous."
+            state = self.state.get(p) or {}
+            for name in names:
+                there = state.get(name)
+                if there is not None and (there.dtype is not p.dtype or there.device != p.device):
+                    return (
+                        f"the state {name} is {there.dtype} on {there.device} and its parameter {p.dtype} on {p.device}. "
+                        "Load the optimizer's state after the model was moved."
+                    )
+        return None
 
     def skipped_steps(self) -> int:
         """Steps skipped since this object was made. Reading it waits for the device."""
@@ -105,16 +155,40 @@ class SyncFree(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        work = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        reasons = [self._refused(group, parameters) for group, parameters in work]
+        if not self._leaves_to_torch and any(reasons):
+            raise InputError(next(reason for reason in reasons if reason is not None))
         self.step_was_skipped = None if found_inf is None else found_inf.detach().clone()
         counted: set[torch.device] = set()
-        for number, group in enumerate(self.param_groups):
+        for number, (group, parameters) in enumerate(work):
             lr = group["lr"] if self.learning_rates is None else self.learning_rates[number]
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if reasons[number] is not None:
+                self._leave_to_torch({**group, "lr": lr}, parameters, scale, found_inf)
+                continue
             for device, dtype in dict.fromkeys((parameter.device, parameter.dtype) for parameter in parameters):
                 chosen = [p for p in parameters if p.device == device and p.dtype == dtype]
                 self._step_alike(group, chosen, device, lr, scale, found_inf, count_skips=device not in counted)
                 counted.add(device)
         return loss
+
+    def _leave_to_torch(self, group: dict[str, Any], parameters: list[Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """Have torch's class take a group's step. With scale and flag, the host waits for them, as torch's scaler does."""
+        if found_inf is not None and bool(found_inf):
+            return
+        factor = 1.0 if scale is None else 1.0 / float(scale)
+        if self.clip_factor is not None:
+            factor *= float(self.clip_factor)
+        for p in parameters if factor != 1.0 else ():
+            assert p.grad is not None
+            p.grad.mul_(factor)
+        if self.learning_rates is not None:
+            group = {**group, "lr": float(group["lr"])}
+        self.grad_scale, self.found_inf = None, None
+        try:
+            torchs_step.take(self, super().step, [group])
+        finally:
+            self.grad_scale, self.found_inf = scale, found_inf
 
     def _step_alike(
         self,
@@ -127,16 +201,10 @@ class SyncFree(torch.optim.Optimizer, ABC):
         *,
         count_skips: bool,
     ) -> None:
-        for p in parameters:
-            if p.dtype not in (torch.float32, torch.float64) or p.grad is None or p.grad.is_sparse:
-                layout = "sparse" if p.grad is not None and p.grad.is_sparse else "dense"
-                raise InputError(
-                    f"{type(self).__name__} of gallery_lib steps fp32 and fp64 parameters with dense gradients; this one is {p.dtype} "
-                    f"with {layout} gradients. Keep weights in fp32: autocast casts what is computed in 16 bits."
-                )
         names = self._state_names(group)
         states = [self._initialised(parameter, names) for parameter in parameters]
-        on_device = isinstance(lr, Tensor) and (lr.device == device or lr.device.type != "cpu")
+        exact_on_host = isinstance(lr, Tensor) and lr.device.type == "cpu" and lr.dtype is torch.float64
+        on_device = isinstance(lr, Tensor) and (lr.device == device or lr.device.type != "cpu") and not exact_on_host
         if device not in self._skipped:
             self._skipped[device] = torch.zeros((), dtype=torch.int64, device=device)
 

@@ -1,0 +1,159 @@
+"""`accelerate_optimizer(optimizer)`: change a user's optimizer, in place, to the form that is fastest.
+
+The object stays: its groups, states, defaults and hooks, and the schedulers that hold it. Its class is
+changed to one derived from it: in one pass on the CPU, sync-free on CUDA where own kernels run, else
+torch's fused form. Each of these takes torch's own step for whatever it is not written for.
+
+Left as they are, with the reason: classes that are not torch.optim's own, forms that the user has
+chosen (`foreach`, `fused`, `capturable`, `differentiable`), and a `step` that somebody has replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gallery_lib.kernels import cpu_optimizers, usage
+from gallery_lib.optim import fused, one_pass, sync_free
+
+_NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "RAdam")
+
+
+def _forms(module: Any, names: tuple[str, ...]) -> dict[type, Any]:
+    return {getattr(torch.optim, name): getattr(module, name) for name in names}
+
+
+_ONE_PASS: dict[type, type[one_pass.OnePass]] = _forms(one_pass, _NAMES)
+_SYNC_FREE: dict[type, type[sync_free.SyncFree]] = _forms(sync_free, _NAMES)
+_FUSED: dict[type, type[fused.Fused]] = _forms(fused, ("Adam", "AdamW", "SGD", "Adagrad"))
+_OURS = (one_pass.OnePass, sync_free.SyncFree, fused.Fused)
+_LEFT = "what it cannot take is left to torch's own step"
+
+
+def accelerate_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """Change `optimizer` to its fastest form; return one line that says which, or why it stays torch's.
+
+    States that exist are moved to their parameter's device. To be called once the model is where it
+    trains; a second call changes nothing. Example: `print(accelerate_optimizer(optimizer))`.
+    """
+    name = type(optimizer).__name__
+    _bring_states(optimizer)
+    if isinstance(optimizer, _OURS):
+        return f"{name} is accelerated already ({type(optimizer).__module__})."
+    reason = _reason_to_stay(optimizer)
+    if reason is not None:
+        return f"{name} stays as it is: {reason}."
+    kind = type(optimizer)
+    devices = sorted({str(p.device) for group in optimizer.param_groups for p in group["params"]})
+    where = ", ".join(devices)
+    if _may_be_sync_free(optimizer):
+        _adopt(optimizer, _SYNC_FREE[kind])
+        optimizer._leaves_to_torch = True  # type: ignore[attr-defined]
+        return f"{name} is sync-free on {where}; {_LEFT}."
+    if devices == ["cpu"] and kind in _ONE_PASS:
+        _adopt(optimizer, _ONE_PASS[kind])
+        return f"{name} takes its steps in one pass over memory on the CPU; {_LEFT}."
+    _adopt(optimizer, _FUSED[kind])
+    return f"{name} takes torch's fused form on {where}; {_LEFT}."
+
+
+def _reason_to_stay(optimizer: torch.optim.Optimizer) -> str | None:
+    kind, groups = type(optimizer), optimizer.param_groups
+    if getattr(torch.optim, kind.__name__, None) is not kind:
+        return f"{kind.__module__}.{kind.__qualname__} is no class of torch.optim"
+    parameters = [p for group in groups for p in group["params"]]
+    types = {p.device.type for p in parameters}
+    if types not in ({"cpu"}, {"cuda"}):
+        return f"its parameters are on {', '.join(sorted(types)) or 'no device'}"
+    forms: dict[type, Any] = {**_FUSED, **(_ONE_PASS if types == {"cpu"} else _SYNC_FREE)}
+    if kind not in forms:
+        return "there is no faster form of it here"
+    for group in (optimizer.defaults, *groups):
+        if (chosen := fused.choice(group)) is not None:
+            return f"{chosen} was chosen"
+    if not _step_is_torchs(optimizer):
+        return "its `step` was replaced"
+    if types == {"cpu"} and kind in _ONE_PASS and not usage.used(torch.device("cpu")):
+        return _reason_against_one_pass(optimizer, parameters)
+    if not any(p.dtype in (torch.float32, torch.float64) for p in parameters):
+        return f"its parameters are {', '.join(sorted({str(p.dtype) for p in parameters}))}"
+    if kind not in _FUSED and not _may_be_sync_free(optimizer):
+        return f"torch has no fused form of it, and {_reason_against_sync_free(optimizer)}"
+    return None
+
+
+def _reason_against_one_pass(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> str | None:
+    if not any(p.dtype is torch.float32 for p in parameters):
+        dtypes = ", ".join(sorted({str(p.dtype) for p in parameters}))
+        return f"one pass over memory is for fp32 parameters, and these are {dtypes}"
+    if not any(map(one_pass.takes_options, optimizer.param_groups)):
+        return "its options have no form in one pass over memory (amsgrad, centered, dampening, or a tensor)"
+    return None if cpu_optimizers.available() else "there is no C++ compiler"
+
+
+def _may_be_sync_free(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer) in _SYNC_FREE and _reason_against_sync_free(optimizer) is None
+
+
+def _reason_against_sync_free(optimizer: torch.optim.Optimizer) -> str | None:
+    """Return why own kernels do not take its steps; None if they do."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for device in dict.fromkeys(p.device for p in parameters):
+        if (reason := usage.reason_not_used(device)) is not None:
+            return f"own kernels do not run: {reason}"
+    if not all(p.dtype is torch.float32 for p in parameters):
+        return "own kernels step fp32 parameters"
+    if not all(map(_SYNC_FREE[type(optimizer)].offers, optimizer.param_groups)):
+        return "the sync-free form does not offer its options"
+    return None
+
+
+def _step_is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether `step` is the class's, or a scheduler's wrapper, which only notes that it was called."""
+    own = vars(optimizer).get("step")
+    if own is None:
+        return True
+    marked = getattr(own, "_wrapped_by_lr_sched", False)
+    return bool(marked) and getattr(own, "__wrapped__", None) is type(optimizer).step
+
+
+def _adopt(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> None:
+    """Change the class; have a scheduler's wrapper, which holds the old class's step, call the new one."""
+    watched = vars(optimizer).pop("step", None) is not None
+    optimizer.__class__ = kind
+    optimizer._patch_step_function()  # puts hooks around the class's step, once for each class
+    if isinstance(optimizer, sync_free.SyncFree):
+        optimizer._complete()
+    if watched:
+        optimizer.step = _watched(optimizer)  # type: ignore[method-assign]
+
+
+def _watched(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """Return `step` with the note that schedulers of torch look for, as they make it themselves."""
+    owner, function = weakref.ref(optimizer), type(optimizer).step
+
+    @functools.wraps(function)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        stepped = owner()
+        assert stepped is not None
+        stepped._opt_called = True  # type: ignore[attr-defined]
+        return function(stepped, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
+
+
+def _bring_states(optimizer: torch.optim.Optimizer) -> None:
+    """Move states to their parameters, as `load_state_dict` does. Step counts stay where they are counted."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state: dict[str, Any] = optimizer.state.get(p) or {}
+            for name, value in list(state.items()):
+                counted = name == "step" and not (group.get("capturable") or group.get("fused"))
+                if isinstance(value, Tensor) and value.device != p.device and not counted:
+                    state[name] = value.to(p.device)

@@ -1,0 +1,142 @@
+"""Adam, AdamW, SGD and Adagrad that take torch's fused form in each step in which it can be taken.
+
+torch decides once, by `fused=True`, and then raises for sparse gradients and complex weights. Here each
+parameter group is looked at after the closure: the fused form takes it, or torch's own choice of the
+others does. Options, states and `state_dict()` are those of torch's classes, of which `fused` stays
+what it was. A group in which `foreach`, `fused`, `capturable` or `differentiable` was chosen is left to
+torch. Objects are made by `adoption.accelerate_optimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gallery_lib.kernels.tensor_lists import is_dense, same_layout
+from gallery_lib.optim import torchs_step
+
+CHOICES = ("foreach", "fused")
+"""Options by which one of torch's forms is chosen, with True or False."""
+OTHER_FORMS = ("capturable", "differentiable")
+"""Options that ask for a form of their own, with True."""
+
+
+def choice(group: dict[str, Any]) -> str | None:
+    """Return which form of torch's a group asks for, as `option=value`; None if it leaves that open."""
+    for name in CHOICES:
+        if group.get(name) is not None:
+            return f"{name}={group[name]}"
+    return next((f"{name}=True" for name in OTHER_FORMS if group.get(name)), None)
+
+
+class Fused(torch.optim.Optimizer):
+    """What they share."""
+
+    _states: tuple[str, ...]
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler may leave scale and overflow flag to the step, as to torch's fused forms."""
+        return all(map(self._may_be_fused, self.param_groups))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        """Ignore what torch's constructor sets: the answer follows the gradients."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if self._may_be_fused(group):
+                self._prepare(group)
+                torchs_step.take(self, super().step, [{**group, "fused": True}])
+            else:
+                torchs_step.take(self, super().step, [group])
+        return loss
+
+    def _may_be_fused(self, group: dict[str, Any]) -> bool:
+        if choice(group) is not None or self.defaults.get("differentiable"):
+            return False
+        if torch.compiler.is_compiling() or any(isinstance(v, Tensor) for v in _values(group)):
+            return False
+        weights = [p for p in group["params"] if p.grad is not None]
+        steps = [self.state[p].get("step") for p in weights if p in self.state]
+        counts = [step for step in steps if step is not None]
+        return (
+            len({(p.device.type, p.dtype) for p in weights}) <= 1
+            and len(set(map(id, weights))) == len(weights)
+            and len(set(map(id, counts))) == len(counts)
+            and all(isinstance(count, Tensor) for count in counts)
+            and all(map(self._suits, weights))
+        )
+
+    def _suits(self, p: Tensor) -> bool:
+        """Return whether weight, gradient and states lie in memory in the same way, element by element."""
+        if type(p) not in (Tensor, nn.Parameter) or type(p.grad) is not Tensor:
+            return False
+        if p.dtype not in (torch.float32, torch.float64) or p.device.type not in ("cpu", "cuda"):
+            return False
+        state = self.state.get(p) or {}
+        there = [state[name] for name in self._states if state.get(name) is not None]
+        return is_dense(p) and all(
+            tensor.layout is torch.strided
+            and tensor.dtype is p.dtype
+            and tensor.device == p.device
+            and same_layout(p, tensor)
+            and not tensor.is_neg()
+            for tensor in (p.grad, *there)
+        )
+
+    def _prepare(self, group: dict[str, Any]) -> None:
+        """Have step counts beside their weights in fp32, where the fused form counts."""
+        for p in group["params"]:
+            step = None if p.grad is None else (self.state.get(p) or {}).get("step")
+            if step is not None and (step.device != p.device or step.dtype is not torch.float32):
+                self.state[p]["step"] = step.to(p.device, torch.float32)
+
+
+def _values(group: dict[str, Any]) -> list[Any]:
+    """Return the options of a group one by one, both of a pair."""
+    values = [value for name, value in group.items() if name != "params"]
+    return [each for v in values for each in (v if isinstance(v, list | tuple) else (v,))]
+
+
+class Adam(Fused, torch.optim.Adam):
+    """Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014."""
+
+    _states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+class AdamW(Fused, torch.optim.AdamW):
+    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017."""
+
+    _states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+
+
+class SGD(Fused, torch.optim.SGD):
+    """Stochastic gradient descent, with momentum (Sutskever et al., 2013; torch's variant) or without."""
+
+    _states = ("momentum_buffer",)
+
+    def _may_be_fused(self, group: dict[str, Any]) -> bool:
+        return not (group["momentum"] and group["dampening"]) and super()._may_be_fused(group)
+
+    def _prepare(self, group: dict[str, Any]) -> None:
+        """Have momentum start from zeros: torch's fused form leaves it undefined if its first step is skipped."""
+        if group["momentum"]:
+            for p in group["params"]:
+                if p.grad is not None and self.state[p].get("momentum_buffer") is None:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+
+
+class Adagrad(Fused, torch.optim.Adagrad):
+    """Duchi et al., "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", 2011."""
+
+    _states = ("sum",)
