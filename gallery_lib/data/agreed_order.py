@@ -21,7 +21,7 @@ from gallery_lib.data import digests
 from gallery_lib.data.streams import announce_own_division
 from gallery_lib.errors import InputError
 
-_FIRST_ROUNDS = 1024
+_FIRST_ROUNDS = 256
 """Rounds of a sampler without a length that are read ahead first; then twice as many each time."""
 _MOST_AHEAD = 2**22
 """Items read ahead at most."""

@@ -28,6 +28,7 @@ from gallery_lib.data.nesting import map_tensors, tensors_in
 from gallery_lib.data.padding import pad_to_bucket
 from gallery_lib.data.rank_samplers import chain
 from gallery_lib.data.sharding import Share, sharded
+from gallery_lib.errors import InputError
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -176,6 +177,9 @@ class DeviceLoader:
         if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
             raise TypeError(f"the loader is a {type(loader).__name__}: give a DataLoader, or another iterable of batches.")
         options = options or Loader(nice=0)
+        if bool(options.buckets) != bool(options.pad_values):
+            given, missing = ("buckets", "pad_values") if options.buckets else ("pad_values", "buckets")
+            raise InputError(f"config.loader.{given} is set and config.loader.{missing} is not, so that nothing would be padded: set both.")
         world_size = process_group.world_size()
         share: Share
         if isinstance(loader, DeviceLoader):  # been here before: divided already

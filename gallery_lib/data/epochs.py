@@ -14,13 +14,17 @@ class Noticed:
     """Stands in for `owner.set_epoch`, and remembers whether anybody but us has called it."""
 
     def __init__(self, owner: Any) -> None:
-        self.original, self.by_caller, self.telling = owner.set_epoch, False, False
+        self.owner, self.by_caller, self.telling = owner, False, False
+        # Not a method of the owner's own class: pickled with the owner, it would lead back to this object.
+        self.original = None if "set_epoch" not in getattr(owner, "__dict__", {}) and hasattr(type(owner), "set_epoch") else owner.set_epoch
         epoch = getattr(owner, "epoch", 0)
         self.start = epoch if isinstance(epoch, int) else 0  # set before we came: a run that goes on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original."""
         self.by_caller = self.by_caller or not self.telling
+        if self.original is None:
+            return type(self.owner).set_epoch(self.owner, *args, **kwargs)
         return self.original(*args, **kwargs)
 
 

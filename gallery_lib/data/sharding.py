@@ -147,7 +147,8 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
     if _divided_by_samplers(facts, rank, world_size) or (is_stream and check and _divided_by_torch(loader.dataset)):
         return Share(loader, sampled_by_rank=place is not None)
     if is_stream:
-        stream = ShardedStream(loader.dataset, rank, world_size, check=check, workers=loader.num_workers)
+        lengths = [fact.length for fact in facts]
+        stream = ShardedStream(loader.dataset, rank, world_size, check=check, workers=loader.num_workers, lengths=lengths)
         return Share(copied(loader, dataset=stream), stream)
     _check_same_length(facts)
     what = f"the data set ({type(loader.dataset).__name__})"

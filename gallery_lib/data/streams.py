@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,12 +53,13 @@ def divides_itself(notes: list[Note], what: str) -> bool:
     )
 
 
-def announce_own_division(what: str) -> None:
-    """Say once, on rank 0, that the data is not divided."""
+def announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None:
+    """Say once, on rank 0, that the data is not divided, and where the ranks' `lengths` differ, that too."""
     if process_group.rank() == 0:
+        uneven = f" The ranks' lengths differ ({', '.join(map(str, lengths))}), and so do their numbers of steps." * (len(set(lengths)) > 1)
         warnings.warn(
             f"accelerate(): {what} differs from rank to rank, and so counts as divided among them already: each rank "
-            "takes all of its own. config.loader.shard = 'always' divides it, 'never' leaves it without this line.",
+            f"takes all of its own.{uneven} config.loader.shard = 'always' divides it, 'never' leaves it without this line.",
             stacklevel=2,
         )
 
@@ -70,12 +71,15 @@ class ShardedStream(IterableDataset[Any]):
     alike, so that all take the same number of steps. With several data-loading workers, each worker of
     each rank reads the stream that `base` gives that worker, as in a run of one process: a data set that
     divides itself by `torch.utils.data.get_worker_info()` goes on doing so. `check` compares the ranks'
-    first items in the first pass.
+    first items in the first pass. `lengths` are those that the ranks' streams say.
     """
 
-    def __init__(self, base: Any, rank: int, world_size: int, *, check: bool = True, workers: int = 0) -> None:
+    def __init__(
+        self, base: Any, rank: int, world_size: int, *, check: bool = True, workers: int = 0, lengths: Sequence[int | None] = ()
+    ) -> None:
         self.base, self.rank, self.world_size = base, rank, world_size
         self.what = f"the stream ({type(base).__name__})"
+        self.lengths = lengths
         self.divide, self.undecided = True, check
         # A worker writes its note here; it reaches this process before the worker's first batch does.
         self.notes = torch.zeros(max(1, workers), 1 + len(digest(None)), dtype=torch.uint8).share_memory_()
@@ -123,9 +127,14 @@ class ShardedStream(IterableDataset[Any]):
         notes = process_group.all_ranks(own)
         if own[1] != _FAILED:  # else the error of its own says more
             self.divide = not divides_itself(notes, self.what)
+            if self.divide and len(set(self.lengths)) > 1:
+                raise InputError(
+                    f"{self.what} begins alike on all ranks, and differs in length ({', '.join(map(str, self.lengths))}). "
+                    "Give all ranks the same, or each its own share and config.loader.shard = 'never'."
+                )
             self.undecided = False
         if not self.divide:
-            announce_own_division(self.what)
+            announce_own_division(self.what, self.lengths)
 
 
 def _write(note: Tensor, items: list[Any], *, with_digest: bool) -> None:
