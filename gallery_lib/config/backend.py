@@ -87,6 +87,11 @@ class Loader(Settable):
         minimum=0,
         maximum=19,
     )
+    shard: Literal["auto", "always", "never"] = option(
+        "auto",
+        "with several processes: whether each takes its share of the batches, or all that the loader yields; "
+        "auto: its share, unless the loader is found to be divided already",
+    )
 
 
 @dataclass

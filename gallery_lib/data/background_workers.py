@@ -31,30 +31,17 @@ class Background:
 
     def __init__(self, niceness: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.niceness, self.given_back = niceness, False
-        self._clock = clock
+        self.clock = clock
 
     def batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Those of a DataLoader's iterator. Of one without processes of its own they are just handed on."""
+        """Return the batches of a DataLoader's iterator. One without processes of its own comes back as it is."""
         processes = [worker.pid for worker in getattr(iterator, "_workers", ())]
         if not processes or self.given_back:
-            yield from iterator
-            return
+            return iterator
         self._renice(processes, self.niceness)
-        began = waited = ran = 0.0
-        asked = self._clock()
-        for number, batch in enumerate(iterator):
-            now = self._clock()
-            if number % LOOK_AFTER:
-                waited += now - asked
-            else:  # the first batch's wait is the processes' start
-                running = self._seconds_run(processes)
-                if number and not self.given_back:
-                    self._look(processes, now - began, waited, running - ran)
-                began, waited, ran = now, 0.0, running
-            yield batch
-            asked = self._clock()
+        return _Watched(self, iterator, processes)
 
-    def _look(self, processes: list[int], seconds: float, waited: float, ran: float) -> None:
+    def look(self, processes: list[int], seconds: float, waited: float, ran: float) -> None:
         """Give the priority back if the training waits, and not for what these processes could do sooner by themselves."""
         if waited <= MOST_WAITING * seconds or ran >= LEAST_RUNNING * waited:
             return
@@ -80,7 +67,7 @@ class Background:
         return True
 
     @staticmethod
-    def _seconds_run(processes: list[int]) -> float:
+    def seconds_run(processes: list[int]) -> float:
         total = 0.0
         for process in processes:
             try:
@@ -89,3 +76,30 @@ class Background:
                 continue
             total += used.user + used.system
         return total
+
+
+class _Watched:
+    """A loader's batches, during which time is looked at. An error does not end it, as it does not end the loader's iterator."""
+
+    def __init__(self, background: Background, iterator: Iterator[Any], processes: list[int]) -> None:
+        self._background, self._iterator, self._processes = background, iterator, processes
+        self._clock = background.clock
+        self._number = 0
+        self._began = self._waited = self._ran = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        asked = self._clock()
+        batch = next(self._iterator)
+        now = self._clock()
+        if self._number % LOOK_AFTER:
+            self._waited += now - asked
+        else:  # the first batch's wait is the processes' start
+            running = self._background.seconds_run(self._processes)
+            if self._number and not self._background.given_back:
+                self._background.look(self._processes, now - self._began, self._waited, running - self._ran)
+            self._began, self._waited, self._ran = now, 0.0, running
+        self._number += 1
+        return batch

@@ -22,7 +22,7 @@ _of_thread = _Generator()
 def of_item(seed: int, epoch: int, index: int) -> np.random.Generator:
     """The item's generator: the same in any worker, any order and any resumed run. Valid until the thread asks for its next."""
     state = _of_thread.state["state"]
-    state["key"][:] = seed % 2**64, seed >> 64
+    state["key"][:] = seed % 2**64, (seed >> 64) % 2**64
     state["counter"][:] = 0, 0, epoch, index
     _of_thread.bits.state = _of_thread.state
     return _of_thread.generator

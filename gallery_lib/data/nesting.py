@@ -1,33 +1,186 @@
-"""Batches are any nesting of tuples, named tuples, lists and mappings with tensors in it: how to walk over one."""
+"""How to walk over a batch: any nesting of containers with tensors in it.
+
+A container is a mapping, a sequence, a set, a dataclass, an attrs class or a SimpleNamespace, of any
+subclass. Where nothing inside changes, the same object comes back. Else a copy of the container gets
+the new members: its constructor is not called, since nobody knows what it takes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import collections
+import copy
+import dataclasses
+import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+from gallery_lib.errors import InputError
+
+_SEQUENCES = (list, tuple, collections.deque, collections.UserList)
+_SETS = (set, frozenset)
 
 
-def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """`batch` with `change` applied to every tensor in it; what is no tensor stays."""
-    if isinstance(batch, Tensor):
-        return change(batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(change, item) for item in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(map_tensors(change, item) for item in batch)
+def members(batch: Any) -> dict[Any, Any] | None:
+    """Return the members of a container by key, position or name; None for what is no container."""
     if isinstance(batch, Mapping):
-        return {key: map_tensors(change, value) for key, value in batch.items()}
+        return {key: batch[key] for key in batch}
+    if isinstance(batch, (*_SEQUENCES, *_SETS)):
+        return dict(enumerate(batch))
+    if isinstance(batch, type):
+        return None
+    if dataclasses.is_dataclass(batch):
+        names = [field.name for field in dataclasses.fields(batch)]
+    elif hasattr(type(batch), "__attrs_attrs__"):
+        names = [attribute.name for attribute in type(batch).__attrs_attrs__]
+    elif isinstance(batch, types.SimpleNamespace):
+        names = list(vars(batch))
+    else:
+        return None
+    return {name: getattr(batch, name) for name in names if hasattr(batch, name)} | _own_attributes(batch)
+
+
+def _own_attributes(batch: Any) -> dict[str, Any]:
+    """Return what a container of a subclass has beside its members."""
+    own = getattr(batch, "__dict__", None)
+    return {} if own is None or own is batch else dict(own)  # a dict may be its own `__dict__`
+
+
+def with_members(batch: Any, changes: Mapping[Any, Any]) -> Any:
+    """Return a copy of the container `batch` in which the members that `changes` names are others.
+
+    Raises InputError for a container that cannot be changed and has no `to` of its own.
+    """
+    if isinstance(batch, (tuple, *_SETS)):
+        items = [changes.get(place, item) for place, item in enumerate(batch)]
+        return _set_of(batch, items) if isinstance(batch, _SETS) else _tuple_of(batch, items)
+    if isinstance(batch, types.MappingProxyType):
+        return types.MappingProxyType({**batch, **changes})
+    if isinstance(batch, (MutableMapping, MutableSequence)):
+        result = copy.copy(batch)
+        if getattr(batch, "__dict__", None) is batch:
+            vars(result).clear()
+            object.__setattr__(result, "__dict__", result)
+        for key, value in changes.items():
+            result[key] = value
+        return result
+    if isinstance(batch, Mapping):
+        try:
+            return type(batch)({**batch, **changes})  # type: ignore[call-arg]
+        except TypeError:
+            raise InputError(
+                f"a batch is a {type(batch).__name__}, whose members cannot be exchanged: "
+                "give it a method `to(device)`, or have collate_fn return a dict."
+            ) from None
+    return with_attributes(copy.copy(batch), changes)
+
+
+def with_attributes(batch: Any, changes: Mapping[str, Any]) -> Any:
+    """Set attributes, also of a frozen dataclass; return `batch`."""
+    for name, value in changes.items():
+        object.__setattr__(batch, name, value)
     return batch
 
 
+def _tuple_of(batch: tuple[Any, ...], items: list[Any]) -> Any:
+    try:
+        result = tuple.__new__(type(batch), items)
+    except TypeError:  # torch.return_types
+        return type(batch)(items)
+    if hasattr(batch, "__dict__"):
+        vars(result).update(vars(batch))
+    return result
+
+
+def _set_of(batch: Any, items: list[Any]) -> Any:
+    if isinstance(batch, set):
+        result = copy.copy(batch)
+        result.clear()
+        result.update(items)
+        return result
+    result = frozenset.__new__(type(batch), items)
+    if hasattr(batch, "__dict__"):
+        vars(result).update(vars(batch))
+    return result
+
+
+def moves_itself(batch: Any) -> bool:
+    """Return whether `batch` is an object with a `to` of its own, which knows better how it is moved.
+
+    A UserDict's (BatchEncoding) leaves out nested tensors, so that it counts as a mapping.
+    """
+    if isinstance(batch, (Tensor, type, collections.UserDict)):
+        return False
+    return callable(getattr(type(batch), "to", None))  # of the type: some dicts answer to any name
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], batch: Any, whole: Callable[[Any], Any] | None = None) -> Any:
+    """Return `batch` with `change` applied to every tensor in it; what is no tensor stays.
+
+    What is in a batch twice is once in memory before and after. `whole` is applied to objects that
+    have a `to` of their own; without it these stay as they are.
+    """
+    return _mapped(change, batch, whole, {})
+
+
+def _mapped(change: Callable[[Tensor], Tensor], batch: Any, whole: Callable[[Any], Any] | None, known: dict[int, tuple[Any, Any]]) -> Any:
+    if isinstance(batch, (str, bytes, int, float)) or batch is None:
+        return batch
+    if id(batch) in known:
+        return known[id(batch)][1]
+    known[id(batch)] = (batch, batch)  # until it is known: what holds itself
+    if isinstance(batch, Tensor):
+        result = change(batch)
+    elif moves_itself(batch):
+        result = batch if whole is None else whole(batch)
+    else:
+        result = _with_mapped_members(batch, lambda value: _mapped(change, value, whole, known))
+    known[id(batch)] = (batch, result)
+    return result
+
+
+def _with_mapped_members(batch: Any, mapped: Callable[[Any], Any]) -> Any:
+    inside = members(batch)
+    if inside is None:
+        return batch
+    changes = {key: new for key, value in inside.items() if (new := mapped(value)) is not value}
+    named = not isinstance(batch, (Mapping, *_SEQUENCES, *_SETS))
+    own = {} if named else _own_attributes(batch)
+    attributes = {name: new for name, value in own.items() if (new := mapped(value)) is not value}
+    if not attributes:
+        return with_members(batch, changes) if changes else batch
+    # A UserDict's members are in an attribute, `data`: the attributes come first.
+    result = with_attributes(with_members(batch, {}), attributes)
+    if isinstance(batch, (MutableMapping, MutableSequence)):
+        for key, value in changes.items():
+            result[key] = value
+        return result
+    return with_attributes(with_members(batch, changes), attributes) if changes else result
+
+
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """The tensors in `batch`, in order."""
+    """Yield the tensors in `batch`, in order; also those in attributes of objects with a `to` of their own."""
+    yield from _tensors(batch, set())
+
+
+def _tensors(batch: Any, above: set[int]) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_in(value)
-    elif isinstance(batch, (tuple, list)):
-        for value in batch:
-            yield from tensors_in(value)
+        return
+    if isinstance(batch, (str, bytes, int, float, nn.Module)) or batch is None or id(batch) in above:
+        return
+    inside = members(batch)
+    if inside is None and moves_itself(batch):
+        inside = _attributes(batch)
+    for value in (inside or {}).values():
+        yield from _tensors(value, above | {id(batch)})
+
+
+def _attributes(batch: Any) -> dict[str, Any]:
+    slots = [name for kind in type(batch).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
+    return {name: getattr(batch, name) for name in slots if hasattr(batch, name)} | getattr(batch, "__dict__", {})
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)

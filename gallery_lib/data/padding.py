@@ -15,6 +15,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from gallery_lib.data.nesting import members, with_members
 from gallery_lib.errors import InputError
 
 
@@ -26,22 +27,24 @@ def _padded(tensor: Any, bucket: int, value: float, where: str | int) -> Tensor:
 
 
 def pad_to_bucket(batch: Any, buckets: Sequence[int], pad_values: Mapping[str | int, float]) -> Any:
-    """`batch`, a mapping or a sequence, with the members that `pad_values` names padded to the smallest bucket that holds them all.
+    """Return `batch` with the parts that `pad_values` names padded to the smallest bucket that holds them all.
 
-    Raises InputError when a name is not in the batch, or is no tensor [N, length, …].
+    `batch` is a mapping, a sequence or a dataclass, and keeps its type; None stays None. Raises
+    InputError when a name is not in the batch, or is no tensor [N, length, …].
     """
-    members = batch if isinstance(batch, Mapping) else dict(enumerate(batch))
-    unknown = [name for name in pad_values if name not in members]
+    if batch is None or not pad_values:
+        return batch
+    parts = members(batch)
+    if parts is None:
+        raise InputError(f"pad_values names {next(iter(pad_values))!r}; a batch is a {type(batch).__name__}, which has no named parts.")
+    unknown = [name for name in pad_values if name not in parts]
     if unknown:
-        raise InputError(f"pad_values names {unknown[0]!r}; the batch has {', '.join(repr(name) for name in members)}.")
-    lengths = [members[name].shape[1] for name in pad_values if isinstance(members[name], Tensor) and members[name].dim() > 1]
+        raise InputError(f"pad_values names {unknown[0]!r}; the batch has {', '.join(repr(name) for name in parts)}.")
+    lengths = [parts[name].shape[1] for name in pad_values if isinstance(parts[name], Tensor) and parts[name].dim() > 1]
     ordered = sorted(buckets)
     place = bisect.bisect_left(ordered, max(lengths, default=0))
     if place == len(ordered):
         return batch
-    padded = {
-        name: _padded(value, ordered[place], pad_values[name], name) if name in pad_values else value for name, value in members.items()
-    }
-    if isinstance(batch, Mapping):
-        return padded
-    return type(batch)(*padded.values()) if hasattr(batch, "_fields") else type(batch)(padded.values())
+    padded = {name: _padded(parts[name], ordered[place], value, name) for name, value in pad_values.items()}
+    changes = {name: tensor for name, tensor in padded.items() if tensor is not parts[name]}
+    return with_members(batch, changes) if changes else batch

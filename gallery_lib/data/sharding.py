@@ -1,106 +1,228 @@
-"""Each rank's share of a DataLoader's data.
+"""Each rank's share of a loader: of a DataLoader of any subclass, or of another iterable of batches.
 
-Map-style data: every world_size-th index that the sampler yields, so the union of one step's batches is what a single
-process with the same global batch would see. A stream (IterableDataset): every world_size-th item of it, in whole
-rounds, so that all ranks take the same number of steps. Everything else about the loader stays as it was.
+| loader | a rank's share |
+|---|---|
+| map-style data | every world_size-th index of the sampler; all ranks get the same number, the tail is filled up from the start |
+| with a batch_sampler, or batch_size=None | every world_size-th batch (item) of it, whole; so with the tail |
+| list or tuple of batches | every world_size-th batch; so with the tail |
+| stream, or another iterable of batches | every world_size-th item (batch), in whole rounds; the tail is left out |
+| divided already | all that it yields |
+
+With `drop_last` tails are left out everywhere. Divided already is a loader whose sampler knows ranks
+(DistributedSampler), and one whose data or order is found to differ from rank to rank;
+`config.loader.shard` says otherwise. Everything else about the loader stays. The ranks compare notes
+once a pass, so all of them have to begin it; one that ends with an error is waited for until the
+process group's timeout.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe
 
 from gallery_lib.comm import process_group
+from gallery_lib.data import rank_samplers
+from gallery_lib.data.agreed_order import ShardedSampler
+from gallery_lib.data.digests import of_data
+from gallery_lib.data.loader_copy import copied
+from gallery_lib.data.rank_samplers import Place
+from gallery_lib.data.streams import ShardedStream, announce_own_division, divides_itself
 from gallery_lib.errors import InputError
 
 
-class ShardedSampler(Sampler[int]):
-    """Every `world_size`-th index that `base` yields, from `rank` on; all ranks get the same number.
+@dataclass
+class Share:
+    """A rank's share: what to iterate over, and the part in it that divides, None where nothing does.
 
-    With `drop_last` the tail that does not fill all ranks is left out, otherwise it is filled up from the start.
-    `base` must yield the same order on every rank.
+    `sampled_by_rank` says that the caller's own sampler divides the data.
     """
 
-    def __init__(self, base: Any, rank: int, world_size: int, *, drop_last: bool) -> None:
-        self.base, self.rank, self.world_size, self.drop_last = base, rank, world_size, drop_last
+    loader: Any
+    part: ShardedSampler | ShardedStream | None = None
+    sampled_by_rank: bool = False
 
-    def __len__(self) -> int:
-        return len(self.base) // self.world_size if self.drop_last else -(-len(self.base) // self.world_size)
-
-    def __iter__(self) -> Iterator[int]:
-        indices = list(self.base)
-        total = len(self) * self.world_size
-        if total > len(indices):
-            indices = list(itertools.islice(itertools.cycle(indices), total))
-        return iter(indices[self.rank : total : self.world_size])
+    def begin(self, watched: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
+        """Return the batches of one pass; `watched` is put around the loader's own iterator."""
+        begun = watched(iter(self.loader))
+        return begun if self.part is None else _Pass(self, begun, watched)
 
 
-class ShardedStream(IterableDataset[Any]):
-    """Every `world_size`-th item that the stream `base` yields, from `rank` on.
+class _Pass:
+    """The batches of a pass, of which the first is the occasion to look at what the ranks have."""
 
-    The stream must yield the same items in the same order on every rank. It is cut in rounds of `world_size` items; a
-    last round that is not full is left out, on every rank alike. With several data-loading workers, each worker of
-    each rank reads the stream that `base` gives that worker, as in a run of one process: a data set that divides
-    itself by `torch.utils.data.get_worker_info()` goes on doing so.
-    """
-
-    def __init__(self, base: IterableDataset[Any], rank: int, world_size: int) -> None:
-        self.base, self.rank, self.world_size = base, rank, world_size
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "base":  # not there yet while this is being unpickled in a worker
-            raise AttributeError(name)
-        return getattr(self.base, name)
+    def __init__(self, share: Share, batches: Iterator[Any], watched: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+        self._share, self._batches, self._watched = share, batches, watched
+        self._looked = False
 
     def __iter__(self) -> Iterator[Any]:
-        stream = iter(self.base)
-        while len(round_of_items := list(itertools.islice(stream, self.world_size))) == self.world_size:
-            yield round_of_items[self.rank]
+        return self
+
+    def __next__(self) -> Any:
+        if self._looked:
+            return next(self._batches)
+        self._looked = True
+        try:
+            return self._first()
+        except StopIteration:
+            _check_used(self._share)
+            raise
+
+    def _first(self) -> Any:
+        part = self._share.part
+        in_workers = getattr(self._share.loader, "num_workers", 0)
+        undecided = part if in_workers and isinstance(part, ShardedStream) and part.undecided else None
+        try:
+            batch = next(self._batches)
+        except Exception as error:
+            if undecided is None or (isinstance(error, StopIteration) and not undecided.used):
+                raise
+            self._decide(undecided)  # since the other ranks do
+            if undecided.divide:
+                raise
+            return next(self._batches)
+        _check_used(self._share)
+        if undecided is None:
+            return batch
+        self._decide(undecided)
+        return batch if undecided.divide else next(self._batches)
+
+    def _decide(self, part: ShardedStream) -> None:
+        """Compare what the workers found; where the stream divides itself, begin again with all of it."""
+        part.decide()
+        if not part.divide:
+            loader = self._share.loader
+            self._batches = iter(())  # ends the workers, of which each has skipped the other ranks' items
+            if isinstance(loader, DataLoader):
+                vars(loader).update(_iterator=None, _IterableDataset_len_called=None)
+            self._batches = self._watched(iter(loader))
 
 
-def _same_order_everywhere(sampler: Any) -> Any:
-    """`sampler`, or for one that every process would shuffle differently, the same with one generator for all ranks."""
-    if isinstance(sampler, RandomSampler) and sampler.generator is None:
-        # Each process would draw its own order, and samples would be seen twice or never.
-        generator = torch.Generator().manual_seed(process_group.from_rank_0(torch.initial_seed() % 2**62))
-        return RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator)
-    return sampler
-
-
-def _check_same_length(dataset: Any) -> None:
-    lengths = process_group.all_ranks(len(dataset))
-    if len(set(lengths)) > 1:
-        found = ", ".join(f"rank {rank}: {length}" for rank, length in enumerate(lengths))
+def _check_used(share: Share) -> None:
+    if share.part is not None and not share.part.used:
         raise InputError(
-            f"the ranks' data sets differ in length ({found}). Give every rank the whole data set; accelerate() divides it among them."
+            f"the loader is a {type(share.loader).__name__}, which does not read its own sampler or data set, so that it cannot be "
+            "divided over the ranks: give it a DistributedSampler and config.loader.shard = 'never', or do without the subclass."
         )
 
 
-def sharded(loader: DataLoader[Any], rank: int, world_size: int) -> DataLoader[Any]:
-    """The same loader over this rank's share. Raises InputError for one that cannot be divided, or that differs between ranks."""
-    if loader.batch_size is None:
-        raise InputError("a loader with a batch_sampler of its own cannot be sharded: give batch_size and sampler instead.")
-    if isinstance(loader.dataset, IterableDataset):
-        share: dict[str, Any] = {"dataset": ShardedStream(loader.dataset, rank, world_size)}
-    else:
-        _check_same_length(loader.dataset)
-        sampler = ShardedSampler(_same_order_everywhere(loader.sampler), rank, world_size, drop_last=loader.drop_last)
-        share = {"dataset": loader.dataset, "sampler": sampler}
-    return DataLoader(
-        **share,
-        batch_size=loader.batch_size,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
+@dataclass(frozen=True)
+class _Facts:
+    """What the ranks tell each other about their loaders when these are made."""
+
+    kind: str
+    place: Place | None
+    length: int | None
+    data: bytes
+
+
+def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Share:
+    """Return this rank's share of `loader`. `shard` is `config.loader.shard`.
+
+    Raises InputError, on every rank, for a loader that cannot be divided, or that does not fit those of the others.
+    """
+    if shard == "never":
+        return Share(loader)
+    check = shard == "auto"
+    if isinstance(loader, (list, tuple)):
+        batches: Any = loader
+        loader = DataLoader(batches, batch_size=None, collate_fn=_unchanged)
+    if not isinstance(loader, DataLoader):
+        _divided_by_samplers(process_group.all_ranks(_Facts("iterable", None, None, b"")), rank, world_size)
+        stream = ShardedStream(loader, rank, world_size, check=check)
+        return Share(stream, stream)
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    place = rank_samplers.place_of(loader) if check else None
+    facts = process_group.all_ranks(
+        _Facts(
+            "stream" if is_stream else "map-style data",
+            place,
+            _length(loader.dataset),
+            b"" if is_stream or not check else of_data(loader.dataset),
+        )
     )
+    if _divided_by_samplers(facts, rank, world_size) or (is_stream and check and _divided_by_torch(loader.dataset)):
+        return Share(loader, sampled_by_rank=place is not None)
+    if is_stream:
+        lengths = [fact.length for fact in facts]
+        stream = ShardedStream(loader.dataset, rank, world_size, check=check, workers=loader.num_workers, lengths=lengths)
+        return Share(copied(loader, dataset=stream), stream)
+    _check_same_length(facts)
+    what = f"the data set ({type(loader.dataset).__name__})"
+    if check and divides_itself([(0, 1, fact.data) for fact in facts], what):
+        announce_own_division(what)
+        return Share(loader)
+    return _with_sharded_sampler(loader, rank, world_size, check=check)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> bool:
+    """Return whether the loader's samplers know ranks. Raises InputError where these are not those of the run."""
+    if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
+        found = ", ".join(
+            f"rank {number}: {fact.kind}, {fact.place.name if fact.place else 'no sampler that knows ranks'}"
+            for number, fact in enumerate(facts)
+        )
+        raise InputError(f"the ranks' loaders are of different kinds ({found}). Give every rank the same.")
+    for number, place in enumerate(fact.place for fact in facts):
+        number = number if len(facts) > 1 else rank
+        if place is not None and (place.rank, place.replicas) != (number, world_size):
+            raise InputError(
+                f"the loader's {place.name} is for {place}, on the process that is rank {number} of {world_size}. "
+                "Make it with the run's num_replicas and rank, or set config.loader.shard = 'never'."
+            )
+    return facts[0].place is not None
+
+
+def _divided_by_torch(dataset: Any) -> bool:
+    """Return whether a data pipe has a sharding filter, by which torch's DataLoader divides it over the ranks."""
+    if not isinstance(dataset, IterDataPipe):
+        return False
+    from torch.utils.data import graph, graph_settings
+
+    pipes = graph_settings.get_all_graph_pipes(graph.traverse_dps(dataset))
+    if any(hasattr(pipe, "apply_sharding") for pipe in pipes):
+        return True
+    raise InputError(
+        "the loader's data pipe has no sharding_filter(), so that it is not divided over the ranks: "
+        "add one, or set config.loader.shard = 'never'."
+    )
+
+
+def _check_same_length(facts: list[_Facts]) -> None:
+    if len({fact.length for fact in facts}) > 1:
+        found = ", ".join(f"rank {rank}: {fact.length}" for rank, fact in enumerate(facts))
+        raise InputError(
+            f"the ranks' data sets differ in length ({found}). Give every rank the whole data set; accelerate() divides it "
+            "among them. If each has its own share, set config.loader.shard = 'never'."
+        )
+
+
+def _with_sharded_sampler(loader: DataLoader[Any], rank: int, world_size: int, *, check: bool) -> Share:
+    def share_of(base: Any, drop_last: bool) -> ShardedSampler:
+        return ShardedSampler(base, rank, world_size, drop_last=drop_last, samples=_length(loader.dataset), check=check)
+
+    batches: Any = loader.batch_sampler
+    if batches is None:
+        sampler = share_of(loader.sampler, False)
+        return Share(copied(loader, sampler=sampler), sampler)
+    if loader.batch_size is None or not isinstance(batches, BatchSampler) or batches.sampler is not loader.sampler:
+        sampler = share_of(batches, getattr(batches, "drop_last", False) is True)
+        return Share(copied(loader, batch_sampler=sampler), sampler)
+    sampler = share_of(loader.sampler, loader.drop_last)
+    batches = copy.copy(batches)
+    batches.sampler = sampler
+    return Share(copied(loader, sampler=sampler, batch_sampler=batches), sampler)

@@ -42,7 +42,7 @@ def collate(items: Sequence[Any]) -> Any:
 def _fits(items: Sequence[Any]) -> bool:
     """Whether all items are tuples of as many parts, numbers or plain tensors alike in all of them."""
     first = items[0]
-    if not isinstance(first, (tuple, list)) or hasattr(first, "_fields") or len({len(item) for item in items}) > 1:
+    if type(first) not in (tuple, list) or len({len(item) for item in items}) > 1:
         return False
     return any(isinstance(part, Tensor) for part in first) and all(_alike(column) for column in zip(*items, strict=True))
 
@@ -51,7 +51,7 @@ def _alike(column: Sequence[Any]) -> bool:
     first = column[0]
     if not isinstance(first, Tensor):
         return all(isinstance(part, (int, float)) for part in column)
-    if type(first) is not Tensor or first.layout != torch.strided or first.device.type != "cpu" or first.is_quantized:
+    if {type(part) for part in column} != {Tensor} or first.layout != torch.strided or first.device.type != "cpu" or first.is_quantized:
         return False
     return first.numel() > 0 and all(part.dtype == first.dtype and part.shape == first.shape and not part.requires_grad for part in column)
 

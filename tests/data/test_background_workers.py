@@ -88,7 +88,7 @@ def trained_on(made: Made, share: float, monkeypatch: pytest.MonkeyPatch) -> Bac
     """Two looks' worth of batches, of whose waits the loading process ran in `share`."""
     background = Background(19, clock=lambda: made.now)
     steps = 0
-    monkeypatch.setattr(background, "_seconds_run", lambda processes: share * made.wait * steps)
+    monkeypatch.setattr(background, "seconds_run", lambda processes: share * made.wait * steps)
     for _ in background.batches(made):
         made.now += made.step
         steps += 1

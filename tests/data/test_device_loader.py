@@ -1,29 +1,302 @@
-"""Batches of any nesting come to the device, and the data set learns its epochs."""
+"""On one process a DeviceLoader is the caller's loader in everything, with its batches on the device."""
 
-from collections import namedtuple
+from __future__ import annotations
 
+import collections
+import contextlib
+import copy
+import gc
+import itertools
+import pickle
+import random
+import time
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
-from gallery_lib.data.device_loader import DeviceLoader, to_device
+from gallery_lib.config import Loader
+from gallery_lib.data import device_loader
+from gallery_lib.data.device_loader import DeviceLoader
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+DATA = list(range(20))
 
 
-def test_every_tensor_of_a_nested_batch_moves_and_the_rest_stays() -> None:
-    Pair = namedtuple("Pair", "a b")
-    batch = {"x": [torch.ones(2), (torch.zeros(1), "text")], "y": Pair(torch.ones(1), 3)}
-    moved = to_device(batch, torch.device("meta"))
-    assert moved["x"][0].device.type == moved["x"][1][0].device.type == moved["y"].a.device.type == "meta"
-    assert (moved["x"][1][1], moved["y"].b, type(moved["y"])) == ("text", 3, Pair)
+def ours(loader: Any, device: torch.device = CPU, **options: Any) -> DeviceLoader:
+    return DeviceLoader(loader, device, torch.contiguous_format, Loader(nice=0, **options))
+
+
+class Numbers(Dataset[int]):
+    """Items that say when they cannot be read."""
+
+    def __init__(self, broken: int | None = None) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return len(DATA)
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.broken:
+            raise FileNotFoundError(f"sample {index}")
+        return index
+
+
+class Doubled(DataLoader[Any]):
+    """A subclass with a pass and a name of its own."""
+
+    note = "of the class"
+
+    def __iter__(self) -> Any:
+        return (2 * batch for batch in super().__iter__())
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "sequential": lambda: DataLoader(DATA, 3),
+    "shuffled": lambda: DataLoader(DATA, 3, shuffle=True),
+    "shuffled, workers": lambda: DataLoader(DATA, 3, shuffle=True, num_workers=1),
+    "weighted": lambda: DataLoader(DATA, 3, sampler=WeightedRandomSampler([1.0] * 20, 12)),
+    "subset": lambda: DataLoader(DATA, 3, sampler=SubsetRandomSampler(range(9))),
+    "with replacement": lambda: DataLoader(DATA, 3, sampler=RandomSampler(DATA, replacement=True, num_samples=33)),
+    "batch_sampler": lambda: DataLoader(DATA, batch_sampler=[[1, 2], [3]]),
+    "no collation": lambda: DataLoader(torch.arange(6), batch_size=None),
+    "subclass": lambda: Doubled(DATA, 3, shuffle=True),
+    "DistributedSampler": lambda: DataLoader(DATA, 3, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)),
+    "list": lambda: [torch.ones(1), torch.zeros(1)],
+    "generator": lambda: (torch.full((1,), number) for number in range(3)),
+    "endless": lambda: (torch.full((1,), number) for number in itertools.count()),
+}
+
+
+def passes(loader: Any) -> tuple[list[Any], list[float]]:
+    """Two passes, with random numbers drawn before, during and after."""
+    torch.manual_seed(3)
+    random.seed(3)
+    drawn, batches = [], []
+    for _ in range(2):
+        iterator = iter(loader)
+        drawn.append(torch.rand(1).item())
+        for batch in itertools.islice(iterator, 30):
+            drawn.append(torch.rand(1).item())
+            batches.append(batch.tolist())
+    return batches, drawn
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_order_and_random_numbers_are_those_of_plain_pytorch(kind: str) -> None:
+    assert passes(ours(LOADERS[kind]())) == passes(LOADERS[kind]())
+
+
+@pytest.mark.parametrize("kind", ["list", "generator"])
+def test_an_iterable_of_batches_comes_to_the_device(kind: str) -> None:
+    found = ours(LOADERS[kind](), META)
+    assert {batch.device for batch in found} == {META}
+    assert len(list(found)) == (2 if kind == "list" else 0)  # a generator is used up
+
+
+@pytest.mark.parametrize("thing", [3, None, DATA.__len__])
+def test_what_is_no_iterable_is_a_type_error(thing: Any) -> None:
+    with pytest.raises(TypeError, match=f"the loader is a {type(thing).__name__}: give a DataLoader, or another iterable of batches"):
+        ours(thing)
+
+
+def test_it_has_the_loaders_attributes() -> None:
+    loader = DataLoader(DATA, 3, shuffle=True, num_workers=0, drop_last=True, generator=torch.Generator(), collate_fn=list)
+    found = ours(loader)
+    names = [name for name in vars(loader) if not name.startswith("_")]
+    assert {"batch_size", "sampler", "batch_sampler", "collate_fn", "drop_last", "generator", "dataset"} <= set(names)
+    for name in [*names, "multiprocessing_context"]:
+        assert getattr(found, name) is getattr(loader, name), name
+    with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'batchsize'"):
+        found.batchsize  # noqa: B018
+
+
+def test_attributes_are_set_on_the_loader() -> None:
+    loader = Doubled(DATA, 3)
+    found = ours(loader)
+    found.note, found.num_workers = "mine", 1
+    assert (loader.note, loader.num_workers) == ("mine", 1)
+    with pytest.raises(ValueError, match="batch_size attribute should not be set after"):
+        found.batch_size = 4
+    found.memory_format = torch.channels_last
+    assert not hasattr(loader, "memory_format")
+
+
+def test_length_is_the_loaders() -> None:
+    assert len(ours(DataLoader(DATA, 3))) == 7 and len(ours([1, 2])) == 2
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(DATA)
+
+    for loader in (DataLoader(Stream()), iter(DATA)):
+        with pytest.raises(TypeError, match="has no len"):
+            len(ours(loader))
+
+
+def test_several_iterators_at_once_do_not_know_each_other() -> None:
+    found = ours(DataLoader(DATA, 4))
+    one, other = iter(found), iter(found)
+    assert [next(one).tolist(), next(one).tolist(), next(other).tolist()] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+    assert len(list(one)) == 3 and len(list(other)) == 4
+
+
+@pytest.mark.parametrize("nice", [0, 5])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_keeps_its_type_and_the_pass_goes_on_behind_it(workers: int, nice: int) -> None:
+    loader = DataLoader(Numbers(broken=7), 5, num_workers=workers)
+    batches = iter(DeviceLoader(loader, CPU, torch.contiguous_format, Loader(nice=nice)))
+    assert next(batches).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(FileNotFoundError, match="sample 7"):
+        next(batches)
+    assert [batch.tolist() for batch in batches] == [[10, 11, 12, 13, 14], [15, 16, 17, 18, 19]]
+
+
+@pytest.mark.parametrize("nice", [0, 5])
+def test_a_pass_that_is_left_ends_its_workers_and_the_next_one_is_whole(nice: int) -> None:
+    found = DeviceLoader(DataLoader(DATA, 2, num_workers=2), CPU, torch.contiguous_format, Loader(nice=nice))
+    for _ in found:
+        (*workers,) = psutil.Process().children()
+        break
+    gc.collect()
+    until = time.monotonic() + 10
+    while any(worker.is_running() for worker in workers) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert workers and not any(worker.is_running() for worker in workers)
+    assert [number for batch in found for number in batch.tolist()] == DATA
+
+
+class Counting(TensorDataset):
+    """Remembers its epochs."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.arange(4))
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_is_a_loader_that_tells_its_epochs(copied: Callable[[Any], Any]) -> None:
+    found = copied(ours(DataLoader(Counting(), 2)))
+    for _ in range(2):
+        assert [batch.tolist() for (batch,) in found] == [[0, 1], [2, 3]]
+    assert (found.batch_size, found.dataset.epochs) == (2, [0, 1])
+    found.dataset.set_epoch(7)
+    list(found)
+    assert found.dataset.epochs == [0, 1, 7]
 
 
 def test_each_pass_tells_the_data_set_its_epoch() -> None:
-    epochs: list[int] = []
-
-    class Counting(TensorDataset):
-        def set_epoch(self, epoch: int) -> None:
-            epochs.append(epoch)
-
-    loader = DeviceLoader(DataLoader(Counting(torch.arange(4))), torch.device("cpu"), torch.contiguous_format)
+    data = Counting()
+    loader = ours(DataLoader(data))
     for _ in range(3):
         assert len(list(loader)) == 4
-    assert epochs == [0, 1, 2]
+    assert data.epochs == [0, 1, 2]
+
+
+def test_the_callers_epochs_are_not_overwritten() -> None:
+    data = Counting()
+    loader = ours(DataLoader(data))
+    for epoch in (7, 7, 2):
+        data.set_epoch(epoch)
+        list(loader)
+    assert data.epochs == [7, 7, 2]
+    loader.set_epoch(5)  # the latest word counts
+    list(loader), list(loader)
+    assert data.epochs[-1] == 6 and data.epochs[-2] == 5
+
+
+def test_a_data_set_at_an_epoch_goes_on_from_there() -> None:
+    data = Counting()
+    data.epoch = 3
+    loader = ours(DataLoader(data))
+    list(loader), list(loader)
+    assert data.epochs == [3, 4]
+
+
+def test_a_second_loader_over_the_same_data_set_knows_whose_its_epochs_are() -> None:
+    data = Counting()
+    one, other = ours(DataLoader(data)), ours(DataLoader(data))
+    list(one), list(other)
+    assert data.epochs == [0, 0]
+    data.set_epoch(9)
+    list(one), list(other)
+    assert data.epochs == [0, 0, 9]
+
+
+def test_what_came_back_may_be_given_again() -> None:
+    data = Counting()
+    again = ours(ours(DataLoader(data)))
+    assert len(list(again)) == 4 and data.epochs == [0] and not isinstance(again.loader, DeviceLoader)
+
+
+def test_a_batch_may_be_anything_and_ends_nothing() -> None:
+    given = [None, (), 0, torch.ones(1), "", {}, None]
+    assert [type(batch) for batch in ours(given)] == [type(batch) for batch in given]
+
+
+@pytest.fixture
+def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Streams that do nothing; returns what is said to be used on them."""
+    used: list[Any] = []
+    stream = types.SimpleNamespace(record_event=lambda: None, wait_event=lambda event: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
+    monkeypatch.setattr(device_loader, "_used_on_current_stream", lambda tensor: used.append(tensor) or tensor)
+    return used
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("given", [[0, None, 2, 3], [None, None, None], [None], [(), 0, "", {}], []])
+def test_copying_ahead_hands_on_every_batch(pretended_cuda: list[Any], given: list[Any], depth: int) -> None:
+    assert list(device_loader._ahead(iter(given), CPU, depth)) == given
+
+
+def test_copying_ahead_reads_no_further_than_asked(pretended_cuda: list[Any]) -> None:
+    read: list[int] = []
+    batches = device_loader._ahead((read.append(number) or number for number in itertools.count()), CPU, 2)
+    assert next(batches) == 0 and read == [0, 1, 2]
+    assert next(batches) == 1 and read == [0, 1, 2, 3]
+
+
+def test_an_error_comes_when_its_batch_would_have_come(pretended_cuda: list[Any]) -> None:
+    loader = DataLoader(Numbers(broken=7), 5)
+    batches = device_loader._ahead(iter(loader), CPU, 3)
+    assert next(batches).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(FileNotFoundError, match="sample 7"):
+        next(batches)
+    assert [batch.tolist()[0] for batch in batches] == [10, 15]
+
+
+def test_the_memory_of_every_tensor_is_kept_for_the_stream(pretended_cuda: list[Any]) -> None:
+    class Graph:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
+
+        def to(self, device: torch.device) -> Graph:
+            return Graph(self.x.to(device))
+
+    shared = torch.ones(1)
+    batch = [collections.UserDict(x=shared), shared, Graph(torch.zeros(2)), {torch.ones(3)}]
+    (moved,) = device_loader._ahead(iter([batch]), META, 2)
+    expected = [moved[0]["x"], moved[2].x, *moved[3]]
+    assert moved[0]["x"] is moved[1] and all(tensor.device == META for tensor in expected)
+    assert [any(tensor is one for one in pretended_cuda) for tensor in expected] == [True] * 3
+    assert len({id(tensor) for tensor in pretended_cuda}) == 3

@@ -1,10 +1,12 @@
 """Padding to buckets: few shapes, nothing else changed, and clear words about what cannot be padded."""
 
-from collections import namedtuple
+import dataclasses
+from collections import defaultdict, namedtuple
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from transformers import BatchEncoding
 
 from gallery_lib.config import Loader
 from gallery_lib.data.device_loader import DeviceLoader
@@ -49,3 +51,41 @@ def test_a_loader_of_variable_length_yields_only_the_shapes_of_the_buckets() -> 
     options = Loader(buckets=BUCKETS, pad_values={"x": 0.0})
     shapes = {tuple(batch["x"].shape) for batch in DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, options)}
     assert shapes == {(2, 4), (2, 8), (2, 16)}
+
+
+def test_what_pads_nothing_is_refused() -> None:
+    for options, said in ((Loader(buckets=BUCKETS), "pad_values is not"), (Loader(pad_values={"x": 0.0}), "buckets is not")):
+        with pytest.raises(InputError, match=said):
+            DeviceLoader([], torch.device("cpu"), torch.contiguous_format, options)
+
+
+def test_a_batch_of_any_kind_keeps_its_type() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Batch:
+        x: torch.Tensor
+        name: str = "kept"
+
+    class Own(list):  # type: ignore[type-arg]
+        def __init__(self, one: torch.Tensor, other: int) -> None:
+            super().__init__([one, other])
+
+    three = torch.ones(1, 3)
+    padded = pad_to_bucket(Batch(three), BUCKETS, {"x": 0})
+    assert isinstance(padded, Batch) and padded.x.shape == (1, 4) and padded.name == "kept"
+    own = pad_to_bucket(Own(three, 5), BUCKETS, {0: 0})
+    assert type(own) is Own and own[0].shape == (1, 4) and own[1] == 5
+    encoding = pad_to_bucket(BatchEncoding({"ids": three}), BUCKETS, {"ids": 0})
+    assert type(encoding) is BatchEncoding and encoding.ids.shape == (1, 4)
+    counted = pad_to_bucket(defaultdict(list, x=three), BUCKETS, {"x": 0})
+    assert counted["new"] == [] and counted["x"].shape == (1, 4)
+
+
+def test_a_batch_that_fits_is_not_touched() -> None:
+    batch = {"x": torch.ones(1, 4), "y": torch.ones(1, 4)}
+    assert pad_to_bucket(batch, BUCKETS, {"x": 0, "y": 1}) is batch
+    assert pad_to_bucket(None, BUCKETS, {"x": 0}) is None
+
+
+def test_a_batch_without_parts_is_refused() -> None:
+    with pytest.raises(InputError, match="pad_values names 'x'; a batch is a Tensor, which has no named parts"):
+        pad_to_bucket(torch.ones(1, 3), BUCKETS, {"x": 0})

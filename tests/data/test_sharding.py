@@ -1,16 +1,19 @@
 """Each rank's share: equal, together the whole, for samplers and for streams."""
 
+import inspect
 from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
+from torch.utils.data.datapipes.iter import IterableWrapper
 
-from gallery_lib.comm import process_group
+from gallery_lib.data.agreed_order import ShardedSampler
 from gallery_lib.data.device_loader import DeviceLoader
-from gallery_lib.data.sharding import ShardedSampler, ShardedStream, sharded
+from gallery_lib.data.sharding import sharded
+from gallery_lib.data.streams import ShardedStream
 from gallery_lib.errors import InputError
 
 
@@ -56,7 +59,7 @@ def test_a_stream_is_divided_in_whole_rounds(length: int, world_size: int) -> No
 
 
 def test_workers_of_a_sharded_stream_still_divide_it_as_the_data_set_says() -> None:
-    loaders = [sharded(DataLoader(Counting(16), batch_size=2, num_workers=2), rank, 2) for rank in range(2)]
+    loaders = [sharded(DataLoader(Counting(16), batch_size=2, num_workers=2), rank, 2).loader for rank in range(2)]
     seen = [item for loader in loaders for batch in loader for item in batch.tolist()]
     assert sorted(seen) == list(range(16))
 
@@ -69,14 +72,65 @@ def test_a_sharded_stream_is_told_its_epochs(monkeypatch: pytest.MonkeyPatch) ->
     assert stream.epochs == [0, 1]
 
 
-def test_a_loader_that_cannot_be_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    loader = DataLoader(TensorDataset(torch.arange(8)), batch_sampler=[[0, 1], [2, 3]])
-    with pytest.raises(InputError, match="batch_sampler"):
-        DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format)
+def test_a_copy_keeps_every_argument_that_this_torch_has() -> None:
+    loader = DataLoader(
+        list(range(8)),
+        batch_size=2,
+        shuffle=True,
+        num_workers=1,
+        collate_fn=list,
+        drop_last=True,
+        timeout=9,
+        worker_init_fn=print,
+        multiprocessing_context="spawn",
+        generator=torch.Generator(),
+        prefetch_factor=3,
+        persistent_workers=True,
+        in_order=False,
+    )
+    copy = sharded(loader, 1, 2).loader
+    arguments = set(inspect.signature(DataLoader).parameters) - {"shuffle", "sampler", "batch_sampler"}
+    assert len(arguments) > 10
+    for name in arguments:
+        assert getattr(copy, name) is getattr(loader, name), name
+    assert (len(copy), copy.batch_sampler.batch_size, copy.batch_sampler.drop_last) == (2, 2, True)
 
 
-def test_data_sets_of_different_length_are_refused_with_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "all_ranks", lambda value: [value, value + 1])
-    with pytest.raises(InputError, match=r"differ in length \(rank 0: 8, rank 1: 9\)"):
-        sharded(DataLoader(TensorDataset(torch.arange(8))), 0, 2)
+def test_a_subclass_with_samplers_of_its_own_class_keeps_the_class() -> None:
+    class Own(BatchSampler):
+        """As a loader whose state can be saved has them."""
+
+    class Stateful(DataLoader[int]):
+        def __init__(self, data: list[int]) -> None:
+            super().__init__(data, batch_size=2)
+            object.__setattr__(self, "batch_sampler", Own(self.sampler, 2, False))
+            self.bound = self.describe
+
+        def describe(self) -> int:
+            return id(self)
+
+    copy = sharded(Stateful(list(range(8))), 1, 2).loader
+    assert type(copy.batch_sampler) is Own and [batch.tolist() for batch in copy] == [[1, 3], [5, 7]]
+    assert copy.bound() == id(copy)
+
+
+def test_a_loader_whose_parts_cannot_be_replaced_is_refused() -> None:
+    class Fixed(DataLoader[int]):
+        @property
+        def sampler(self) -> range:  # type: ignore[override]
+            return range(8)
+
+        @sampler.setter
+        def sampler(self, value: object) -> None:
+            pass
+
+    with pytest.raises(InputError, match=r"a Fixed, whose `sampler` cannot be replaced.*config\.loader\.shard = 'never'"):
+        sharded(Fixed(list(range(8)), batch_size=None), 0, 2)
+
+
+def test_a_data_pipe_is_divided_by_its_own_filter_or_refused() -> None:
+    pipe = IterableWrapper(range(8))
+    with pytest.raises(InputError, match="no sharding_filter"):
+        sharded(DataLoader(pipe, batch_size=2), 0, 2)
+    loader = DataLoader(pipe.sharding_filter(), batch_size=2)
+    assert sharded(loader, 0, 2).loader is loader

@@ -10,11 +10,12 @@ from ranks import connect
 
 from gallery_lib.comm import process_group
 from gallery_lib.processes import die_with_parent
-from on_ranks import averages, choices, memory, replays, training, trouble, twins
+from on_ranks import averages, choices, loaders, memory, replays, training, trouble, twins
 
 SUBJECTS = {
     "averages": averages,
     "choices": choices,
+    "loaders": loaders,
     "memory": memory,
     "replays": replays,
     "training": training,

@@ -1,0 +1,38 @@
+"""A copy of a DataLoader, of any subclass, that reads another sampler or another data set.
+
+DataLoader refuses to be given another one, and a plain DataLoader would lose what a subclass adds. So
+the copy is the same in everything, options of any version of torch included, but for the parts replaced.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from gallery_lib.errors import InputError
+
+
+def copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
+    """Return a copy of `loader`, not begun, with `parts` (`dataset`, `sampler`, `batch_sampler`) in place of its own.
+
+    Raises InputError for a subclass that answers with other parts than it was given.
+    """
+    kind = type(loader)
+    result: DataLoader[Any] = object.__new__(kind)
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(loader, name):
+                object.__setattr__(result, name, getattr(loader, name))
+    for name, value in vars(loader).items():
+        own_method = isinstance(value, types.MethodType) and value.__self__ is loader
+        vars(result)[name] = types.MethodType(value.__func__, result) if own_method else value
+    vars(result).update(parts, _iterator=None, _IterableDataset_len_called=None)
+    if strange := [name for name, part in parts.items() if getattr(result, name) is not part]:
+        raise InputError(
+            f"the loader is a {kind.__name__}, whose `{strange[0]}` cannot be replaced, so that it cannot be "
+            "divided over the ranks: give it a DistributedSampler, or set config.loader.shard = 'never'."
+        )
+    return result

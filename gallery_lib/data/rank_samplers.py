@@ -1,0 +1,60 @@
+"""Samplers that know ranks: those that divide the data themselves, as DistributedSampler does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Sampler
+
+_REPLICAS = ("num_replicas", "world_size", "_num_replicas", "_world_size")
+_RANK = ("rank", "_rank")
+_DEEPEST = 4
+"""Samplers in samplers in batch samplers that are looked into."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """For which rank of how many the sampler called `name` is."""
+
+    name: str
+    rank: int
+    replicas: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.replicas}"
+
+
+def chain(loader: Any) -> list[Any]:
+    """Return the samplers of a loader, those inside others too, from the outside inwards."""
+    found: list[Any] = []
+    for name in ("batch_sampler", "sampler"):
+        for sampler in _below(getattr(loader, name, None), 0):
+            if not any(sampler is other for other in found):
+                found.append(sampler)
+    return found
+
+
+def _below(sampler: Any, depth: int) -> Iterator[Any]:
+    if sampler is None or depth > _DEEPEST:
+        return
+    yield sampler
+    for value in list(getattr(sampler, "__dict__", {}).values()):
+        if isinstance(value, Sampler) or _place(value) is not None:
+            yield from _below(value, depth + 1)
+
+
+def _place(sampler: Any) -> Place | None:
+    """Return the place that the attributes of one sampler name."""
+    own = getattr(sampler, "__dict__", {})
+    replicas = next((own[name] for name in _REPLICAS if type(own.get(name)) is int), None)
+    rank = next((own[name] for name in _RANK if type(own.get(name)) is int), None)
+    if replicas is None or rank is None or not hasattr(type(sampler), "__iter__"):
+        return None
+    return Place(type(sampler).__name__, rank, replicas)
+
+
+def place_of(loader: Any) -> Place | None:
+    """Return for which rank a loader's samplers are; None when none of them knows ranks."""
+    return next((place for sampler in chain(loader) if (place := _place(sampler))), None)

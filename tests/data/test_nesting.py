@@ -1,0 +1,304 @@
+"""Batches of every kind keep their type, reach the device whole, and are not touched when they are there."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import types
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+from transformers import BatchEncoding
+from transformers.utils import ModelOutput
+
+from gallery_lib.data.device_loader import to_device
+from gallery_lib.data.nesting import map_tensors, tensors_in
+from gallery_lib.errors import InputError
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Derived(Pair):
+    """Has a constructor that takes something else."""
+
+    def __new__(cls, both: Any) -> Derived:
+        made = super().__new__(cls, both, both)
+        made.note = "kept"
+        return made
+
+
+class OwnList(list):
+    def __init__(self, one: Any, other: Any) -> None:
+        super().__init__([one, other])
+        self.first = one
+
+
+class OwnTuple(tuple):
+    def __new__(cls, one: Any, other: Any) -> OwnTuple:
+        return super().__new__(cls, (one, other))
+
+
+class OwnDict(dict):
+    def __init__(self, one: Any, *, scale: int) -> None:
+        super().__init__(x=one)
+        self.scale = scale
+
+
+class Attributes(dict):
+    """The well-known dict that is its own `__dict__`."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.__dict__ = self
+
+
+class ByName(dict):
+    __getattr__ = dict.__getitem__
+
+
+@dataclasses.dataclass
+class Plain:
+    x: Any
+    n: int = 3
+
+    def __post_init__(self) -> None:
+        self.doubled = self.x
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
+    n: int = dataclasses.field(default=4, init=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSlots:
+    x: Any
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    x: Any
+    unset: Any = dataclasses.field(init=False)
+
+
+@attrs.define
+class Attrs:
+    x: Any
+
+
+@attrs.frozen
+class AttrsFrozen:
+    x: Any
+
+
+@dataclasses.dataclass
+class Output(ModelOutput):
+    x: Any = None
+    y: Any = None
+
+
+class Graph:
+    """As PyTorch Geometric's data."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(self.x.to(device))
+
+
+def T() -> Tensor:
+    return torch.arange(6.0).view(2, 3)
+
+
+def kinds() -> dict[str, Any]:
+    """Batches of which every tensor is on the CPU."""
+    x = T()
+    return {
+        "tensor": x,
+        "list": [x, 1],
+        "tuple": (x, "text", None),
+        "dict": {"x": x, "name": ["a", "b"], "nothing": None},
+        "nested": {"x": [x, ({"y": x},)]},
+        "named tuple": Pair(x, 3),
+        "derived named tuple": Derived(x),
+        "own list": OwnList(x, T()),
+        "own tuple": OwnTuple(x, T()),
+        "own dict": OwnDict(x, scale=3),
+        "dict of attributes": Attributes(x=x, n=3),
+        "dict by name": ByName(x=x),
+        "OrderedDict": collections.OrderedDict(x=x, y=T()),
+        "defaultdict": collections.defaultdict(list, x=x),
+        "UserDict": collections.UserDict(x=x),
+        "UserList": collections.UserList([x]),
+        "deque": collections.deque([x, 1], maxlen=5),
+        "ChainMap": collections.ChainMap({"x": x}),
+        "read-only": types.MappingProxyType({"x": x}),
+        "BatchEncoding": BatchEncoding({"input_ids": x, "parts": [T(), T()]}),
+        "model output": Output(x=x, y=(T(),)),
+        "return type": torch.max(x, dim=0),
+        "dataclass": Plain(x),
+        "frozen dataclass": Frozen(x),
+        "frozen dataclass with slots": FrozenSlots(x),
+        "dataclass with slots": Slots(x),
+        "attrs": Attrs(x),
+        "frozen attrs": AttrsFrozen([x]),
+        "namespace": types.SimpleNamespace(x=x, n=1),
+        "set": {x},
+        "frozenset": frozenset([x, "text"]),
+        "object with to": Graph(x),
+        "objects with to": [Graph(x), {"x": Graph(T())}],
+        "packed sequence": pack_sequence([torch.ones(3), torch.ones(2)]),
+        "sparse": x.to_sparse(),
+        "sparse rows": x.to_sparse_csr(),
+    }
+
+
+def left_behind(batch: Any) -> list[Tensor]:
+    return [tensor for tensor in tensors_in(batch) if tensor.device != META]
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_batch_keeps_its_type_and_reaches_the_device(kind: str) -> None:
+    batch = kinds()[kind]
+    before = list(tensors_in(batch))
+    moved = to_device(batch, META)
+    assert type(moved) is type(batch) and len(list(tensors_in(moved))) == len(before) > 0
+    if kind == "packed sequence":
+        assert moved.data.device == META and moved.batch_sizes.device == CPU  # as its own `to` has it
+    else:
+        assert left_behind(moved) == []
+    assert [tensor.shape for tensor in tensors_in(moved)] == [tensor.shape for tensor in before] or "set" in kind
+    assert all(tensor.device == CPU for tensor in before)
+    assert all(one is other for one, other in zip(tensors_in(batch), before, strict=True))  # the caller's stays as it was
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_what_is_there_already_is_the_very_same_object(kind: str) -> None:
+    batch = kinds()[kind]
+    before = list(tensors_in(batch))
+    assert to_device(batch, CPU) is batch
+    assert all(one is other for one, other in zip(tensors_in(batch), before, strict=True))
+
+
+@pytest.mark.parametrize("batch", [None, 3, "text", b"bytes", np.ones(2), [], {}, (), frozenset([1]), object(), Plain, torch.Size([2])])
+def test_what_has_no_tensors_stays(batch: Any) -> None:
+    assert to_device(batch, META) is batch
+
+
+def test_what_belongs_to_a_container_beside_its_members_stays_with_it() -> None:
+    moved = {kind: to_device(batch, META) for kind, batch in kinds().items()}
+    assert moved["defaultdict"]["new"] == []
+    assert moved["own dict"].scale == 3 and moved["derived named tuple"].note == "kept"
+    assert moved["own list"].first is moved["own list"][0]
+    assert moved["dict of attributes"].x is moved["dict of attributes"]["x"]
+    assert moved["dict by name"].x.device == META
+    assert moved["deque"].maxlen == 5
+    assert moved["dataclass"].doubled is moved["dataclass"].x and moved["dataclass"].n == 3
+    assert moved["frozen dataclass"].n == 4 and not hasattr(moved["dataclass with slots"], "unset")
+    assert moved["model output"].x is moved["model output"]["x"] and moved["model output"].y[0].device == META
+    assert moved["BatchEncoding"].input_ids.device == META
+    assert (moved["tuple"][1:], moved["dict"]["name"]) == (("text", None), ["a", "b"])
+    assert moved["return type"].values.device == META
+
+
+def test_what_is_in_a_batch_twice_is_copied_once() -> None:
+    x, inner = T(), [T()]
+    moved = to_device({"a": x, "b": [x], "c": inner, "d": inner}, META)
+    assert moved["a"] is moved["b"][0] and moved["c"] is moved["d"]
+
+
+def test_a_batch_that_holds_itself_ends() -> None:
+    batch: list[Any] = [T()]
+    batch.append(batch)
+    assert to_device(batch, META)[0].device == META
+    assert len(list(tensors_in(batch))) == 1
+
+
+def test_nested_tensors_and_subclasses_stay_what_they_are() -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert to_device([ragged], CPU)[0] is ragged
+    moved = to_device([ragged], META)[0]
+    assert moved.is_nested and moved.device == META
+
+    class Own(Tensor):
+        pass
+
+    own = T().as_subclass(Own)
+    assert type(to_device((own,), META)[0]) is Own
+
+
+def test_an_object_is_moved_as_its_own_method_says() -> None:
+    calls = []
+
+    class Both:
+        def __init__(self) -> None:
+            self.x = T()
+
+        def to(self, device: torch.device, non_blocking: bool = False) -> Both:
+            calls.append((device, non_blocking))
+            return self
+
+    to_device([Both()], META)
+    assert calls == [(META, True)]
+
+    class Broken(Both):
+        def to(self, device: torch.device) -> Both:  # type: ignore[override]
+            raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        to_device(Broken(), META)
+
+
+def test_another_kind_of_to_is_left_alone() -> None:
+    class Length:
+        """A physical quantity."""
+
+        def to(self, unit: str) -> float:
+            return {"m": 1.0, "km": 0.001}[unit] if isinstance(unit, str) else int(unit)  # type: ignore[call-overload]
+
+    batch = [Length(), T()]
+    assert to_device(batch, META)[0] is batch[0]
+
+
+def test_a_mapping_that_cannot_be_changed_is_refused_in_one_line() -> None:
+    class Locked(collections.abc.Mapping):
+        def __init__(self, *, secret: Any) -> None:
+            self._secret = secret
+
+        def __getitem__(self, key: str) -> Any:
+            return {"x": self._secret}[key]
+
+        def __iter__(self) -> Any:
+            return iter("x")
+
+        def __len__(self) -> int:
+            return 1
+
+    with pytest.raises(InputError, match=r"a batch is a Locked, whose members cannot be exchanged: give it a method `to\(device\)`"):
+        to_device(Locked(secret=T()), META)
+
+
+def test_a_walk_that_changes_values_leaves_the_original(kind: str = "nested") -> None:
+    batch = kinds()[kind]
+    original = copy.deepcopy(batch)
+    doubled = map_tensors(lambda tensor: tensor * 2, batch)
+    assert torch.equal(doubled["x"][1][0]["y"], 2 * T()) and str(batch) == str(original)
+
+
+def test_tensors_come_in_order() -> None:
+    tensors = [torch.tensor(float(number)) for number in range(5)]
+    batch = {"a": tensors[0], "b": [tensors[1], Frozen(tensors[2])], "c": (Graph(tensors[3]), BatchEncoding({"x": tensors[4]}))}
+    assert [int(tensor) for tensor in tensors_in(batch)] == [0, 1, 2, 3, 4]

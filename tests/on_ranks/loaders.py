@@ -1,0 +1,306 @@
+"""Loaders of many kinds, each divided over the ranks: what every rank gets of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from gallery_lib.comm import process_group
+from gallery_lib.config import Loader
+from gallery_lib.data.device_loader import DeviceLoader
+
+SAMPLES = 20
+DATA = list(range(SAMPLES))
+
+
+def rank() -> int:
+    return process_group.rank()
+
+
+class NoLength(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES))
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from torch.randperm(SAMPLES).tolist()
+
+
+class EndlessWithLength(Endless):
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class OfPython(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(DATA, SAMPLES))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class OfNumpy(OfPython):
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.permutation(SAMPLES))
+
+
+class Failing(OfPython):
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        if rank() == 1:
+            raise OSError("the list of files is gone")
+        yield from range(1, SAMPLES)
+
+
+class ByRank(Sampler[int]):
+    """Divides the data itself, and has no attribute that says so."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(DATA[rank() :: process_group.world_size()])
+
+    def __len__(self) -> int:
+        return SAMPLES // process_group.world_size()
+
+
+class NoLengthData(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[Any]):
+    """`make(rank)`, divided among workers as PyTorch's documentation shows it."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        items = self.make(rank())
+        return itertools.islice(items, worker.id, None, worker.num_workers) if worker else iter(items)
+
+
+class Long(Stream):
+    """A stream that says a length."""
+
+    def __len__(self) -> int:
+        return len(self.make(rank()))
+
+
+class Once(IterableDataset[Any]):
+    """A generator that can be read once."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = (item for item in items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.items
+
+
+class Halved(DataLoader[Any]):
+    """Finishes its batches itself."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch / 2
+
+
+class BegunEarly(DataLoader[Any]):
+    """Has one iterator for its whole life, made over the whole data."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class Batches:
+    """An iterable of batches that is no DataLoader."""
+
+    def __init__(self, batches: Callable[[int], Any]) -> None:
+        self.batches, self.batch_size = batches, 2
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches(rank()))
+
+
+def _pairs(numbers: Any) -> list[Any]:
+    return list(torch.as_tensor(list(numbers)).view(-1, 2))
+
+
+def _failing_stream(number: int) -> Iterator[int]:
+    if number == 1:
+        raise OSError("the archive is broken")
+    yield from range(8)
+
+
+def _share(number: int, of: int = SAMPLES) -> Any:
+    return range(number, of, process_group.world_size())
+
+
+LOADERS: dict[str, Callable[..., Any]] = {
+    "sequential": lambda **o: DataLoader(DATA, 2, **o),
+    "shuffled": lambda **o: DataLoader(DATA, 2, shuffle=True, **o),
+    "shuffled, generator": lambda **o: DataLoader(DATA, 2, shuffle=True, generator=torch.Generator().manual_seed(rank()), **o),
+    "with replacement": lambda **o: DataLoader(DATA, 2, sampler=RandomSampler(DATA, replacement=True, num_samples=36), **o),
+    "weighted": lambda **o: DataLoader(DATA, 2, sampler=WeightedRandomSampler([1.0] * 10 + [3.0] * 10, 24), **o),
+    "few weighted": lambda **o: DataLoader(range(10000), 2, sampler=WeightedRandomSampler([1.0] * 10000, 4), **o),
+    "subset": lambda **o: DataLoader(DATA, 2, sampler=SubsetRandomSampler(range(4, 16)), **o),
+    "Python's random": lambda **o: DataLoader(DATA, 2, sampler=OfPython(), **o),
+    "NumPy's random": lambda **o: DataLoader(DATA, 2, sampler=OfNumpy(), **o),
+    "random batches": lambda **o: DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, False), **o),
+    "random batches, no collation": lambda **o: DataLoader(
+        torch.arange(SAMPLES), batch_size=None, sampler=BatchSampler(RandomSampler(DATA), 2, False), **o
+    ),
+    "no length": lambda **o: DataLoader(DATA, 2, sampler=NoLength(), **o),
+    "data without length": lambda **o: DataLoader(NoLengthData(), 2, sampler=range(SAMPLES), **o),
+    "endless": lambda **o: DataLoader(DATA, 2, sampler=Endless(), **o),
+    "endless with length": lambda **o: DataLoader(DATA, 2, sampler=EndlessWithLength(), **o),
+    "failing sampler": lambda **o: DataLoader(DATA, 2, sampler=Failing(), **o),
+    "list": lambda **o: DataLoader(DATA, 2, sampler=DATA[::-1], **o),
+    "five batches": lambda **o: DataLoader(DATA, batch_sampler=BatchSampler(range(10), 2, False), **o),
+    "five batches, drop_last": lambda **o: DataLoader(DATA, batch_sampler=BatchSampler(range(10), 2, True), **o),
+    "one sample": lambda **o: DataLoader([7], 2, **o),
+    "no sample": lambda **o: DataLoader([], 2, **o),
+    "DistributedSampler": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA), **o),
+    "DistributedSampler inside": lambda **o: DataLoader(DATA, batch_sampler=BatchSampler(DistributedSampler(DATA), 2, False), **o),
+    "DistributedSampler of others": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA, num_replicas=4, rank=0), **o),
+    "DistributedSampler of rank 0": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA, num_replicas=2, rank=0), **o),
+    "by rank": lambda **o: DataLoader(DATA, 2, sampler=ByRank(), **o),
+    "range by rank": lambda **o: DataLoader(DATA, 2, sampler=_share(rank()), **o),
+    "subset by rank": lambda **o: DataLoader(DATA, 2, sampler=SubsetRandomSampler(_share(rank())), **o),
+    "padded by rank": lambda **o: DataLoader(DATA[:19], 2, sampler=[*_share(rank(), 19), 0][:10], **o),
+    "part by rank": lambda **o: DataLoader(DATA, 2, sampler=list(_share(rank(), 12)), **o),
+    "Subset by rank": lambda **o: DataLoader(Subset(DATA, list(_share(rank()))), 2, **o),
+    "noise": lambda **o: DataLoader(TensorDataset(torch.rand(8)), 2, collate_fn=lambda items: torch.stack([x for (x,) in items]), **o),
+    "other lengths": lambda **o: DataLoader(DATA[: 8 + rank()], 2, **o),
+    "rank 0 alone has other data": lambda **o: DataLoader(DATA[::-1] if rank() == 0 else DATA, 2, **o),
+    "stream": lambda **o: DataLoader(Stream(lambda _: range(SAMPLES)), 2, **o),
+    "stream by rank": lambda **o: DataLoader(Stream(_share), 2, **o),
+    "stream by function": lambda **o: DataLoader(Stream(_share), 2, **o),
+    "uneven stream by rank": lambda **o: DataLoader(Stream(lambda number: _share(number, 11)), 2, **o),
+    "endless stream": lambda **o: DataLoader(Stream(lambda _: itertools.count()), 2, **o),
+    "stream of batches": lambda **o: DataLoader(Stream(lambda _: _pairs(DATA)), None, **o),
+    "stream once": lambda **o: DataLoader(Once(_share(rank())), 2, **o),
+    "empty stream": lambda **o: DataLoader(Stream(lambda _: ()), 2, **o),
+    "stream on rank 0 alone": lambda **o: DataLoader(Stream(lambda number: range(4) if number == 0 else ()), 2, **o),
+    "stream of Nones": lambda **o: DataLoader(Stream(lambda _: [None, None, 1, 2]), None, **o),
+    "failing stream": lambda **o: DataLoader(Stream(_failing_stream), 2, **o),
+    "rank 0 alone has another stream": lambda **o: DataLoader(Stream(lambda number: range(3 if number == 0 else 0, 20)), 2, **o),
+    "long stream": lambda **o: DataLoader(Long(lambda _: range(SAMPLES)), 2, **o),
+    "long stream by rank": lambda **o: DataLoader(Long(lambda number: _share(number, 11)), 2, **o),
+    "longer on rank 1": lambda **o: DataLoader(Long(lambda number: range(8 + number)), 2, **o),
+    "halved": lambda **o: Halved(DATA, 2, shuffle=True, **o),
+    "halved stream by rank": lambda **o: Halved(Stream(_share), 2, **o),
+    "begun early": lambda **o: BegunEarly(DATA, 2, **o),
+    "list of batches": lambda **o: _pairs(range(10)),
+    "generator": lambda **o: iter(_pairs(DATA)),
+    "iterable": lambda **o: Batches(lambda _: _pairs(DATA)),
+    "iterable by rank": lambda **o: Batches(lambda number: _pairs(_share(number))),
+}
+
+
+def _seed() -> None:
+    torch.manual_seed(100 + rank())
+    random.seed(rank())
+    np.random.seed(rank())
+
+
+def _numbers(batch: Any) -> Any:
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def batches(kind: str, passes: int = 1, most: int = 100, shard: str = "auto", **options: Any) -> dict[str, Any]:
+    """The batches of some passes on this rank, as lists; what was said; the error. The ranks are seeded differently."""
+    result: dict[str, Any] = {"passes": [], "said": [], "error": ""}
+    _seed()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            loader = DeviceLoader(LOADERS[kind](**options), torch.device("cpu"), torch.contiguous_format, Loader(nice=0, shard=shard))
+            for _ in range(passes):
+                result["passes"].append([_numbers(batch) for batch in itertools.islice(loader, most)])
+        except Exception as error:
+            result["error"] = f"{type(error).__name__}: {error}"
+    result["said"] = [str(warning.message) for warning in said if "accelerate()" in str(warning.message)]
+    return result
+
+
+def batches_with(kind: str, passes: int, options: dict[str, Any]) -> dict[str, Any]:
+    """The same of a loader with `options`."""
+    return batches(kind, passes, **options)
+
+
+def plain(kind: str, passes: int = 1, most: int = 100, **options: Any) -> list[list[Any]]:
+    """The batches of the loader itself."""
+    _seed()
+    loader = LOADERS[kind](**options)
+    return [[_numbers(batch) for batch in itertools.islice(loader, most)] for _ in range(passes)]
+
+
+def lengths(kind: str) -> int:
+    """The length that the divided loader says."""
+    return len(DeviceLoader(LOADERS[kind](), torch.device("cpu"), torch.contiguous_format))
+
+
+def epochs(who: str, told: list[int]) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Passes over a DistributedSampler that `who` tells its epochs: through accelerate()'s loader, and in plain PyTorch."""
+    found = []
+    loader = DataLoader(DATA, 2, sampler=DistributedSampler(DATA))
+    ours = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format)
+    for epoch in told:
+        {"loader": ours, "its sampler": ours.sampler, "the sampler": loader.sampler}[who].set_epoch(epoch)
+        found.append([batch.tolist() for batch in ours])
+    expected = []
+    sampler = DistributedSampler(DATA)
+    for epoch in told:
+        sampler.set_epoch(epoch)
+        expected.append([batch.tolist() for batch in DataLoader(DATA, 2, sampler=sampler)])
+    return found, expected
+
+
+def two_orders() -> list[list[int]]:
+    """One pass each of two shuffled loaders."""
+    _seed()
+    loaders = [DeviceLoader(DataLoader(range(64), 4, shuffle=True), torch.device("cpu"), torch.contiguous_format) for _ in range(2)]
+    return [[int(number) for batch in loader for number in batch] for loader in loaders]
+
+
+def subclass() -> dict[str, Any]:
+    """What a divided loader of a subclass says of itself."""
+    loader = Halved(DATA, 2, shuffle=True, drop_last=True)
+    loader.own = "kept"
+    ours = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format)
+    ours.later = 5
+    return {
+        "own": ours.own,
+        "later": ours.loader.later,
+        "kind": type(ours.loader).__name__,
+        "length": len(ours),
+        "sampler": ours.sampler is loader.sampler,
+        "plain length": len(loader),
+    }
