@@ -303,7 +303,6 @@ def _data_facts(session: Session) -> dict[str, Any]:
     head, classes = session.task.head, getattr(splits.train, "classes", None)
     if head is not None and classes is not None:
         facts |= {"classes": len(classes), "outputs": head.outputs}
-        facts["head"] = f"the training data has {len(classes)} classes, and the model {head.outputs} outputs"
     return facts
 
 
@@ -342,7 +341,9 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             session.log.say(said)
         data = _data_facts(session)
         if process_group.rank() == 0:
-            for line in (*([data["head"]] if "head" in data else []), *data["notices"]):
+            if "outputs" in data:
+                session.log.say(f"data  classes of the training data: {data['classes']}; outputs of the model: {data['outputs']}")
+            for line in data["notices"]:
                 session.log.say(f"data  {line}")
         session.model.train()
         ready_seconds = time.time() - launched_at

@@ -31,11 +31,7 @@ class NotebookConfig:
     rounds: int | None = option(None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4)
     starts: int = option(1, "times that both start anew, for so many turns each: averages what processes differ by", minimum=1)
     block_steps: int | None = option(None, "steps in one turn; default: the profile's", unit="steps", minimum=2)
-    data_dir: str | None = option(
-        None,
-        "data folder; default: the mock data that prepare.sh makes. Image classifiers get an output for each class of the folder, "
-        "and ImageNet's 1000 without one",
-    )
+    data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
     seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
 
 
