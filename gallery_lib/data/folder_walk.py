@@ -30,10 +30,7 @@ def printable(name: str | bytes | os.PathLike[str]) -> str:
     text = os.fsdecode(name)
     if text.isprintable():
         return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def some(names: Iterable[str]) -> str:
@@ -64,10 +61,7 @@ class LeftOut:
         return bool(self.counts)
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{count} {reason} ({printable(self.examples[reason])})"
-            for reason, count in self.counts.items()
-        )
+        return ", ".join(f"{count} {reason} ({printable(self.examples[reason])})" for reason, count in self.counts.items())
 
 
 def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftOut]:
@@ -98,7 +92,7 @@ def _walk(
         path = f"{below[1:]}/{entry.name}" if below else entry.name
         if entry.name.startswith("."):
             left_out.add(HIDDEN, path)
-        elif entry.is_dir():
+        elif is_folder(entry):
             real = os.path.realpath(entry.path) if entry.is_symlink() else f"{above[-1]}/{entry.name}"
             if any(f"{place}/".startswith(f"{real.rstrip('/')}/") for place in above):
                 left_out.add(LOOP, path)
@@ -119,9 +113,15 @@ def scan(folder: Path | str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise InputError(
-            f"Cannot list the folder {printable(folder)}: {error.strerror}. Make it readable, or give another one."
-        ) from error
+        raise InputError(f"Cannot list the folder {printable(folder)}: {error.strerror}. Make it readable, or give another one.") from error
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether `entry` is a folder, or a link to one; a link that leads nowhere is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def unfit(entry: os.DirEntry[str] | Path) -> str | None:

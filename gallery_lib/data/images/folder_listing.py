@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gallery_lib.data.folder_walk import HIDDEN, LeftOut, printable, scan, some, walk
+from gallery_lib.data.folder_walk import HIDDEN, LeftOut, is_folder, printable, scan, some, walk
 from gallery_lib.errors import InputError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -65,11 +65,11 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
             raise InputError(f"The data folder {shown} does not exist. Give a folder with train/ and val/ in it. {make}")
         if not root.is_dir():
             raise InputError(f"The data folder {shown} is a file. Give a folder with train/ and val/ in it.")
-        is_folder = folder.is_dir()
+        has_split = folder.is_dir()
     except OSError as error:  # a name that is too long, or a folder on the way that may not be entered
         raise InputError(f"Cannot read the data folder {shown}: {error.strerror}.") from error
-    if not is_folder:
-        found = [entry.name for entry in scan(root) if entry.is_dir()]
+    if not has_split:
+        found = [entry.name for entry in scan(root) if is_folder(entry)]
         hint = f"It holds {some(found)}." if found else "It holds no folders."
         if root.name in SPLITS:
             hint += f" Did you mean its parent, {printable(root.parent)}?"
@@ -78,7 +78,7 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
     for entry in scan(folder):
         if entry.name.startswith("."):
             left_out.add(HIDDEN, entry.name)
-        elif entry.is_dir():
+        elif is_folder(entry):
             classes.append(entry.name)
         else:
             left_out.add(OUTSIDE, entry.name)

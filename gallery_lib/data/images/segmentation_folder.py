@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from gallery_lib.data import shared_batches
-from gallery_lib.data.folder_walk import HIDDEN, OTHER_ENDING, LeftOut, printable, scan, some, unfit
+from gallery_lib.data.folder_walk import HIDDEN, OTHER_ENDING, LeftOut, is_folder, printable, scan, some, unfit
 from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
 from gallery_lib.data.images.folder_listing import EXTENSIONS
@@ -63,7 +63,7 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
     except OSError as error:
         raise InputError(f"Cannot read the data folder {printable(root)}: {error.strerror}.") from error
     if lacking_folder:
-        found = [entry.name for entry in scan(root) if entry.is_dir()]
+        found = [entry.name for entry in scan(root) if is_folder(entry)]
         holds = f"It holds {some(found)}." if found else "It holds no folders."
         raise InputError(
             f"The data folder {printable(root)} has no {split}/{lacking_folder}/ in it; expected {split}/images/NAME.jpg and "
@@ -100,7 +100,7 @@ def _files(folder: Path, kind: str, endings: tuple[str, ...], left_out: LeftOut)
     for entry in scan(folder / kind):
         if entry.name.startswith("."):
             reason: str | None = HIDDEN
-        elif entry.is_dir():
+        elif is_folder(entry):
             reason = "a folder"
         else:
             reason = unfit(entry) if entry.name.lower().endswith(endings) else OTHER_ENDING

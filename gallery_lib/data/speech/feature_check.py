@@ -57,6 +57,8 @@ def check_features(
     Raises InputError for the first thing that is wrong. `dims` None: whatever the first utterance has.
     """
     root = Path(root).expanduser().absolute()
+    if root.is_file():
+        raise InputError(f"The data folder {printable(root)} is a file. Give a folder with train/ and val/ in it.")
     listed: dict[str, list[Utterance]] = {}
     for split in SPLITS:
         listed[split] = list_utterances(root / split, kaldi_labels, make_command)
