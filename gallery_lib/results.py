@@ -45,6 +45,12 @@ class Results:
     schema: int = SCHEMA
 
 
+def data_lines(data: dict[str, Any]) -> list[str]:
+    """Return what `Results.data` says to people, a line each: classes and outputs, and what is left out of a folder."""
+    classes = [f"classes of the training data: {data['classes']}; outputs of the model: {data['outputs']}"] if "outputs" in data else []
+    return [*classes, *data.get("notices", [])]
+
+
 def write_json(path: Path, value: Any) -> None:
     """`value` as indented JSON at `path`, which never holds half of it. NaN is refused: a number is true or absent."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -41,7 +41,7 @@ from gallery_lib.log import RunLog
 from gallery_lib.optim.updates import Updates
 from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at
 from gallery_lib.recipe import Plain, Recipe
-from gallery_lib.results import Results, write_results
+from gallery_lib.results import Results, data_lines, write_results
 from gallery_lib.tasks.task import Splits, Task
 
 WEIGHTS_FILE = "weights.pt"
@@ -341,9 +341,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             session.log.say(said)
         data = _data_facts(session)
         if process_group.rank() == 0:
-            if "outputs" in data:
-                session.log.say(f"data  classes of the training data: {data['classes']}; outputs of the model: {data['outputs']}")
-            for line in data["notices"]:
+            for line in data_lines(data):
                 session.log.say(f"data  {line}")
         session.model.train()
         ready_seconds = time.time() - launched_at
