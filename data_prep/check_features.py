@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib.command import exit_code_of
+from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.speech.feature_check import check_features
 from gallery_lib.data.speech.feature_manifest import KaldiLabels
 
@@ -36,7 +37,7 @@ def main() -> int:
     args = parser.parse_args()
     labels, dims, make = TASKS[args.task]
     return exit_code_of(
-        lambda: print(check_features(args.folder, labels, args.dims or dims, f"{make} --out {args.folder}", full=args.full)),
+        lambda: print(check_features(args.folder, labels, args.dims or dims, f"{make} --out {printable(args.folder)}", full=args.full)),
         error_prefix="check_features",
         interrupted="check_features: interrupted",
     )

@@ -4,6 +4,8 @@
     python data_prep/text.py                         # English that every machine has, some seconds, a few MB
     python data_prep/text.py --data_dir FOLDER       # your own .txt files (UTF-8), found below FOLDER
 
+What is there already is read through, and refused where it is damaged. Other files than .txt are counted and named.
+
 A task that is given FOLDER as its data_dir finds what was made of it here; without this command it makes the same
 itself, more slowly. Nothing is downloaded. Exit code 0: it is there; 1: writing failed; 2: bad input; 130: Ctrl-C.
 The work is done by gallery_lib/data/text/tokenized.py.
@@ -18,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
 from gallery_lib.command import exit_code_of
+from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.text.tokenized import prepare
 
 
@@ -32,7 +35,7 @@ def main() -> int:
         done = prepare(args.data_dir, args.out)
         counts = "; ".join(f"{kind}: {count['train']:,} + {count['held_out']:,}" for kind, count in done.tokens.items())
         state = f"made now in {done.seconds:.1f} s" if done.made else "complete already"
-        print(f"{done.root}: {done.source}; training and held-out tokens, {counts}; {state}")
+        print(f"{printable(done.root)}: {done.source}; training and held-out tokens, {counts}; {state}", *done.notices, sep="\n")
 
     return exit_code_of(body, error_prefix="text", interrupted="text: interrupted; nothing was left behind")
 

@@ -32,7 +32,8 @@ class RunLog:
             self._board = SummaryWriter(str(run_dir / "tensorboard"))
 
     def say(self, message: str) -> None:
-        """A line for people."""
+        """A line for people; what no UTF-8 text can hold (a folder's name may be any bytes) is escaped."""
+        message = message.encode("utf-8", "backslashreplace").decode()
         print(message, file=self._text)
         if self.rank == 0:
             print(message, flush=True)

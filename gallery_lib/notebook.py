@@ -164,7 +164,8 @@ def show_data(settings: Settings) -> None:
     from gallery_lib import tasks
 
     splits: Any = tasks.data_of(settings.train)
-    display_markdown(f"{len(splits.train)} items to train on, {len(splits.held_out)} held out.")
+    said = "".join(f"\n- {line}" for line in splits.notices())
+    display_markdown(f"{len(splits.train)} items to train on, {len(splits.held_out)} held out." + (f"\n{said}" if said else ""))
     if settings.task.data_examples is not None:
         show_examples(settings.task.data_examples(splits))
 
@@ -183,7 +184,7 @@ def show_predictions(settings: Settings, comparison: Comparison) -> None:
     models = {}
     for title in ("before", "after"):
         torch.manual_seed(settings.train.seed)
-        models[title] = settings.task.build_model()
+        models[title] = tasks.of(settings.train).build_model()
     models["after"].load_state_dict(torch.load(path, weights_only=True))
     show_examples(settings.task.predictions(models, tasks.data_of(settings.train)))
     path.unlink()  # up to half a gigabyte, and made for this picture

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,15 @@ class Results:
     page_faults: float  # minor ones of rank 0's process in a step after the warm-up, the median
     skipped_steps: int
     techniques: dict[str, str]  # what the accelerated backend did, or why it did not (`kernels`: those that ran); empty for the baseline
+    data: dict[str, Any] = field(default_factory=dict)  # items of train and held_out, notices, classes and outputs of the head
     status: str = "finished"
     schema: int = SCHEMA
+
+
+def data_lines(data: dict[str, Any]) -> list[str]:
+    """Return what `Results.data` says to people, a line each: classes and outputs, and what is left out of a folder."""
+    classes = [f"classes of the training data: {data['classes']}; outputs of the model: {data['outputs']}"] if "outputs" in data else []
+    return [*classes, *data.get("notices", [])]
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -84,6 +91,7 @@ def read_results(run_dir: Path | str) -> Results:
     if values.get("schema") != SCHEMA:
         raise InputError(f"{path} has schema {values.get('schema')}, and this version reads {SCHEMA}. Run it again.")
     names = {f.name for f in dataclasses.fields(Results)}
-    if set(values) != names:
-        raise InputError(f"{path} lacks or adds fields: {', '.join(sorted(set(values) ^ names))}. Run it again.")
+    values.setdefault("data", {})  # of a run before there was such a field
+    if wrong := set(values) ^ names:
+        raise InputError(f"{path} lacks or adds fields: {', '.join(sorted(wrong))}. Run it again.")
     return Results(**values)

@@ -41,7 +41,7 @@ from gallery_lib.log import RunLog
 from gallery_lib.optim.updates import Updates
 from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at
 from gallery_lib.recipe import Plain, Recipe
-from gallery_lib.results import Results, write_results
+from gallery_lib.results import Results, data_lines, write_results
 from gallery_lib.tasks.task import Splits, Task
 
 WEIGHTS_FILE = "weights.pt"
@@ -156,7 +156,7 @@ def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     """Everything that a run needs, before its first step."""
     assert config.threads is not None and config.run_dir is not None
     torch.set_num_threads(config.threads)
-    task = tasks.get(config.model)
+    task = tasks.of(config)
     splits = task.data(config)
     loader = _loader(config, task, splits)
     if recipe.keeps_loader and process_group.world_size() == 1:  # several processes get loaders of their own, of a share each
@@ -296,6 +296,16 @@ def _techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dic
     }
 
 
+def _data_facts(session: Session) -> dict[str, Any]:
+    """Return what the results say of the data: items, what its sets leave out, and outputs of a head that follows it."""
+    splits: Any = session.splits
+    facts: dict[str, Any] = {"train": len(splits.train), "held_out": len(splits.held_out), "notices": splits.notices()}
+    head, classes = session.task.head, getattr(splits.train, "classes", None)
+    if head is not None and classes is not None:
+        facts |= {"classes": len(classes), "outputs": head.outputs}
+    return facts
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -329,6 +339,10 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         session.log.parameters(options.to_mapping(config))
         if said := precision.notice(session.autocast_dtype, session.loader.device.type, accelerated=config.compiler_opt):
             session.log.say(said)
+        data = _data_facts(session)
+        if process_group.rank() == 0:
+            for line in data_lines(data):
+                session.log.say(f"data  {line}")
         session.model.train()
         ready_seconds = time.time() - launched_at
         curve = _run_steps(session, total_steps, observer)
@@ -367,6 +381,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             phase_seconds={**session.clock.usual_phases(warmup), **exposed_communication(session.model)},
             skipped_steps=session.updates.skipped_steps(),
             techniques=done,
+            data=data,
         )
         if process_group.rank() == 0:
             if config.save_weights:

@@ -26,6 +26,19 @@ def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_results(tmp_path) == results()
 
 
+def test_results_of_a_run_before_they_said_what_its_data_are_can_be_read(tmp_path: Path) -> None:
+    older = {name: value for name, value in dataclasses.asdict(results()).items() if name != "data"}
+    (tmp_path / "results.json").write_text(json.dumps(older))
+    assert read_results(tmp_path) == results()
+
+
+def test_a_line_of_the_log_may_hold_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(tmp_path)
+    log.say("data_dir=a\udcff")
+    log.close()
+    assert (tmp_path / "log-rank0.txt").read_text() == capsys.readouterr().out == "data_dir=a\\udcff\n"
+
+
 def test_a_run_without_results_did_not_finish(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did not finish"):
         read_results(tmp_path)

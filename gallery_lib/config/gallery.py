@@ -72,7 +72,11 @@ class BenchConfig:
         minimum=2,
     )
     fused: bool = option(False, "give a fused optimizer, one of our techniques, to every variant")
-    data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
+    data_dir: str | None = option(
+        None,
+        "data folder; default: the mock data that prepare.sh makes. Image classifiers get an output for each class of the folder, "
+        "and ImageNet's 1000 without one",
+    )
     seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
     resume: bool = option(False, "go on in --out: keep tasks that were measured with the same options, package, versions and machine")
     out: str | None = option(None, "folder of results, tables and plots; default: a new one below runs/")

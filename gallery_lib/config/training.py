@@ -40,7 +40,11 @@ class TrainConfig:
     max_grad_norm: float | None = option(None, "clip gradients to this L2 norm of all of them together; default: no clipping", minimum=1e-6)
     evaluate: bool = option(True, "measure the held-out metrics before the run ends")
     save_weights: bool = option(False, "write the trained weights to weights.pt in the run directory")
-    data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
+    data_dir: str | None = option(
+        None,
+        "data folder; default: the mock data that prepare.sh makes. Image classifiers get an output for each class of the folder, "
+        "and ImageNet's 1000 without one",
+    )
     workers: int = option(1, "processes that load data, per training process", unit="processes", minimum=0)
     threads: int | None = option(None, "CPU threads per process; default: cores / processes on this host", unit="threads", minimum=1)
     seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)

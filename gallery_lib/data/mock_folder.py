@@ -1,13 +1,14 @@
 """A folder of mock data that is there as a whole or not at all.
 
 `make` fills a hidden folder beside the target and renames it when it is done, so an interruption leaves nothing that
-looks complete. `made.json`, written last, records what was asked for and how much there is: a second call compares
-and returns at once. For sets of seconds; mock ImageNet, which may take hours, goes on where it was interrupted.
+looks complete. `made.json`, written last, records what was asked for and a digest of all there is: a second call reads
+the files, compares, and makes nothing. For sets of seconds; mock ImageNet, which may take hours, goes on where it was interrupted.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -58,7 +59,8 @@ def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None])
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             fill(partial)
             files, size_bytes = _contents(partial)
-            (partial / RECORD).write_text(json.dumps({"made": record, "files": files, "bytes": size_bytes}, indent=1) + "\n")
+            made = {"made": record, "files": files, "bytes": size_bytes, "sha256": _digest(partial)}
+            (partial / RECORD).write_text(json.dumps(made, indent=1) + "\n")
             partial.replace(root)
         finally:
             os.close(descriptor)
@@ -85,7 +87,19 @@ def _complete(root: Path, record: dict[str, Any]) -> int | None:
         raise InputError(
             f"{root} has been changed since it was made: it had {files} files of {size_bytes} bytes. Delete it and make it again."
         )
+    if found.get("sha256", digest := _digest(root)) != digest:  # a set of an earlier version has none
+        raise InputError(f"{root} has been changed since it was made: a file has other content. Delete it and make it again.")
     return files
+
+
+def _digest(root: Path) -> str:
+    """Return the sha256 of all files below `root` but the record, names included, as 64 hex digits."""
+    total = hashlib.sha256()
+    for path in sorted(Path(folder) / name for folder, _, names in os.walk(root) for name in names if name != RECORD):
+        total.update(f"{path.relative_to(root).as_posix()}\0".encode("utf-8", "surrogateescape"))
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()
 
 
 def _contents(root: Path) -> tuple[int, int]:

@@ -52,8 +52,15 @@ def _worst(name: str, rows: list[tuple[float, float, str]]) -> Check:
     """The check made of (value, limit, where) rows: the row that comes nearest to, or furthest over, its limit."""
     if not rows:
         return Check(name, False, math.inf, 0.0, "nothing to compare")
-    value, limit, where = max(rows, key=lambda row: row[0] / row[1] if row[0] == row[0] else math.inf)
+    value, limit, where = max(rows, key=lambda row: _share_of_limit(row[0], row[1]))
     return Check(name, all(v <= bound for v, bound, _ in rows), value if value == value else math.inf, limit, where)
+
+
+def _share_of_limit(value: float, limit: float) -> float:
+    """Return `value` over `limit`, which is 0 where the exact value is: the loss over a single class, say."""
+    if limit == 0:
+        return 0.0 if value == 0 else math.inf
+    return value / limit if value == value else math.inf
 
 
 def _number(value: float | None) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gallery_lib import hardware
 from gallery_lib.errors import InputError
-from gallery_lib.results import Results, check_folder, read_results
+from gallery_lib.results import Results, check_folder, data_lines, read_results
 from gallery_lib.table import Rows, markdown_table, text_table
 from gallery_lib.table import seconds as _seconds
 
@@ -146,6 +146,7 @@ def comparison_text(comparison: Comparison) -> str:
         verdict_line(comparison),
         *filter(None, [caution_line(comparison)]),
         break_even_line(comparison),
+        *(f"Data: {line}" for line in data_lines(comparison.baseline.data)),
         "What the backend did:",
         *techniques,
         f"results: {comparison.folder}/comparison.json",

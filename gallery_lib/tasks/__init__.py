@@ -11,9 +11,9 @@ from typing import Literal
 
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.tasks.task import Splits, Task
+from gallery_lib.tasks.task import Head, Splits, Task
 
-__all__ = ["SIZES", "Splits", "Task", "data_of", "get", "names", "with_sizes"]
+__all__ = ["SIZES", "Head", "Splits", "Task", "data_of", "get", "names", "of", "with_sizes"]
 
 SIZES = ("batch_size", "image_size", "sequence_length")
 """Options of a run that say how large a step is."""
@@ -35,6 +35,15 @@ def get(name: str) -> Task:
     if name not in names():
         raise InputError(f"model={name!r} is not a task.{did_you_mean(name, names())} Known: {', '.join(names())}; or FILE.py:NAME.")
     return importlib.import_module(f"gallery_lib.tasks.{name}").TASK
+
+
+def of(config: TrainConfig) -> Task:
+    """The task of `config`, with as many outputs as its data has classes. Raises InputError for data that is none.
+
+    The gallery's own mock data has a sample of some of ImageNet's 1000 classes; a folder given as data_dir has those in it.
+    """
+    task = get(config.model)
+    return task.with_outputs(task.head.wanted(config)) if task.head else task
 
 
 def with_sizes(config: TrainConfig, profile: Literal["quick", "full"] | None = None) -> TrainConfig:

@@ -17,11 +17,11 @@ from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_filters_centred
 
 
-def build_model() -> nn.Module:
-    """AlexNet for 1000 classes, with centred filters in all layers but the last."""
+def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+    """AlexNet for `classes` classes, with centred filters in all layers but the last."""
     from torchvision.models import alexnet
 
-    model = alexnet(num_classes=1000)
+    model = alexnet(num_classes=classes)
     layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     start_filters_centred(layers[:-1])
     return model
@@ -33,6 +33,7 @@ TASK = classification.image_classifier(
     batch_size=128,
     image_size=224,
     build_model=build_model,
+    head=classification.head(features=4096),
     data=functools.partial(classification.images, smallest=63),  # below, nothing is left after the last pooling
     optimizer=OptimizerSpec("AdamW", lr=1e-4, weight_decay=1e-2),
     parameters=61_100_840,

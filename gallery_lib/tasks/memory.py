@@ -21,7 +21,7 @@ from torch import Tensor
 from gallery_lib import hardware
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.tasks import Task, get, with_sizes
+from gallery_lib.tasks import Task, get, of, with_sizes
 
 PROCESS_BYTES = 800 * 2**20  # Python, torch and the libraries of the models
 _STATES = {"SGD": 1, "RMSprop": 2, "Adagrad": 1}  # values per parameter that the optimizer keeps; else two moments
@@ -47,7 +47,7 @@ def activation_bytes(task: Task, batch: Any, samples: int) -> int:
 
 def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = False) -> int:
     """Estimated peak of one of `processes` training processes, which may be a run that is being compared."""
-    task, config = get(config.model), with_sizes(config)
+    task, config = of(config), with_sizes(config)
     assert config.batch_size is not None
     scale = 1.0
     if task.image_size and config.image_size:

@@ -13,11 +13,11 @@ from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
 
 
-def build_model() -> nn.Module:
-    """ResNet-18 for 1000 classes whose residual branches start small."""
+def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+    """ResNet-18 for `classes` classes whose residual branches start small."""
     from torchvision.models.resnet import BasicBlock, resnet18
 
-    model = resnet18(num_classes=1000)
+    model = resnet18(num_classes=classes)
     start_branches_small(module.bn2.weight for module in model.modules() if isinstance(module, BasicBlock))
     return model
 
@@ -28,6 +28,7 @@ TASK = classification.image_classifier(
     batch_size=16,
     image_size=224,
     build_model=build_model,
+    head=classification.head(features=512),
     optimizer=OptimizerSpec("AdamW", lr=1e-3, weight_decay=1e-2),
     parameters=11_689_512,
     activation_bytes_per_sample=25_400_000,

@@ -14,11 +14,11 @@ from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
 
 
-def build_model() -> nn.Module:
-    """ResNet-50 for 1000 classes whose residual branches start small."""
+def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+    """ResNet-50 for `classes` classes whose residual branches start small."""
     from torchvision.models.resnet import Bottleneck, resnet50
 
-    model = resnet50(num_classes=1000)
+    model = resnet50(num_classes=classes)
     start_branches_small(module.bn3.weight for module in model.modules() if isinstance(module, Bottleneck))
     return model
 
@@ -29,6 +29,7 @@ TASK = classification.image_classifier(
     batch_size=32,
     image_size=224,
     build_model=build_model,
+    head=classification.head(features=2048),
     optimizer=OptimizerSpec("AdamW", lr=1e-3, weight_decay=1e-2),
     parameters=25_557_032,
     activation_bytes_per_sample=89_200_000,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +15,8 @@ from torch.utils.data import Dataset
 from gallery_lib.config import TrainConfig
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.examples import Examples
+
+_LOGIT_BYTES = 8  # of one output of a sample: what cross-entropy keeps in fp32, and its gradient
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,23 @@ class Splits:
     train: Dataset[Any]
     held_out: Dataset[Any]
 
+    def notices(self) -> list[str]:
+        """Return what the data sets say of themselves (`notices`): what they leave out, say, a line each."""
+        return [line for data in (self.train, self.held_out) for line in getattr(data, "notices", ())]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last layer of a model that has an output for each class of the data.
+
+    `build_model()` gives `outputs` of them, and `build_model(classes=…)` another number. `wanted` returns how many the data
+    of a run call for, without reading them.
+    """
+
+    outputs: int
+    parameters_per_output: int  # weights of one row, and its bias
+    wanted: Callable[[TrainConfig], int]
+
 
 @dataclass(frozen=True)
 class Task:
@@ -34,14 +56,15 @@ class Task:
     `metrics` takes the plain model and a batch and returns, for each quantity, its sum over the batch and the number
     of terms; the means of these are the metrics, or what `summary` makes metrics of (perplexity, say, or the equal
     error rate of score histograms). `build_model` starts from weights at which rounding errors do not explode, so
-    that runs can be compared; it imports the model's library itself, so that naming a task stays cheap.
+    that runs can be compared; it imports the model's library itself, so that naming a task stays cheap. With a `head` it
+    takes the number of classes as `classes`, and `tasks.of(config)` is the task with as many outputs as the data has.
     """
 
     name: str
     title: str
     domain: str
     batch_size: int
-    build_model: Callable[[], nn.Module]
+    build_model: Callable[..., nn.Module]
     data: Callable[[TrainConfig], Splits]
     loss: Callable[[nn.Module, Any], Tensor]
     metrics: Callable[[nn.Module, Any], Mapping[str, tuple[Tensor, int]]]
@@ -60,3 +83,22 @@ class Task:
     data_commands: tuple[str, ...] = ()  # in data_prep/: what makes its mock data, and what checks or prepares real data
     data_examples: Callable[[Splits], Examples] | None = None  # a look at the training data
     predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = None  # of models by title, on held-out data
+    head: Head | None = None  # None: the model's outputs are its own business
+
+    def with_outputs(self, outputs: int) -> Task:
+        """Return the task with so many outputs: model, parameters, operations and activations; itself if it has them.
+
+        A task whose `build_model` takes no `classes` (one that was put in its place) stays as it is.
+        """
+        head = self.head
+        if head is None or head.outputs == outputs or "classes" not in inspect.signature(self.build_model).parameters:
+            return self
+        more = outputs - head.outputs
+        return dataclasses.replace(
+            self,
+            build_model=partial(self.build_model, classes=outputs),
+            parameters=self.parameters + more * head.parameters_per_output if self.parameters is not None else None,
+            flops_per_sample=self.flops_per_sample + more * 6.0 * (head.parameters_per_output - 1),
+            activation_bytes_per_sample=self.activation_bytes_per_sample + more * _LOGIT_BYTES,
+            head=dataclasses.replace(head, outputs=outputs),
+        )

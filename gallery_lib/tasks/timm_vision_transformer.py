@@ -15,14 +15,14 @@ from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.domains import classification
 
 
-def build_model() -> nn.Module:
-    """ViT-S/16 for 1000 classes.
+def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+    """ViT-S/16 for `classes` classes.
 
     For images of another size than 224² the position embeddings are resampled in each step; the parameters stay the same.
     """
     import timm
 
-    return timm.create_model("vit_small_patch16_224", pretrained=False, num_classes=1000, dynamic_img_size=True)
+    return timm.create_model("vit_small_patch16_224", pretrained=False, num_classes=classes, dynamic_img_size=True)
 
 
 TASK = classification.image_classifier(
@@ -31,6 +31,7 @@ TASK = classification.image_classifier(
     batch_size=32,
     image_size=224,
     build_model=build_model,
+    head=classification.head(features=384),
     data=functools.partial(classification.images, multiple_of=16),  # the side of a patch
     optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=5e-2),
     parameters=22_050_664,

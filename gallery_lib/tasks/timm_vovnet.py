@@ -14,12 +14,12 @@ from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_branches_small
 
 
-def build_model() -> nn.Module:
-    """VoVNet-39 for 1000 classes whose chains of convolutions start small beside the input they are concatenated with."""
+def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+    """VoVNet-39 for `classes` classes whose chains of convolutions start small beside the input they are concatenated with."""
     import timm
     from timm.models.vovnet import OsaBlock
 
-    model = timm.create_model("vovnet39a", pretrained=False, num_classes=1000)
+    model = timm.create_model("vovnet39a", pretrained=False, num_classes=classes)
     blocks = [module for module in model.modules() if isinstance(module, OsaBlock)]
     start_branches_small(convolution.bn.weight for block in blocks for convolution in block.conv_mid)  # type: ignore[union-attr, misc]
     return model
@@ -31,6 +31,7 @@ TASK = classification.image_classifier(
     batch_size=32,
     image_size=224,
     build_model=build_model,
+    head=classification.head(features=1024),
     optimizer=OptimizerSpec("SGD", lr=0.02, weight_decay=1e-4, arguments={"momentum": 0.9, "nesterov": True}),
     parameters=22_600_296,
     activation_bytes_per_sample=84_500_000,

@@ -15,11 +15,11 @@ from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import start_filters_centred
 
 
-def build_model() -> nn.Module:
-    """VGG-16 for 1000 classes, with centred filters in all layers but the last."""
+def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
+    """VGG-16 for `classes` classes, with centred filters in all layers but the last."""
     from torchvision.models import vgg16
 
-    model = vgg16(num_classes=1000)
+    model = vgg16(num_classes=classes)
     layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     start_filters_centred(layers[:-1])
     return model
@@ -31,6 +31,7 @@ TASK = classification.image_classifier(
     batch_size=64,
     image_size=224,
     build_model=build_model,
+    head=classification.head(features=4096),
     optimizer=OptimizerSpec("AdamW", lr=5e-5, weight_decay=1e-2),
     parameters=138_357_544,
     activation_bytes_per_sample=86_200_000,

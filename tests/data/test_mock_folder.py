@@ -88,3 +88,10 @@ def test_a_failing_write_is_a_failed_run_that_names_the_folder(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFailed, match="file/data"):
         make(tmp_path / "file" / "data", RECORD, fill)
+
+
+def test_a_file_of_the_same_size_with_other_content_is_found(tmp_path: Path) -> None:
+    make(tmp_path / "data", RECORD, fill)
+    (tmp_path / "data" / "2.txt").write_text("TWO")
+    with pytest.raises(InputError, match="a file has other content"):
+        make(tmp_path / "data", RECORD, fill)

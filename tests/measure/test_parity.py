@@ -133,3 +133,8 @@ def test_half_precision_against_fp32_may_have_half_precisions_noise_and_no_wrong
     assert not check_gradients(baseline, probe(noisy(EXACT, 0.2, 2)), probe(EXACT), "O1").passed
     assert check_gradients(baseline, probe(noisy(EXACT, 0.2, 2)), probe(EXACT), "O1", same_precision=False).passed
     assert not check_gradients(baseline, probe(noisy(EXACT, 0.9, 2)), probe(EXACT), "O1", same_precision=False).passed
+
+
+def test_a_loss_of_exactly_zero_is_compared_too() -> None:
+    assert check_losses([0.0], [0.0], [0.0], "O0").passed
+    assert not check_losses([0.0], [1e-9], [0.0], "O0").passed

@@ -2,5 +2,6 @@
 
 `mock_render` draws one, `mock_manifest` remembers what is on disk, `mock_imagenet` and `mock_segmentation` write folders.
 `decode` turns a file into a training image (`crop` says which part of it), `image_folder` and `segmentation_folder` are
-the data sets, `folder_check` and `segmentation_check` say what is wrong with a folder.
+the data sets, `folder_listing` finds classes and images, `folder_check` (with `file_check`) and `segmentation_check` say
+what is wrong with a folder.
 """

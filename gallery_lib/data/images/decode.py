@@ -8,8 +8,9 @@ The resize is torch's antialiased bilinear one on uint8, about three times Pillo
 File, pixels and crop go through buffers of the thread that are used again and again: fresh memory for every image
 would cost page faults worth 5 % of the decoding.
 
-What simplejpeg does not read as RGB (PNG named .JPEG, CMYK, damaged files) goes to Pillow, which has the last word:
-a file that Pillow refuses raises InputError with its name. Warnings that Pillow ignores are ignored here too.
+What simplejpeg does not read as RGB (other formats, CMYK, damaged files) goes to Pillow, which has the last word:
+a file that Pillow refuses raises InputError with its name. Warnings that Pillow ignores are ignored here too. As with
+torchvision's loader, the first frame is taken, converted to RGB, and not turned as EXIF says.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image
 
+from gallery_lib.data.folder_walk import printable
 from gallery_lib.errors import InputError
 
 Box = tuple[int, int, int, int]  # top, left, height, width, in pixels
@@ -47,7 +49,7 @@ class _Buffers(threading.local):
 
     def read(self, path: str | bytes | os.PathLike[str]) -> memoryview:
         """The whole file, in the buffer."""
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # what became a pipe meanwhile is empty
         try:
             size = os.fstat(file).st_size
             if len(self.file) < size:
@@ -91,12 +93,12 @@ def load(
     try:
         data = _buffers.read(path)
     except OSError as error:
-        raise InputError(f"Cannot read the image {os.fsdecode(path)}: {error.strerror}. Is the data folder complete?") from error
+        raise InputError(f"Cannot read the image {printable(path)}: {error.strerror}. Is the data folder complete?") from error
     try:
         pixels, box = decode(data, choose_box, fast)
     except Exception as error:  # Pillow raises many types on damaged files
         raise InputError(
-            f"The image {os.fsdecode(path)} ({len(data)} bytes) is damaged or not an image: {error}. "
+            f"The image {printable(path)} ({len(data)} bytes) is damaged or not an image: {error}. "
             "Replace or remove it; the data set's check in data_prep/ finds all such files when it is given --full."
         ) from error
     crop = _buffers.crop_of(pixels, box)

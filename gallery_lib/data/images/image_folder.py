@@ -1,4 +1,4 @@
-"""The training data set over an ImageNet-like folder, real or mock: `ROOT/train/CLASS/*.JPEG`, `ROOT/val/CLASS/*.JPEG`.
+"""The training data set over an ImageNet-like folder, real or mock: `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`.
 
 A worker process turns a file into uint8 [S, S, 3] and nothing more; `finish_batch` makes the normalised float batch
 on the device. Passing uint8 between processes is a quarter of the bytes, and normalising a batch at once is cheaper
@@ -22,7 +22,8 @@ from gallery_lib.data import shared_batches
 from gallery_lib.data.images import reused_memory
 from gallery_lib.data.images.crop import centre_crop, random_resized_crop
 from gallery_lib.data.images.decode import Box, load
-from gallery_lib.data.images.folder_check import FolderSummary, check_image_folder, empty_classes_error, list_classes, list_images
+from gallery_lib.data.images.folder_check import FolderSummary, check_image_folder
+from gallery_lib.data.images.folder_listing import list_split
 from gallery_lib.data.item_random import of_item
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import usage
@@ -72,29 +73,31 @@ def finish_batch(
 class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
     """Map-style data set: item i is (image uint8 [S, S, 3], label), batches are uint8 [N, S, S, 3] and int64 [N].
 
-    `train` gives a random resized crop and a mirror image at random, else a centre crop. Call `set_epoch` before each
-    epoch; it reaches workers that already run, too. Raises InputError for a folder that is none such; reading an item
-    raises InputError that names a damaged file.
+    `train` gives a random resized crop and a mirror image at random, else a centre crop. `classes` are those of the
+    training data, whose numbers held-out data takes; left out, they are the split's own. Call `set_epoch` before each
+    epoch; it reaches workers that already run, too. Images and their order are those of torchvision's ImageFolder;
+    `notices` says in lines what is not read. Raises InputError for a folder that is none such; reading an item raises
+    InputError that names a damaged file.
     """
 
     finish_batch = staticmethod(finish_batch)
     collate = staticmethod(shared_batches.collate)
 
-    def __init__(self, root: Path | str, split: str, image_size: int, train: bool, seed: int = 0) -> None:
+    def __init__(
+        self, root: Path | str, split: str, image_size: int, train: bool, seed: int = 0, classes: Sequence[str] | None = None
+    ) -> None:
         if image_size < 1:
             raise InputError(f"image_size is {image_size}; it must be at least 1 pixel.")
         if seed < 0:
             raise InputError(f"seed is {seed}; it must be 0 or more.")
-        self.folder = Path(root).expanduser().absolute() / split
+        listing = list_split(root, split, classes)
+        self.folder, self.classes, self.notices = listing.folder, listing.classes, listing.notices()
         self.image_size, self.train, self.seed = image_size, train, seed
-        self.classes: list[str] = list_classes(root, split)
         self.class_to_index: dict[str, int] = {name: label for label, name in enumerate(self.classes)}
-        listed = [list_images(self.folder / name) for name in self.classes]
-        if empty := [name for name, names in zip(self.classes, listed, strict=True) if not names]:
-            raise empty_classes_error(self.folder, empty)
         # flat arrays, not lists of objects: 1.28 million of them pickle at once and stay shared after a fork
-        self._names = np.array([name for names in listed for name in names], dtype=np.bytes_)  # [images]
-        self._ends = list(itertools.accumulate(len(names) for names in listed))  # [classes]: where each class ends in _names
+        names = [os.fsencode(name) for names in listing.images for name in names]
+        self._names = np.array(names, dtype=np.bytes_)  # [images], paths below the class folder
+        self._ends = list(itertools.accumulate(map(len, listing.images)))  # [classes]: where each class ends in _names
         self._folders = [os.fsencode(self.folder / name) + b"/" for name in self.classes]
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from gallery_lib.data.folder_walk import printable
+from gallery_lib.data.images.file_check import examine
 from gallery_lib.data.images.segmentation_folder import list_pairs, load_pair, read_mask
 from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")
 _SAMPLES_PER_SPLIT = 32
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -27,32 +30,58 @@ class SegmentationSummary:
     images: dict[str, int]
     read: int
     foreground: float
+    remarks: tuple[str, ...] = ()  # on what is left out, and on files that are unusual: a line each
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {split}" for split, count in self.images.items())
-        return f"{self.root}: {counts} images with masks; {self.read} read, all fine; {self.foreground:.0%} of their pixels are object"
+        read = f"{self.read} read, all fine; {self.foreground:.0%} of their pixels are object"
+        return "\n".join([f"{printable(self.root)}: {counts} images with masks; {read}", *self.remarks])
 
 
 def check_segmentation_folder(root: Path | str, full: bool = False) -> SegmentationSummary:
-    """Check both splits of `root` and say what they hold. Raises InputError for the first thing that is wrong."""
-    pairs = {split: list_pairs(root, split) for split in SPLITS}
+    """Check both splits of `root` and say what they hold. Raises InputError that names what is missing, unfit or damaged."""
+    listed = {split: list_pairs(root, split) for split in SPLITS}
     shares: list[float] = []
-    for split, listed in pairs.items():
-        chosen = listed if full else listed[:: max(1, len(listed) // _SAMPLES_PER_SPLIT)]
+    damaged: list[str] = []
+    oddities: list[str] = []
+    for found in listed.values():
+        chosen = found.pairs if full else found.pairs[:: max(1, len(found.pairs) // _SAMPLES_PER_SPLIT)]
         with ThreadPoolExecutor() as pool:
-            found = list(pool.map(lambda pair: _foreground(*pair), chosen))
-        if not any(found):
-            raise InputError(f"The masks in {Path(root) / split / 'masks'} are all 0 ({len(found)} read): they show no object to learn.")
-        shares += found
-    return SegmentationSummary(Path(root), {split: len(listed) for split, listed in pairs.items()}, len(shares), float(np.mean(shares)))
+            looks = list(pool.map(lambda pair: _look(*pair), chosen))
+        damaged += [problem for look in looks for problem in look.problems]
+        oddities += [oddity for look in looks for oddity in look.oddities]
+        if not damaged and not any(look.foreground for look in looks):
+            raise InputError(
+                f"The masks in {printable(found.folder / 'masks')} are all 0 ({len(looks)} read): they show no object to learn."
+            )
+        shares += [look.foreground for look in looks]
+    if damaged:
+        shown = damaged if full else damaged[:_SHOWN] + (["…"] if len(damaged) > _SHOWN else [])
+        raise InputError(f"{len(damaged)} of {len(shares)} images and masks read in {printable(root)} are unfit:\n  " + "\n  ".join(shown))
+    counts = {split: len(found.pairs) for split, found in listed.items()}
+    notices = tuple(line for found in listed.values() for line in found.notices())
+    return SegmentationSummary(Path(root), counts, len(shares), float(np.mean(shares)), (*notices, *oddities))
 
 
-def _foreground(image: Path, mask: Path) -> float:
-    """The part of the pixels that is object."""
-    load_pair(image, mask, (1, 1))  # both can be read and are alike in size
-    values = read_mask(mask)
-    distinct = np.unique(values)
-    if len(distinct) > 2 or (len(distinct) == 2 and distinct[0] != 0):
-        shown = ", ".join(str(int(value)) for value in distinct[:6]) + (", …" if len(distinct) > 6 else "")
-        raise InputError(f"The mask {mask} has the values {shown}; it must have 0 for the background and one other value for the object.")
-    return float((values != 0).mean())
+@dataclass(frozen=True)
+class _Look:
+    """What was found in an image and its mask."""
+
+    foreground: float = 0.0
+    problems: tuple[str, ...] = ()
+    oddities: tuple[str, ...] = ()
+
+
+def _look(image: Path, mask: Path) -> _Look:
+    """Read both as training does, and then for what it would not notice."""
+    try:
+        load_pair(image, mask, (1, 1))
+        foreground = float((read_mask(mask) != 0).mean())
+    except InputError as error:
+        return _Look(problems=(str(error),))
+    findings = {path: examine(path) for path in (image, mask)}
+    return _Look(
+        foreground,
+        tuple(f"{printable(path)}: {finding.damage}" for path, finding in findings.items() if finding.damage),
+        tuple(f"{printable(path)} {finding.oddity}" for path, finding in findings.items() if finding.oddity),
+    )

@@ -1,14 +1,15 @@
 """The data set over a folder of photographs and masks, real or mock.
 
-`ROOT/train/images/NAME.jpg` with `ROOT/train/masks/NAME.png`, and the same in `val/`. A mask has the size of its image
-and one channel: 0 for the background, one other value for the object. A worker turns both into uint8 at the training
-size; `finish_batch` makes the float batch on the device. Flips depend on (seed, epoch, index) alone. It does not
-crop: the whole image is resized.
+`ROOT/train/images/NAME.jpg` (or another usual ending) with `ROOT/train/masks/NAME.png`, and the same in `val/`; folders
+below these are not looked into. A mask has the size of its image and one channel: 0 for the background, one other value
+for the object. A worker turns both into uint8 at the training size; `finish_batch` makes the float batch on the device.
+Flips depend on (seed, epoch, index) alone. It does not crop: the whole image is resized.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,14 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from gallery_lib.data import shared_batches
+from gallery_lib.data.folder_walk import HIDDEN, OTHER_ENDING, LeftOut, is_folder, printable, scan, some, unfit
 from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
+from gallery_lib.data.images.folder_listing import EXTENSIONS
 from gallery_lib.data.item_random import of_item
 from gallery_lib.errors import InputError
 
-IMAGE_EXTENSIONS = (".jpg", ".jpeg")
+MASK_EXTENSION = ".png"
 MAKE_COMMAND = "python data_prep/mock_segmentation.py --out {root}"
 
 
@@ -35,43 +38,98 @@ def finish_batch(
     return images, masks.long()
 
 
-def list_pairs(root: Path | str, split: str) -> list[tuple[Path, Path]]:
-    """(image, mask) files of `split`, sorted by name. Raises InputError that says what is missing and where."""
+@dataclass(frozen=True)
+class Pairs:
+    """(image, mask) files of one split, sorted by name, and what is not read of its two folders."""
+
+    folder: Path
+    pairs: list[tuple[Path, Path]]
+    left_out: LeftOut
+
+    def notices(self) -> tuple[str, ...]:
+        """Return what a reader should know about the split, a line each."""
+        return (f"left out of {printable(self.folder)}: {self.left_out}",) if self.left_out else ()
+
+
+def list_pairs(root: Path | str, split: str) -> Pairs:
+    """Return the images of `split` with their masks. Raises InputError that says what is missing and where."""
     root = Path(root).expanduser().absolute()
-    make = f"Mock data: {MAKE_COMMAND.format(root=root)}"
-    if not root.is_dir():
-        what = "is a file" if root.exists() else "does not exist"
-        raise InputError(f"The data folder {root} {what}. Give a folder with train/ and val/ in it. {make}")
-    for kind in ("images", "masks"):
-        if not (root / split / kind).is_dir():
-            found = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
-            holds = f"It holds {', '.join(found[:5])}." if found else "It holds no folders."
-            raise InputError(
-                f"The data folder {root} has no {split}/{kind}/ in it; expected {split}/images/NAME.jpg and {split}/masks/NAME.png. "
-                f"{holds} {make}"
-            )
-    images = sorted(p for p in (root / split / "images").iterdir() if p.suffix.lower() in IMAGE_EXTENSIONS and p.name[0] != ".")
-    if not images:
-        raise InputError(f"{root / split / 'images'} holds no images ({', '.join(IMAGE_EXTENSIONS)}). {make}")
-    masks = {p.name for p in (root / split / "masks").iterdir()}
-    if lacking := [image for image in images if f"{image.stem}.png" not in masks]:
+    make = f"Mock data: {MAKE_COMMAND.format(root=printable(root))}"
+    try:
+        if not root.is_dir():
+            what = "is a file" if root.exists() else "does not exist"
+            raise InputError(f"The data folder {printable(root)} {what}. Give a folder with train/ and val/ in it. {make}")
+        lacking_folder = next((kind for kind in ("images", "masks") if not (root / split / kind).is_dir()), None)
+    except OSError as error:
+        raise InputError(f"Cannot read the data folder {printable(root)}: {error.strerror}.") from error
+    if lacking_folder:
+        found = [entry.name for entry in scan(root) if is_folder(entry)]
+        holds = f"It holds {some(found)}." if found else "It holds no folders."
         raise InputError(
-            f"{len(lacking)} of {len(images)} images in {root / split / 'images'} have no mask: {lacking[0].name} needs "
-            f"{root / split / 'masks' / lacking[0].stem}.png. Add or remove them."
+            f"The data folder {printable(root)} has no {split}/{lacking_folder}/ in it; expected {split}/images/NAME.jpg and "
+            f"{split}/masks/NAME.png. {holds} {make}"
         )
-    return [(image, root / split / "masks" / f"{image.stem}.png") for image in images]
+    folder, left_out = root / split, LeftOut()
+    images = _files(folder, "images", EXTENSIONS, left_out)
+    masks = _files(folder, "masks", (MASK_EXTENSION,), left_out)
+    if not images:
+        holds = f" It holds {left_out}." if left_out else ""
+        raise InputError(f"{printable(folder / 'images')} holds no images ({', '.join(EXTENSIONS)}).{holds} {make}")
+    by_stem: dict[str, Path] = {}
+    for image in images:
+        if (other := by_stem.setdefault(image.stem, image)) is not image:
+            raise InputError(
+                f"{printable(other.name)} and {printable(image.name)} in {printable(folder / 'images')} would share one mask. "
+                "Give them different names."
+            )
+    mask_of = {mask.stem: mask for mask in masks}
+    if lacking := [image for image in images if image.stem not in mask_of]:
+        raise InputError(
+            f"{len(lacking)} of {len(images)} images in {printable(folder / 'images')} have no mask: {printable(lacking[0].name)} needs "
+            f"{printable(folder / 'masks' / lacking[0].stem)}.png. Add or remove them."
+        )
+    for stem, mask in mask_of.items():
+        if stem not in by_stem:
+            left_out.add("a mask without an image", f"masks/{mask.name}")
+    return Pairs(folder, [(image, mask_of[image.stem]) for image in images], left_out)
+
+
+def _files(folder: Path, kind: str, endings: tuple[str, ...], left_out: LeftOut) -> list[Path]:
+    """Return the files of `folder`/`kind` with one of `endings`, sorted by name; the others are counted in `left_out`."""
+    files = []
+    for entry in scan(folder / kind):
+        if entry.name.startswith("."):
+            reason: str | None = HIDDEN
+        elif is_folder(entry):
+            reason = "a folder"
+        else:
+            reason = unfit(entry) if entry.name.lower().endswith(endings) else OTHER_ENDING
+        if reason:
+            left_out.add(reason, f"{kind}/{entry.name}")
+        else:
+            files.append(Path(entry.path))
+    return files
 
 
 def read_mask(path: Path) -> NDArray[np.generic]:
-    """The mask's own values [H, W]. Raises InputError, naming the file, when it cannot be read or is not one channel."""
+    """Return the mask's own values [H, W], 0 and at most one other.
+
+    Raises InputError, naming the file, when it cannot be read, is not one channel or has other values.
+    """
     try:
         with Image.open(path) as image:
             channels, values = image.getbands(), np.asarray(image)
     except Exception as error:  # Pillow raises many types on damaged files
-        raise InputError(f"Cannot read the mask {path}: {error}. Replace it, or remove it and its image.") from error
+        raise InputError(f"Cannot read the mask {printable(path)}: {error}. Replace it, or remove it and its image.") from error
     if len(channels) != 1:
         raise InputError(
-            f"The mask {path} has {len(channels)} channels ({', '.join(channels)}); it must have one, with 0 where nothing is."
+            f"The mask {printable(path)} has {len(channels)} channels ({', '.join(channels)}); it must have one, with 0 where nothing is."
+        )
+    if not ((values == 0) | (values == values.max())).all():
+        distinct = np.unique(values)
+        shown = ", ".join(str(int(value)) for value in distinct[:6]) + (", …" if len(distinct) > 6 else "")
+        raise InputError(
+            f"The mask {printable(path)} has the values {shown}; it must have 0 for the background and one other value for the object."
         )
     return values
 
@@ -88,7 +146,10 @@ def load_pair(image: Path, mask: Path, size: tuple[int, int], *, fast: bool = Fa
     values = (read_mask(mask) != 0).astype(np.uint8)
     if values.shape != original[-1]:
         of = "×".join
-        raise InputError(f"The mask {mask} is {of(map(str, values.shape))} pixels, and its image {image} is {of(map(str, original[-1]))}.")
+        raise InputError(
+            f"The mask {printable(mask)} is {of(map(str, values.shape))} pixels, "
+            f"and its image {printable(image)} is {of(map(str, original[-1]))}."
+        )
     if values.shape != size:
         values = np.array(Image.fromarray(values).resize(size[::-1], Image.Resampling.NEAREST))
     return pixels, torch.from_numpy(values)
@@ -106,7 +167,8 @@ class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     collate = staticmethod(shared_batches.collate)
 
     def __init__(self, root: Path | str, split: str, size: tuple[int, int], train: bool, seed: int = 0) -> None:
-        self.pairs = list_pairs(root, split)
+        listed = list_pairs(root, split)
+        self.pairs, self.notices = listed.pairs, listed.notices()
         self.size, self.train, self.seed = size, train, seed
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gallery_lib.data.speech.feature_manifest import KaldiLabels, Utterance, check, list_utterances, statistics, with_frames
+from gallery_lib.data.folder_walk import printable
+from gallery_lib.data.speech.feature_manifest import (
+    KaldiLabels,
+    Utterance,
+    check,
+    list_utterances,
+    refuse_missing_files,
+    statistics,
+    with_frames,
+)
 from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")
@@ -35,7 +44,9 @@ class FeatureSummary:
             f"{split}: {count} utterances, {self.labels[split]} different labels, {self.frames[split]} frames"
             for split, count in self.utterances.items()
         )
-        return f"{self.root}: {splits}; {self.dims} values a frame, mean {self.mean:.2f}, deviation {self.deviation:.2f}; all fine"
+        return (
+            f"{printable(self.root)}: {splits}; {self.dims} values a frame, mean {self.mean:.2f}, deviation {self.deviation:.2f}; all fine"
+        )
 
 
 def check_features(
@@ -46,9 +57,12 @@ def check_features(
     Raises InputError for the first thing that is wrong. `dims` None: whatever the first utterance has.
     """
     root = Path(root).expanduser().absolute()
+    if root.is_file():
+        raise InputError(f"The data folder {printable(root)} is a file. Give a folder with train/ and val/ in it.")
     listed: dict[str, list[Utterance]] = {}
     for split in SPLITS:
         listed[split] = list_utterances(root / split, kaldi_labels, make_command)
+        refuse_missing_files(root / split, listed[split])
         dims = check(listed[split], dims, full=full)
         listed[split] = with_frames(listed[split])
     labels = {split: {utterance.label for utterance in utterances} for split, utterances in listed.items()}
@@ -80,7 +94,7 @@ def by_speaker(utterances: Sequence[Utterance], frames: int, where: Path) -> dic
             result[utterance.label].append(utterance)
     if few := [speaker for speaker, own in result.items() if len(own) < PER_ITEM]:
         raise InputError(
-            f"{len(few)} of {len(result)} speakers in {where} have fewer than {PER_ITEM} utterances of {frames} frames or more: "
+            f"{len(few)} of {len(result)} speakers in {printable(where)} have fewer than {PER_ITEM} utterances of {frames} frames or more: "
             f"{few[0]} has {len(result[few[0]])}. A speaker is learned from pairs: remove these, or use a smaller sequence_length."
         )
     return result
@@ -90,6 +104,6 @@ def refuse_common_speakers(train: Iterable[str], held_out: Iterable[str], root: 
     """Raises InputError when a speaker is in both splits of `root`."""
     if both := sorted(set(train) & set(held_out)):
         raise InputError(
-            f"{len(both)} speakers are both in train/ and in val/ of {root}, {both[0]} for instance; "
+            f"{len(both)} speakers are both in train/ and in val/ of {printable(root)}, {both[0]} for instance; "
             "verification is measured on speakers that were never heard. Move each to one side."
         )

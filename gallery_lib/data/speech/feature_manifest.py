@@ -15,6 +15,8 @@ normalised or batched here, and no command that an scp file may hold is ever run
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,13 +27,13 @@ from typing import BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gallery_lib.data.folder_walk import printable, scan, some
 from gallery_lib.data.images.mock_manifest import write_atomically
 from gallery_lib.errors import InputError
 
 MANIFEST = "manifest.tsv"
 SCP = "feats.scp"
 KaldiLabels = Literal["utt2spk", "text"]
-_SHOWN = 5
 _ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
 
 
@@ -53,20 +55,24 @@ def list_utterances(folder: Path | str, kaldi_labels: KaldiLabels, make_command:
     there is no such folder.
     """
     folder = Path(folder).expanduser().absolute()
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"The folder of features {folder} {what}. It should hold {MANIFEST}, or Kaldi's {SCP}. Mock data: {make_command}")
+    shown = printable(folder)
+    try:
+        what = "" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
+    except OSError as error:
+        raise InputError(f"Cannot read the folder of features {shown}: {error.strerror}.") from error
+    if what:
+        raise InputError(f"The folder of features {shown} {what}. It should hold {MANIFEST}, or Kaldi's {SCP}. Mock data: {make_command}")
     if (folder / MANIFEST).is_file():
         utterances = list(_from_tsv(folder / MANIFEST))
     elif (folder / SCP).is_file():
         utterances = list(_from_kaldi(folder, kaldi_labels))
     else:
-        found = sorted(entry.name for entry in folder.iterdir())
+        found = [entry.name for entry in scan(folder)]
         raise InputError(
-            f"{folder} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds {_some(found) or 'nothing'}. Mock data: {make_command}"
+            f"{shown} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds {some(found) or 'nothing'}. Mock data: {make_command}"
         )
     if not utterances:
-        raise InputError(f"{folder} lists no utterances.")
+        raise InputError(f"{shown} lists no utterances.")
     return utterances
 
 
@@ -82,13 +88,27 @@ def shape(utterance: Utterance) -> tuple[int, int]:
             found = _npy_shape(file) if utterance.offset is None else _kaldi_shape(file, utterance.offset)
     except (OSError, ValueError, EOFError, struct.error) as error:
         raise _unreadable(utterance, error) from error
-    if len(found) != 2:
-        raise InputError(f"{utterance.path} ({utterance.name}) holds an array {list(found)}; it must be a matrix [frames, dims].")
+    if len(found) != 2 or min(found) < 1:
+        raise InputError(f"{_named(utterance)} holds an array {list(found)}; it must be a matrix [frames, dims] with one of each at least.")
     return found[0], found[1]
 
 
-def load(utterance: Utterance) -> NDArray[np.float32]:
-    """The utterance's features, float32 [frames, dims]. Raises InputError, naming the file, when it cannot be read."""
+def refuse_missing_files(folder: Path, utterances: Sequence[Utterance]) -> None:
+    """Raise InputError that names the first file of `utterances`, which `folder` lists, that is not there or no file."""
+    missing = [path for path in dict.fromkeys(utterance.path for utterance in utterances) if not path.is_file()]
+    if missing:
+        raise InputError(
+            f"{printable(folder)} lists {len(missing)} feature file(s) that do not exist, the first being {printable(missing[0])}. "
+            "Complete the folder, or remove their lines."
+        )
+
+
+def load(utterance: Utterance, dims: int | None = None) -> NDArray[np.float32]:
+    """The utterance's features, float32 [frames, dims].
+
+    Raises InputError, naming the file, when it cannot be read, has another number of frames than is listed or of values than
+    `dims` (if given), or values that are not finite.
+    """
     try:
         if utterance.offset is None:
             array = np.load(utterance.path, allow_pickle=False)
@@ -102,8 +122,23 @@ def load(utterance: Utterance) -> NDArray[np.float32]:
     except (OSError, ValueError, EOFError, AssertionError, struct.error) as error:
         raise _unreadable(utterance, error) from error
     if array.ndim != 2 or array.dtype.kind not in "fiu":
-        raise InputError(f"{utterance.path} holds {array.dtype} {list(array.shape)}; it must be numbers [frames, dims].")
-    return np.ascontiguousarray(array, dtype=np.float32)
+        raise InputError(f"{printable(utterance.path)} holds {array.dtype} {list(array.shape)}; it must be numbers [frames, dims].")
+    _refuse_other_sizes(utterance, (len(array), array.shape[1]), dims)
+    features = np.ascontiguousarray(array, dtype=np.float32)
+    if not np.isfinite(features).all():
+        raise InputError(f"{_named(utterance)} holds values that are not finite (NaN or infinity).")
+    return features
+
+
+def _refuse_other_sizes(utterance: Utterance, found: tuple[int, int], dims: int | None) -> None:
+    if dims is not None and found[1] != dims:
+        raise InputError(f"{_named(utterance)} has {found[1]} values a frame; it must have {dims}.")
+    if utterance.frames not in (None, found[0]):
+        raise InputError(f"{_named(utterance)} has {found[0]} frames, and {utterance.frames} are listed.")
+
+
+def _named(utterance: Utterance) -> str:
+    return f"{printable(utterance.path)} ({printable(utterance.name)})"
 
 
 def check(utterances: Sequence[Utterance], dims: int | None, *, full: bool = False) -> int:
@@ -114,14 +149,11 @@ def check(utterances: Sequence[Utterance], dims: int | None, *, full: bool = Fal
     """
     every = 1 if full else max(1, len(utterances) // 64)
     for number, utterance in enumerate(utterances):
-        frames, found = shape(utterance)
-        dims = found if dims is None else dims
-        if found != dims:
-            raise InputError(f"{utterance.path} ({utterance.name}) has {found} values a frame; it must have {dims}.")
-        if utterance.frames not in (None, frames):
-            raise InputError(f"{utterance.path} ({utterance.name}) has {frames} frames, and {utterance.frames} are listed.")
-        if number % every == 0 and not np.isfinite(load(utterance)).all():
-            raise InputError(f"{utterance.path} ({utterance.name}) holds values that are not finite (NaN or infinity).")
+        found = shape(utterance)
+        dims = found[1] if dims is None else dims
+        _refuse_other_sizes(utterance, found, dims)
+        if number % every == 0:
+            load(utterance, dims)
     assert dims is not None
     return dims
 
@@ -207,7 +239,9 @@ def _npy_shape(file: BinaryIO) -> tuple[int, ...]:
     major = np.lib.format.read_magic(file)[0]
     if major not in read_header:
         raise ValueError(f"version {major} of the .npy format")
-    return read_header[major](file)[0]
+    found, _, dtype = read_header[major](file)
+    _refuse_truncated(file, file.tell() + math.prod(found) * dtype.itemsize)
+    return found
 
 
 def _kaldi_shape(file: BinaryIO, offset: int) -> tuple[int, int]:
@@ -216,18 +250,25 @@ def _kaldi_shape(file: BinaryIO, offset: int) -> tuple[int, int]:
     header = file.read(22)
     if header[:5] in (b"\0BFM ", b"\0BDM "):
         _, rows, _, columns = struct.unpack("<bibi", header[5:15])
+        size = 15 + rows * columns * (4 if header[2:3] == b"F" else 8)
     elif header[:4] == b"\0BCM" and b" " in header[4:6]:
         start = header.index(b" ", 4) + 1
         _, _, rows, columns = struct.unpack("<ffii", header[start : start + 16])
+        size = start + 16 + rows * columns * (2 if header[4:5] == b"2" else 1) + 8 * columns * (header[4:5] == b" ")
     else:
         raise ValueError(f"no binary Kaldi matrix at offset {offset}")
+    _refuse_truncated(file, offset + size)
     return rows, columns
+
+
+def _refuse_truncated(file: BinaryIO, needed: int) -> None:
+    """Raise ValueError where the file ends before what its header promises."""
+    if (size := os.fstat(file.fileno()).st_size) < needed:
+        raise ValueError(f"it is truncated: {size} of {needed} bytes")
 
 
 def _unreadable(utterance: Utterance, error: BaseException) -> InputError:
     reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error) or type(error).__name__
-    return InputError(f"Cannot read the features of {utterance.name}, {utterance.path}: {reason}. Is the data folder complete?")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > _SHOWN else "")
+    return InputError(
+        f"Cannot read the features of {printable(utterance.name)}, {printable(utterance.path)}: {reason}. Is the data folder complete?"
+    )

@@ -8,6 +8,7 @@ of each of their values over the training utterances, so that any scale will do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,27 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.item_random import of_item
 from gallery_lib.data.speech import feature_manifest
 from gallery_lib.data.speech.feature_check import PER_ITEM, by_speaker
-from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, shape
+from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, refuse_missing_files, shape
 from gallery_lib.errors import InputError
 
 MAKE_COMMAND = "python data_prep/mock_speakers.py --out {root}"
 Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
+
+
+def _short(folder: Path, utterances: Sequence[Utterance], speakers: Mapping[str, Sequence[Utterance]], frames: int) -> tuple[str, ...]:
+    """Return a line on the utterances that are shorter than a sample, which are left out; none where there are none."""
+    kept = {utterance.name for own in speakers.values() for utterance in own}
+    short = [utterance for utterance in utterances if utterance.name not in kept]
+    if not short:
+        return ()
+    return (
+        f"left out of {printable(folder)}: {len(short)} of {len(utterances)} utterances of fewer than {frames} frames "
+        f"({printable(short[0].name)}); a smaller sequence_length takes them",
+    )
 
 
 class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
@@ -35,7 +49,8 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         train: one item per speaker, utterances and frames at random; else each pair of utterances, always the same.
         statistics: for normalising; those of this split when left out.
 
-    Call `set_epoch` before each epoch; it reaches workers that already run, too. Raises InputError for a folder that
+    `notices` says in lines which utterances are too short. Call `set_epoch` before each epoch; it reaches workers that
+    already run, too. Raises InputError for a folder that
     is none such, features of another size, and speakers with one utterance.
     """
 
@@ -44,9 +59,11 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
     ) -> None:
         folder = Path(root).expanduser().absolute() / split
         utterances = list_utterances(folder, "utt2spk", MAKE_COMMAND.format(root=folder.parent))
+        refuse_missing_files(folder, utterances)
         if (found := shape(utterances[0])[1]) != dims:
-            raise InputError(f"{utterances[0].path} has {found} values a frame; the model takes {dims}.")
+            raise InputError(f"{printable(utterances[0].path)} has {found} values a frame; the model takes {dims}.")
         speakers = by_speaker(utterances, frames, folder)
+        self.dims, self.notices = dims, _short(folder, utterances, speakers, frames)
         self.speakers = list(speakers)
         self.frames, self.train, self.seed = frames, train, seed
         self.items: list[tuple[int, list[Utterance]]] = list(enumerate(speakers.values()))  # speaker number, utterances to choose from
@@ -71,7 +88,7 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
 
     def _crop(self, utterance: Utterance, rng: np.random.Generator | None) -> NDArray[np.float32]:
         """Normalised frames [T, dims] from anywhere in the utterance, or from its middle."""
-        features = load(utterance)
+        features = load(utterance, self.dims)
         spare = len(features) - self.frames
         start = int(rng.integers(spare + 1)) if rng else spare // 2
         mean, deviation = self.statistics

@@ -11,6 +11,7 @@ multiple of 16 and targets to a multiple of 4, which keeps rows aligned for kern
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,9 +25,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from gallery_lib.data.folder_walk import printable, some
 from gallery_lib.data.speech.alignment import ALIGNMENT, Cut, read_alignment
-from gallery_lib.data.speech.characters import BEGIN, END, Characters, tidy
-from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, shape, statistics, with_frames
+from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN, Characters, tidy
+from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, refuse_missing_files, shape, statistics, with_frames
 from gallery_lib.errors import InputError
 
 FILTERS = 80  # values of a frame
@@ -94,7 +96,7 @@ class Piece:
 
 
 class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
-    """Map-style data set over one folder; `lengths` has the T of each item.
+    """Map-style data set over one folder; `lengths` has the T of each item, `notices` lines on what is left out.
 
     The training data defines the vocabulary and the normalisation; held-out data is given it as `train`. Raises
     InputError for a folder that cannot be used, and for a damaged file when its item is read.
@@ -106,10 +108,12 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, folder: Path | str, sequence_length: int, vocabulary_size: int, train: SpeechFolder | None = None) -> None:
         self.folder = Path(folder).expanduser().absolute()
         utterances = list_utterances(self.folder, "text", MAKE_COMMAND)
-        _refuse_missing_files(self.folder, utterances)
+        refuse_missing_files(self.folder, utterances)
         utterances = with_frames(utterances)
         if (found := shape(utterances[0])[1]) != FILTERS:
-            raise InputError(f"{utterances[0].path} has {found} values a frame; speech recognition takes {FILTERS} log filter-bank values.")
+            raise InputError(
+                f"{printable(utterances[0].path)} has {found} values a frame; speech recognition takes {FILTERS} log filter-bank values."
+            )
         self.characters: Characters = (
             train.characters if train else Characters.of((tidy(u.label) for u in utterances), vocabulary_size, self.folder)
         )
@@ -117,6 +121,7 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         self.deviation: np.ndarray
         self.mean, self.deviation = (train.mean, train.deviation) if train else statistics(utterances)
         self.pieces = _pieces(self.folder, utterances, sequence_length)
+        self.notices = _notices(self.folder, utterances, self.pieces, self.characters, sequence_length)
         self.lengths = [stacked_length(piece.stop - piece.start) for piece in self.pieces]
 
     def __len__(self) -> int:
@@ -124,23 +129,29 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         piece = self.pieces[index]
-        frames = load(piece.utterance)[piece.start : piece.stop]
-        if frames.shape[1] != FILTERS or not len(frames):
-            raise InputError(
-                f"{piece.utterance.path} ({piece.utterance.name}) has the frames {list(frames.shape)} "
-                f"from {piece.start} on; it must have {FILTERS} values a frame, and as many frames as are listed."
-            )
+        frames = load(piece.utterance, FILTERS)[piece.start : piece.stop]
         features = stack_frames((frames - self.mean) / self.deviation)
         return torch.from_numpy(features), torch.tensor(self.characters.encode(piece.transcript))
 
 
-def _refuse_missing_files(folder: Path, utterances: Sequence[Utterance]) -> None:
-    missing = [path for path in dict.fromkeys(utterance.path for utterance in utterances) if not path.is_file()]
-    if missing:
-        raise InputError(
-            f"{folder} lists {len(missing)} feature file(s) that do not exist, the first being {missing[0]}. "
-            "Complete the folder, or remove their lines."
+def _notices(
+    folder: Path, utterances: Sequence[Utterance], pieces: Sequence[Piece], characters: Characters, sequence_length: int
+) -> tuple[str, ...]:
+    """Return lines on utterances that are left out for their length, and on characters that the vocabulary lacks."""
+    lines = []
+    kept = {piece.utterance.name for piece in pieces}
+    if long := [utterance for utterance in utterances if utterance.name not in kept]:
+        lines.append(
+            f"left out of {printable(folder)}: {len(long)} of {len(utterances)} utterances of more than {2 * sequence_length} stacked "
+            f"frames, for which {ALIGNMENT} has no cuts ({printable(long[0].name)}); a larger sequence_length takes them"
         )
+    counts = Counter(character for piece in pieces for character in piece.transcript)
+    if unknown := {character: count for character, count in counts.items() if characters.encode(character) == [UNKNOWN]}:
+        lines.append(
+            f"{sum(unknown.values())} of {counts.total()} characters in the transcripts of {printable(folder)} are not in train/, and "
+            f"count as unknown: {some(sorted(unknown))}"
+        )
+    return tuple(lines)
 
 
 def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int) -> list[Piece]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
+from gallery_lib.data.folder_walk import LeftOut, printable, walk
 from gallery_lib.data.text import grammar
 from gallery_lib.errors import InputError
 
@@ -120,18 +121,21 @@ def _is_prose(paragraph: str) -> bool:
 # A folder of text files
 
 
-def text_files(root: Path) -> list[Path]:
-    """The `*.txt` files below `root`, sorted. Raises InputError where there is no such folder, or none in it."""
-    if not root.exists():
-        raise InputError(f"The text folder {root} does not exist. Give a folder with .txt files in it (UTF-8).")
-    if not root.is_dir():
-        raise InputError(f"The text folder {root} is a file. Give the folder that it is in.")
-    files = sorted(path for path in root.rglob("*.txt") if path.is_file())
+def text_files(root: Path) -> tuple[list[Path], LeftOut]:
+    """Return the `*.txt` files below `root`, sorted, and what is left out. Raises InputError for no folder, or none in it."""
+    shown = printable(root)
+    try:
+        if not root.exists():
+            raise InputError(f"The text folder {shown} does not exist. Give a folder with .txt files in it (UTF-8).")
+        if not root.is_dir():
+            raise InputError(f"The text folder {shown} is a file. Give the folder that it is in.")
+    except OSError as error:
+        raise InputError(f"Cannot read the text folder {shown}: {error.strerror}.") from error
+    files, left_out = walk(root, (".txt",))
     if not files:
-        others = sorted(path.name for path in root.iterdir())
-        holds = f"It holds {', '.join(others[:5])}{', …' if len(others) > 5 else ''}." if others else "It is empty."
-        raise InputError(f"The text folder {root} has no .txt files in it or below. {holds}")
-    return files
+        holds = f"It holds {left_out}." if left_out else "It is empty."
+        raise InputError(f"The text folder {shown} has no .txt files in it or below. {holds}")
+    return sorted(root / file for file in files), left_out
 
 
 def digest(root: Path, files: Iterable[Path]) -> str:
@@ -139,29 +143,36 @@ def digest(root: Path, files: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for path in files:
         total.update(f"{path.relative_to(root).as_posix()}\0".encode("utf-8", "surrogateescape"))
-        total.update(hashlib.sha256(path.read_bytes()).digest())
+        total.update(hashlib.sha256(_bytes(path)).digest())
     return total.hexdigest()[:16]
 
 
 def text_folder(root: Path, files: Iterable[Path]) -> Corpus:
     """The files of `text_files(root)`, a document each. Raises InputError for bytes that are no text, or too little."""
     documents = tuple("\n".join(_paragraphs(_read(path))) for path in files)
-    corpus = Corpus(f"text files of {root.name}", tuple(filter(None, documents)))
+    corpus = Corpus(f"text files of {printable(root.name)}", tuple(filter(None, documents)))
     if corpus.characters < MINIMUM_CHARACTERS:
         raise InputError(
-            f"The .txt files of {root} hold {corpus.characters} characters of text; at least {MINIMUM_CHARACTERS} are "
+            f"The .txt files of {printable(root)} hold {corpus.characters} characters of text; at least {MINIMUM_CHARACTERS} are "
             "needed to train a vocabulary and hold a part out. Add more text."
         )
     return corpus
 
 
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"Cannot read {printable(path)}: {error.strerror}. Make it readable, or take it out of the folder.") from error
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return _bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         bad = error.object[error.start]
         raise InputError(
-            f"{path} is not UTF-8 text: byte 0x{bad:02x} at position {error.start}. "
+            f"{printable(path)} is not UTF-8 text: byte 0x{bad:02x} at position {error.start}. "
             "Convert it (iconv -f latin1 -t utf-8), or take it out of the folder."
         ) from None
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.item_random import of_item
 from gallery_lib.data.text.tokenized import TokenisedText
 from gallery_lib.errors import InputError
@@ -100,7 +101,8 @@ class PackedText(Dataset[dict[str, Tensor]]):
         self.text, self.sequence_length, self.hide = text, sequence_length, hide
         self.seed = seed if train else 0
         self._train = train
-        self._tokens = text.tokens(split)
+        self._tokens, self._split = text.tokens(split), split
+        self.notices = text.notices if train else ()
         self._words = sequence_length - 2  # in a sample
         samples = len(self._tokens) // self._words
         if samples < 1:
@@ -121,6 +123,11 @@ class PackedText(Dataset[dict[str, Tensor]]):
         index %= len(self)
         start = int(index * self._stride) * self._words
         words = self._tokens[start : start + self._words].astype(np.int64)
+        if (largest := int(words.max())) >= self.text.pieces:
+            raise InputError(
+                f"{printable(self.text.folder / self._split)}.npy is damaged: token {start + int(words.argmax())} is {largest}, and the "
+                f"vocabulary has {self.text.pieces} pieces. Delete {printable(self.text.folder.parent)} and make it again."
+            )
         rng = of_item(self.seed, int(self._epoch), index)
         return {name: torch.from_numpy(values) for name, values in self.hide(words, rng, self.text).items()}
 

@@ -11,7 +11,9 @@ corpus.py's business, what a piece is tokenizers.py's, and what a model is asked
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gallery_lib import paths
+from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.text import corpus as text_corpus
 from gallery_lib.data.text import tokenizers as text_tokenizers
 from gallery_lib.data.text.corpus import Corpus
@@ -43,15 +46,23 @@ _DEFAULT_KEY = "default"
 
 @dataclass(frozen=True)
 class TokenisedText:
-    """One kind of tokens in a folder that `prepare` made. `pieces` is the size of the trained vocabulary."""
+    """One kind of tokens in a folder that `prepare` made. `pieces` is the size of the trained vocabulary.
+
+    `counts` has the number of tokens by split, `notices` lines on text files that were left out.
+    """
 
     folder: Path
     specials: Specials
     pieces: int
+    counts: dict[str, int]
+    notices: tuple[str, ...] = ()
 
     def tokens(self, split: str) -> np.ndarray:
-        """All tokens of `train` or `held_out`, documents ended by `specials.end`: uint16 [tokens], mapped from disk."""
-        return np.load(self.folder / f"{split}.npy", mmap_mode="r")
+        """All tokens of `train` or `held_out`, documents ended by `specials.end`: uint16 [tokens], mapped from disk.
+
+        Raises InputError for a file that is missing, truncated or another one.
+        """
+        return read_tokens(self.folder / f"{split}.npy", self.counts[split])
 
     def tokenizer(self) -> Tokenizer:
         """What turns ids into text again."""
@@ -69,33 +80,39 @@ class Prepared:
     tokens: dict[str, dict[str, int]]
     made: bool
     seconds: float
+    notices: tuple[str, ...] = ()
 
 
 def prepare(data_dir: Path | str | None = None, root: Path | str | None = None, *, threads: bool = True) -> Prepared:
     """Train both tokenizers on the text files of `data_dir` (default: the English at hand) and write `root`.
 
-    `root` is where `find` looks when left out. Returns at once when it is there. `threads=False` lets the calling
-    process fork afterwards. Raises InputError for unfit text or when `root` holds something else, RunFailed when
-    writing fails.
+    `root` is where `find` looks when left out. What is there already is read through, and not made again.
+    `threads=False` lets the calling process fork afterwards. Raises InputError for unfit text or when `root` holds
+    something else, or tokens that are damaged, RunFailed when writing fails.
     """
     started = time.perf_counter()
     key, make, default_root = _DEFAULT_KEY, text_corpus.default, paths.data_dir("text")
+    notices: tuple[str, ...] = ()
     if data_dir is not None:
-        key, make, default_root = _of_folder(Path(data_dir).expanduser().absolute())
+        key, make, default_root, notices = _of_folder(Path(data_dir).expanduser().absolute())
     root = Path(root).expanduser().absolute() if root is not None else default_root
     made = False
-    if not _holds(root, key):
-        try:
+    try:
+        if not _holds(root, key):
             root.parent.mkdir(parents=True, exist_ok=True)
             with _locked(root.parent), nullcontext() if threads else text_tokenizers.one_thread():
                 if not _holds(root, key):  # another process may have made it meanwhile
                     _write(root, key, make())
                     made = True
-        except OSError as error:
-            raise RunFailed(f"Could not write the tokenised text in {root}: {error}. Free some space, or give another folder.") from error
+    except OSError as error:
+        raise RunFailed(
+            f"Could not write the tokenised text in {printable(root)}: {error}. Free some space, or give another folder."
+        ) from error
     manifest = _read_manifest(root)
+    if not made:
+        _refuse_damage(root, manifest)
     tokens = {name: kind["tokens"] for name, kind in manifest["kinds"].items()}
-    return Prepared(root, manifest["source"], tokens, made, time.perf_counter() - started)
+    return Prepared(root, manifest["source"], tokens, made, time.perf_counter() - started, notices)
 
 
 def find(data_dir: str | None, kind: str) -> TokenisedText:
@@ -104,29 +121,86 @@ def find(data_dir: str | None, kind: str) -> TokenisedText:
     Text files are tokenised into the cache the first time. Raises InputError when there is no text, or none that fits.
     """
     root = Path(data_dir).expanduser().absolute() if data_dir else paths.data_dir("text")
-    if data_dir and not (root / _MANIFEST).exists():
-        root = prepare(root, threads=False).root
-    if not (root / _MANIFEST).exists():
-        raise InputError(f"There is no text to train on in {root}. Make it with: {MAKE_COMMAND}")
-    manifest = _read_manifest(root)
-    return TokenisedText(root / kind, KINDS[kind].specials, manifest["kinds"][kind]["pieces"])
+    notices: tuple[str, ...] = ()
+    if data_dir and not _has_manifest(root):
+        prepared = prepare(root, threads=False)
+        root, notices = prepared.root, prepared.notices
+    if not _has_manifest(root):
+        raise InputError(f"There is no text to train on in {printable(root)}. Make it with: {MAKE_COMMAND}")
+    made = _read_manifest(root)["kinds"][kind]
+    return TokenisedText(root / kind, KINDS[kind].specials, made["pieces"], made["tokens"], notices)
 
 
-def _of_folder(folder: Path) -> tuple[str, Callable[[], Corpus], Path]:
-    """(key, how to read it, where its tokens belong) of a folder of text files."""
-    files = text_corpus.text_files(folder)
+def _has_manifest(root: Path) -> bool:
+    """Return whether `root` has a manifest; where it may not be looked into, the one who reads it says so."""
+    try:
+        return (root / _MANIFEST).exists()
+    except OSError:
+        return False
+
+
+def read_tokens(path: Path, count: int) -> np.ndarray:
+    """Map the token ids of a file, uint16 [`count`]. Raises InputError when it holds anything else."""
+    try:
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, "it is missing")
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, getattr(error, "strerror", None) or str(error)) from error
+    if tokens.dtype != np.uint16 or tokens.shape != (count,):
+        raise _damaged(path, f"it holds {tokens.dtype} {list(tokens.shape)}, and uint16 [{count}] was written")
+    return tokens
+
+
+def _refuse_damage(root: Path, manifest: dict[str, Any]) -> None:
+    """Raise InputError for a file that is not what was written; of text made before there were digests, what shows without."""
+    for name, kind in manifest["kinds"].items():
+        for split in SPLITS:
+            path = root / name / f"{split}.npy"
+            tokens = read_tokens(path, kind["tokens"][split])
+            if len(tokens) and (largest := int(tokens.max())) >= kind["pieces"]:
+                raise _damaged(path, f"it holds the id {largest}, and the vocabulary has {kind['pieces']} pieces")
+        for file, digest in kind.get("sha256", {}).items():
+            path = root / name / file
+            if not path.is_file() or _sha256(path) != digest:
+                raise _damaged(path, "it is not what was written")
+
+
+def _damaged(path: Path, reason: str) -> InputError:
+    root = path.parent.parent
+    return InputError(
+        f"The tokenised text {printable(path)} is damaged: {reason}. Delete {printable(root)} and make it again: {MAKE_COMMAND}"
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_folder(folder: Path) -> tuple[str, Callable[[], Corpus], Path, tuple[str, ...]]:
+    """(key, how to read it, where its tokens belong, what to say of it) of a folder of text files."""
+    files, left_out = text_corpus.text_files(folder)
     key = text_corpus.digest(folder, files)
-    return key, lambda: text_corpus.text_folder(folder, files), paths.data_dir(f"text-{key}")
+    notices = (f"left out of {printable(folder)}: {left_out}",) if left_out else ()
+    return key, lambda: text_corpus.text_folder(folder, files), paths.data_dir(f"text-{key}"), notices
 
 
 def _read_manifest(root: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((root / _MANIFEST).read_text(encoding="utf-8"))
         version = manifest["format"]
+        complete = version != FORMAT or all(
+            isinstance(manifest["kinds"][kind]["tokens"][split], int) and isinstance(manifest["kinds"][kind]["pieces"], int)
+            for kind in KINDS
+            for split in SPLITS
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{root / _MANIFEST} cannot be read as a description of tokenised text: {error!r}.") from None
+        raise InputError(f"{printable(root / _MANIFEST)} cannot be read as a description of tokenised text: {error!r}.") from None
+    if not complete:
+        raise InputError(f"{printable(root / _MANIFEST)} is damaged: it does not say how many tokens there are. Make the text again.")
     if version != FORMAT:
-        raise InputError(f"{root} was made by another version of this package. Delete it, then run: {MAKE_COMMAND}")
+        raise InputError(f"{printable(root)} was made by another version of this package. Delete it, then run: {MAKE_COMMAND}")
     return manifest
 
 
@@ -135,10 +209,14 @@ def _holds(root: Path, key: str) -> bool:
     if root.is_dir() and (root / _MANIFEST).exists():
         manifest = _read_manifest(root)
         if manifest["key"] != key:
-            raise InputError(f"{root} holds other text: {manifest['source']}. Nothing was changed. Give another folder or delete it.")
+            raise InputError(
+                f"{printable(root)} holds other text: {manifest['source']}. Nothing was changed. Give another folder or delete it."
+            )
         return True
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise InputError(f"{root} is there and holds no tokenised text; nothing was changed. Give an empty folder, or a new one.")
+        raise InputError(
+            f"{printable(root)} is there and holds no tokenised text; nothing was changed. Give an empty folder, or a new one."
+        )
     return False
 
 
@@ -178,4 +256,5 @@ def _write_kind(folder: Path, name: str, documents: dict[str, list[str]]) -> dic
         np.save(folder / f"{split}.npy", tokens)
         counts[split] = len(tokens)
     tokenizer.save(str(folder / "tokenizer.json"))
-    return {"pieces": tokenizer.get_vocab_size(), "tokens": counts}
+    digests = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+    return {"pieces": tokenizer.get_vocab_size(), "tokens": counts, "sha256": digests}

@@ -83,7 +83,7 @@ def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
 
     The seed decides the weights; data and their order are those of `train`.
     """
-    task = tasks.get(train.model)
+    task = tasks.of(train)
     splits = task.data(train)
     assert train.batch_size is not None and train.max_steps is not None
     loader = DataLoader(

@@ -12,13 +12,25 @@ from torch import Tensor, nn
 
 from gallery_lib import paths
 from gallery_lib.config import TrainConfig
+from gallery_lib.data.images.folder_listing import list_classes
 from gallery_lib.data.images.image_folder import ImageFolder
 from gallery_lib.errors import InputError
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
 from gallery_lib.tasks.examples import Pictures
-from gallery_lib.tasks.task import Splits, Task
+from gallery_lib.tasks.task import Head, Splits, Task
 
 Batch = tuple[Tensor, Tensor]  # images float [N, 3, S, S], labels int64 [N]
+IMAGENET_CLASSES = 1000
+
+
+def classes(config: TrainConfig) -> int:
+    """The class folders of `config.data_dir`; ImageNet's 1000 for the mock data, which has images of some of them."""
+    return len(list_classes(config.data_dir, "train")) if config.data_dir else IMAGENET_CLASSES
+
+
+def head(features: int) -> Head:
+    """A linear layer with bias on so many features, for ImageNet's classes unless the data has others."""
+    return Head(outputs=IMAGENET_CLASSES, parameters_per_output=features + 1, wanted=classes)
 
 
 def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> Splits:
@@ -32,10 +44,9 @@ def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> 
         raise InputError(f"image_size={config.image_size}: {config.model} needs images of at least {smallest} pixels.")
     if config.image_size % multiple_of:
         raise InputError(f"image_size={config.image_size}: {config.model} needs a multiple of {multiple_of} pixels.")
-    return Splits(
-        train=ImageFolder(root, "train", config.image_size, train=True, seed=config.seed),
-        held_out=ImageFolder(root, "val", config.image_size, train=False, seed=config.seed),
-    )
+    train = ImageFolder(root, "train", config.image_size, train=True, seed=config.seed)
+    held_out = ImageFolder(root, "val", config.image_size, train=False, seed=config.seed, classes=train.classes)
+    return Splits(train, held_out)
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -45,9 +56,10 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
-    """Top-1 and top-5 hits of one batch."""
+    """Top-1 and top-5 hits of one batch; with fewer than five outputs each label is among the top five."""
     inputs, labels = batch
-    best = model(inputs).topk(5, dim=1).indices  # [N, 5]
+    logits = model(inputs)
+    best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [N, 5]
     hits = best == labels[:, None]
     return {"top1": (hits[:, 0].sum(), len(labels)), "top5": (hits.any(dim=1).sum(), len(labels))}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,10 +52,39 @@ def test_empty_class_folders_are_named(tiny_copy: Path) -> None:
             check(tiny_copy)
 
 
-def test_classes_that_differ_between_the_splits_are_named(tiny_copy: Path) -> None:
-    shutil.rmtree(tiny_copy / "val" / "n00000002")
-    with pytest.raises(InputError, match="different classes; only in train/: n00000002"):
+def test_a_class_that_only_train_has_is_announced_and_one_that_only_val_has_is_refused(tiny_copy: Path) -> None:
+    (tiny_copy / "val" / "n00000002").rename(tiny_copy / "kept")
+    summary = check_image_folder(tiny_copy)
+    assert summary.classes == 3 and len(summary.notices) == 1
+    assert "val has no folder for 1 of the 3 classes of train/ (n00000002)" in str(summary)
+    (tiny_copy / "kept").rename(tiny_copy / "val" / "n00000009")
+    with pytest.raises(InputError, match=r"val has 1 class\(es\) that train/ lacks: n00000009"):
         check_image_folder(tiny_copy)
+
+
+def test_what_a_run_would_leave_out_is_named(tiny_copy: Path) -> None:
+    (tiny_copy / "val" / "n00000002" / "list.csv").write_text("x")
+    assert check_image_folder(tiny_copy).notices == (f"left out of {tiny_copy / 'val'}: 1 with another ending (n00000002/list.csv)",)
+
+
+def test_the_full_check_names_every_damaged_file_with_the_reason(tiny_copy: Path) -> None:
+    files = sorted((tiny_copy / "train" / "n00000001").iterdir())
+    data = files[3].read_bytes()
+    files[3].write_bytes(data[: len(data) // 2] + bytes(400) + data[len(data) // 2 + 400 :])
+    files[4].write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError, match="2 of 24 images") as raised:
+        check_image_folder(tiny_copy, full=True)
+    lines = str(raised.value).splitlines()
+    assert lines[1].startswith(f"  {files[3]}: decodes with a warning: Corrupt JPEG data")
+    assert lines[2].startswith(f"  {files[4]}: image file is truncated") and len(lines) == 3
+
+
+def test_what_is_unusual_and_changes_no_pixel_is_told_and_passes(tiny_copy: Path) -> None:
+    file = sorted((tiny_copy / "train" / "n00000001").iterdir())[3]
+    file.write_bytes(file.read_bytes() + b"tail")
+    summary = check_image_folder(tiny_copy, full=True)
+    assert summary.oddities == (f"{file} has 4 bytes behind the end of the image",)
+    assert "24 read, none damaged, 1 unusual" in str(summary)
 
 
 def test_the_full_check_finds_a_truncated_image_that_the_quick_one_skips(tiny_copy: Path) -> None:
@@ -71,3 +100,43 @@ def test_the_command_ends_with_0_or_2_and_one_message(tiny_root: Path, tmp_path:
     assert (good.returncode, good.stderr) == (0, "") and "3 classes, 18 train, 6 val images; 24 read, all fine" in good.stdout
     bad = subprocess.run([*COMMAND, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert bad.returncode == 2 and "has no train/" in bad.stderr and "Traceback" not in bad.stderr
+
+
+def command(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, user=user)
+
+
+def test_names_of_any_bytes_are_checked_and_shown_on_one_line(tiny_copy: Path) -> None:
+    odd = tiny_copy.rename(tiny_copy.parent / os.fsdecode(b"copy \xff\n\xc3\xa9"))
+    for split in ("train", "val"):
+        (odd / split / "n00000001").rename(odd / split / os.fsdecode(b"a \xfe\n"))
+    image = odd / "train" / "n00000002" / os.fsdecode(b"\xff\n.JPEG")
+    (odd / "train" / "n00000002" / "n00000002_0.JPEG").rename(image)
+    image.with_name(os.fsdecode(b"\xff\r.gif")).touch()
+    good = command(str(odd), "--full")
+    assert (good.returncode, good.stderr) == (0, "") and "copy \\udcff\\né: 3 classes, 18 train" in good.stdout
+    assert len(good.stdout.splitlines()) == 2 and "(n00000002/\\udcff\\r.gif)" in good.stdout
+    image.write_bytes(b"x")
+    bad = command(str(odd), "--full")
+    assert bad.returncode == 2 and "n00000002/\\udcff\\n.JPEG: cannot identify" in bad.stderr and "Traceback" not in bad.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a command as somebody else")
+def test_a_folder_that_may_not_be_read_ends_the_command_with_2(tiny_copy: Path) -> None:
+    for folder in (tiny_copy, *list(tiny_copy.parents)[:-1]):
+        folder.chmod(folder.stat().st_mode | 0o555)
+    (tiny_copy / "train" / "n00000002").chmod(0)
+    result = command(str(tiny_copy), user=65534)
+    assert result.returncode == 2 and f"Cannot list the folder {tiny_copy}/train/n00000002: Permission denied" in result.stderr
+    tiny_copy.chmod(0)
+    result = command(str(tiny_copy), user=65534)
+    assert result.returncode == 2 and f"Cannot read the data folder {tiny_copy}: Permission denied" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_file_and_a_name_that_is_too_long_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="file is a file"):
+        check_image_folder(tmp_path / "file")
+    with pytest.raises(InputError, match="File name too long"):
+        check_image_folder(tmp_path / ("x" * 300))

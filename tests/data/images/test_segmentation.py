@@ -157,6 +157,47 @@ DEFECTS: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
+def test_images_of_other_formats_are_read_and_what_is_left_out_is_named(copy: Path) -> None:
+    images, masks = copy / "train" / "images", copy / "train" / "masks"
+    with Image.open(images / "000001.jpg") as image:
+        image.save(images / "000001.webp")
+    (images / "000001.jpg").unlink()
+    (masks / "000001.png").rename(masks / "000001.PNG")
+    for name in ("images/.hidden.jpg", "images/note.txt", "masks/other.gif"):
+        (copy / "train" / name).write_bytes(b"x")
+    (images / "below").mkdir()
+    shutil.copy(masks / "000002.png", masks / "alone.png")
+    data = training(copy)
+    assert len(data) == 5 and data.pairs[1][0].name == "000001.webp" and data[1][0].shape == (*SIZE, 3)
+    said = (
+        f"left out of {copy / 'train'}: 1 hidden (images/.hidden.jpg), 1 a folder (images/below), "
+        "2 with another ending (images/note.txt), 1 a mask without an image (masks/alone.png)"
+    )
+    assert data.notices == (said,) and said in str(check_segmentation_folder(copy))
+
+
+def test_two_images_of_one_mask_are_refused(copy: Path) -> None:
+    shutil.copy(copy / "train/images/000001.jpg", copy / "train/images/000001.jpeg")
+    with pytest.raises(InputError, match=r"000001\.jpeg and 000001\.jpg in .* would share one mask"):
+        training(copy)
+
+
+@pytest.mark.parametrize("values", [half(2, 1), half(255) // 2 + half(1)[:, ::-1]])
+def test_a_mask_of_more_values_than_two_is_refused_in_training(copy: Path, values: np.ndarray) -> None:
+    save_mask(copy / "train/masks/000003.png", "L", values)
+    with pytest.raises(InputError, match=r"000003\.png has the values"):
+        training(copy)[3]
+
+
+def test_the_full_check_finds_an_image_that_libjpeg_only_warns_about(copy: Path) -> None:
+    path = copy / "train/images/000003.jpg"
+    data = path.read_bytes()
+    path.write_bytes(data[:90_000] + bytes(400) + data[90_400:])
+    training(copy)[3]
+    with pytest.raises(InputError, match=r"000003\.jpg: decodes with a warning: Corrupt JPEG"):
+        check_segmentation_folder(copy, full=True)
+
+
 @pytest.mark.parametrize(("damage", "said"), DEFECTS)
 def test_each_defect_has_its_message(copy: Path, damage: Callable[[Path], object], said: str) -> None:
     damage(copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import subprocess
@@ -200,3 +201,33 @@ def test_the_command_ends_with_0_or_2_and_one_message(tsv: Path, tmp_path: Path)
     (root / "val" / "manifest.tsv").write_text("".join(lines[:-1]))
     single = run(root, "--task", "tts_angular", "--dims", "4")
     assert single.returncode == 2 and "1 of 3 speakers in" in single.stderr and "t2 has 1" in single.stderr
+
+
+@pytest.mark.parametrize("kind", ["npy", "ark", "compressed ark"])
+def test_a_truncated_file_is_found_by_its_header(tmp_path: Path, kind: str) -> None:
+    if kind == "npy":
+        np.save(tmp_path / "u.npy", ARRAYS["u5"])
+        utterance = feature_manifest.Utterance("u", "s", tmp_path / "u.npy")
+    else:
+        options = {"compression_method": 2} if kind == "compressed ark" else {}
+        utterance = list_speakers(kaldi(tmp_path / "kaldi", **options))[-1]
+    assert shape(utterance) == ARRAYS["u5"].shape
+    data = utterance.path.read_bytes()
+    utterance.path.write_bytes(data[:-3])
+    with pytest.raises(InputError, match=f"it is truncated: {len(data) - 3} of {len(data)} bytes"):
+        shape(utterance)
+
+
+def test_a_matrix_without_frames_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "u.npy", np.zeros((0, 4), np.float32))
+    with pytest.raises(InputError, match=r"holds an array \[0, 4\]; it must be a matrix"):
+        with_frames([feature_manifest.Utterance("u", "s", tmp_path / "u.npy")])
+
+
+def test_the_check_names_a_pipe_instead_of_waiting_for_it(tsv: Path) -> None:
+    (tsv / "u3.npy").unlink()
+    os.mkfifo(tsv / "u3.npy")
+    (tsv.parent / "train").symlink_to(tsv)
+    (tsv.parent / "val").symlink_to(tsv)
+    result = subprocess.run([*COMMAND, str(tsv.parent), "--task", "tts_angular", "--dims", "4"], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and "lists 1 feature file(s) that do not exist" in result.stderr

@@ -122,6 +122,47 @@ def test_utterances_shorter_than_a_crop_do_not_count(root: Path) -> None:
         training(root, frames=201)
 
 
+def test_utterances_shorter_than_a_crop_are_counted_and_named(root: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    assert training(copy).notices == ()
+    lines = (copy / "train" / "manifest.tsv").read_text().splitlines()
+    path, label, _ = lines[3].split("\t")
+    np.save(copy / "train" / path, np.zeros((10, 40), np.float32))
+    lines[3] = f"{path}\t{label}\t10"
+    (copy / "train" / "manifest.tsv").write_text("\n".join(lines) + "\n")
+    (line,) = training(copy).notices
+    assert f"1 of 30 utterances of fewer than 20 frames ({path})" in line
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        (np.zeros((60, 40), np.float32), "has 60 frames, and .* are listed"),
+        (np.zeros((500, 40), np.float32), "has 500 frames, and .* are listed"),
+        (np.zeros((150, 1), np.float32), "has 1 values a frame; it must have 40"),
+        (np.full((150, 40), np.nan, np.float32), "not finite"),
+    ],
+)
+def test_features_that_are_not_as_listed_are_refused_when_read(root: Path, tmp_path: Path, array: np.ndarray, said: str) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    data = training(copy)
+    for _, own in data.items:
+        for utterance in own:
+            frames = 150 if len(array) == 150 else utterance.frames
+            object.__setattr__(utterance, "frames", frames)
+            np.save(utterance.path, array)
+    with pytest.raises(InputError, match=said):
+        data[0]
+
+
+def test_a_listed_file_that_is_not_there_is_named_before_the_training(root: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "copy"))
+    victim = sorted((copy / "train").rglob("*.npy"))[4]
+    victim.unlink()
+    with pytest.raises(InputError, match=f"lists 1 feature file.*{victim}"):
+        training(copy)
+
+
 def test_features_of_another_size_and_a_missing_folder_are_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"0\.npy has 40 values a frame; the model takes 80"):
         SpeakerPairs(root, "train", 20, 80, train=True)

@@ -297,3 +297,23 @@ def test_the_command_makes_reports_and_refuses_with_its_exit_codes(tmp_path: Pat
     assert refused.returncode == 2 and "characters is 1" in refused.stderr and "Traceback" not in refused.stderr
     other = run("--seed", "5")
     assert other.returncode == 2 and "other mock data" in other.stderr
+
+
+# What is left out
+
+
+def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_named(copy: Path) -> None:
+    train = SpeechFolder(copy / "train", 160, 100)
+    assert train.notices == ()
+    (copy / "train" / "alignment.tsv").unlink(missing_ok=True)
+    lengths = sorted(stacked_length(len(load(u))) for u in list_utterances(copy / "train", "text", ""))
+    short = SpeechFolder(copy / "train", lengths[-1] // 2 - 1, 100)
+    (line,) = short.notices
+    left = sum(length > 2 * (lengths[-1] // 2 - 1) for length in lengths)
+    assert f"{left} of 24 utterances of more than" in line and 0 < left < 24
+    manifest = copy / "val" / "manifest.tsv"
+    lines = manifest.read_text().splitlines()
+    path, label, frames = lines[1].split("\t")
+    manifest.write_text("\n".join([lines[0], f"{path}\t{label}§§\t{frames}", *lines[2:]]) + "\n")
+    (line,) = SpeechFolder(copy / "val", 160, 100, train).notices
+    assert line.startswith("2 of ") and line.endswith("are not in train/, and count as unknown: §")

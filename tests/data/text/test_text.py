@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -125,7 +127,7 @@ def test_a_special_token_in_the_text_is_text(kind: str) -> None:
 
 
 def test_tokens_decode_to_the_text_they_were_made_of(text_files: Path, prepared: Path) -> None:
-    train, held_out = text_corpus.text_folder(text_files, text_corpus.text_files(text_files)).split()
+    train, held_out = text_corpus.text_folder(text_files, text_corpus.text_files(text_files)[0]).split()
     tokens = byte_bpe(prepared)
     for split, documents in (("train", train), ("held_out", held_out)):
         decoded = tokens.tokenizer().decode(tokens.tokens(split).tolist(), skip_special_tokens=False)
@@ -267,7 +269,8 @@ def test_a_folder_of_text_is_tokenised_once_into_the_cache(text_files: Path, tmp
 
 
 def test_changed_text_is_tokenised_anew(text_files: Path, tmp_path: Path) -> None:
-    files = text_corpus.text_files(text_files)
+    files, left_out = text_corpus.text_files(text_files)
+    assert str(left_out) == "1 with another ending (picture.png)"
     keys = [text_corpus.digest(text_files, files), text_corpus.digest(text_files, files[:-1])]
     (tmp_path / files[0].name).write_bytes(files[0].read_bytes())
     keys.append(text_corpus.digest(tmp_path, [tmp_path / files[0].name]))
@@ -341,7 +344,7 @@ def test_the_command_makes_text_where_tasks_look_for_it_and_finds_it_again(
     [
         (None, "does not exist"),
         ({}, "has no .txt files in it or below. It is empty."),
-        ({"notes.md": b"words"}, "has no .txt files in it or below. It holds notes.md."),
+        ({"notes.md": b"words"}, "has no .txt files in it or below. It holds 1 with another ending (notes.md)."),
         ({"a.txt": b"", "b.txt": b" \n\n "}, "hold 0 characters of text; at least 20000 are needed"),
         ({"a.txt": b"A few words only."}, "hold 17 characters of text; at least 20000"),
         ({"a.txt": b"words " * 5000, "b.txt": b"na\xefve " * 5000}, "b.txt is not UTF-8 text: byte 0xef at position 2."),
@@ -361,6 +364,70 @@ def test_unfit_text_ends_the_command_with_code_2_and_one_message(tmp_path: Path,
 def test_a_file_in_place_of_a_folder_is_refused(text_files: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"0\.txt is a file. Give the folder"):
         text.prepare(text_files / "0.txt", tmp_path / "made")
+
+
+def with_an_id(path: Path, index: int, value: int) -> None:
+    tokens = np.load(path)
+    tokens[index] = value
+    np.save(path, tokens)
+
+
+def without_digests(made: Path) -> None:
+    """As an earlier version wrote it."""
+    manifest = json.loads((made / "manifest.json").read_text())
+    for kind in manifest["kinds"].values():
+        del kind["sha256"]
+    (made / "manifest.json").write_text(json.dumps(manifest))
+
+
+DAMAGE: list[tuple[Callable[[Path], object], str, bool]] = [  # what, what is said of it, and whether it shows without digests
+    (lambda made: (made / "wordpiece/train.npy").unlink(), "train.npy is damaged: it is missing", True),
+    (lambda made: os.truncate(made / "wordpiece/train.npy", 500), "train.npy is damaged: ", True),
+    (lambda made: (made / "byte-bpe/held_out.npy").write_bytes(b"x" * 400), "held_out.npy is damaged: ", True),
+    (lambda made: np.save(made / "byte-bpe/train.npy", np.zeros(10, np.uint16)), r"it holds uint16 \[10\], and uint16", True),
+    (lambda made: with_an_id(made / "byte-bpe/train.npy", 7, 60_000), "it holds the id 60000, and the vocabulary has", True),
+    (lambda made: with_an_id(made / "byte-bpe/train.npy", 7, 4), "train.npy is damaged: it is not what was written", False),
+    (lambda made: (made / "wordpiece/tokenizer.json").write_text("{"), "tokenizer.json is damaged: it is not what", False),
+    (lambda made: (made / "manifest.json").write_text('{"format": 1, "key": "x", "kinds": {}}'), "cannot be read as", False),
+]
+
+
+@pytest.mark.parametrize(("damage", "said", "shows_without"), DAMAGE)
+def test_damaged_tokens_are_not_complete_already(
+    text_files: Path, prepared: Path, tmp_path: Path, damage: Callable[[Path], object], said: str, shows_without: bool
+) -> None:
+    made = Path(shutil.copytree(prepared, tmp_path / "made"))
+    assert not text.prepare(text_files, made).made
+    if shows_without:
+        without_digests(made)
+        assert not text.prepare(text_files, made).made
+    damage(made)
+    with pytest.raises(InputError, match=said):
+        text.prepare(text_files, made)
+
+
+def test_a_run_refuses_tokens_that_are_truncated_or_outside_the_vocabulary(prepared: Path, tmp_path: Path) -> None:
+    made = Path(shutil.copytree(prepared, tmp_path / "made"))
+    with_an_id(made / "byte-bpe" / "train.npy", 70, 60_000)
+    data = PackedText(byte_bpe(made), "train", 32, infill, train=True)
+    data[0]
+    with pytest.raises(InputError, match=r"byte-bpe/train\.npy is damaged: token 70 is 60000"):
+        data[2]
+    os.truncate(made / "wordpiece" / "held_out.npy", 300)
+    with pytest.raises(InputError, match=r"held_out\.npy is damaged"):
+        PackedText(wordpiece(made), "held_out", 32, mask_tokens, train=False)
+
+
+def test_text_files_of_any_case_count_and_others_are_named(text_files: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(text_files, tmp_path / "files"))
+    (copy / "0.txt").rename(copy / "0.TXT")
+    (copy / ".draft.txt").write_text("x")
+    (copy / "empty.txt").touch()
+    files, left_out = text_corpus.text_files(copy)
+    assert len(files) == 6 and copy / "0.TXT" in files
+    assert left_out.counts == {"hidden": 1, "empty": 1, "with another ending": 1}
+    done = text.prepare(copy, tmp_path / "made")
+    assert done.notices == (f"left out of {copy}: {left_out}",)
 
 
 def test_a_folder_that_holds_anything_else_is_left_alone(text_files: Path, prepared: Path, tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""The classes and images of an ImageNet-like folder: `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`.
+
+Classes, their numbers, the endings that count and the order of images are those of torchvision's ImageFolder; what it
+would fail on later is left out here, and said (data/folder_walk.py). The numbers of `val/` are those of `train/`'s classes.
+Listing opens no image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gallery_lib.data.folder_walk import HIDDEN, LeftOut, is_folder, printable, scan, some, walk
+from gallery_lib.errors import InputError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+SPLITS = ("train", "val")
+MAKE_COMMAND = "python data_prep/mock_imagenet.py --out {root}"
+OUTSIDE = "in no class folder"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One split: class names by number, each one's images (paths below its folder), and what is not read.
+
+    `missing` are classes that only the training data has; they have no images here.
+    """
+
+    folder: Path
+    classes: list[str]
+    images: list[list[str]]
+    left_out: LeftOut
+    missing: tuple[str, ...] = ()
+
+    def notices(self) -> tuple[str, ...]:
+        """Return what a reader should know about the split, a line each."""
+        lines = []
+        if self.left_out:
+            lines.append(f"left out of {printable(self.folder)}: {self.left_out}")
+        if self.missing:
+            lines.append(
+                f"{printable(self.folder)} has no folder for {len(self.missing)} of the {len(self.classes)} classes of "
+                f"train/ ({some(self.missing)}): held-out metrics do not count them"
+            )
+        if len(self.classes) == 1 and self.folder.name == "train":
+            lines.append(f"{printable(self.folder)} has one class alone, {some(self.classes)}: there is nothing to tell it from")
+        return tuple(lines)
+
+
+def list_classes(root: Path | str, split: str) -> list[str]:
+    """Return the names of the class folders of `split`, sorted. Raises InputError that says what is missing and where."""
+    return _class_folders(root, split)[0]
+
+
+def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
+    root = Path(root).expanduser()
+    shown = printable(root)
+    make = f"Mock data: {MAKE_COMMAND.format(root=shown)}"
+    if split not in SPLITS:
+        raise InputError(f"split is {split!r}; it must be `train` or `val`.")
+    folder = root / split
+    try:
+        if not root.exists():
+            raise InputError(f"The data folder {shown} does not exist. Give a folder with train/ and val/ in it. {make}")
+        if not root.is_dir():
+            raise InputError(f"The data folder {shown} is a file. Give a folder with train/ and val/ in it.")
+        has_split = folder.is_dir()
+    except OSError as error:  # a name that is too long, or a folder on the way that may not be entered
+        raise InputError(f"Cannot read the data folder {shown}: {error.strerror}.") from error
+    if not has_split:
+        found = [entry.name for entry in scan(root) if is_folder(entry)]
+        hint = f"It holds {some(found)}." if found else "It holds no folders."
+        if root.name in SPLITS:
+            hint += f" Did you mean its parent, {printable(root.parent)}?"
+        raise InputError(f"The data folder {shown} has no {split}/ in it; expected {split}/CLASS/*.JPEG. {hint} {make}")
+    classes, left_out = [], LeftOut()
+    for entry in scan(folder):
+        if entry.name.startswith("."):
+            left_out.add(HIDDEN, entry.name)
+        elif is_folder(entry):
+            classes.append(entry.name)
+        else:
+            left_out.add(OUTSIDE, entry.name)
+    if not classes:
+        holds = f" It holds {left_out}." if left_out else ""
+        raise InputError(f"{printable(folder)} has no class folders; expected {split}/CLASS/*.JPEG.{holds} {make}")
+    return classes, left_out
+
+
+def list_split(root: Path | str, split: str, classes: Sequence[str] | None = None) -> Listing:
+    """Return the images of `split`, numbered by `classes` where given (those of the training data).
+
+    Raises InputError for a folder that is none such, for class folders without images, and for classes that are not
+    among `classes`.
+    """
+    folder = Path(root).expanduser().absolute() / split
+    own, left_out = _class_folders(root, split)
+    names = own if classes is None else list(classes)
+    if extra := sorted(set(own) - set(names)):
+        raise InputError(
+            f"{printable(folder)} has {len(extra)} class(es) that train/ lacks: {some(extra)}. A model has outputs for the "
+            "classes of train/ alone: remove these, or add them there."
+        )
+    present, images = set(own), []
+    empty, instead = [], LeftOut()
+    for name in names:
+        files: list[str] = []
+        if name in present:
+            files, unread = walk(folder / name, EXTENSIONS)
+            left_out.update(unread, f"{name}/")
+            if not files:
+                empty.append(name)
+                instead.update(unread, f"{name}/")
+        images.append(files)
+    if empty:
+        holds = f" They hold {instead}." if instead else ""
+        raise InputError(
+            f"{len(empty)} class folders of {printable(folder)} hold no images ({', '.join(EXTENSIONS)}): {some(empty)}."
+            f"{holds} Fill or remove them."
+        )
+    missing = tuple(name for name in names if name not in present)
+    return Listing(folder, names, images, left_out, missing)

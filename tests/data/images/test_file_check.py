@@ -1,0 +1,146 @@
+"""What is wrong inside an image file: found by decoding it to its end."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.datasets.folder import default_loader
+
+from gallery_lib.data.images.decode import decode
+from gallery_lib.data.images.file_check import examine
+
+NOISE = np.random.default_rng(0).integers(0, 255, (90, 120, 3), dtype=np.uint8)
+
+KINDS: dict[str, tuple[str, str, dict[str, object]]] = {  # name: ending, Pillow's mode, options of saving
+    "JPEG": (".jpg", "RGB", {}),
+    "progressive JPEG": (".jpeg", "RGB", {"progressive": True}),
+    "grey JPEG": (".jpg", "L", {}),
+    "CMYK JPEG": (".jpg", "CMYK", {}),
+    "PNG": (".png", "RGB", {}),
+    "palette PNG": (".png", "P", {}),
+    "alpha PNG": (".png", "RGBA", {}),
+    "16-bit PNG": (".png", "I;16", {}),
+    "bilevel PNG": (".png", "1", {}),
+    "WebP": (".webp", "RGB", {}),
+    "lossless alpha WebP": (".webp", "RGBA", {"lossless": True}),
+    "BMP": (".bmp", "RGB", {}),
+    "TIFF": (".tif", "RGB", {}),
+    "LZW TIFF": (".tiff", "RGB", {"compression": "tiff_lzw"}),
+    "CMYK TIFF": (".tif", "CMYK", {}),
+    "16-bit TIFF": (".tif", "I;16", {}),
+    "PPM": (".ppm", "RGB", {}),
+    "PGM": (".pgm", "L", {}),
+}
+
+
+def picture(mode: str) -> Image.Image:
+    if mode == "I;16":
+        return Image.fromarray(NOISE[..., 0].astype(np.uint16) * 257)
+    image = Image.fromarray(NOISE)
+    if mode == "RGBA":
+        image.putalpha(Image.fromarray(NOISE[..., 0]))
+    return image.convert(mode)
+
+
+def write(folder: Path, kind: str, **more: object) -> Path:
+    ending, mode, options = KINDS[kind]
+    path = folder / f"image{ending}"
+    picture(mode).save(path, **options, **more)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_are_those_of_torchvision_s_loader_and_nothing_is_found(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, kind)
+    pixels, _ = decode(memoryview(bytearray(path.read_bytes())), lambda height, width: (0, 0, height, width))
+    assert np.array_equal(pixels, np.asarray(default_loader(path)))
+    assert (examine(path).damage, examine(path).oddity) == (None, None)
+
+
+def test_an_image_is_not_turned_as_exif_says_and_the_first_frame_counts(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees
+    turned = write(tmp_path, "JPEG", exif=exif)
+    frames = tmp_path / "frames.tif"
+    picture("RGB").save(frames, save_all=True, append_images=[Image.new("RGB", (10, 10))])
+    for path in (turned, frames):
+        pixels, _ = decode(memoryview(bytearray(path.read_bytes())), lambda height, width: (0, 0, height, width))
+        assert pixels.shape == (90, 120, 3) and np.array_equal(pixels, np.asarray(default_loader(path)))
+        assert examine(path).damage is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_file_is_damaged(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, kind)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert examine(path).damage
+
+
+def middle_zeroed(data: bytes) -> bytes:
+    half = len(data) // 2
+    return data[:half] + bytes(200) + data[half + 200 :]
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "said"),
+    [
+        ("JPEG", middle_zeroed, "decodes with a warning: Corrupt JPEG data"),
+        ("progressive JPEG", middle_zeroed, "decodes with a warning: Corrupt JPEG data"),
+        ("grey JPEG", middle_zeroed, "decodes with a warning: Corrupt JPEG data"),
+        ("CMYK JPEG", middle_zeroed, "decodes with a warning: Corrupt JPEG data"),
+        ("JPEG", lambda data: data[:-1], "truncated"),
+        ("PNG", middle_zeroed, "broken data stream"),
+        ("PNG", lambda data: data.replace(b"IDAT", b"IDAT\0", 1)[:-1], ""),
+        ("LZW TIFF", middle_zeroed, "decoder error"),
+        ("JPEG", lambda data: b"<html>not found</html>", "cannot identify image file"),
+        ("JPEG", lambda data: b"", "is empty"),
+    ],
+)
+def test_damage_inside_is_found(tmp_path: Path, kind: str, damage: Callable[[bytes], bytes], said: str) -> None:
+    path = write(tmp_path, kind)
+    path.write_bytes(damage(path.read_bytes()))
+    found = examine(path).damage
+    assert found is not None and said in found and "BytesIO" not in found
+
+
+def test_damage_that_pillow_passes_over_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path, "JPEG")
+    path.write_bytes(middle_zeroed(path.read_bytes()))
+    default_loader(path)  # no error: the training would go on
+    assert examine(path).damage
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "progressive JPEG", "CMYK JPEG", "PNG", "WebP"])
+def test_bytes_behind_the_image_are_told(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, kind)
+    path.write_bytes(path.read_bytes() + b"\xff\xd9garbage")
+    finding = examine(path)
+    assert finding.damage is None and finding.oddity == "has 9 bytes behind the end of the image"
+
+
+def test_another_format_than_the_ending_promises_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "image.JPEG"
+    buffer = io.BytesIO()
+    picture("RGB").save(buffer, "PNG")
+    path.write_bytes(buffer.getvalue())
+    finding = examine(path)
+    assert finding.damage is None and finding.oddity == "is PNG, and its name ends with .jpeg"
+
+
+def test_a_camera_s_file_of_several_jpegs_is_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "image.jpg"
+    picture("RGB").save(path, "MPO", save_all=True, append_images=[picture("RGB").resize((60, 40))])
+    assert (examine(path).damage, examine(path).oddity) == (None, None)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path, "JPEG")
+    path.chmod(0)
+    assert examine(path).damage == "cannot be read: Permission denied"
