@@ -128,7 +128,7 @@ def test_a_group_that_is_made_after_accelerate_is_refused_at_the_first_call(tmp_
         "    model, _ = accelerate(nn.Linear(1, 1), Config.plain())\n"
         "    dist.init_process_group('gloo', init_method=address, rank=rank, world_size=2)\n"
         "    try: model(torch.ones(1, 1))\n"
-        "    except Exception as error: print(type(error).__name__, error, flush=True)\n"
+        "    except Exception as error: sys.stdout.write(f'{type(error).__name__} {error}\\n'); sys.stdout.flush()\n"
         "    dist.destroy_process_group()\n"
         "if __name__ == '__main__': torch.multiprocessing.spawn(main, (sys.argv[1],), nprocs=2)\n"
     )

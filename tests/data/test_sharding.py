@@ -66,6 +66,7 @@ def test_workers_of_a_sharded_stream_still_divide_it_as_the_data_set_says() -> N
 
 def test_a_sharded_stream_is_told_its_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     stream = Counting(8)
     loader = DeviceLoader(DataLoader(stream, batch_size=2), torch.device("cpu"), torch.contiguous_format)
     assert [len(list(loader)) for _ in range(2)] == [2, 2]
