@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader
 
 from gallery_lib import tasks
 from gallery_lib.acceleration import accelerate
-from gallery_lib.comm.ddp import plain_module
 from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.ddp import plain_module
 from gallery_lib.config import Comm, Config, ConvergenceConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.wire import digits
