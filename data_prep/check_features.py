@@ -21,9 +21,10 @@ from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.speech.feature_check import check_features
 from gallery_lib.data.speech.feature_manifest import KaldiLabels
 
-TASKS: dict[str, tuple[KaldiLabels, int, str]] = {  # Kaldi's file of labels, values a frame, what makes mock data
-    "tts_angular": ("utt2spk", 40, "python data_prep/mock_speakers.py"),
-    "speech_transformer": ("text", 80, "python data_prep/mock_speech.py"),
+# Kaldi's file of labels, values a frame, what makes mock data, and tokens that the model has for transcripts
+TASKS: dict[str, tuple[KaldiLabels, int, str, int | None]] = {
+    "tts_angular": ("utt2spk", 40, "python data_prep/mock_speakers.py", None),
+    "speech_transformer": ("text", 80, "python data_prep/mock_speech.py", 4233),
 }
 
 
@@ -35,9 +36,10 @@ def main() -> int:
     parser.add_argument("--dims", type=int, help="values a frame, instead of what the task's own model takes")
     parser.add_argument("--full", action="store_true", help="read the values of every utterance instead of some")
     args = parser.parse_args()
-    labels, dims, make = TASKS[args.task]
+    labels, dims, make, vocabulary = TASKS[args.task]
+    make = f"{make} --out {printable(args.folder)}"
     return exit_code_of(
-        lambda: print(check_features(args.folder, labels, args.dims or dims, f"{make} --out {printable(args.folder)}", full=args.full)),
+        lambda: print(check_features(args.folder, labels, args.dims or dims, make, full=args.full, vocabulary_size=vocabulary)),
         error_prefix="check_features",
         interrupted="check_features: interrupted",
     )

@@ -28,9 +28,8 @@ def main() -> int:
     parser.add_argument("--split", choices=["train", "val"], help="check this split alone")
     parser.add_argument("--full", action="store_true", help="decode every image instead of a few per class")
     args = parser.parse_args()
-
     return exit_code_of(
-        lambda: print(check_image_folder(args.folder, args.split, args.full)),
+        lambda: print(check_image_folder(args.folder, args.split, args.full, progress=True)),
         error_prefix="check_imagenet",
         interrupted="check_imagenet: interrupted",
     )

@@ -70,41 +70,32 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
     Paths are relative to `folder`. A link that leads nowhere new ends there, so the walk always ends. Raises
     InputError that names a folder which cannot be listed.
     """
+    start, left_out = os.fspath(folder), LeftOut()
     listed: list[tuple[str, list[str]]] = []  # by folder, relative, with a slash before it
-    left_out = LeftOut()
-    start = os.fspath(folder)
-    _walk(start, "", (os.path.realpath(start),), endings, listed, left_out)
+    ahead: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(start),))]
+    while ahead:
+        below, above = ahead.pop()  # `above`: the real paths of the folders that led here, its own last
+        names, folders = [], []
+        for entry in scan(start + below):
+            path = f"{below[1:]}/{entry.name}" if below else entry.name
+            if entry.name.startswith("."):
+                left_out.add(HIDDEN, path)
+            elif is_folder(entry):
+                real = os.path.realpath(entry.path) if entry.is_symlink() else f"{above[-1]}/{entry.name}"
+                if any(f"{place}/".startswith(f"{real.rstrip('/')}/") for place in above):
+                    left_out.add(LOOP, path)
+                else:
+                    folders.append((f"{below}/{entry.name}", (*above, real)))
+            elif not entry.name.lower().endswith(endings):
+                left_out.add(OTHER_ENDING, path)
+            elif reason := unfit(entry):
+                left_out.add(reason, path)
+            else:
+                names.append(entry.name)
+        listed.append((below, names))
+        ahead += reversed(folders)
     listed.sort()
     return [f"{below[1:]}/{name}" if below else name for below, names in listed for name in names], left_out
-
-
-def _walk(
-    start: str,
-    below: str,
-    above: tuple[str, ...],
-    endings: tuple[str, ...],
-    listed: list[tuple[str, list[str]]],
-    left_out: LeftOut,
-) -> None:
-    """List one folder; `above` holds the real paths of the folders that led here, its own last."""
-    names = []
-    for entry in scan(start + below):
-        path = f"{below[1:]}/{entry.name}" if below else entry.name
-        if entry.name.startswith("."):
-            left_out.add(HIDDEN, path)
-        elif is_folder(entry):
-            real = os.path.realpath(entry.path) if entry.is_symlink() else f"{above[-1]}/{entry.name}"
-            if any(f"{place}/".startswith(f"{real.rstrip('/')}/") for place in above):
-                left_out.add(LOOP, path)
-            else:
-                _walk(start, f"{below}/{entry.name}", (*above, real), endings, listed, left_out)
-        elif not entry.name.lower().endswith(endings):
-            left_out.add(OTHER_ENDING, path)
-        elif reason := unfit(entry):
-            left_out.add(reason, path)
-        else:
-            names.append(entry.name)
-    listed.append((below, names))
 
 
 def scan(folder: Path | str) -> list[os.DirEntry[str]]:

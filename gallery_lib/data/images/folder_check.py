@@ -7,6 +7,7 @@ manifest (mock_manifest.verify does that) and changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.images.file_check import Finding, examine
 from gallery_lib.data.images.folder_listing import SPLITS, Listing, list_split
 from gallery_lib.errors import InputError
+from gallery_lib.progress import Progress
 
 _SAMPLES_PER_CLASS = 2
 _SHOWN = 5
@@ -43,11 +45,12 @@ class FolderSummary:
         return "\n".join([first, *self.notices, *self.oddities])
 
 
-def check_image_folder(root: Path | str, split: str | None = None, full: bool = False) -> FolderSummary:
+def check_image_folder(root: Path | str, split: str | None = None, full: bool = False, *, progress: bool = False) -> FolderSummary:
     """Check the folder `root` (only `split` of it, if given) and say what it holds.
 
-    Decodes a few images per class, or every one with `full`, in as many threads as there are cores. Raises InputError
-    that names what is missing, empty, in disagreement or damaged, where, and what to do.
+    Decodes a few images per class, or every one with `full`, in as many threads as there are cores; `progress` shows how far
+    it is in a large folder. Raises InputError that names what is missing, empty, in disagreement or damaged, where, and
+    what to do.
     """
     root = Path(root).expanduser()
     listings: dict[str, Listing] = {}
@@ -56,7 +59,8 @@ def check_image_folder(root: Path | str, split: str | None = None, full: bool = 
         listings[name] = list_split(root, name, train.classes if train else None)
     paths = [path for listing in listings.values() for path in _chosen(listing, full)]
     damaged, oddities = [], []
-    with ThreadPoolExecutor() as pool:
+    bar = Progress("images read", len(paths), enabled=progress and len(paths) > _CHUNK)
+    with ThreadPoolExecutor() as pool, contextlib.closing(bar):
         for start in range(0, len(paths), _CHUNK):
             chunk = paths[start : start + _CHUNK]
             findings: list[Finding] = list(pool.map(examine, chunk))
@@ -65,6 +69,7 @@ def check_image_folder(root: Path | str, split: str | None = None, full: bool = 
                     damaged.append(f"{printable(path)}: {finding.damage}")
                 if finding.oddity:
                     oddities.append(f"{printable(path)} {finding.oddity}")
+            bar.update(start + len(chunk))
     if damaged:
         shown = damaged if full else damaged[:_SHOWN] + (["…"] if len(damaged) > _SHOWN else [])
         raise InputError(

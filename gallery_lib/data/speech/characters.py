@@ -11,7 +11,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from gallery_lib.data.folder_walk import printable, some
 from gallery_lib.errors import InputError
 
 END, BEGIN, UNKNOWN = 0, 1, 2
@@ -25,6 +27,18 @@ _MARKED_WORD = re.compile(rf"(?<={_UNSPACED}) (?={_UNSPACED})")
 def tidy(transcript: str) -> str:
     """`transcript` with composed accents and single spaces, and none between characters that are written without."""
     return _MARKED_WORD.sub("", " ".join(unicodedata.normalize("NFC", transcript).split()))
+
+
+def unknown_notice(transcripts: Iterable[str], characters: Characters, where: Path) -> tuple[str, ...]:
+    """Return a line on characters of tidy `transcripts` that the vocabulary lacks; `where` they are. None where it has all."""
+    counts = Counter(character for transcript in transcripts for character in transcript)
+    unknown = {character: count for character, count in counts.items() if characters.encode(character) == [UNKNOWN]}
+    if not unknown:
+        return ()
+    return (
+        f"{sum(unknown.values())} of {counts.total()} characters in the transcripts of {printable(where)} are not in train/, and "
+        f"count as unknown: {some(sorted(unknown))}",
+    )
 
 
 class Characters:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gallery_lib.data.folder_walk import printable
+from gallery_lib.data.speech.characters import Characters, tidy, unknown_notice
 from gallery_lib.data.speech.feature_manifest import (
     KaldiLabels,
     Utterance,
@@ -38,23 +39,30 @@ class FeatureSummary:
     dims: int
     mean: float
     deviation: float
+    notices: tuple[str, ...] = ()  # what a run would say of it, too
 
     def __str__(self) -> str:
         splits = "; ".join(
             f"{split}: {count} utterances, {self.labels[split]} different labels, {self.frames[split]} frames"
             for split, count in self.utterances.items()
         )
-        return (
-            f"{printable(self.root)}: {splits}; {self.dims} values a frame, mean {self.mean:.2f}, deviation {self.deviation:.2f}; all fine"
-        )
+        values = f"{self.dims} values a frame, mean {self.mean:.2f}, deviation {self.deviation:.2f}"
+        return "\n".join([f"{printable(self.root)}: {splits}; {values}; all fine", *self.notices])
 
 
 def check_features(
-    root: Path | str, kaldi_labels: KaldiLabels, dims: int | None, make_command: str, *, full: bool = False
+    root: Path | str,
+    kaldi_labels: KaldiLabels,
+    dims: int | None,
+    make_command: str,
+    *,
+    full: bool = False,
+    vocabulary_size: int | None = None,
 ) -> FeatureSummary:
     """Check both splits of `root` and say what they hold; labels `utt2spk` are speakers, `text` transcripts.
 
-    Raises InputError for the first thing that is wrong. `dims` None: whatever the first utterance has.
+    Raises InputError for the first thing that is wrong. `dims` None: whatever the first utterance has. `vocabulary_size`:
+    transcripts must have so few characters that a model with so many tokens can write them.
     """
     root = Path(root).expanduser().absolute()
     if root.is_file():
@@ -70,6 +78,11 @@ def check_features(
         for split, utterances in listed.items():
             by_speaker(utterances, 1, root / split)
         refuse_common_speakers(labels["train"], labels["val"], root)
+    notices: tuple[str, ...] = ()
+    if vocabulary_size is not None:
+        transcripts = {split: [tidy(utterance.label) for utterance in utterances] for split, utterances in listed.items()}
+        characters = Characters.of(transcripts["train"], vocabulary_size, printable(root / "train"))
+        notices = unknown_notice(transcripts["val"], characters, root / "val")
     mean, deviation = statistics(listed["train"])
     assert dims is not None
     return FeatureSummary(
@@ -80,6 +93,7 @@ def check_features(
         dims,
         float(mean.mean()),
         float(deviation.mean()),
+        notices,
     )
 
 

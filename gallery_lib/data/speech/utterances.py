@@ -11,7 +11,6 @@ multiple of 16 and targets to a multiple of 4, which keeps rows aligned for kern
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,9 +24,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from gallery_lib.data.folder_walk import printable, some
+from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.speech.alignment import ALIGNMENT, Cut, read_alignment
-from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN, Characters, tidy
+from gallery_lib.data.speech.characters import BEGIN, END, Characters, tidy, unknown_notice
 from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, refuse_missing_files, shape, statistics, with_frames
 from gallery_lib.errors import InputError
 
@@ -145,13 +144,7 @@ def _notices(
             f"left out of {printable(folder)}: {len(long)} of {len(utterances)} utterances of more than {2 * sequence_length} stacked "
             f"frames, for which {ALIGNMENT} has no cuts ({printable(long[0].name)}); a larger sequence_length takes them"
         )
-    counts = Counter(character for piece in pieces for character in piece.transcript)
-    if unknown := {character: count for character, count in counts.items() if characters.encode(character) == [UNKNOWN]}:
-        lines.append(
-            f"{sum(unknown.values())} of {counts.total()} characters in the transcripts of {printable(folder)} are not in train/, and "
-            f"count as unknown: {some(sorted(unknown))}"
-        )
-    return tuple(lines)
+    return (*lines, *unknown_notice((piece.transcript for piece in pieces), characters, folder))
 
 
 def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int) -> list[Piece]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -18,10 +19,12 @@ from torch.utils.data import DataLoader
 
 from gallery_lib.data.speech import mock_speech
 from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN, Characters, tidy
+from gallery_lib.data.speech.feature_check import check_features
 from gallery_lib.data.speech.feature_manifest import list_utterances, load
 from gallery_lib.data.speech.mock_speech import SpeechSpec, generate, language, utterance
 from gallery_lib.data.speech.utterances import IGNORED, SpeechBatch, SpeechFolder, collate, stack_frames, stacked_length
 from gallery_lib.errors import InputError
+from gallery_lib.tasks import speech_transformer
 
 TINY = SpeechSpec(characters=12, words=10, train=24, val=8)
 COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "mock_speech.py")]
@@ -317,3 +320,20 @@ def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_nam
     manifest.write_text("\n".join([lines[0], f"{path}\t{label}§§\t{frames}", *lines[2:]]) + "\n")
     (line,) = SpeechFolder(copy / "val", 160, 100, train).notices
     assert line.startswith("2 of ") and line.endswith("are not in train/, and count as unknown: §")
+    command = [sys.executable, str(Path(COMMAND[1]).with_name("check_features.py")), str(copy), "--task", "speech_transformer"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0 and line in checked.stdout
+
+
+def test_the_check_refuses_more_characters_than_the_model_has_tokens(copy: Path) -> None:
+    assert check_features(copy, "text", 80, "", vocabulary_size=100).notices == ()
+    with pytest.raises(InputError, match="different characters, and the model has room for 2"):
+        check_features(copy, "text", 80, "", vocabulary_size=5)
+
+
+def test_the_check_knows_the_model_s_tokens() -> None:
+    spec = importlib.util.spec_from_file_location("check_features", Path(COMMAND[1]).with_name("check_features.py"))
+    assert spec and spec.loader
+    command = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(command)
+    assert command.TASKS["speech_transformer"][3] == speech_transformer.VOCABULARY
