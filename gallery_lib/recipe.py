@@ -25,7 +25,7 @@ class Plain:
 
     model: nn.Module
     loader: DataLoader[Any]
-    build_optimizer: Callable[..., torch.optim.Optimizer]  # the task's, with `accelerated` and `kernels` as OptimizerSpec.build has them
+    build_optimizer: Callable[..., torch.optim.Optimizer]  # the task's, with `accelerated` as OptimizerSpec.build has it
     config: TrainConfig
     autocast_dtype: torch.dtype | None  # None: fp32
 
@@ -51,7 +51,7 @@ class Recipe:
 
     def prepare(self, plain: Plain) -> Prepared:
         """The model, ready."""
-        wrapped, batches = accelerate(plain.model, plain.loader, backend_config(plain.config))
+        plain_optimizer = plain.build_optimizer(accelerated=False)
+        wrapped, batches, optimizer = accelerate(plain.model, plain.loader, plain_optimizer, backend_config(plain.config))
         kernels = usage.used(batches.device)
-        optimizer = plain.build_optimizer(accelerated=plain.config.compiler_opt, kernels=kernels)
         return Prepared(wrapped, batches, optimizer, plain.autocast_dtype, techniques(wrapped), kernels=kernels)

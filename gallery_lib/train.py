@@ -148,7 +148,7 @@ def _loader(config: TrainConfig, task: Task, splits: Splits) -> EarlyWorkers:
 def _training_state_bytes(task: Task) -> int:
     """Weights, gradients and optimizer states, in fp32; 0 where the task does not say how many weights its model has."""
     one = nn.Parameter(torch.zeros(1))
-    optimizer = task.optimizer.build([one], lr=None, weight_decay=None, accelerated=True)
+    optimizer = task.optimizer.build([one], lr=None, weight_decay=None, accelerated=False)
     return (task.parameters or 0) * (one.element_size() + optim.first_step_bytes(optimizer))
 
 

@@ -10,17 +10,7 @@ import torch
 from torch import nn
 
 from gallery_lib.optim import fused, one_pass, sync_free
-
-_FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
-"""Optimizers of torch.optim with a fused implementation on CPU and CUDA."""
-_ONE_PASS: dict[str, type[one_pass.OnePass]] = {
-    each.__name__: each for each in (one_pass.Adam, one_pass.AdamW, one_pass.SGD, one_pass.RMSprop, one_pass.RAdam)
-}
-"""Those of which we have a form for the CPU."""
-_SYNC_FREE: dict[str, type[sync_free.SyncFree]] = {
-    each.__name__: each for each in (sync_free.Adam, sync_free.AdamW, sync_free.SGD, sync_free.RMSprop, sync_free.RAdam)
-}
-"""Optimizers of torch.optim with a sync-free form here, which own kernels carry out."""
+from gallery_lib.optim.adoption import accelerate_optimizer
 
 
 @dataclass(frozen=True)
@@ -35,23 +25,18 @@ class OptimizerSpec:
     """Factor of the learning rate at update number n, from 0; it advances only with updates that were done."""
 
     def build(
-        self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool, kernels: bool = False
+        self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool
     ) -> torch.optim.Optimizer:
-        """The optimizer; `kernels` takes our sync-free form where there is one, else `accelerated` torch's fused one, or ours."""
+        """Return torch's optimizer, or with `accelerated` the form that `accelerate_optimizer` gives it on the parameters' device."""
         arguments = {
             "lr": self.lr if lr is None else lr,
             "weight_decay": self.weight_decay if weight_decay is None else weight_decay,
             **self.arguments,
         }
-        if kernels and self.name in _SYNC_FREE and _SYNC_FREE[self.name].offers(arguments):
-            return _SYNC_FREE[self.name](parameters, **arguments)
-        if accelerated and self.name in _FUSED:
-            arguments["fused"] = True
-        if accelerated and self.name in _ONE_PASS:
-            parameters = list(parameters)
-            if all(parameter.device.type == "cpu" for parameter in parameters):
-                return _ONE_PASS[self.name](parameters, **arguments)
-        return getattr(torch.optim, self.name)(parameters, **arguments)
+        optimizer = getattr(torch.optim, self.name)(parameters, **arguments)
+        if accelerated:
+            accelerate_optimizer(optimizer)
+        return optimizer
 
 
 def kind(optimizer: torch.optim.Optimizer) -> str:
