@@ -196,7 +196,7 @@ def test_each_kind_of_gradient_is_stepped_as_by_torch_or_refused():
                     weight.grad = gradient(weight)[: shape[0]]
                     optimizer.step()
                 values.append((weight.detach(), optimizer.state_dict()["state"]))
-            torch.testing.assert_close(*values, rtol=2e-6, atol=1e-6, equal_nan=True, msg=lambda text: f"{kind} {name}: {text}")
+            torch.testing.assert_close(*values, rtol=2e-6, atol=1e-6, equal_nan=True, msg=lambda text, of=(kind, name): f"{of}: {text}")
 
 
 def test_what_is_asked_for_later_is_refused_and_not_computed_wrongly():
