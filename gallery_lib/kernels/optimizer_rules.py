@@ -41,10 +41,15 @@ def _bias_correction(beta: float, step: Tensor) -> Tensor:
     return -torch.expm1(step.double() * (math.log(beta) if beta > 0 else -math.inf))
 
 
+def _decayed(gradient, weight, decay):
+    """The gradient with coupled weight decay. Without decay the weight does not count, since 0 · inf is NaN."""
+    return gradient + decay * weight if decay else gradient
+
+
 def sgd(weight, gradient, states, step, lr, h):
     """State: the momentum buffer, or None. It starts at 0, which gives the first step that torch takes."""
     (buffer,) = states
-    gradient = gradient + h.weight_decay * weight
+    gradient = _decayed(gradient, weight, h.weight_decay)
     if buffer is not None:
         buffer = h.momentum * buffer + gradient
         gradient = gradient + h.momentum * buffer if h.nesterov else buffer
@@ -54,7 +59,7 @@ def sgd(weight, gradient, states, step, lr, h):
 def rmsprop(weight, gradient, states, step, lr, h):
     """States: average of squares; momentum buffer or None; average of gradients (centered) or None."""
     square, buffer, average = states
-    gradient = gradient + h.weight_decay * weight
+    gradient = _decayed(gradient, weight, h.weight_decay)
     square = h.beta2 * square + (1 - h.beta2) * gradient * gradient
     variance = square
     if average is not None:
@@ -84,7 +89,7 @@ def radam(weight, gradient, states, step, lr, h):
     if h.decoupled_weight_decay:
         shrunk = weight * (1 - lr * decay)
     else:
-        shrunk, gradient = weight, gradient + decay * weight
+        shrunk, gradient = weight, _decayed(gradient, weight, decay)
     average, square = _moments(gradient, states, h)
     correction2 = _bias_correction(h.beta2, step)
     rho_inf = 2 / (1 - h.beta2) - 1

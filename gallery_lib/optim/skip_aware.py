@@ -49,7 +49,9 @@ class SkipAware:
             if skipped is None or not skipped.item():  # the scaler has waited for such an optimizer, and said so
                 self.schedule.step()
             return
-        if self._done is not None and self._done.additions - self._done.known()[0] >= AHEAD - 1:
+        behind = 0 if self._done is None else self._done.additions - self._done.known()[0]
+        added = self._rates is not None and len(self._rates) != len(self.optimizer.param_groups)
+        if behind >= AHEAD - 1 or added:
             self.settle()
         done = self._done or self._start(skipped.device)
         done.add(skipped == 0)
@@ -100,7 +102,7 @@ class SkipAware:
         if update != self._at:
             state, rates = self._marks[update]
             self.schedule.load_state_dict(copy.deepcopy(state))
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=False):  # the last may be new
                 group["lr"] = rate
             self._at = update
 

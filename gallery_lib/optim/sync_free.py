@@ -104,6 +104,8 @@ class SyncFree(torch.optim.Optimizer, ABC):
                     f"a parameter {tuple(p.shape)} on {p.device} has a gradient {tuple(grad.shape)} on "
                     f"{grad.device}. Move the model before its gradients are made."
                 )
+            if p.numel() and grad.data_ptr() == p.data_ptr():
+                return f"the gradient of a parameter {tuple(p.shape)} is the memory of the parameter itself. Clone it."
             if p.is_cuda and not is_dense(p):
                 return f"a parameter {tuple(p.shape)} has gaps (strides {p.stride()}). Make it contiguous."
             state = self.state.get(p) or {}
@@ -133,6 +135,8 @@ class SyncFree(torch.optim.Optimizer, ABC):
 
     def _initialised(self, parameter: Tensor, names: tuple[str | None, ...]) -> dict[str, Any]:
         """A parameter's state; the step count lies beside it on its device, also when it comes from a checkpoint."""
+        if not self._counts_steps() and not any(names):
+            return {}  # as in torch, SGD without momentum keeps nothing
         state = self.state[parameter]
         if self._counts_steps():
             step = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32)
@@ -162,7 +166,8 @@ class SyncFree(torch.optim.Optimizer, ABC):
         self.step_was_skipped = None if found_inf is None else found_inf.detach().clone()
         counted: set[torch.device] = set()
         for number, (group, parameters) in enumerate(work):
-            lr = group["lr"] if self.learning_rates is None else self.learning_rates[number]
+            rates = self.learning_rates or ()
+            lr = rates[number] if number < len(rates) else group["lr"]  # a group may have been added since
             if reasons[number] is not None:
                 self._leave_to_torch({**group, "lr": lr}, parameters, scale, found_inf)
                 continue
@@ -182,7 +187,7 @@ class SyncFree(torch.optim.Optimizer, ABC):
         for p in parameters if factor != 1.0 else ():
             assert p.grad is not None
             p.grad.mul_(factor)
-        if self.learning_rates is not None:
+        if self.learning_rates is not None and isinstance(group["lr"], Tensor):
             group = {**group, "lr": float(group["lr"])}
         self.grad_scale, self.found_inf = None, None
         try:
@@ -214,7 +219,7 @@ class SyncFree(torch.optim.Optimizer, ABC):
         optimizer_step(
             self._rule,
             parameters,
-            [parameter.grad for parameter in parameters],  # type: ignore[misc]
+            [p.grad.resolve_neg() for p in parameters if p.grad is not None],
             [None if name is None else [state[name] for state in states] for name in names],
             self._hyperparameters(group, 0.0 if on_device else float(lr)),
             steps=[state["step"] for state in states] if self._counts_steps() else (),

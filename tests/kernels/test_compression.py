@@ -257,3 +257,44 @@ def test_the_kernels_on_the_device_give_the_bytes_of_the_reference(wire, dtype, 
     accumulate_(ours, parts.to(cuda_kernels), wire, factor=0.5)
     reference_accumulate(sums[1], parts, wire, 0.5, True)
     torch.testing.assert_close(ours.cpu(), sums[1], rtol=2 * draw.UNIT_ROUNDOFF[dtype], atol=1e-6)
+
+
+def test_memory_that_does_not_fit_is_refused_by_the_cpp_itself():
+    """The operators below the checks in Python: no caller's mistake may touch other memory."""
+    assert cpu_library.library(CPU_SOURCE) is not None
+    size = 300
+    each = packed_bytes(size, "int8")
+    gradient, out = torch.ones(size), torch.zeros(each, dtype=torch.uint8)
+    pack_op, accumulate_op = torch.ops.gallery.pack_gradient_, torch.ops.gallery.accumulate_gradient_
+    short = torch.zeros(each, dtype=torch.uint8)
+    short.untyped_storage().resize_(each - 1)
+    gone = torch.ones(size)
+    gone.untyped_storage().resize_(0)
+    for arguments, message in (
+        ((gradient, None, "int8", out[:-16]), r"pack does not take out, torch.uint8 \(304,\).* shape does not fit"),
+        ((gradient, None, "int8", short), "less memory than its shape asks for"),
+        ((gone, None, "int8", out), r"gradient, torch.float32 \(300,\).* it has no memory"),
+        ((gradient, torch.ones(size, dtype=torch.float64), "int8", out), "error, torch.float64 .* another dtype"),
+        ((gradient, torch.ones(size - 1), "int8", out), "error.* shape does not fit"),
+        ((gradient, gradient, "int8", out), "it shares memory with another tensor"),
+        ((gradient, torch.ones(1).expand(size), "int8", out), "elements that share memory"),
+        ((torch.ones(2, size)[:, ::2][0], None, "int8", torch.zeros(packed_bytes(150, "int8"), dtype=torch.uint8)), "gaps"),
+    ):
+        with pytest.raises(InputError, match=message):
+            pack_op(*arguments)
+    assert not out.any() and bool((gradient == 1).all())
+    parts = torch.zeros(2, each, dtype=torch.uint8)
+    few = torch.zeros(each + 7, dtype=torch.uint8).as_strided((1, each), (each, 1))
+    few.untyped_storage().resize_(each - 1)
+    for arguments, message in (
+        ((gradient, parts[:, :-16], "int8", 1.0, True), "packed.* shape does not fit"),
+        ((gradient, parts[0], "int8", 1.0, True), "packed.* shape does not fit"),
+        ((gradient, parts.float(), "int8", 1.0, True), "packed.* another dtype"),
+        ((gradient, few, "int8", 1.0, True), "less memory"),
+        ((gradient, gradient.view(torch.uint8)[None, :each], "int8", 1.0, True), "shares memory"),
+        ((gone, parts, "int8", 1.0, True), "it has no memory"),
+    ):
+        with pytest.raises(InputError, match=message):
+            accumulate_op(*arguments)
+    assert bool((gradient == 1).all())
+    accumulate_op(gradient, parts[:1].expand(3, each), "int8", 1.0, True)  # one part, read by all ranks

@@ -8,8 +8,9 @@ from optim.training import PAIRS, NothingWaits, model, warmup
 from torch.optim import lr_scheduler
 
 from gallery_lib.errors import InputError
-from gallery_lib.optim import skip_aware
+from gallery_lib.optim import skip_aware, sync_free
 from gallery_lib.optim.device_count import DeviceCount
+from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.skip_aware import SkipAware
 
 SKIPPED = (0, 3, 4, 5, 6, 7, 20, 39)
@@ -158,3 +159,28 @@ def test_what_cannot_follow_on_the_device_is_refused():
     tensors.param_groups[0]["lr"] = torch.tensor(0.1)
     with pytest.raises(InputError, match="numbers"):
         step(tensors, SkipAware(SCHEDULES["StepLR"](tensors)), False)
+
+
+def test_a_group_that_is_added_later_follows_the_schedule_too():
+    rates = []
+    for aware in (True, False):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = sync_free.SGD([weight], lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        scaler = GradScaler("cpu", init_scale=4.0)
+        stepped = SkipAware(schedule) if aware else schedule
+        for step in range(6):
+            for group in optimizer.param_groups:
+                group["params"][0].grad = scaler.scale(torch.full((3,), torch.inf if step == 3 else 1.0))
+            scaler.step(optimizer)
+            scaler.update()
+            if aware or not scaler.skipped_steps() or step != 3:
+                stepped.step()
+            if step == 1:
+                optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], "lr": 0.5})
+        if aware:
+            stepped.settle()
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        rates.append([group["params"][0].detach() for group in optimizer.param_groups])
+    assert rates[0] == pytest.approx(rates[2])
+    torch.testing.assert_close(rates[1], rates[3])

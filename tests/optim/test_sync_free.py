@@ -157,3 +157,76 @@ def test_what_is_not_offered_is_refused():
     half.grad = torch.ones_like(half)
     with pytest.raises(InputError, match="bfloat16"):
         sync_free.AdamW([half]).step()
+
+
+def test_the_closure_comes_first_and_a_refusal_changes_nothing():
+    """Gradients that are not offered are made by the closure, in the second group."""
+    first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, 2))
+    calls = []
+
+    def closure(gradient):
+        calls.append(torch.is_grad_enabled())
+        first.grad, second.grad = torch.ones(3), gradient
+        return 1.0
+
+    for kind in (sync_free.AdamW, sync_free.SGD, sync_free.RMSprop, sync_free.RAdam, sync_free.LAMB):
+        optimizer = kind([{"params": [first]}, {"params": [second]}], lr=0.1)
+        with pytest.raises(InputError, match="steps fp32 and fp64 parameters with dense gradients"):
+            optimizer.step(lambda: closure(torch.ones(3, 2).to_sparse()))
+        assert bool((first == 1).all()) and not optimizer.state
+    assert calls == [True] * 5
+
+
+def test_each_kind_of_gradient_is_stepped_as_by_torch_or_refused():
+    made = {
+        "expanded": lambda p: torch.ones(1, 1).expand(3, 2),
+        "transposed": lambda p: torch.arange(6.0).reshape(2, 3).t(),
+        "infinite": lambda p: torch.full((3, 2), torch.inf),
+        "negative bit": lambda p: torch._neg_view(torch.ones(3, 2)),
+        "no elements": lambda p: torch.ones(3, 2),
+    }
+    for name, gradient in made.items():
+        for kind in ("AdamW", "SGD", "RMSprop", "RAdam"):
+            values = []
+            for package in (sync_free, torch.optim):
+                shape = (0, 2) if name == "no elements" else (3, 2)
+                weight = nn.Parameter(torch.arange(6.0).reshape(3, 2)[: shape[0]])
+                optimizer = getattr(package, kind)([weight], lr=0.1)
+                for _ in range(3):
+                    weight.grad = gradient(weight)[: shape[0]]
+                    optimizer.step()
+                values.append((weight.detach(), optimizer.state_dict()["state"]))
+            torch.testing.assert_close(*values, rtol=2e-6, atol=1e-6, equal_nan=True, msg=lambda text, of=(kind, name): f"{of}: {text}")
+
+
+def test_what_is_asked_for_later_is_refused_and_not_computed_wrongly():
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = sync_free.Adam([weight])
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    weight.grad = torch.ones(3)
+    with pytest.raises(InputError, match=r"Adam of gallery_lib does not offer weight_decay=0.1. Use torch.optim's."):
+        optimizer.step()
+    twice = sync_free.SGD([weight], lr=0.1)
+    twice.param_groups[0]["params"] = [weight, weight]
+    with pytest.raises(InputError, match="stands twice in its group"):
+        twice.step()
+    weight.grad = weight.detach()
+    with pytest.raises(InputError, match="is the memory of the parameter itself"):
+        sync_free.AdamW([weight]).step()
+    weight.grad = torch.ones(3)
+    moved = sync_free.SGD([weight], lr=0.1, momentum=0.9)
+    moved.step()
+    moved.state[weight]["momentum_buffer"] = moved.state[weight]["momentum_buffer"].double()
+    with pytest.raises(InputError, match=r"the state momentum_buffer is torch.float64 on cpu and its parameter torch.float32"):
+        moved.step()
+
+
+def test_a_learning_rate_in_float64_on_the_host_stays_exact():
+    values = []
+    for package in (sync_free, torch.optim):
+        weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        optimizer = package.SGD([weight], lr=torch.tensor(0.1, dtype=torch.float64))
+        weight.grad = torch.full_like(weight, 1 / 3)
+        optimizer.step()
+        values.append(weight.detach())
+    torch.testing.assert_close(*values, rtol=1e-15, atol=0)

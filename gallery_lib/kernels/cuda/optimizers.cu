@@ -22,7 +22,7 @@ struct SGD {
           nesterov(a.flags & NESTEROV) {}
 
     __device__ __forceinline__ void operator()(float& weight, float gradient, float& buffer, float&, float&) const {
-        gradient += decay * weight;
+        if (decay != 0.0f) gradient += decay * weight;  // 0 · inf is NaN
         if (has_momentum) {
             buffer = momentum * buffer + gradient;
             gradient = nesterov ? gradient + momentum * buffer : buffer;
@@ -50,7 +50,7 @@ struct RMSprop {
           momentum(float(a.momentum)), has_momentum(a.has(STATE + 1, tensor)), centered(a.has(STATE + 2, tensor)) {}
 
     __device__ __forceinline__ void operator()(float& weight, float gradient, float& square, float& buffer, float& average) const {
-        gradient += decay * weight;
+        if (decay != 0.0f) gradient += decay * weight;  // 0 · inf is NaN
         square = keep * square + take * gradient * gradient;
         float variance = square;
         if (centered) {
@@ -119,7 +119,7 @@ struct RAdam {
           adaptive(scalars[1] != 0.0f) {}
 
     __device__ __forceinline__ void operator()(float& weight, float gradient, float& average, float& square, float&) const {
-        gradient += decay * weight;
+        if (decay != 0.0f) gradient += decay * weight;  // 0 · inf is NaN
         average += take1 * (gradient - average);
         square = keep2 * square + take2 * gradient * gradient;
         weight = weight * shrink - rate * (adaptive ? average / (sqrtf(square) + epsilon) : average);

@@ -1,0 +1,257 @@
+"""Run the C++ of `kernels/cpu` under the address sanitizer, on drawn tensors that it is and is not written for.
+
+    python tests/kernels/under_address_sanitizer.py --cases 20000 --seed 7
+
+Starts itself again below libasan, builds the sources with -fsanitize=address, and ends with exit code 0
+if no access was wrong. The sanitizer ends the process at the first one and prints where it was.
+`--planted` makes a wrong access on purpose, which must be noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PLANTED = """
+#include <cstdint>
+extern "C" float after_the_end(const float* values, int64_t count) { return values[count]; }
+"""
+OPTIONS = ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"]
+
+
+def libasan() -> str | None:
+    """Return what to preload: the compiler's libasan, and libstdc++, whose exceptions it wraps. None without them."""
+    found = []
+    for name in ("libasan.so", "libstdc++.so.6"):
+        try:
+            command = ["g++", f"-print-file-name={name}"]
+            path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        except (OSError, subprocess.CalledProcessError):
+            return None
+        if not path.is_absolute():
+            return None
+        found.append(str(path.resolve()))
+    return ":".join(found)
+
+
+def environment(library: str) -> dict[str, str]:
+    """Below libasan, with every allocation from malloc, which it watches."""
+    options = {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0", "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": "1"}
+    return os.environ | options | {"LD_PRELOAD": library}
+
+
+def drawn_tensor(draw: random.Random, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A tensor whose storage ends where its last element does, in one of many layouts, or broken."""
+    import torch
+
+    plain = torch.empty(shape, dtype=torch.float64).uniform_(-100, 100).to(dtype)
+    way = draw.choice(["plain"] * 6 + ["turned", "gaps", "expanded", "part", "shrunk", "gone", "shifted"])
+    if way == "turned":
+        order = tuple(range(len(shape)))[::-1]
+        return plain.permute(order).contiguous().permute(order)
+    if way == "gaps" and shape:
+        return torch.empty(*shape, 2, dtype=dtype).fill_(1)[..., 0]
+    if way == "expanded" and shape and plain.numel():
+        return plain.flatten()[:1].clone().reshape([1] * len(shape)).expand(shape)
+    if way == "part":
+        return torch.ones(plain.numel() + 3, dtype=dtype)[3:].reshape(shape)
+    if way == "shrunk" and plain.numel() > 1:
+        plain.untyped_storage().resize_(plain.untyped_storage().nbytes() // 2)
+    if way == "gone":
+        plain.untyped_storage().resize_(0)
+    if way == "shifted" and plain.numel() and not dtype.is_complex:
+        size = plain.element_size()
+        return torch.frombuffer(bytearray(plain.numel() * size + 1), dtype=dtype, offset=1, count=plain.numel()).reshape(shape)
+    return plain
+
+
+def drawn_shape(draw: random.Random) -> tuple[int, ...]:
+    return draw.choice([(), (0,), (1,), (7,), (255,), (256,), (257,), (3, 5), (2, 3, 4, 5), (0, 4), (40000,), (1, 9, 1)])
+
+
+def drawn_dtype(draw: random.Random) -> Any:
+    import torch
+
+    others = [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.uint8, torch.int64]
+    return draw.choice([torch.float32] * 24 + others)
+
+
+def step(draw: random.Random) -> None:
+    """One of the rules on drawn columns, of which some do not fit together or are the same memory."""
+    from gallery_lib.kernels import cpu_optimizers as rules
+
+    count = draw.randint(0, 4)
+    shapes = [drawn_shape(draw) for _ in range(count)]
+
+    def column() -> list[Any]:
+        return [drawn_tensor(draw, s if draw.random() < 0.97 else drawn_shape(draw), drawn_dtype(draw)) for s in shapes]
+
+    columns = [column() for _ in range(4)]
+    if count and draw.random() < 0.15:
+        columns[draw.randrange(4)][draw.randrange(count)] = columns[draw.randrange(4)][draw.randrange(count)]
+    steps = [float(draw.randint(1, 9)) for _ in range(count - (draw.random() < 0.02))]
+    shared = {"lr": 0.1, "weight_decay": draw.choice([0.0, 0.1]), "maximize": False}
+    adams = {**shared, "betas": (0.9, 0.99), "eps": 1e-8, "decoupled_weight_decay": draw.random() < 0.5}
+    last = columns[3] if draw.random() < 0.5 else None
+    draw.choice(
+        [
+            lambda: rules.adam_(*columns, steps, **adams),
+            lambda: rules.radam_(*columns, steps, **adams),
+            lambda: rules.sgd_(columns[0], columns[1], last, momentum=0.9, nesterov=draw.random() < 0.5, **shared),
+            lambda: rules.rmsprop_(*columns[:3], last, alpha=0.9, eps=1e-8, momentum=0.9, **shared),
+        ]
+    )()
+
+
+def packing(draw: random.Random) -> None:
+    """The operators of compression below their checks in Python, with buffers that mostly fit."""
+    import torch
+
+    from gallery_lib.kernels import compression
+
+    def buffer(size: int, dtype: Any, dims: int = 1) -> Any:
+        size = size if draw.random() < 0.9 else max(0, size + draw.choice([-16, -1, 1, 300]))
+        dtype = dtype if draw.random() < 0.95 else drawn_dtype(draw)
+        return drawn_tensor(draw, (size,) if dims == 1 else (draw.randint(0, 3), size), dtype)
+
+    size = draw.choice([0, 1, 5, 255, 256, 257, 1000])
+    each = compression.packed_bytes(size, "int8")
+    values = drawn_tensor(draw, (size,), torch.float32)
+    if draw.random() < 0.5:
+        error = buffer(size, torch.float32) if draw.random() < 0.6 else None
+        error = values if error is not None and draw.random() < 0.1 else error
+        torch.ops.gallery.pack_gradient_(values, error, "int8", buffer(each, torch.uint8))
+        return
+    packed = buffer(each, torch.uint8, dims=2)
+    if draw.random() < 0.2:  # rows with a distance of their own, in memory that may be too small for them
+        packed = torch.ones(draw.choice([each, 3 * each + 40]), dtype=torch.uint8)
+        apart = draw.choice([0, each, each + 16])
+        packed = torch.as_strided(packed, (1 + draw.randint(0, 1) * (packed.numel() > each), each), (apart, 1))
+    torch.ops.gallery.accumulate_gradient_(values, packed, "int8", 0.5, draw.random() < 0.5)
+
+
+def damaged_descriptors(draw: random.Random) -> None:
+    """Entry points with descriptors of real memory, in which lengths, shapes and strides are not true."""
+    import torch
+
+    from gallery_lib.kernels import compression, cpu_library, cpu_optimizers, cpu_tensors
+
+    shape, rows, columns = draw.choice([(6,), (2, 3), (300,)]), draw.randint(0, 3), draw.randint(1, 5)
+    tensors = [torch.ones(shape) for _ in range(rows * columns)]
+    numbers = list(cpu_tensors.described(tensors))
+    fixed = 3 * len(tensors)  # addresses and what their storages hold stay true
+    for _ in range(draw.randint(0, 3)):
+        if len(numbers) > fixed:
+            numbers[draw.randrange(fixed, len(numbers))] = draw.choice([-1, 0, 1, 2, 3, 64, 65, 2**31, 2**62, -(2**63)])
+    numbers = numbers[: draw.choice([len(numbers)] * 3 + [draw.randint(0, len(numbers))])]
+    memory = array.array("q", numbers)
+    address, length = memory.buffer_info()
+    address = None if draw.random() < 0.05 else address  # type: ignore[assignment]
+    told = cpu_optimizers._Tensors(address, length, draw.choice([rows] * 4 + [-1, 0]), columns, 2)
+    rates = (ctypes.c_float * rows)(*[1.0] * rows)
+    place = draw.choice([ctypes.addressof(rates)] * 9 + [None])
+    moments = (0.9, 0.99, 0.0, 1e-8, 1.0, 1.0, place, place, rows)
+    options: dict[str, Any] = {
+        "adam": cpu_optimizers._Adam(*moments),
+        "radam": cpu_optimizers._RAdam(*moments),
+        "sgd": cpu_optimizers._SGD(0.1, 0.0, 0.9, 1.0, 1),
+        "rmsprop": cpu_optimizers._RMSprop(0.9, 0.1, 0.0, 1e-8, 0.9, 1.0),
+    }
+    if draw.random() < 0.7:
+        name = draw.choice(list(options))
+        source, arguments = cpu_optimizers.SOURCE, (ctypes.byref(told), ctypes.byref(options[name]))
+    else:
+        name, source = draw.choice(["pack_int8", "accumulate_int8"]), compression.CPU_SOURCE
+        kind = compression._CpuPackArguments if name == "pack_int8" else compression._CpuAccumulateArguments
+        arguments = (ctypes.byref(kind(address, length, 1)),)  # type: ignore[assignment]
+    library = cpu_library.library(source)
+    assert library is not None
+    if draw.random() < 0.02:
+        arguments = (None,) * len(arguments)  # type: ignore[assignment]
+    code = cpu_tensors.entry(library, name)(*arguments)
+    if code:
+        raise ValueError(f"refused with {code & 0xFF}")
+
+
+def training(draw: random.Random) -> None:
+    """A few steps of an optimizer whose gradients come from a closure, in any dtype."""
+    import torch
+
+    from gallery_lib.optim import one_pass
+
+    kind = draw.choice([one_pass.Adam, one_pass.AdamW, one_pass.SGD, one_pass.RMSprop, one_pass.RAdam])
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
+    weights = [torch.nn.Parameter(torch.ones(drawn_shape(draw), dtype=draw.choice(dtypes))) for _ in range(3)]
+    optimizer = kind(weights, lr=0.1, **({"momentum": 0.9} if kind is one_pass.SGD else {}))
+
+    def closure() -> float:
+        for weight in weights:
+            gradient = torch.ones_like(weight)
+            sparse = draw.random() < 0.1 and weight.dim()
+            weight.grad = gradient.to_sparse() if sparse else gradient.flatten()[:1].sum().expand(weight.shape)
+        return 0.0
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
+WAYS: tuple[Callable[[random.Random], None], ...] = (step, packing, damaged_descriptors, training)
+
+
+def run(cases: int, seed: int) -> None:
+    import torch
+
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    torch.set_num_threads(2)
+    outcomes: Counter[str] = Counter()
+    for number in range(cases):
+        way = WAYS[number % len(WAYS)]
+        try:
+            way(draw)
+            outcomes[f"{way.__name__} done"] += 1
+        except (ValueError, RuntimeError) as error:  # InputError is a ValueError; torch's own errors are RuntimeErrors
+            outcomes[f"{way.__name__}: {type(error).__name__}"] += 1
+    for name, times in sorted(outcomes.items()):
+        print(f"{times:6d} {name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--planted", action="store_true")
+    arguments = parser.parse_args()
+    library = libasan()
+    if library is None:
+        sys.exit("there is no libasan: install g++ with its sanitizers")
+    if os.environ.get("LD_PRELOAD") != library:
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment(library))
+    from gallery_lib.kernels import cpu_library
+
+    cpu_library._OPTIONS += OPTIONS
+    with tempfile.TemporaryDirectory() as folder:
+        cpu_library.paths.cache_dir = lambda: Path(folder)  # type: ignore[attr-defined, assignment]
+        if arguments.planted:
+            cpu_library.SOURCES = Path(folder)
+            (Path(folder) / "planted.cpp").write_text(PLANTED)
+            planted = cpu_library.library("planted.cpp")
+            assert planted is not None
+            values = (ctypes.c_float * 100)()
+            planted.after_the_end(values, ctypes.c_longlong(100))
+        else:
+            run(arguments.cases, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()
