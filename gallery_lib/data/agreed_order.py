@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
@@ -94,7 +95,7 @@ class ShardedSampler(Sampler[Any]):
         """Return the items that all ranks divide. Raises on every rank when one could not read its own."""
         if failure is None and _knows_no_chance(self.base):
             return items  # no rank waits for another, should only some of them iterate
-        views = process_group.all_ranks((failure is None, len(items), digests.of_indices(items) if failure is None else b""))
+        views = process_group.all_ranks((failure is None, len(items), digests.of_indices(items)))
         if failure is not None:
             raise failure
         if failed := [str(rank) for rank, (fine, _, _) in enumerate(views) if not fine]:
@@ -102,15 +103,17 @@ class ShardedSampler(Sampler[Any]):
         if len(set(views)) == 1:
             return items
         if self.check:
-            self.check = False
+            self.check = False  # of the first pass alone
             self.divide = not self._divided_already(items)
             if not self.divide:
                 announce_own_division(f"what the sampler ({type(self.base).__name__}) yields")
                 return items
-        return process_group.from_rank_0(items)
+        return _unpacked(process_group.from_rank_0(_packed(items) if self.rank == 0 else None))
 
     def _divided_already(self, items: list[Any]) -> bool:
         """Return whether the ranks' items are parts that together are the data set. Raises InputError where nobody knows."""
+        if _draws_from_all(self.base):
+            return False
         indices = _flat(items)
         flat = [] if indices is None else indices
         usable = self.samples and self.samples <= _MOST_COUNTED and all(0 <= index < self.samples for index in flat)
@@ -126,7 +129,7 @@ class ShardedSampler(Sampler[Any]):
         padding = self.world_size * max(longest for _, _, longest in facts)
         if bool((counts > 0).all()) and total < self.samples + padding:
             return True
-        if int(counts.max()) > 1 or _draws_from_all(self.base):
+        if int(counts.max()) > 1:
             return False
         raise InputError(
             f"the ranks' samplers ({type(self.base).__name__}) have no sample in common. If each yields its rank's share, set "
@@ -144,6 +147,23 @@ def _knows_no_chance(sampler: Any) -> bool:
 
 def _draws_from_all(sampler: Any) -> bool:
     return type(_inner(sampler)) in (RandomSampler, WeightedRandomSampler)
+
+
+def _packed(items: list[Any]) -> Any:
+    """Return plain numbers as an array, which is sent many times faster; anything else as it is."""
+    try:
+        return np.asarray(items, np.int64) if all(type(item) is int for item in items) else items
+    except OverflowError:
+        return items
+
+
+def _unpacked(items: Any) -> list[Any]:
+    return items.tolist() if isinstance(items, np.ndarray) else items
+
+
+def order_kind(sampler: Any) -> str:
+    """Return what has to be the same on all ranks, since they ask each other by it: the kinds of a sampler and of its inner one."""
+    return f"{type(sampler).__name__} of {type(_inner(sampler)).__name__}" if _inner(sampler) is not sampler else type(sampler).__name__
 
 
 def _flat(items: list[Any]) -> list[int] | None:

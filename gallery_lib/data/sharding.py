@@ -26,7 +26,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterData
 
 from gallery_lib.comm import process_group
 from gallery_lib.data import rank_samplers
-from gallery_lib.data.agreed_order import ShardedSampler
+from gallery_lib.data.agreed_order import ShardedSampler, order_kind
 from gallery_lib.data.digests import of_data
 from gallery_lib.data.loader_copy import copied
 from gallery_lib.data.rank_samplers import Place
@@ -138,7 +138,7 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
     place = rank_samplers.place_of(loader) if check else None
     facts = process_group.all_ranks(
         _Facts(
-            "stream" if is_stream else "map-style data",
+            "stream" if is_stream else f"map-style data, {order_kind(rank_samplers.outermost(loader))}",
             place,
             _length(loader.dataset),
             b"" if is_stream or not check else of_data(loader.dataset),
@@ -172,10 +172,7 @@ def _length(dataset: Any) -> int | None:
 def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> bool:
     """Return whether the loader's samplers know ranks. Raises InputError where these are not those of the run."""
     if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
-        found = ", ".join(
-            f"rank {number}: {fact.kind}, {fact.place.name if fact.place else 'no sampler that knows ranks'}"
-            for number, fact in enumerate(facts)
-        )
+        found = ", ".join(f"rank {number}: {fact.kind}{f' for {fact.place}' if fact.place else ''}" for number, fact in enumerate(facts))
         raise InputError(f"the ranks' loaders are of different kinds ({found}). Give every rank the same.")
     for number, place in enumerate(fact.place for fact in facts):
         number = number if len(facts) > 1 else rank

@@ -189,6 +189,12 @@ def test_what_does_not_fit_is_refused_on_every_rank(two: Ranks, kind: str) -> No
         assert "config.loader.shard = 'never'" in answer["error"] and "\n" not in answer["error"]
 
 
+@pytest.mark.parametrize("kind", ["shuffled on rank 0 alone", "DistributedSampler on rank 0 alone", "stream on rank 1 alone"])
+def test_loaders_of_different_kinds_are_refused_on_every_rank(two: Ranks, kind: str) -> None:
+    for answer in of_ranks(two, kind):
+        assert "InputError: the ranks' loaders are of different kinds (rank 0: map-style data, BatchSampler of " in answer["error"]
+
+
 @pytest.mark.parametrize("kind", ["failing sampler", "failing stream"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_when_one_rank_cannot_read_none_waits(two: Ranks, kind: str, workers: int) -> None:
