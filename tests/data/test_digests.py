@@ -68,7 +68,8 @@ def files(root: str, share: slice = slice(None)) -> Files:
 def test_data_sets_are_told_apart_by_what_they_keep() -> None:
     x = torch.arange(8.0)
     shares: list[Any] = [
-        files("/a"), files("/a", slice(0, 4)), files("/a", slice(4, 8)), Subset(files("/a"), [0, 1, 2, 3]), Subset(files("/a"), [4, 5, 6, 7]),
+        files("/a"), files("/a", slice(0, 4)), files("/a", slice(4, 8)),
+        Subset(files("/a"), [0, 1, 2, 3]), Subset(files("/a"), [4, 5, 6, 7]),
         TensorDataset(x[::2]), TensorDataset(x[1::2]), list(range(4)), list(range(4, 8)), range(4), np.arange(4), np.arange(4, 8),
         ConcatDataset([TensorDataset(x[::2]), TensorDataset(x[1::2])]), ConcatDataset([TensorDataset(x[1::2]), TensorDataset(x[::2])]),
     ]  # fmt: skip
