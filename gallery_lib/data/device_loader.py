@@ -1,11 +1,12 @@
 """A loader whose batches arrive on the device, of which each rank has its share.
 
-It stands in for the caller's loader: attributes, length and passes are the loader's own (`data/sharding.py`
-says what a rank's share is). A data set may offer `set_epoch(epoch)`, called before each pass, and
-`finish_batch(batch, memory_format)`, called on the device, to turn what crossed the bus into what the model
-takes. A sampler that divides the data by rank is told its epoch before each pass, too, so that passes are
-shuffled anew; once the caller calls one of their `set_epoch`, that one's epochs are the caller's. On CUDA the
-next batches are copied on a stream of their own while the model computes.
+It stands in for the caller's loader: attributes, length and passes are the loader's own
+(`data/sharding.py` says what a rank's share is). A data set may offer `set_epoch(epoch)`, called
+before each pass, and `finish_batch(batch, memory_format)`, called on the device, to turn what
+crossed the bus into what the model takes. A sampler that divides the data by rank is told its epoch
+before each pass, too, so that passes are shuffled anew; once the caller calls one of their
+`set_epoch`, that one's epochs are the caller's. On CUDA the next batches are copied on a stream of
+their own while the model computes.
 """
 
 from __future__ import annotations
@@ -32,8 +33,15 @@ from gallery_lib.errors import InputError
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return `batch`, any nesting of tensors and objects with a `to`, on `device`; the same object if it is there already."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch, functools.partial(_moved_by_itself, device=device))
+    """Return `batch`, any nesting of tensors and objects with a `to`, on `device`.
+
+    What is there already is not copied: the same object comes back.
+    """
+    return map_tensors(
+        lambda tensor: tensor.to(device, non_blocking=True),
+        batch,
+        functools.partial(_moved_by_itself, device=device),
+    )
 
 
 def _moved_by_itself(batch: Any, device: torch.device) -> Any:
@@ -59,7 +67,7 @@ def _takes_non_blocking(to: Callable[..., Any]) -> bool:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """Return `tensor` in pinned memory, from which alone a copy is asynchronous; one that has no plain memory stays."""
+    """Return `tensor` in pinned memory, from which alone a copy is asynchronous, if it can be."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_pinned():
         return tensor
     return tensor.pin_memory()
@@ -71,7 +79,7 @@ def _pinned_by_itself(batch: Any) -> Any:
 
 
 def _used_on_current_stream(tensor: Tensor) -> Tensor:
-    """Keep the allocator from handing this memory out on the copying stream while the model still reads it."""
+    """Keep the memory from being handed out on the copying stream while the model reads it."""
     if hasattr(tensor, "__tensor_flatten__"):  # a subclass made of tensors, as nested ones are
         for name in tensor.__tensor_flatten__()[0]:
             _used_on_current_stream(getattr(tensor, name))
@@ -148,11 +156,11 @@ def _ahead(batches: Iterator[Any], device: torch.device, depth: int) -> Iterator
 
 
 class DeviceLoader:
-    """Iterates over `loader`, a DataLoader or another iterable of batches; `len` is the number of this rank's batches.
+    """Iterates over `loader`, a DataLoader or another iterable; `len` counts this rank's batches.
 
-    What it does not know is asked of the loader, and set there: of this rank's copy where several ranks divide it.
-    Without `options`, the processes that load are left as they are. Raises TypeError for what is no iterable,
-    InputError for a loader that cannot be divided over the ranks.
+    What it does not know is asked of the loader, and set there: of this rank's copy where several
+    ranks divide it. Without `options`, the processes that load are left as they are. Raises
+    TypeError for what is no iterable, InputError for a loader that cannot be divided over ranks.
     """
 
     loader: Any
@@ -188,7 +196,10 @@ class DeviceLoader:
             share = sharded(loader, process_group.rank(), world_size, options.shard)
         else:
             share = Share(loader)
-        followers = [[getattr(loader, "dataset", None)], chain(loader) if share.sampled_by_rank else []]
+        followers = [
+            [getattr(loader, "dataset", None)],
+            chain(loader) if share.sampled_by_rank else [],
+        ]
         workers = share.loader.num_workers if isinstance(share.loader, DataLoader) else 0
         niceness = options.nice if device.type == "cpu" and workers else 0
         # Not by attribute: those that this object does not have are set on the loader.
@@ -234,7 +245,7 @@ class DeviceLoader:
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`, for the data set and for a sampler that divides it by rank."""
+        """Make the next pass that of `epoch`, for the data set and a sampler that knows ranks."""
         self._epochs.set(epoch)
 
     def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:

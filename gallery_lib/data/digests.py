@@ -17,9 +17,9 @@ _PLAIN = (str, bytes, bool, int, float, complex, type(None), np.generic)
 
 
 def digest(value: Any) -> bytes:
-    """Return 32 bytes that are equal for equal values: tensors, arrays, numbers, text and nestings of them.
+    """Return 32 bytes, equal for equal values: tensors, arrays, numbers, text and nestings of them.
 
-    Of any other object the type counts, and what it says its bytes are (`tobytes`, as images have it).
+    Of other objects the type counts, with their bytes (`tobytes`, as images have it) or attributes.
     """
     result = hashlib.blake2b(digest_size=32)
     _feed(result.update, value, 0)
@@ -71,10 +71,11 @@ def of_indices(items: list[Any]) -> bytes:
 
 
 def of_data(dataset: Any) -> bytes:
-    """Return a digest of a map-style data set that costs no item: its length, and samples of what it keeps.
+    """Return a digest of a map-style data set: of its length, and of samples of what it keeps.
 
-    Lists, arrays and tensors are looked into, also as attributes as long as the data set; Subset and
-    ConcatDataset lead to what they are made of. Of a file's path the name counts: folders differ between hosts.
+    No item is read. Lists, arrays and tensors are looked into, also as attributes as long as the
+    data set; Subset and ConcatDataset lead to what they are made of. Of a file's path the name
+    counts: folders differ between hosts.
     """
     return digest(_sample(dataset, 0))
 
@@ -82,7 +83,10 @@ def of_data(dataset: Any) -> bytes:
 def _sample(data: Any, depth: int) -> Any:
     length = _length(data)
     if isinstance(data, (list, tuple, range, np.ndarray, Tensor)):
-        return [length, [_named(data[place]) for place in sorted({0, length // 2, length - 1})] if length else []]
+        return [
+            length,
+            [_named(data[place]) for place in sorted({0, length // 2, length - 1})] if length else [],
+        ]
     parts: list[Any] = [type(data).__name__, length]
     if depth > 4:
         return parts
@@ -103,7 +107,7 @@ def _length(data: Any) -> int | None:
 
 
 def _named(value: Any, depth: int = 0) -> Any:
-    """Return what counts of one element; its type where more would be another thing on each rank."""
+    """Return what counts of one element: its type where the value means nothing elsewhere."""
     if isinstance(value, (str, PurePath)):
         return str(value).rsplit("/", 1)[-1]
     if isinstance(value, (*_PLAIN, Tensor, np.ndarray)):

@@ -1,7 +1,7 @@
-"""Which epoch a data set and a sampler are in: ours to count, until the caller calls `set_epoch` himself.
+"""Count the epochs of data sets and samplers, until the caller calls `set_epoch` himself.
 
-A `set_epoch` is replaced, on the object and not on its class, by a stand-in that notices by whom it is
-called. From the caller's first call on, the object's epochs are his.
+A `set_epoch` is replaced, on the object and not on its class, by a stand-in that notices by whom it
+is called. From the caller's first call on, the object's epochs are his.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ class Noticed:
 
     def __init__(self, owner: Any) -> None:
         self.owner, self.by_caller, self.telling = owner, False, False
-        # Not a method of the owner's own class: pickled with the owner, it would lead back to this object.
-        self.original = None if "set_epoch" not in getattr(owner, "__dict__", {}) and hasattr(type(owner), "set_epoch") else owner.set_epoch
+        # Not a method of the owner's class: pickled with the owner, it would lead back to this object.
+        of_class = hasattr(type(owner), "set_epoch") and "set_epoch" not in getattr(owner, "__dict__", {})
+        self.original = None if of_class else owner.set_epoch
         epoch = getattr(owner, "epoch", 0)
         self.start = epoch if isinstance(epoch, int) else 0  # set before we came: a run that goes on
 
@@ -29,7 +30,7 @@ class Noticed:
 
 
 def _noticed(owner: Any) -> Noticed:
-    """Return the stand-in on `owner`; one that takes no attributes keeps its own, and is not watched."""
+    """Return the stand-in on `owner`; an owner that takes no attributes is not watched."""
     present = getattr(owner, "__dict__", {}).get("set_epoch")
     if isinstance(present, Noticed):
         return present

@@ -1,7 +1,8 @@
 """A copy of a DataLoader, of any subclass, that reads another sampler or another data set.
 
-DataLoader refuses to be given another one, and a plain DataLoader would lose what a subclass adds. So
-the copy is the same in everything, options of any version of torch included, but for the parts replaced.
+DataLoader refuses to be given another one, and a plain DataLoader would lose what a subclass adds.
+So the copy is the same in everything, options of any version of torch included, but for the parts
+that are replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gallery_lib.errors import InputError
 
 
 def copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
-    """Return a copy of `loader`, not begun, with `parts` (`dataset`, `sampler`, `batch_sampler`) in place of its own.
+    """Return a copy of `loader`, not begun, with other `parts` (`dataset`, `sampler`, …).
 
     Raises InputError for a subclass that answers with other parts than it was given.
     """

@@ -1,8 +1,8 @@
 """How to walk over a batch: any nesting of containers with tensors in it.
 
-A container is a mapping, a sequence, a set, a dataclass, an attrs class or a SimpleNamespace, of any
-subclass. Where nothing inside changes, the same object comes back. Else a copy of the container gets
-the new members: its constructor is not called, since nobody knows what it takes.
+A container is a mapping, a sequence, a set, a dataclass, an attrs class or a SimpleNamespace, of
+any subclass. Where nothing inside changes, the same object comes back. Else a copy of the container
+gets the new members: its constructor is not called, since nobody knows what it takes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _set_of(batch: Any, items: list[Any]) -> Any:
 
 
 def moves_itself(batch: Any) -> bool:
-    """Return whether `batch` is an object with a `to` of its own, which knows better how it is moved.
+    """Return whether `batch` is an object with a `to` of its own, by which it is moved.
 
     A UserDict's (BatchEncoding) leaves out nested tensors, so that it counts as a mapping.
     """
@@ -124,7 +124,12 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Any, whole: Callable[
     return _mapped(change, batch, whole, {})
 
 
-def _mapped(change: Callable[[Tensor], Tensor], batch: Any, whole: Callable[[Any], Any] | None, known: dict[int, tuple[Any, Any]]) -> Any:
+def _mapped(
+    change: Callable[[Tensor], Tensor],
+    batch: Any,
+    whole: Callable[[Any], Any] | None,
+    known: dict[int, tuple[Any, Any]],
+) -> Any:
     if isinstance(batch, (str, bytes, int, float)) or batch is None:
         return batch
     if id(batch) in known:
@@ -160,7 +165,7 @@ def _with_mapped_members(batch: Any, mapped: Callable[[Any], Any]) -> Any:
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors in `batch`, in order; also those in attributes of objects with a `to` of their own."""
+    """Yield the tensors in `batch`, in order; also those of objects with a `to` of their own."""
     yield from _tensors(batch, set())
 
 

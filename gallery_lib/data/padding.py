@@ -27,7 +27,7 @@ def _padded(tensor: Any, bucket: int, value: float, where: str | int) -> Tensor:
 
 
 def pad_to_bucket(batch: Any, buckets: Sequence[int], pad_values: Mapping[str | int, float]) -> Any:
-    """Return `batch` with the parts that `pad_values` names padded to the smallest bucket that holds them all.
+    """Return `batch`, its parts that `pad_values` names padded to the smallest bucket for all.
 
     `batch` is a mapping, a sequence or a dataclass, and keeps its type; None stays None. Raises
     InputError when a name is not in the batch, or is no tensor [N, length, …].

@@ -26,6 +26,11 @@ class Place:
         return f"rank {self.rank} of {self.replicas}"
 
 
+def outermost(loader: Any) -> Any:
+    """Return what a loader's indices, or batches of them, come from."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
 def chain(loader: Any) -> list[Any]:
     """Return the samplers of a loader, those inside others too, from the outside inwards."""
     found: list[Any] = []

@@ -1,18 +1,18 @@
-"""Each rank's share of a loader: of a DataLoader of any subclass, or of another iterable of batches.
+"""Each rank's share of a loader: a DataLoader of any subclass, or another iterable of batches.
 
 | loader | a rank's share |
 |---|---|
-| map-style data | every world_size-th index of the sampler; all ranks get the same number, the tail is filled up from the start |
-| with a batch_sampler, or batch_size=None | every world_size-th batch (item) of it, whole; so with the tail |
+| map-style data | every world_size-th index of the sampler; the tail is filled up from the start |
+| with a batch_sampler, or batch_size=None | every world_size-th batch (item), whole; so with the tail |
 | list or tuple of batches | every world_size-th batch; so with the tail |
-| stream, or another iterable of batches | every world_size-th item (batch), in whole rounds; the tail is left out |
+| stream, other iterable of batches | every world_size-th item (batch); the tail is left out |
 | divided already | all that it yields |
 
-With `drop_last` tails are left out everywhere. Divided already is a loader whose sampler knows ranks
-(DistributedSampler), and one whose data or order is found to differ from rank to rank;
-`config.loader.shard` says otherwise. Everything else about the loader stays. The ranks compare notes
-once a pass, so all of them have to begin it; one that ends with an error is waited for until the
-process group's timeout.
+So all ranks take the same number of steps. With `drop_last` tails are left out everywhere. Divided
+already is a loader whose sampler knows ranks (DistributedSampler), and one whose data or order is
+found to differ from rank to rank; `config.loader.shard` says otherwise. Everything else about the
+loader stays. The ranks compare notes once a pass, so all of them have to begin it; one that ends
+with an error is waited for until the process group's timeout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterData
 
 from gallery_lib.comm import process_group
 from gallery_lib.data import rank_samplers
-from gallery_lib.data.agreed_order import ShardedSampler
+from gallery_lib.data.agreed_order import ShardedSampler, order_kind
 from gallery_lib.data.digests import of_data
 from gallery_lib.data.loader_copy import copied
 from gallery_lib.data.rank_samplers import Place
@@ -36,7 +36,7 @@ from gallery_lib.errors import InputError
 
 @dataclass
 class Share:
-    """A rank's share: what to iterate over, and the part in it that divides, None where nothing does.
+    """A rank's share: what to iterate over, and the part in it that divides, if any.
 
     `sampled_by_rank` says that the caller's own sampler divides the data.
     """
@@ -54,7 +54,12 @@ class Share:
 class _Pass:
     """The batches of a pass, of which the first is the occasion to look at what the ranks have."""
 
-    def __init__(self, share: Share, batches: Iterator[Any], watched: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    def __init__(
+        self,
+        share: Share,
+        batches: Iterator[Any],
+        watched: Callable[[Iterator[Any]], Iterator[Any]],
+    ) -> None:
         self._share, self._batches, self._watched = share, batches, watched
         self._looked = False
 
@@ -91,11 +96,11 @@ class _Pass:
         return batch if undecided.divide else next(self._batches)
 
     def _decide(self, part: ShardedStream) -> None:
-        """Compare what the workers found; where the stream divides itself, begin again with all of it."""
+        """Compare what the workers found; begin again with a stream that divides itself."""
         part.decide()
         if not part.divide:
             loader = self._share.loader
-            self._batches = iter(())  # ends the workers, of which each has skipped the other ranks' items
+            self._batches = iter(())  # ends the workers, which have skipped items
             if isinstance(loader, DataLoader):
                 vars(loader).update(_iterator=None, _IterableDataset_len_called=None)
             self._batches = self._watched(iter(loader))
@@ -122,7 +127,8 @@ class _Facts:
 def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Share:
     """Return this rank's share of `loader`. `shard` is `config.loader.shard`.
 
-    Raises InputError, on every rank, for a loader that cannot be divided, or that does not fit those of the others.
+    Raises InputError, on every rank, for a loader that cannot be divided, or that does not fit
+    those of the other ranks.
     """
     if shard == "never":
         return Share(loader)
@@ -138,7 +144,7 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
     place = rank_samplers.place_of(loader) if check else None
     facts = process_group.all_ranks(
         _Facts(
-            "stream" if is_stream else "map-style data",
+            "stream" if is_stream else f"map-style data, {order_kind(rank_samplers.outermost(loader))}",
             place,
             _length(loader.dataset),
             b"" if is_stream or not check else of_data(loader.dataset),
@@ -148,7 +154,14 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
         return Share(loader, sampled_by_rank=place is not None)
     if is_stream:
         lengths = [fact.length for fact in facts]
-        stream = ShardedStream(loader.dataset, rank, world_size, check=check, workers=loader.num_workers, lengths=lengths)
+        stream = ShardedStream(
+            loader.dataset,
+            rank,
+            world_size,
+            check=check,
+            workers=loader.num_workers,
+            lengths=lengths,
+        )
         return Share(copied(loader, dataset=stream), stream)
     _check_same_length(facts)
     what = f"the data set ({type(loader.dataset).__name__})"
@@ -170,12 +183,9 @@ def _length(dataset: Any) -> int | None:
 
 
 def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> bool:
-    """Return whether the loader's samplers know ranks. Raises InputError where these are not those of the run."""
+    """Return whether the loader's samplers know ranks. Raises InputError if not the run's."""
     if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
-        found = ", ".join(
-            f"rank {number}: {fact.kind}, {fact.place.name if fact.place else 'no sampler that knows ranks'}"
-            for number, fact in enumerate(facts)
-        )
+        found = ", ".join(f"rank {number}: {fact.kind}{f' for {fact.place}' if fact.place else ''}" for number, fact in enumerate(facts))
         raise InputError(f"the ranks' loaders are of different kinds ({found}). Give every rank the same.")
     for number, place in enumerate(fact.place for fact in facts):
         number = number if len(facts) > 1 else rank
@@ -188,7 +198,7 @@ def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> boo
 
 
 def _divided_by_torch(dataset: Any) -> bool:
-    """Return whether a data pipe has a sharding filter, by which torch's DataLoader divides it over the ranks."""
+    """Return whether a data pipe has a sharding filter, by which DataLoader divides it over ranks."""
     if not isinstance(dataset, IterDataPipe):
         return False
     from torch.utils.data import graph, graph_settings
@@ -213,7 +223,14 @@ def _check_same_length(facts: list[_Facts]) -> None:
 
 def _with_sharded_sampler(loader: DataLoader[Any], rank: int, world_size: int, *, check: bool) -> Share:
     def share_of(base: Any, drop_last: bool) -> ShardedSampler:
-        return ShardedSampler(base, rank, world_size, drop_last=drop_last, samples=_length(loader.dataset), check=check)
+        return ShardedSampler(
+            base,
+            rank,
+            world_size,
+            drop_last=drop_last,
+            samples=_length(loader.dataset),
+            check=check,
+        )
 
     batches: Any = loader.batch_sampler
     if batches is None:

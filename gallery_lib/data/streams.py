@@ -1,9 +1,9 @@
 """Each rank's share of a stream: of an IterableDataset, or of any iterable of batches.
 
-Nothing about a stream says whether it divides itself by rank. So in the first pass the ranks compare
-the first `world_size` items that each of them reads. Where all are alike the stream is the same
-everywhere, and a rank takes every `world_size`-th item. Where no two are alike it divides itself, and
-is left as it is.
+Nothing about a stream says whether it divides itself by rank. So in the first pass the ranks
+compare the first `world_size` items that each of them reads. Where all are alike the stream is the
+same everywhere, and a rank takes every `world_size`-th item. Where no two are alike it divides
+itself, and is left as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gallery_lib.data.digests import digest
 from gallery_lib.errors import InputError
 
 _NOTHING_YET, _ITEMS, _EMPTY, _FAILED = 0, 1, 2, 3
-"""What is known of a worker's stream: the first byte of its note. The digest of its first items follows."""
+"""What is known of a worker's stream: the first byte of its note, before the digest of its items."""
 _LONGEST_WAIT_SECONDS = 60.0
 """For the first items of a worker whose batches come later than another's."""
 
@@ -34,7 +34,8 @@ _NONE_READ: Note = (0, _FAILED, b"")
 def divides_itself(notes: list[Note], what: str) -> bool:
     """Return whether the ranks' data differ, each from each; False when all have the same.
 
-    `notes` has every rank's. Raises InputError, on every rank, when it is neither, or when one could not read.
+    `notes` has every rank's. Raises InputError, on every rank, when it is neither, or when one
+    could not read.
     """
     failed = [str(rank) for rank, (_, state, _) in enumerate(notes) if state == _FAILED]
     if failed:
@@ -46,7 +47,7 @@ def divides_itself(notes: list[Note], what: str) -> bool:
     if kinds == len(with_items):
         return True
     found = {note: [rank for rank, other in enumerate(notes) if other == note] for note in notes}
-    groups = "; ".join(f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"rank {ranks[0]}" for ranks in found.values())
+    groups = "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in found.values())
     raise InputError(
         f"{what} begins alike on some ranks and not on others ({groups}). Give all ranks the same and "
         "config.loader.shard = 'always', or each rank its own share and config.loader.shard = 'never'."
@@ -54,9 +55,12 @@ def divides_itself(notes: list[Note], what: str) -> bool:
 
 
 def announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None:
-    """Say once, on rank 0, that the data is not divided, and where the ranks' `lengths` differ, that too."""
+    """Say once, on rank 0, that the data is not divided, and that the ranks' `lengths` differ."""
     if process_group.rank() == 0:
-        uneven = f" The ranks' lengths differ ({', '.join(map(str, lengths))}), and so do their numbers of steps." * (len(set(lengths)) > 1)
+        uneven = ""
+        if len(set(lengths)) > 1:
+            found = ", ".join(map(str, lengths))
+            uneven = f" The ranks' lengths differ ({found}), and so do their numbers of steps."
         warnings.warn(
             f"accelerate(): {what} differs from rank to rank, and so counts as divided among them already: each rank "
             f"takes all of its own.{uneven} config.loader.shard = 'always' divides it, 'never' leaves it without this line.",
@@ -67,21 +71,28 @@ def announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None
 class ShardedStream(IterableDataset[Any]):
     """Every `world_size`-th item that the stream `base` yields, from `rank` on.
 
-    It is cut in rounds of `world_size` items; a last round that is not full is left out, on every rank
-    alike, so that all take the same number of steps. With several data-loading workers, each worker of
-    each rank reads the stream that `base` gives that worker, as in a run of one process: a data set that
-    divides itself by `torch.utils.data.get_worker_info()` goes on doing so. `check` compares the ranks'
-    first items in the first pass. `lengths` are those that the ranks' streams say.
+    It is cut in rounds of `world_size` items; a last round that is not full is left out, on every
+    rank alike, so that all take the same number of steps. With several data-loading workers, each
+    worker of each rank reads the stream that `base` gives that worker, as in a run of one process:
+    a data set that divides itself by `torch.utils.data.get_worker_info()` goes on doing so. `check`
+    compares the ranks' first items in the first pass. `lengths` are those that the ranks' streams say.
     """
 
     def __init__(
-        self, base: Any, rank: int, world_size: int, *, check: bool = True, workers: int = 0, lengths: Sequence[int | None] = ()
+        self,
+        base: Any,
+        rank: int,
+        world_size: int,
+        *,
+        check: bool = True,
+        workers: int = 0,
+        lengths: Sequence[int | None] = (),
     ) -> None:
         self.base, self.rank, self.world_size = base, rank, world_size
         self.what = f"the stream ({type(base).__name__})"
         self.lengths = lengths
         self.divide, self.undecided = True, check
-        # A worker writes its note here; it reaches this process before the worker's first batch does.
+        # A worker writes its note here, which is visible before the worker's first batch comes.
         self.notes = torch.zeros(max(1, workers), 1 + len(digest(None)), dtype=torch.uint8).share_memory_()
 
     def __getattr__(self, name: str) -> Any:
@@ -120,7 +131,10 @@ class ShardedStream(IterableDataset[Any]):
             round_of_items = list(itertools.islice(stream, self.world_size))
 
     def decide(self) -> None:
-        """Compare the ranks' notes; afterwards `divide` holds for all passes. Raises InputError as `divides_itself` does."""
+        """Compare the ranks' notes; afterwards `divide` holds for all passes.
+
+        Raises InputError as `divides_itself` does.
+        """
         self._compare(_first_note(self.notes) if self.used else _NONE_READ)
 
     def _compare(self, own: Note) -> None:
@@ -144,7 +158,7 @@ def _write(note: Tensor, items: list[Any], *, with_digest: bool) -> None:
 
 
 def _first_note(notes: Tensor) -> Note:
-    """Return this rank's first note that speaks of items or of an error, else that there is nothing."""
+    """Return this rank's first note of items or of an error, else that there is nothing."""
     until = time.monotonic() + _LONGEST_WAIT_SECONDS
     for worker, note in enumerate(notes):
         while note[0] == _NOTHING_YET and time.monotonic() < until:

@@ -109,15 +109,34 @@ def test_an_iterable_of_batches_comes_to_the_device(kind: str) -> None:
 
 @pytest.mark.parametrize("thing", [3, None, DATA.__len__])
 def test_what_is_no_iterable_is_a_type_error(thing: Any) -> None:
-    with pytest.raises(TypeError, match=f"the loader is a {type(thing).__name__}: give a DataLoader, or another iterable of batches"):
+    with pytest.raises(
+        TypeError,
+        match=f"the loader is a {type(thing).__name__}: give a DataLoader, or another iterable of batches",
+    ):
         ours(thing)
 
 
 def test_it_has_the_loaders_attributes() -> None:
-    loader = DataLoader(DATA, 3, shuffle=True, num_workers=0, drop_last=True, generator=torch.Generator(), collate_fn=list)
+    loader = DataLoader(
+        DATA,
+        3,
+        shuffle=True,
+        num_workers=0,
+        drop_last=True,
+        generator=torch.Generator(),
+        collate_fn=list,
+    )
     found = ours(loader)
     names = [name for name in vars(loader) if not name.startswith("_")]
-    assert {"batch_size", "sampler", "batch_sampler", "collate_fn", "drop_last", "generator", "dataset"} <= set(names)
+    assert {
+        "batch_size",
+        "sampler",
+        "batch_sampler",
+        "collate_fn",
+        "drop_last",
+        "generator",
+        "dataset",
+    } <= set(names)
     for name in [*names, "multiprocessing_context"]:
         assert getattr(found, name) is getattr(loader, name), name
     with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'batchsize'"):
@@ -150,7 +169,11 @@ def test_length_is_the_loaders() -> None:
 def test_several_iterators_at_once_do_not_know_each_other() -> None:
     found = ours(DataLoader(DATA, 4))
     one, other = iter(found), iter(found)
-    assert [next(one).tolist(), next(one).tolist(), next(other).tolist()] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+    assert [next(one).tolist(), next(one).tolist(), next(other).tolist()] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [0, 1, 2, 3],
+    ]
     assert len(list(one)) == 3 and len(list(other)) == 4
 
 

@@ -35,7 +35,16 @@ def of_ranks(ranks: Ranks, *arguments: Any) -> list[dict[str, Any]]:
     return ranks.call("loaders.batches", *arguments)
 
 
-SINGLE = ["sequential", "shuffled", "shuffled, generator", "with replacement", "weighted", "few weighted", "subset", "Python's random"]
+SINGLE = [
+    "sequential",
+    "shuffled",
+    "shuffled, generator",
+    "with replacement",
+    "weighted",
+    "few weighted",
+    "subset",
+    "Python's random",
+]
 SINGLE += ["NumPy's random", "no length", "data without length", "list", "stream"]
 
 
@@ -54,7 +63,10 @@ def test_batches_that_come_as_such_are_dealt_whole(two: Ranks, kind: str) -> Non
     found = of_ranks(two, kind, 2)
     expected = two.call("loaders.plain", kind, 2)[0]
     for number, batches in enumerate(expected):
-        assert [answer["passes"][number] for answer in found] == [dealt(batches, 0), dealt(batches, 1)]
+        assert [answer["passes"][number] for answer in found] == [
+            dealt(batches, 0),
+            dealt(batches, 1),
+        ]
 
 
 @pytest.mark.parametrize("kind", ["endless", "endless with length"])
@@ -68,10 +80,20 @@ def test_an_endless_sampler_streams_in_rank_0s_order(two: Ranks, kind: str) -> N
 
 def test_an_endless_stream_goes_on(two: Ranks) -> None:
     found = of_ranks(two, "endless stream", 1, 40)
-    assert [flat(answer["passes"][0]) for answer in found] == [list(range(0, 160, 2)), list(range(1, 160, 2))]
+    assert [flat(answer["passes"][0]) for answer in found] == [
+        list(range(0, 160, 2)),
+        list(range(1, 160, 2)),
+    ]
 
 
-DIVIDED = ["DistributedSampler", "DistributedSampler inside", "by rank", "range by rank", "subset by rank", "Subset by rank"]
+DIVIDED = [
+    "DistributedSampler",
+    "DistributedSampler inside",
+    "by rank",
+    "range by rank",
+    "subset by rank",
+    "Subset by rank",
+]
 DIVIDED += ["stream by rank", "iterable by rank"]
 
 
@@ -95,7 +117,10 @@ def test_a_stream_that_can_be_read_once_and_divides_itself_loses_nothing(two: Ra
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("kind", ["stream", "stream by rank", "uneven stream by rank", "halved stream by rank", "shuffled"])
+@pytest.mark.parametrize(
+    "kind",
+    ["stream", "stream by rank", "uneven stream by rank", "halved stream by rank", "shuffled"],
+)
 def test_the_same_with_worker_processes(two: Ranks, kind: str, persistent: bool) -> None:
     found = of_ranks_with(two, kind, 2, num_workers=2, persistent_workers=persistent)
     assert [answer["error"] for answer in found] == ["", ""]
@@ -167,9 +192,19 @@ def test_a_subclass_finishes_its_batches_on_several_ranks_as_on_one(two: Ranks) 
     found = of_ranks(two, "halved", 2)
     expected = two.call("loaders.plain", "halved", 2)[0]
     for number, batches in enumerate(expected):
-        assert [flat(answer["passes"][number]) for answer in found] == [dealt(flat(batches), 0), dealt(flat(batches), 1)]
+        assert [flat(answer["passes"][number]) for answer in found] == [
+            dealt(flat(batches), 0),
+            dealt(flat(batches), 1),
+        ]
     said = two.call("loaders.subclass")[0]
-    assert said == {"own": "kept", "later": 5, "kind": "Halved", "length": 5, "sampler": True, "plain length": 10}
+    assert said == {
+        "own": "kept",
+        "later": 5,
+        "kind": "Halved",
+        "length": 5,
+        "sampler": True,
+        "plain length": 10,
+    }
 
 
 REFUSED = {
@@ -187,6 +222,15 @@ def test_what_does_not_fit_is_refused_on_every_rank(two: Ranks, kind: str) -> No
     for answer in of_ranks(two, kind):
         assert answer["error"].startswith("InputError: ") and REFUSED[kind] in answer["error"]
         assert "config.loader.shard = 'never'" in answer["error"] and "\n" not in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["shuffled on rank 0 alone", "DistributedSampler on rank 0 alone", "stream on rank 1 alone"],
+)
+def test_loaders_of_different_kinds_are_refused_on_every_rank(two: Ranks, kind: str) -> None:
+    for answer in of_ranks(two, kind):
+        assert "InputError: the ranks' loaders are of different kinds (rank 0: map-style data, BatchSampler of " in answer["error"]
 
 
 @pytest.mark.parametrize("kind", ["failing sampler", "failing stream"])
@@ -232,7 +276,12 @@ def test_two_shuffled_loaders_have_orders_of_their_own(two: Ranks) -> None:
 
 
 def test_lengths_are_those_of_a_ranks_share(two: Ranks) -> None:
-    for kind, length in {"shuffled": 5, "five batches": 3, "list of batches": 3, "DistributedSampler": 5}.items():
+    for kind, length in {
+        "shuffled": 5,
+        "five batches": 3,
+        "list of batches": 3,
+        "DistributedSampler": 5,
+    }.items():
         assert two.call("loaders.lengths", kind) == [length, length]
     for kind in ("no length", "stream", "iterable"):
         with pytest.raises(TypeError, match="has no len"):

@@ -193,7 +193,23 @@ def test_what_is_there_already_is_the_very_same_object(kind: str) -> None:
     assert all(one is other for one, other in zip(tensors_in(batch), before, strict=True))
 
 
-@pytest.mark.parametrize("batch", [None, 3, "text", b"bytes", np.ones(2), [], {}, (), frozenset([1]), object(), Plain, torch.Size([2])])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        None,
+        3,
+        "text",
+        b"bytes",
+        np.ones(2),
+        [],
+        {},
+        (),
+        frozenset([1]),
+        object(),
+        Plain,
+        torch.Size([2]),
+    ],
+)
 def test_what_has_no_tensors_stays(batch: Any) -> None:
     assert to_device(batch, META) is batch
 
@@ -287,7 +303,10 @@ def test_a_mapping_that_cannot_be_changed_is_refused_in_one_line() -> None:
         def __len__(self) -> int:
             return 1
 
-    with pytest.raises(InputError, match=r"a batch is a Locked, whose members cannot be exchanged: give it a method `to\(device\)`"):
+    with pytest.raises(
+        InputError,
+        match=r"a batch is a Locked, whose members cannot be exchanged: give it a method `to\(device\)`",
+    ):
         to_device(Locked(secret=T()), META)
 
 
@@ -300,5 +319,9 @@ def test_a_walk_that_changes_values_leaves_the_original(kind: str = "nested") ->
 
 def test_tensors_come_in_order() -> None:
     tensors = [torch.tensor(float(number)) for number in range(5)]
-    batch = {"a": tensors[0], "b": [tensors[1], Frozen(tensors[2])], "c": (Graph(tensors[3]), BatchEncoding({"x": tensors[4]}))}
+    batch = {
+        "a": tensors[0],
+        "b": [tensors[1], Frozen(tensors[2])],
+        "c": (Graph(tensors[3]), BatchEncoding({"x": tensors[4]})),
+    }
     assert [int(tensor) for tensor in tensors_in(batch)] == [0, 1, 2, 3, 4]

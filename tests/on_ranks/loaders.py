@@ -174,7 +174,10 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "NumPy's random": lambda **o: DataLoader(DATA, 2, sampler=OfNumpy(), **o),
     "random batches": lambda **o: DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, False), **o),
     "random batches, no collation": lambda **o: DataLoader(
-        torch.arange(SAMPLES), batch_size=None, sampler=BatchSampler(RandomSampler(DATA), 2, False), **o
+        torch.arange(SAMPLES),
+        batch_size=None,
+        sampler=BatchSampler(RandomSampler(DATA), 2, False),
+        **o,
     ),
     "no length": lambda **o: DataLoader(DATA, 2, sampler=NoLength(), **o),
     "data without length": lambda **o: DataLoader(NoLengthData(), 2, sampler=range(SAMPLES), **o),
@@ -196,7 +199,15 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "padded by rank": lambda **o: DataLoader(DATA[:19], 2, sampler=[*_share(rank(), 19), 0][:10], **o),
     "part by rank": lambda **o: DataLoader(DATA, 2, sampler=list(_share(rank(), 12)), **o),
     "Subset by rank": lambda **o: DataLoader(Subset(DATA, list(_share(rank()))), 2, **o),
-    "noise": lambda **o: DataLoader(TensorDataset(torch.rand(8)), 2, collate_fn=lambda items: torch.stack([x for (x,) in items]), **o),
+    "noise": lambda **o: DataLoader(
+        TensorDataset(torch.rand(8)),
+        2,
+        collate_fn=lambda items: torch.stack([x for (x,) in items]),
+        **o,
+    ),
+    "shuffled on rank 0 alone": lambda **o: DataLoader(DATA, 2, shuffle=rank() == 0, **o),
+    "DistributedSampler on rank 0 alone": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA) if rank() == 0 else None, **o),
+    "stream on rank 1 alone": lambda **o: DataLoader(Stream(_share) if rank() else DATA, 2, **o),
     "other lengths": lambda **o: DataLoader(DATA[: 8 + rank()], 2, **o),
     "rank 0 alone has other data": lambda **o: DataLoader(DATA[::-1] if rank() == 0 else DATA, 2, **o),
     "stream": lambda **o: DataLoader(Stream(lambda _: range(SAMPLES)), 2, **o),
@@ -241,7 +252,12 @@ def batches(kind: str, passes: int = 1, most: int = 100, shard: str = "auto", **
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            loader = DeviceLoader(LOADERS[kind](**options), torch.device("cpu"), torch.contiguous_format, Loader(nice=0, shard=shard))
+            loader = DeviceLoader(
+                LOADERS[kind](**options),
+                torch.device("cpu"),
+                torch.contiguous_format,
+                Loader(nice=0, shard=shard),
+            )
             for _ in range(passes):
                 result["passes"].append([_numbers(batch) for batch in itertools.islice(loader, most)])
         except Exception as error:
