@@ -107,6 +107,10 @@ class Comm(Settable):
     )
     bucket_views: bool = option(False, "gradients lie in the buckets, which saves a copy of them")
     static_graph: bool = option(False, "the same parameters are used in every step, in the same order")
+    find_unused_parameters: bool = option(
+        False,
+        "look in each step for parameters without a gradient, as in a model with branches; costs a walk over the graph of every step",
+    )
     streams: int = option(1, "buckets on their way at the same time, on process groups of their own", minimum=1, maximum=8)
     hierarchical: bool = option(False, "add up within each host first; then the processes of a host exchange a part each with other hosts")
     tune: bool = option(False, "let lossless ways take turns over the first steps, and use the fastest if it certainly beats DDP's own")
