@@ -10,15 +10,17 @@ from ranks import connect
 
 from gallery_lib.comm import process_group
 from gallery_lib.processes import die_with_parent
-from on_ranks import averages, choices, memory, replays, training, trouble
+from on_ranks import averages, choices, early, memory, replays, training, trouble, users
 
 SUBJECTS = {
     "averages": averages,
     "choices": choices,
+    "early": early,
     "memory": memory,
     "replays": replays,
     "training": training,
     "trouble": trouble,
+    "users": users,
 }
 
 
