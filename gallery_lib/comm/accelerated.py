@@ -1,10 +1,16 @@
-"""`accelerate_ddp(model, options)`: another way for a DistributedDataParallel to average gradients."""
+"""`accelerate_ddp(model, options)`: another way for a DistributedDataParallel to average gradients.
+
+The model stays what it is: only its C++ reducer is built anew (`rebuild.py`), and where more is asked for a communication hook is
+registered with that (`reducer.py`). A communication hook of the user's, registered before or after, takes precedence for good.
+"""
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
+import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,14 +18,11 @@ import torch.distributed as dist
 from torch import nn
 
 from gallery_lib.comm.early_steps import EarlySteps
-from gallery_lib.comm.reducer import DDP_BUCKET_MB, GradientReducer
+from gallery_lib.comm.rebuild import DDP
+from gallery_lib.comm.reducer import GradientReducer
+from gallery_lib.comm.watch import Watch, watch_of
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError
-
-DDP = nn.parallel.DistributedDataParallel
-_REDUCER = "gallery_reducer"
-_AS_MADE = "gallery_as_made"
-"""What the user made the model with: `gradient_as_bucket_view` and `static_graph`, which a way before may have changed."""
 
 
 def needs_hook(options: Comm) -> bool:
@@ -27,39 +30,7 @@ def needs_hook(options: Comm) -> bool:
     return options.hierarchical or options.streams > 1 or options.wire != "exact" or options.non_finite != "ignore"
 
 
-def _bucket_sizes(options: Comm) -> dict[str, Any]:
-    if options.first_bucket_mb is None:
-        return {"bucket_cap_mb": options.bucket_mb}
-    if "bucket_cap_mb_list" not in inspect.signature(DDP.__init__).parameters:
-        raise InputError(f"first_bucket_mb needs a newer torch than {torch.__version__}, whose DDP takes sizes one by one. Leave it out.")
-    return {"bucket_cap_mb_list": [options.first_bucket_mb, options.bucket_mb or DDP_BUCKET_MB]}  # the last is that of all others
-
-
-def _as_made(model: nn.parallel.DistributedDataParallel) -> tuple[bool, bool]:
-    return getattr(model, _AS_MADE, (model.gradient_as_bucket_view, model.static_graph))
-
-
-def _arguments(model: nn.parallel.DistributedDataParallel, options: Comm) -> dict[str, Any]:
-    """What to make `model` anew with: as it is, and as the options say."""
-    views, static_graph = _as_made(model)
-    chosen = {
-        "device_ids": model.device_ids,
-        "output_device": model.output_device,
-        "dim": model.dim,
-        "process_group": model.process_group,
-        "find_unused_parameters": model.find_unused_parameters,
-        **_bucket_sizes(options),
-        "gradient_as_bucket_view": options.bucket_views or views,
-        "static_graph": options.static_graph or static_graph,
-        "init_sync": False,  # done when it was made the first time
-    }
-    if not getattr(model, "forward_sync_buffers", getattr(model, "broadcast_buffers", True)):
-        known = inspect.signature(DDP.__init__).parameters
-        chosen["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
-    return chosen
-
-
-def _joined(model: nn.parallel.DistributedDataParallel) -> Callable[[], bool]:
+def _joined(model: DDP) -> Callable[[], bool]:
     """Whether ranks without batches may stand by; it does not keep the model alive."""
     known = weakref.ref(model)
 
@@ -70,81 +41,165 @@ def _joined(model: nn.parallel.DistributedDataParallel) -> Callable[[], bool]:
     return joined
 
 
-def obstacle(model: nn.parallel.DistributedDataParallel, hooked: bool = True) -> str:
+def obstacle(model: DDP, hooked: bool = True) -> str:
     """Why the model has to stay as it is, or ''; `hooked`: when a communication hook is wanted."""
-    if getattr(model, _REDUCER, None) is None and model._comm_hooks:
-        return "it has a communication hook of its own (register_comm_hook)"
+    if getattr(model, "reducer", None) is None or model.logger is None:
+        return "it averages no gradients in buckets (delay_all_reduce_named_params names all parameters)"
+    if model._use_python_reducer:
+        return "torch compiles its averaging (torch._dynamo.config.optimize_ddp='python_reducer')"
     if model.mixed_precision is not None:
         return "it has DDP's mixed_precision, which autocast does as well"
+    if model._comm_hooks or model._get_ddp_logging_data().get("comm_hook"):  # type: ignore[no-untyped-call]
+        return "it has a communication hook of its own (register_comm_hook)"
     if hooked and dist.get_process_group_ranks(model.process_group) != list(range(dist.get_world_size())):
         return "it is not in the default process group of all ranks"
     return ""
 
 
-def _check_early_steps(model: nn.parallel.DistributedDataParallel, options: Comm) -> None:
+def _check_early_steps(model: DDP, options: Comm) -> None:
     """Raises InputError where a parameter's step could be taken with a gradient that is not the one `optimizer.step()` would see."""
     reasons = {
-        "find_unused_parameters: only at the end is it known which parameters have a gradient": model.find_unused_parameters,
-        "static_graph, with which DDP leaves unused parameters out": options.static_graph or _as_made(model)[1],
+        "find_unused_parameters: only at the end is it known which parameters have a gradient": model.find_unused_parameters
+        or options.find_unused_parameters,
+        "static_graph, with which DDP leaves unused parameters out": options.static_graph or model.static_graph,
         f"non_finite={options.non_finite}: only at the end is it known whether the step is taken": options.non_finite != "ignore",
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
         raise InputError(f"the optimizer's step cannot go into the backward pass together with {reason}. Leave one of both out.")
 
 
-def accelerate_ddp(
-    model: nn.parallel.DistributedDataParallel, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None
-) -> nn.parallel.DistributedDataParallel:
+def check_same_on_all_ranks(model: DDP, options: Comm, what: str) -> None:
+    """Raise InputError, on every rank, where they ask for different options; they would wait for each other. A collective call."""
+    mine = dataclasses.asdict(options)
+    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size(model.process_group)
+    dist.all_gather_object(everyone, mine, group=model.process_group)
+    for rank, theirs in enumerate(everyone):
+        for name, value in theirs.items():
+            if value != everyone[0][name]:
+                raise InputError(
+                    f"{what}: ranks ask for different options: {name}={everyone[0][name]!r} on rank 0, and {name}={value!r} "
+                    f"on rank {rank}. Set the same on all."
+                )
+
+
+def watched(model: DDP) -> Watch:
+    """Return the watch over `model`, set up where there is none; from then on the user's own communication hook is noticed."""
+    watch = watch_of(model)
+    if watch is None:
+        watch = Watch(model)
+        known = weakref.ref(model)
+        watch.before_own_hook = lambda: _give_way(known())
+    return watch
+
+
+def _give_way(model: DDP | None) -> None:
+    """Leave averaging to a communication hook that the user is about to register."""
+    watch = watch_of(model)
+    if model is None or watch is None or (watch.reducer is None and watch.before_forward is None):
+        return
+    stop_watching_steps(model)
+    use_way(model, Comm())
+    if dist.get_rank() == 0:
+        name = type(model.module).__name__
+        print(
+            f"{name}: gradients are averaged by the model's own communication hook (register_comm_hook) from now on, not as config.comm says.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def stop_watching_steps(model: DDP) -> None:
+    """End a tuner's turns, if there is one; the model averages as it does at present."""
+    if (watch := watch_of(model)) is not None:
+        watch.before_forward = None
+
+
+def use_way(model: DDP, options: Comm, early_steps: EarlySteps | None = None) -> None:
+    """Have `model` average as `options` say, which are known to go together and with it. A collective call between two steps."""
+    watch = watched(model)
+    if watch.reducer is not None:
+        watch.reducer.close()
+        watch.reducer = None
+    watch.rebuild(options)
+    if not needs_hook(options) and early_steps is None:
+        return
+    reducer = GradientReducer(model.module, options, model.device, _joined(model), early_steps)
+    dist._register_comm_hook(model.reducer, None, reducer.take)
+    watch.reducer = reducer
+    weakref.finalize(model, reducer.end_threads).atexit = False
+
+
+def accelerate_ddp(model: DDP, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> DDP:
     """Have `model` average its gradients as `options` say (`Comm()` when left out). A collective call; returns `model` itself.
 
-    With `optimizer`, each bucket's parameters get their step as soon as their gradients are there, while others are on their way;
-    `optimizer.step()`, which is still to be called after each backward pass, does what is left. All that changes gradients between
-    backward pass and step (clipping, a GradScaler) then comes too late: do without, or leave `optimizer` out.
+    With `optimizer`, steps may be taken in the backward pass, bucket by bucket: see `step_in_backward`.
 
     It may be called again with other options between two steps; what error feedback has kept is dropped then. Raises
     InputError for a model that is no DistributedDataParallel, is not in the default process group, or has a communication hook of
-    its own, for an optimizer whose step cannot be divided, and for options that do not go together.
+    its own, for an optimizer whose step cannot be divided, for options that do not go together, and where ranks ask for different ones.
     """
     options = options or Comm()
     if not isinstance(model, DDP):
-        raise InputError(f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first.")
-    before: GradientReducer | None = getattr(model, _REDUCER, None)
+        raise InputError(
+            f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first; "
+            "for one that accelerate() returns, set config.comm."
+        )
     hooked = needs_hook(options) or optimizer is not None
     if reason := obstacle(model, hooked):
         raise InputError(f"this model cannot be accelerated in this way: {reason}.")
     if options.wire == "powersgd" and (options.hierarchical or options.streams > 1):
         raise InputError("wire=powersgd does not go together with hierarchical or several streams. Leave these off.")
+    check_same_on_all_ranks(model, options, "accelerate_ddp()")
     early_steps = None
     if optimizer is not None:
         _check_early_steps(model, options)
-        early_steps = EarlySteps(optimizer)
-    if before is not None:
-        before.close()
-    was_training, required, as_made = model.training, model.require_backward_grad_sync, _as_made(model)
-    inspect.unwrap(DDP.__init__)(
-        model,
-        model.module,  # torch's own, also where auto.py has put another one there
-        **_arguments(model, options),
-    )
-    model.train(was_training)
-    model.require_backward_grad_sync = required
-    object.__setattr__(model, _AS_MADE, as_made)
-    reducer = GradientReducer(model.module, options, model.device, _joined(model), early_steps) if hooked else None
-    if reducer is not None:
-        model.register_comm_hook(None, reducer.take)
-    object.__setattr__(model, _REDUCER, reducer)
+        names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        early_steps = EarlySteps(optimizer, names)
+    stop_watching_steps(model)
+    use_way(model, options, early_steps)
+    if early_steps is not None:
+        watched(model).before_forward = early_steps.before_forward
     return model
+
+
+def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
+    """Have the backward pass in the block take the optimizer's step, bucket by bucket, while other gradients are on their way.
+
+        accelerate_ddp(model, options, optimizer=optimizer)
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = model(batch).mean()
+            with step_in_backward(model):
+                loss.backward()
+            optimizer.step()  # does what is left
+
+    The block says that `optimizer.step()` follows with the gradients of exactly this backward pass. Where that is not so (a closure, clipping,
+    a GradScaler, another backward pass, a changed learning rate, no step), `optimizer.step()` or the next block raises RunFailed or
+    InputError. Backward passes outside of such blocks, as those of other networks through this one, take no step.
+
+    Raises InputError where `accelerate_ddp(model, …, optimizer=…)` was not called.
+    """
+    watch = watch_of(model)
+    if watch is None or watch.reducer is None or watch.reducer.early_steps is None:
+        raise InputError("step_in_backward() needs to know the optimizer. Call accelerate_ddp(model, options, optimizer=optimizer) first.")
+    return watch.reducer.early_steps.block()
+
+
+def gradient_reducer(model: nn.Module) -> GradientReducer | None:
+    """Return our communication hook of `model`; None where DDP averages by itself."""
+    watch = watch_of(model)
+    return None if watch is None else watch.reducer
 
 
 def comm_state_dict(model: nn.Module) -> dict[str, Any]:
     """What error feedback keeps, on this rank, beside the model's own state: for this rank's part of a checkpoint."""
-    reducer: GradientReducer | None = getattr(model, _REDUCER, None)
+    reducer = gradient_reducer(model)
     return reducer.state_dict() if reducer is not None else {}
 
 
 def load_comm_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
     """Go on with what `comm_state_dict` gave, on the same rank of as many processes, with the same options."""
-    reducer: GradientReducer | None = getattr(model, _REDUCER, None)
+    reducer = gradient_reducer(model)
     if reducer is None:
         if state:
             raise InputError("there is communication state to load, and the model communicates as DDP does. accelerate_ddp() it first.")

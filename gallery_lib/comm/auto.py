@@ -13,16 +13,19 @@ import os
 import warnings
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from gallery_lib.comm.accelerated import obstacle
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.options import check_value
 
 _PREFIX = "GALLERY_COMM_"
 _DDP = nn.parallel.DistributedDataParallel
-_plain = _DDP.__init__
+_plain = getattr(_DDP.__init__, "gallery_plain", _DDP.__init__)  # torch's own, also where this module is imported anew
+_enabled = False
 
 
 def _from_environment() -> Comm:
@@ -33,7 +36,11 @@ def _from_environment() -> Comm:
         if variable.startswith(_PREFIX):
             if variable not in names:
                 raise InputError(f"environment variable {variable}: there is no such option.{did_you_mean(variable, names)}")
-            setattr(chosen, names[variable], os.environ[variable])
+            try:
+                value = check_value(Comm, names[variable], os.environ[variable])
+            except InputError as error:
+                raise InputError(f"environment variable {variable}: {error}") from None
+            setattr(chosen, names[variable], value)
     return chosen
 
 
@@ -43,20 +50,33 @@ options = _from_environment()
 @functools.wraps(_plain)
 def _accelerated(self: nn.parallel.DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
     _plain(self, *args, **kwargs)
+    if not _enabled or dist.get_world_size(self.process_group) == 1:
+        return
     if reason := obstacle(self):
         warnings.warn(f"gallery_lib.comm.auto leaves this DistributedDataParallel as it is: {reason}.", stacklevel=2)
     else:
         apply(self, options)
 
 
+_accelerated.gallery_plain = _plain  # type: ignore[attr-defined]
+
+
 def enable() -> None:
     """Importing the module has done this already."""
-    _DDP.__init__ = _accelerated  # type: ignore[method-assign]
+    global _enabled
+    _enabled = True
+    if getattr(_DDP.__init__, "gallery_plain", None) is None:
+        _DDP.__init__ = _accelerated  # type: ignore[method-assign]
 
 
 def disable() -> None:
     """DistributedDataParallel is torch's own again; models made before stay as they are."""
+    global _enabled
+    _enabled = False
+    if _DDP.__init__ is _accelerated:  # else somebody wraps it, and that one stays
+        _DDP.__init__ = _plain  # type: ignore[method-assign]
+
+
+if getattr(_DDP.__init__, "gallery_plain", None) is not None:
     _DDP.__init__ = _plain  # type: ignore[method-assign]
-
-
 enable()

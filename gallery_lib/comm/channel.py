@@ -69,14 +69,23 @@ class Channel:
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
+    def end_thread(self) -> None:
+        """No more buckets."""
+        self._jobs.put(None)
+
     def close(self) -> None:
         """No more buckets; its process groups end."""
-        self._jobs.put(None)
+        self.end_thread()
         for group in self._groups:
             dist.destroy_process_group(group)
 
     def average_(self, key: exchange.Key, buffer: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
-        """Replace the flat `buffer`, a bucket of `gradients` or (but with powersgd) a piece of one, by its mean over all ranks."""
+        """Replace the flat `buffer`, a bucket of `gradients` or (but with powersgd) a piece of one, by its mean over all ranks.
+
+        With `wire="exact"` sums are made in the buffer's own type, but for 16 bits within a host: there in fp32, rounded once.
+        """
+        if self._world == 1:
+            return
         if self._low_rank is not None:
             self._low_rank.average_(gradients, names)
         elif self._slots is not None:
@@ -87,19 +96,20 @@ class Channel:
             self._across(key, buffer, self._world)
 
     def _across(self, key: exchange.Key, buffer: Tensor, divisor: int = 1) -> None:
-        if self._exchange is not None:
+        if self._exchange is not None and buffer.numel():  # all peers have as many values
             self._exchange.sum_(buffer, key, divisor)
 
     def _through_shared_memory(self, slots: SharedSlots, key: exchange.Key, buffer: Tensor) -> None:
         """Each process of the host adds up a part of what all of them have, and exchanges that part with its peers."""
         rows = slots.of(buffer.numel(), buffer.dtype)
         processes, place = dist.get_world_size(self._local), dist.get_rank(self._local)
-        rows[place].copy_(buffer)
+        torch.div(buffer, self._world, out=rows[place])  # before they are added up, as DDP does: a sum may overflow where the mean does not
         slots.meet()
         part = slice(*(buffer.numel() * edge // processes for edge in (place, place + 1)))
-        total = self._scratch.of(part.stop - part.start, dtype=torch.float32, like=buffer)
-        torch.sum(rows[:processes, part], 0, dtype=torch.float32, out=total)
-        own = total.div_(self._world).to(buffer.dtype)
+        dtype = torch.promote_types(buffer.dtype, torch.float32)
+        total = self._scratch.of(part.stop - part.start, dtype=dtype, like=buffer)
+        torch.sum(rows[:processes, part], 0, dtype=dtype, out=total)
+        own = total.to(buffer.dtype)
         self._across(key, own)
         rows[processes, part].copy_(own)
         slots.meet()

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel.distributed import _find_tensors
 
 from gallery_lib.comm import topology
+from gallery_lib.comm.accelerated import gradient_reducer, use_way
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError, RunFailed
@@ -125,6 +126,8 @@ class Distribution:
         for watch in self._watches:
             watch.remove()
         if self.ddp is not None:
+            if gradient_reducer(self.ddp) is not None:
+                use_way(self.ddp, Comm())  # ends its threads and groups
             self.ddp.reducer._remove_autograd_hooks()
         self._watches, self.ddp, self._expecting = [], None, False
         if not trained:

@@ -70,9 +70,13 @@ class Heartbeat:
         except RuntimeError:
             return
 
+    def end(self) -> None:
+        """Have the thread end, without waiting for it."""
+        self._stopped.set()
+
     def stop(self) -> None:
         """End the thread."""
-        self._stopped.set()
+        self.end()
         self._beating.join(_STOP_SECONDS)
         atexit.unregister(self.stop)
 

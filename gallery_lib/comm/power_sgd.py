@@ -2,7 +2,7 @@
 
 Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", 2019: one step
 of subspace iteration a training step, from where the last one ended. Vectors, and matrices that would not become smaller,
-are sent as they are. Every exchange of a bucket is made in order on one thread, as gloo needs it.
+are sent as they are, and so are complex parameters. Every exchange of a bucket is made in order on one thread, as gloo needs it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ class PowerSGD:
         self.residuals: dict[str, Tensor] = {}
         self.bases: dict[str, Tensor] = {}
 
-    def _columns(self, matrix: Tensor) -> int:
+    def _columns(self, gradient: Tensor) -> int:
         """0: to be sent as it is."""
-        rows, columns = matrix.shape
+        if gradient.ndim < 2 or gradient.is_complex():
+            return 0
+        rows, columns = gradient.shape[0], gradient.shape[1:].numel()
         rank = min(self.rank, rows, columns)
-        return rank if rank * (rows + columns) < matrix.numel() else 0
+        return rank if rank * (rows + columns) < rows * columns else 0
 
     def _average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Means over the group, all in one message."""
-        if not tensors:
-            return []
+        """Means over the group, all in one message; the tensors are of one type."""
+        if not any(tensor.numel() for tensor in tensors):
+            return list(tensors)
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(dist.get_world_size(self.group))
         dist.all_reduce(flat, group=self.group)
         return [part.view_as(tensor) for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)]
@@ -40,19 +42,20 @@ class PowerSGD:
     def average_(self, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
         """Replace each gradient by the low-rank form of its mean; what that loses goes along the next time."""
         plain: list[Tensor] = []
-        narrow: list[tuple[str, Tensor, Tensor]] = []  # name, gradient, what is to be sent: [rows, columns] in fp32
+        narrow: list[tuple[str, Tensor, Tensor]] = []  # name, gradient, what is to be sent: [rows, columns]
+        wide = torch.promote_types(gradients[0].dtype, torch.float32)  # a bucket is of one type
         for name, gradient in zip(names, gradients, strict=True):
-            matrix = gradient.reshape(gradient.shape[0], -1) if gradient.ndim > 1 else gradient.new_empty(1, 0)
-            columns = self._columns(matrix)
+            columns = self._columns(gradient)
             if not columns:
                 plain.append(gradient)
                 continue
-            wanted = matrix.float() + self.residuals.get(name, 0.0)
+            matrix = gradient.reshape(gradient.shape[0], -1)
+            wanted = matrix.to(wide) + self.residuals.get(name, 0.0)
             if name not in self.bases:
                 seed = torch.Generator().manual_seed(len(self.bases))  # the same on every rank
-                self.bases[name] = torch.randn(matrix.shape[1], columns, generator=seed).to(matrix.device)
+                self.bases[name] = torch.randn(matrix.shape[1], columns, generator=seed).to(wanted)
             narrow.append((name, gradient, wanted))
-        lefts = self._average([*(wanted @ self.bases[name] for name, _, wanted in narrow), *(g.float() for g in plain)])
+        lefts = self._average([*(wanted @ self.bases[name] for name, _, wanted in narrow), *(g.to(wide) for g in plain)])
         for gradient, mean in zip(plain, lefts[len(narrow) :], strict=True):
             gradient.copy_(mean)
         lefts = [torch.linalg.qr(left).Q for left in lefts[: len(narrow)]]

@@ -4,25 +4,32 @@ Every step of a turn is a step of the training, and all lossless candidates comp
 the median step time of the slowest rank. All ranks follow one choice: the best whose gain over DDP's own way is certain, else DDP's
 own way. It is printed as a table and kept, for this model, these hosts and processes, this kind of device and these versions; with
 others it is measured anew.
+
+A step is what lies between two backward passes whose gradients are averaged: these are as many on every rank, as forward passes need
+not be. Before a turn changes, ranks make sure that all have come to it; should one not come, DDP's own way is used from then on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import os
 import sys
 import time
+import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from gallery_lib import hardware, paths, stats
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.accelerated import accelerate_ddp, check_same_on_all_ranks, stop_watching_steps, use_way, watched
+from gallery_lib.comm.rebuild import DDP
+from gallery_lib.comm.shared_memory import FOLDER
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.results import write_json
@@ -32,12 +39,17 @@ PLAIN = "ddp"
 """The candidate that is DDP's own way."""
 _SETTLING_STEPS = 2
 """Not counted at the beginning of a turn: DDP orders its buckets anew."""
+_MEETING_SECONDS = 30.0
+"""For all ranks to come to a change of turns; one that does not may be waited for elsewhere."""
+_numbers = itertools.count()
+"""Tuners are made in the same order on all ranks."""
 
 
 def candidates(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
     """By name, DDP's own way first. They are lossless, unless `options.wire` asks for another wire format."""
     options = dataclasses.replace(options, tune=False)
-    found = {PLAIN: Comm(), "views": dataclasses.replace(options, bucket_views=True)}
+    kept = ("static_graph", "find_unused_parameters", "non_finite")  # what training does, not how fast it does it
+    found = {PLAIN: Comm(**{name: getattr(options, name) for name in kept}), "views": dataclasses.replace(options, bucket_views=True)}
     if options.wire != "powersgd":
         found["views, 2 streams"] = dataclasses.replace(options, bucket_views=True, streams=2)
         found["small buckets, 2 streams"] = dataclasses.replace(options, bucket_views=True, streams=2, bucket_mb=8)
@@ -47,12 +59,26 @@ def candidates(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
     return found
 
 
+def _has_room(way: Comm, hosts: topology.Topology, model: DDP) -> bool:
+    """Whether this host has the shared memory that a hierarchical way may need, twice over; True for other ways."""
+    if not way.hierarchical:
+        return True
+    sizes = [parameter.numel() * parameter.itemsize for parameter in model.module.parameters()]
+    cap = int(way.bucket_mb * 2**20) if way.bucket_mb else model.bucket_bytes_cap
+    rows = (len(hosts.local(dist.get_rank())) + 1) * way.streams
+    try:
+        folder = os.statvfs(FOLDER)
+    except OSError:
+        return False
+    return 2 * rows * min(sum(sizes), 3 * cap // 2) < folder.f_bavail * folder.f_frsize
+
+
 class Tuner:
-    """Takes over the `forward` of a DistributedDataParallel until the choice is made. Making one is a collective call."""
+    """Changes a DistributedDataParallel's way before some of its forward passes until the choice is made. Making one is a collective call."""
 
     def __init__(
         self,
-        model: nn.parallel.DistributedDataParallel,
+        model: DDP,
         ways: Mapping[str, Comm],
         *,
         rounds: int = 4,
@@ -62,74 +88,121 @@ class Tuner:
     ) -> None:
         if next(iter(ways)) != PLAIN:
             raise InputError(f"the first candidate must be `{PLAIN}`, which the others are compared with.")
-        self.model, self.ways, self.rounds, self.block_steps, self.confidence = model, dict(ways), rounds, block_steps, confidence
+        self.ways, self.rounds, self.block_steps, self.confidence = dict(ways), rounds, block_steps, confidence
         self.hosts = topology.find()
-        self.path = paths.cache_dir() / "comm" / f"{self._key()}.json" if keep else None
         self.chosen: str | None = None
         self.measured: dict[str, list[list[float]]] = {}
         """Seconds of the counted steps by turn, each of the slowest rank; empty until the choice, and where it was kept."""
+        self._model = weakref.ref(model)
+        self._name = type(model.module).__name__
+        self._key = f"gallery_lib/tuner/{next(_numbers)}"
         self._seconds: dict[str, list[list[float]]] = {name: [] for name in self.ways}
+        self._order = self._turns()
+        self._turn, self._current, self._step = 0, "", 0
         self._began: float | None = None
-        self._current = ("", False)
-        self._turns = self._steps()
-        kept = process_group.from_rank_0(self._read() if self.path and self.path.is_file() else None)
-        if kept is not None:
-            self._settle(kept, f"kept from an earlier run in {self.path}, which may be edited or deleted")
-        else:
-            object.__setattr__(model, "forward", self._forward)
+        self._backward_pass: weakref.ref[_BackwardPass] | None = None
+        self.path = paths.cache_dir() / "comm" / f"{self._digest(model)}.json" if keep else None
+        kept, problem = process_group.from_rank_0(self._read())
+        if problem:
+            raise InputError(problem)
+        self.chosen = kept
+        watched(model).before_forward = self._before_forward
 
-    def _key(self) -> str:
+    def _digest(self, model: DDP) -> str:
         facts = [
-            [(name, tuple(parameter.shape), str(parameter.dtype)) for name, parameter in self.model.module.named_parameters()],
+            [(name, tuple(parameter.shape), str(parameter.dtype)) for name, parameter in model.module.named_parameters()],
             self.hosts.hosts,
             {name: dataclasses.asdict(way) for name, way in self.ways.items()},
-            torch.cuda.get_device_name() if self.model.device.type == "cuda" else hardware.processor(),
+            torch.cuda.get_device_name() if model.device.type == "cuda" else hardware.processor(),
             torch.__version__,
         ]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
-    def _read(self) -> str:
-        assert self.path is not None
+    def _read(self) -> tuple[str | None, str]:
+        """Return the kept choice, if there is one, and what is wrong with its file."""
+        if self.path is None or not self.path.is_file():
+            return None, ""
         try:
             chosen = str(json.loads(self.path.read_text())["chosen"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise InputError(f"{self.path} is damaged ({type(error).__name__}: {error}). Delete it, and it is measured anew.") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return None, f"{self.path} is damaged ({type(error).__name__}: {error}). Delete it, and it is measured anew."
         if chosen not in self.ways:
             close = did_you_mean(chosen, self.ways)
-            raise InputError(f"{self.path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(self.ways)}.")
-        return chosen
+            return None, f"{self.path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(self.ways)}."
+        return chosen, ""
 
-    def _steps(self) -> Iterator[tuple[str, bool]]:
-        """The candidate of each step, and whether the step counts."""
+    def _turns(self) -> Iterator[str]:
         for number in range(self.rounds):
-            for name in self.ways if number % 2 == 0 else reversed(self.ways):
-                self._seconds[name].append([])
-                for step in range(_SETTLING_STEPS + self.block_steps):
-                    if step == 0:
-                        accelerate_ddp(self.model, self.ways[name])
-                    yield name, step >= _SETTLING_STEPS
+            yield from self.ways if number % 2 == 0 else reversed(self.ways)
 
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        model = self.model
-        if model.training and torch.is_grad_enabled() and model.require_backward_grad_sync and not model._join_config.enable:
-            self._step_begins()
-        return type(model).forward(model, *args, **kwargs)
+    @property
+    def _turn_steps(self) -> int:
+        return _SETTLING_STEPS + self.block_steps
 
-    def _step_begins(self) -> None:
-        if self.model.device.type == "cuda":
+    @torch._disable_dynamo
+    def _before_forward(self) -> None:
+        model = self._model()
+        if model is None or not model.training or model._join_config.enable:
+            return
+        if self._backward_pass is not None and self._backward_pass() is not None:
+            return  # no gradients were averaged since: another forward pass of the same step
+        self._step_begins(model)
+        passing = _BackwardPass()
+        future: torch.futures.Future[_BackwardPass] = torch.futures.Future()
+        future.set_result(passing)
+        model.reducer._install_post_backward_futures([future])  # which drops it at the end
+        self._backward_pass = weakref.ref(passing)
+
+    def _step_begins(self, model: DDP) -> None:
+        if model.device.type == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
-        if self._began is not None:
-            name, counts = self._current
-            if counts:
-                self._seconds[name][-1].append(now - self._began)
-        try:
-            self._current = next(self._turns)
-        except StopIteration:
-            self._decide()
+        if self._began is not None and self._step > _SETTLING_STEPS:
+            self._seconds[self._current][-1].append(now - self._began)
+        if self._step % self._turn_steps == 0:
+            self._change(model)
+        self._step += 1
         self._began = time.perf_counter()
 
-    def _decide(self) -> None:
+    def _change(self, model: DDP) -> None:
+        if not self._all_ranks_come():
+            self._settle(model, PLAIN, f"a rank did not come to the same step within {_MEETING_SECONDS:.0f} s, so ways were not compared")
+            return
+        if self.chosen is not None:
+            self._settle(model, self.chosen, f"kept from an earlier run in {self.path}, which may be edited or deleted")
+            return
+        if self._turn == 0:
+            self._announce(model)
+        name = next(self._order, None)
+        if name is None:
+            self._decide(model)
+            return
+        self._turn, self._step, self._current = self._turn + 1, 0, name
+        self._seconds[name].append([])
+        use_way(model, self.ways[name])
+
+    def _all_ranks_come(self) -> bool:
+        """Return the same on all ranks: whether each has come to this change of turns in time. Ranks that come later hear of it."""
+        store = dist.distributed_c10d._get_default_store()
+        here, verdict = f"{self._key}/{self._turn}/here", f"{self._key}/{self._turn}/verdict"
+        try:
+            if store.add(here, 1) == dist.get_world_size():
+                store.compare_set(verdict, "", "all")
+            else:
+                try:
+                    store.wait([verdict], timedelta(seconds=_MEETING_SECONDS))
+                except RuntimeError:  # in vain
+                    store.compare_set(verdict, "", "not all")
+            return bool(store.get(verdict) == b"all")
+        except RuntimeError:  # the store has gone; what communicates next says so
+            return False
+
+    def _announce(self, model: DDP) -> None:
+        steps = len(self.ways) * self.rounds * self._turn_steps
+        views = any(way.bucket_views for way in self.ways.values()) and not model.gradient_as_bucket_view
+        say(f"{self._name}: {len(self.ways)} ways of averaging gradients take turns over the first {steps} steps{_OVERWRITTEN * views}.")
+
+    def _decide(self, model: DDP) -> None:
         slowest = {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in self._seconds.items()}
         self.measured = slowest
         rows, best = [["gradients averaged by", "step time p50", f"{PLAIN} over it (interval)", "verdict"]], (1.0, PLAIN)
@@ -143,24 +216,44 @@ class Tuner:
             if ratio.verdict == "faster" and ratio.ratio > best[0]:
                 best = (ratio.ratio, name)
         chosen = process_group.from_rank_0(best[1])
-        if process_group.rank() == 0:
-            print(text_table(rows), file=sys.stderr)
-            if self.path:
+        say(text_table(rows))
+        if self.path and dist.get_rank() == 0:
+            try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self.path, {"chosen": chosen, "hosts": str(self.hosts), "table": rows})
-        self._settle(chosen, "measured now")
+            except OSError as error:  # the training goes on without
+                say(f"{self._name}: the choice cannot be kept for the next run: {error}.")
+        self._settle(model, chosen, "measured now")
 
-    def _settle(self, chosen: str, origin: str) -> None:
+    def _settle(self, model: DDP, chosen: str, origin: str) -> None:
         self.chosen = chosen
-        self.model.__dict__.pop("forward", None)
-        accelerate_ddp(self.model, self.ways[chosen])
-        if dist.get_rank() == 0:
-            print(f"{type(self.model.module).__name__}: gradients are averaged by `{chosen}` ({origin}).", file=sys.stderr, flush=True)
+        stop_watching_steps(model)
+        if self._turn > 0 or chosen != PLAIN:
+            use_way(model, self.ways[chosen])
+        views = self.ways[chosen].bucket_views and not model.gradient_as_bucket_view
+        say(f"{self._name}: gradients are averaged by `{chosen}` ({origin}){_OVERWRITTEN * views}.")
 
 
-def apply(model: nn.parallel.DistributedDataParallel, options: Comm) -> Tuner | None:
+class _BackwardPass:
+    """Lives until the reducer that holds it has averaged the gradients of a backward pass."""
+
+
+_OVERWRITTEN = "; they may lie in DDP's buckets, so that a gradient which is kept over a step is overwritten by the next"
+
+
+def say(text: str) -> None:
+    """Print on rank 0."""
+    if dist.get_rank() == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def apply(model: DDP, options: Comm) -> Tuner | None:
     """Have `model` average gradients as `options` say; with `options.tune`, as chosen over the next steps. A collective call."""
     if not options.tune:
         accelerate_ddp(model, options)
         return None
-    return Tuner(model, candidates(options, topology.find()))
+    check_same_on_all_ranks(model, options, "comm.tune")
+    hosts = topology.find()
+    ways = candidates(options, hosts)
+    room = process_group.all_ranks({name: _has_room(way, hosts, model) for name, way in ways.items()})
+    return Tuner(model, {name: way for name, way in ways.items() if all(host[name] for host in room)})

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm import process_group
-from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.accelerated import accelerate_ddp, gradient_reducer
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, Branches, batch, options_of, own_gradients, stack
 
@@ -71,7 +71,7 @@ def gradient_memories(made_with: dict[str, bool], ways: list[dict[str, Any]]) ->
 def piece_bytes(widths: list[int], values: dict[str, Any]) -> list[list[int]]:
     """Of what each channel averages in a third step."""
     model = accelerate_ddp(DDP(stack(widths)), options_of(values))
-    channels = model.gallery_reducer._channels
+    channels = gradient_reducer(model)._channels
     seen: list[list[int]] = [[] for _ in channels]
     for channel, sizes in zip(channels, seen, strict=True):
 

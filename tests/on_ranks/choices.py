@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gallery_lib.comm import reducer
+from gallery_lib.comm.accelerated import gradient_reducer
 from gallery_lib.comm.channel import Channel
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
@@ -26,12 +27,12 @@ def automatic(values: dict[str, Any]) -> list[bool]:
         change()
         model = DDP(stack([4, 3]))
         model(batch(0, 4)).sum().backward()
-        found.append(bool(model._comm_hooks))
+        found.append(gradient_reducer(model) is not None)
     for rank in range(dist.get_world_size()):
         group = dist.new_group([rank])
         if rank == dist.get_rank():
             with pytest.warns(UserWarning, match="not in the default process group"):
-                found.append(bool(DDP(stack([4, 3]), process_group=group)._comm_hooks))
+                found.append(gradient_reducer(DDP(stack([4, 3]), process_group=group)) is not None)
     auto.disable()
     return found
 

@@ -10,17 +10,19 @@ from ranks import connect
 
 from gallery_lib.comm import process_group
 from gallery_lib.processes import die_with_parent
-from on_ranks import averages, choices, loaders, memory, replays, training, trouble, twins
+from on_ranks import averages, choices, early, loaders, memory, replays, training, trouble, twins, users
 
 SUBJECTS = {
     "averages": averages,
     "choices": choices,
     "loaders": loaders,
+    "early": early,
     "memory": memory,
     "replays": replays,
     "training": training,
     "trouble": trouble,
     "twins": twins,
+    "users": users,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.comm.accelerated import accelerate_ddp, comm_state_dict, load_comm_state_dict
+from gallery_lib.comm.accelerated import accelerate_ddp, comm_state_dict, load_comm_state_dict, step_in_backward
 from gallery_lib.comm.ddp import distribute
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, batch, options_of, stack
@@ -97,7 +98,9 @@ def early_steps(optimizer: str, arguments: dict[str, Any], values: dict[str, Any
                 if not uneven:
                     with model.no_sync():
                         model(batch(100 + step, 6)).pow(2).sum().backward()
-                model(batch(step, 6)).pow(2).sum().backward()
+                loss = model(batch(step, 6)).pow(2).sum()
+                with step_in_backward(model) if early else contextlib.nullcontext():
+                    loss.backward()
                 if early:
                     moved.append(all(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True)))
                 update.step()

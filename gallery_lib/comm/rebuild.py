@@ -1,0 +1,107 @@
+"""Build the C++ reducer of a DistributedDataParallel anew: with other buckets, without any trace of the one before.
+
+Nothing else of the model changes: hooks, attributes, mode and buffers are the user's. What the user made the model with is
+noted in `AsMade` at the first call, so that every later rebuild starts from it. The parameters are those the model was wrapped
+with, as in plain DDP: one that is frozen at the moment is still averaged once it is unfrozen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gallery_lib.config import Comm
+from gallery_lib.errors import InputError
+
+DDP = nn.parallel.DistributedDataParallel
+_MEBIBYTE = 2**20
+_BUCKET_ATTRIBUTES = ("_bucket_config", "bucket_bytes_cap", "bucket_bytes_cap_list", "bucket_bytes_cap_default")
+
+
+@dataclass
+class AsMade:
+    """What the user made a model with, as far as a rebuild may change it."""
+
+    parameters: list[Tensor]
+    sparse: list[bool]
+    names: dict[int, str]
+    """By place in `parameters`; DDP's error messages name them."""
+    buckets: dict[str, Any]
+    find_unused_parameters: bool
+    static_graph: bool
+    rebuilt_static_graph: bool = field(default=False)
+    """Whether the last rebuild set `model.static_graph`, so that it is not taken for the user's."""
+
+    @staticmethod
+    def of(model: DDP) -> AsMade:
+        """Note what `model` is like, which no rebuild has changed yet."""
+        parameters, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return AsMade(
+            parameters=parameters,
+            sparse=sparse,
+            names=model._build_debug_param_to_name_mapping(parameters),  # type: ignore[no-untyped-call]
+            buckets={name: getattr(model, name) for name in _BUCKET_ATTRIBUTES if hasattr(model, name)},
+            find_unused_parameters=model.find_unused_parameters,
+            static_graph=model.static_graph,
+        )
+
+
+def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
+    """Return DDP's attributes for the bucket sizes of `options`: the user's where these leave them open."""
+    if options.bucket_mb is None and options.first_bucket_mb is None:
+        return made.buckets
+    config = made.buckets.get("_bucket_config")
+    if options.first_bucket_mb is not None:
+        if config is None:
+            raise InputError(f"first_bucket_mb needs a newer torch than {torch.__version__}. Leave it out.")
+        others = options.bucket_mb or made.buckets["bucket_bytes_cap"] / _MEBIBYTE
+        sizes: dict[str, Any] = {"bucket_cap_mb": None, "bucket_cap_mb_list": [options.first_bucket_mb, others]}
+    else:
+        sizes = {"bucket_cap_mb": options.bucket_mb, "bucket_cap_mb_list": None}
+    if config is None:  # older versions of torch keep two numbers instead
+        assert options.bucket_mb is not None
+        return {"bucket_bytes_cap": int(options.bucket_mb * _MEBIBYTE), "bucket_bytes_cap_default": False}
+    config = type(config).create(use_python_reducer=False, **sizes)
+    return {
+        "_bucket_config": config,
+        "bucket_bytes_cap": config.bucket_bytes_cap,
+        "bucket_bytes_cap_list": list(config.per_bucket_bytes_caps),
+        "bucket_bytes_cap_default": config.first_bucket_bytes_cap < config.bucket_bytes_cap,
+    }
+
+
+def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
+    """Give `model` a new reducer, made as the user made it and as `options` say. Sets `model.reducer` and `model.logger`.
+
+    Call it between two steps, on every rank. Raises InputError for bucket sizes that this version of torch does not know.
+    """
+    made.static_graph |= model.static_graph and not made.rebuilt_static_graph  # the user's own _set_static_graph()
+    static_graph = made.static_graph or options.static_graph
+    for name, value in _buckets(made, options).items():
+        setattr(model, name, value)
+    model.find_unused_parameters = made.find_unused_parameters or options.find_unused_parameters
+    model.reducer._remove_autograd_hooks()  # it may live on, where the user holds it
+    views = model.gradient_as_bucket_view
+    frozen = [parameter for parameter in made.parameters if not parameter.requires_grad]
+    try:
+        model.gradient_as_bucket_view = options.bucket_views or views
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        model._ddp_init_helper(made.parameters, made.sparse, made.names, static_graph)  # type: ignore[no-untyped-call]
+    finally:
+        model.gradient_as_bucket_view = views
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    model._has_rebuilt_buckets = False
+    model.static_graph = static_graph
+    made.rebuilt_static_graph = static_graph and not made.static_graph
+    if static_graph:
+        model._static_graph_delay_allreduce_enqueued = False
+        model.reducer._set_static_graph()
+        assert model.logger is not None
+        model.logger._set_static_graph()
+    if getattr(model, "_require_manual_backward_finalization", False):
+        model.require_manual_backward_finalization = True
