@@ -1,0 +1,66 @@
+"""`python -m tests.against_torch`: draw trainings for some time, run one again, or plant faults."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+
+from . import planted, table
+from .battery import Tally, battery, find_planted
+from .case import Case
+from .launches import Server
+from .run import FAILED, run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Return the exit code: 1 when something failed, or a planted fault was not found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.against_torch", description=__doc__)
+    parser.add_argument("--hours", type=float, default=0.0, help="how long to draw cases")
+    parser.add_argument("--minutes", type=float, default=0.0, help="the same; with --planted, for each fault")
+    parser.add_argument("--seed", type=int, help="seed of the draws; default: a new one, which is printed")
+    parser.add_argument("--case", help="run this case (JSON), and print the differences")
+    parser.add_argument("--planted", nargs="*", metavar="FAULT", help="find these planted faults; none named: all")
+    parser.add_argument("--table", action="store_true", help="write docs/guides/what-works.md")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at the same time; default: 2")
+    options = parser.parse_args(arguments)
+    if options.case:
+        return _again(Case.of(options.case))
+    if options.table:
+        return table.write()
+    seconds = options.hours * 3600 + options.minutes * 60 or 600.0
+    seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    if options.planted is not None:
+        return _planted(options.planted or list(planted.FAULTS), seed, seconds, options.jobs)
+    tally = battery(seed, seconds, options.jobs)
+    _report(tally)
+    return bool(tally.failures)
+
+
+def _again(case: Case) -> int:
+    verdict = run(case, Server())
+    print(verdict.outcome, *verdict.lines, sep="\n  ")
+    return verdict.outcome == FAILED
+
+
+def _planted(names: list[str], seed: int, seconds: float, jobs: int) -> int:
+    lost = []
+    for name in names:
+        found = find_planted(name, seed, seconds, jobs)
+        print(f"{name}: {found or f'NOT FOUND in {seconds / 60:g} minutes'}", flush=True)
+        lost += [] if found else [name]
+    print(f"{len(names) - len(lost)} of {len(names)} planted faults found")
+    return bool(lost)
+
+
+def _report(tally: Tally) -> None:
+    for subject, counts in tally.counts.items():
+        print(f"{subject}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    print(f"{tally.total} cases, {len(tally.failures)} failures")
+    for verdict in tally.failures:
+        print(f"\nFAILED --case '{verdict.case.json()}'", *verdict.lines[:8], sep="\n  ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Draws cases until time is up, in several processes, and counts what was tried.
+
+A failure is shrunk for at most SHRINK_SECONDS. One that looks like an earlier one is counted, and drawing goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing as mp
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
+
+from .case import Case
+from .draw import cases, valid
+from .launches import Server
+from .run import FAILED, Verdict, run
+
+SHRINK_SECONDS = 60.0
+SUBJECTS = ("model", "loader", "batch", "loop", "launch", "config", "call", "optimizer", "scheduler", "comm", "workers")
+CHUNK = 40
+"""Cases that Hypothesis draws from one seed."""
+
+
+@dataclass
+class Tally:
+    """How many cases of each kind were run, what came of them, and the failures, shrunk."""
+
+    total: int = 0
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: {s: Counter() for s in (*SUBJECTS, "outcome")})
+    failures: list[Verdict] = field(default_factory=list)
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one case."""
+        self.total += 1
+        self.counts["outcome"][verdict.outcome] += 1
+        for subject in SUBJECTS:
+            self.counts[subject][str(getattr(verdict.case, subject))] += 1
+
+
+class _Found(Exception):
+    """A case that failed; Hypothesis shrinks it."""
+
+
+def draw(seed: int, examples: int, server: Server, told: Callable[[Verdict], None], known: set[str], until: float) -> Verdict | None:
+    """Run drawn cases; tell each verdict, and return the first failure that is not `known`, shrunk."""
+    verdicts: dict[Case, Verdict] = {}
+    smallest: list[Verdict] = []
+    shrink_until = [float("inf")]
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        verbosity=hypothesis.Verbosity.quiet,
+    )
+    @given(cases())
+    def one(case: Case) -> None:
+        if case not in verdicts:
+            if time.monotonic() > min(until, shrink_until[0]):
+                return
+            verdicts[case] = run(case, server)
+            told(verdicts[case])
+        verdict = verdicts[case]
+        if verdict.outcome == FAILED and verdict.signature not in known:
+            if smallest and verdict.signature != smallest[0].signature:
+                return  # another fault: it is not what is being shrunk
+            shrink_until[0] = min(shrink_until[0], time.monotonic() + SHRINK_SECONDS)
+            smallest[:] = [verdict]
+            raise _Found
+
+    try:
+        one()
+    except BaseException as error:
+        if not smallest or isinstance(error, KeyboardInterrupt):
+            raise
+    return smallest[0] if smallest else None
+
+
+def _work(seed: int, seconds: float, results: Any) -> None:
+    """Draw chunk after chunk, and send each verdict and each shrunk failure to the parent."""
+    server, known, until = Server(), set[str](), time.monotonic() + seconds
+    number = 0
+    while time.monotonic() < until:
+        failure = draw(seed + 1000 * number, CHUNK, server, lambda v: results.put(("case", v)), known, until)
+        if failure is not None:
+            known.add(failure.signature)
+            results.put(("failure", failure))
+        number += 1
+    results.put(("end", None))
+
+
+def battery(seed: int, seconds: float, jobs: int, told: Callable[[str], None] = print) -> Tally:
+    """Draw cases in `jobs` processes for `seconds`; return what was tried. Failures are told at once."""
+    context = mp.get_context("spawn")
+    results = context.Queue()
+    processes = [context.Process(target=_work, args=(seed + job, seconds, results)) for job in range(jobs)]
+    for process in processes:
+        process.start()
+    tally, at_work = Tally(), jobs
+    signatures: set[str] = set()
+    while at_work:
+        try:
+            kind, verdict = results.get(timeout=5)
+        except queue.Empty:
+            if not any(process.is_alive() for process in processes):
+                raise RuntimeError("a process of the battery has ended before its time") from None
+            continue
+        if kind == "end":
+            at_work -= 1
+        elif kind == "case":
+            tally.add(verdict)
+        elif verdict.signature not in signatures:
+            signatures.add(verdict.signature)
+            tally.failures.append(verdict)
+            told(f"FAILED --case '{verdict.case.json()}'\n  " + "\n  ".join(verdict.lines[:4]))
+    for process in processes:
+        process.join()
+    return tally
+
+
+def find_planted(name: str, seed: int, seconds: float, jobs: int) -> str:
+    """Draw cases with the fault planted until one fails that passes without; return that case, or ''."""
+    server, until, began = Server(), time.monotonic() + seconds, time.monotonic()
+    tried = 0
+    strategy = cases()
+    found: list[str] = []
+
+    @hypothesis.seed(seed)
+    @settings(max_examples=100_000, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def one(case: Case) -> None:
+        nonlocal tried
+        if found or time.monotonic() > until:
+            raise _Found
+        tried += 1
+        wrong = run(dataclasses.replace(case, planted=name), server)
+        if wrong.outcome == FAILED and run(case, server).outcome != FAILED:
+            took = time.monotonic() - began
+            found.append(f"found after {tried} cases, {took:.0f} s: {case.json()}: {wrong.lines[0][:120]}")
+            raise _Found
+
+    try:
+        one()
+    except _Found:
+        pass
+    return found[0] if found else ""
+
+
+__all__ = ["Tally", "battery", "draw", "find_planted", "valid"]

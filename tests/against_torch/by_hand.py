@@ -1,0 +1,62 @@
+"""What DistributedDataParallel does, done by hand: the oracle of several processes.
+
+Gradients are gathered, summed in the order of ranks and divided, in their own dtype. Buffers are rank 0's before a
+forward pass, but for one after a pass without gradients or under `no_sync`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def share(model: nn.Module) -> None:
+    """Give `model` rank 0's parameters and buffers now, and its buffers before each forward pass. A collective call."""
+    state = {"before": True, "average": True}
+    with torch.no_grad():
+        _from_rank_0([*model.parameters(), *model.buffers()])
+
+    def before(module: nn.Module, _: Any) -> None:
+        if module is model and state["before"]:
+            _from_rank_0(list(module.buffers()))
+
+    def after(module: nn.Module, *_: Any) -> None:
+        if module is model:
+            state["before"] = torch.is_grad_enabled() and state["average"]
+
+    @contextlib.contextmanager
+    def no_sync() -> Iterator[None]:
+        state["average"] = False
+        try:
+            yield
+        finally:
+            state["average"] = True
+
+    model.register_forward_pre_hook(before, prepend=True)
+    model.register_forward_hook(after)
+    object.__setattr__(model, "no_sync", no_sync)
+
+
+def _from_rank_0(tensors: list[torch.Tensor]) -> None:
+    box = [[t.detach().clone() for t in tensors]]
+    dist.broadcast_object_list(box, src=0)
+    with torch.no_grad():
+        for mine, right in zip(tensors, box[0], strict=True):
+            mine.copy_(right)
+
+
+def average(model: nn.Module) -> None:
+    """Replace gradients by their mean over ranks. A collective call."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, [p.grad for p in parameters])
+    for p, gradients in zip(parameters, zip(*ranks, strict=True), strict=True):
+        there = [g for g in gradients if g is not None]
+        if there:
+            mean = sum(there[1:], start=there[0]) / len(ranks)
+            p.grad = mean if p.grad is None or mean.is_sparse else p.grad.copy_(mean)

@@ -1,0 +1,185 @@
+"""Ways in which the processes of a training come to be, and how a case's processes are started and ended.
+
+Most are forked from a server that has imported torch once (multiprocessing's fork server), with the variables or
+the process group that the launch stands for. `torchrun` and `spawn` are the real ones, and take seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gallery_lib.processes import die_with_parent
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How many processes there are, and what they find: torchrun's variables, and a group that the user makes."""
+
+    world: int = 1
+    variables: bool = False
+    group: str = ""  # made by the user `before` or `after` accelerate()
+    command: str = ""  # a real launcher, instead of forks of the server
+    share: int = 10  # of draws, in relation to others
+
+
+LAUNCHES: dict[str, Launch] = {
+    "one": Launch(share=60),
+    "one_group_before": Launch(group="before"),
+    "one_group_after": Launch(group="after"),
+    "one_of_torchrun": Launch(variables=True),
+    "two": Launch(world=2, variables=True, share=24),
+    "two_group_before": Launch(world=2, variables=True, group="before"),
+    "two_group_without_variables": Launch(world=2, group="before"),
+    "torchrun": Launch(world=2, variables=True, command="torchrun", share=1),
+    "spawn": Launch(world=2, group="before", command="spawn", share=1),
+}
+
+
+def before(name: str, rank: int, meeting: Path) -> None:
+    """Make the user's process group where the launch has one before accelerate()."""
+    if LAUNCHES[name].group == "before":
+        _join(name, rank, meeting)
+
+
+def after(name: str, rank: int) -> None:
+    """Make the user's process group where the launch has one after accelerate()."""
+    import torch.distributed as dist
+
+    if LAUNCHES[name].group == "after":
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=rank, world_size=1)
+
+
+def _join(name: str, rank: int, meeting: Path) -> None:
+    import torch.distributed as dist
+
+    world = LAUNCHES[name].world
+    wait = timedelta(seconds=40)
+    if LAUNCHES[name].variables:
+        dist.init_process_group("gloo", timeout=wait)
+    else:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=wait)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _in_child(text: str, side: str, rank: int, folder: str, world: int, port: int, variables: bool) -> None:
+    """Become one rank, in a process that the server has forked."""
+    die_with_parent()
+    os.setsid()
+    with open(Path(folder) / f"{side}-{rank}.log", "w", buffering=1) as log:  # noqa: PTH123
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    if variables:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+    from . import rank as process
+
+    process.main(text, side, rank, folder)
+
+
+def _spawned(rank: int, text: str, side: str, folder: str) -> None:
+    from . import rank as process
+
+    process.main(text, side, rank, folder)
+
+
+def _spawn(text: str, side: str, folder: str, world: int) -> None:
+    """Start ranks by torch.multiprocessing.spawn, from a process of its own."""
+    import torch.multiprocessing
+
+    die_with_parent()
+    os.setsid()
+    torch.multiprocessing.spawn(_spawned, (text, side, folder), nprocs=world)
+
+
+class Server:
+    """The process that has imported everything, and what was started with it."""
+
+    def __init__(self) -> None:
+        self._context = mp.get_context("forkserver")
+        package = __package__ or ""
+        os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        self._context.set_forkserver_preload([f"{package}.preload"])
+
+    def run(self, text: str, side: str, launch: str, folder: Path, seconds: float) -> str:
+        """Run all ranks of a side; return '' or what went wrong with the processes. Nothing of them is left."""
+        kind = LAUNCHES[launch]
+        if kind.command == "torchrun" and side == "product":
+            return self._torchrun(text, side, folder, kind.world, seconds)
+        if kind.command == "spawn" and side == "product":
+            process = self._start(_spawn, text, side, str(folder), kind.world)
+            return self._wait([process], folder, side, kind.world, seconds)
+        port = _free_port()
+        processes = [
+            self._start(_in_child, text, side, rank, str(folder), kind.world, port, kind.variables)
+            for rank in range(kind.world)
+        ]
+        return self._wait(processes, folder, side, kind.world, seconds)
+
+    def _start(self, function: Callable[..., None], *arguments: Any) -> Any:
+        process = self._context.Process(target=function, args=arguments)
+        process.start()
+        return process
+
+    def _wait(self, processes: list[Any], folder: Path, side: str, world: int, seconds: float) -> str:
+        """Wait for all; when one has failed, the others get a few seconds more."""
+        end = time.monotonic() + seconds
+        failed = False
+        while any(p.is_alive() for p in processes) and time.monotonic() < end:
+            mp.connection.wait([p.sentinel for p in processes if p.is_alive()], timeout=0.5)
+            if not failed and any(p.exitcode not in (None, 0) for p in processes):
+                failed, end = True, min(end, time.monotonic() + 3)
+        left = [p for p in processes if p.is_alive()]
+        for process in processes:
+            _end(process.pid)
+            process.join(10)
+        if left and not failed:
+            return f"no end after {seconds:.0f} s ({side})"
+        signals = [-p.exitcode for p in processes if p not in left and (p.exitcode or 0) < 0]
+        return f"ended by signal {signals[0]} ({side})" if signals else ""
+
+    def _torchrun(self, text: str, side: str, folder: Path, world: int, seconds: float) -> str:
+        run = ["-m", "torch.distributed.run", f"--nproc_per_node={world}", "--rdzv-backend=c10d"]
+        module = [f"--rdzv-endpoint=localhost:{_free_port()}", "-m", f"{__package__}.rank", text, side, str(folder)]
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        with (folder / f"{side}-torchrun.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, *run, *module], env={**os.environ, "PYTHONPATH": paths}, stdout=log, stderr=log, cwd=ROOT
+            )
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return f"no end after {seconds:.0f} s ({side}, torchrun)"
+            finally:
+                _end(process.pid)
+                process.wait(10)
+        return ""
+
+
+def _end(pid: int) -> None:
+    """End a process and all that it has started."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        everyone = [process, *process.children(recursive=True)]
+        for each in everyone:
+            with contextlib.suppress(psutil.Error):
+                each.kill()

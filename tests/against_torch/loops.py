@@ -1,0 +1,357 @@
+"""Training loops of the kinds that people write. Each is written once, and both sides run it.
+
+`run.ready(net)` is where gradients have to be averaged: by hand in the oracle, nothing in the product. What else
+differs between both sides is what `Run` holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from .batches import describe, unpack
+from .case import Case
+from .models import CALLS, MODELS, loss
+
+
+@dataclass
+class Run:
+    """What a loop trains with, on one rank of one side, and what it writes down."""
+
+    case: Case
+    rank: int
+    world: int
+    model: Any
+    loader: Any
+    validation: Any
+    optimizer: Any
+    scheduler: Any
+    ready: Callable[[Any], None]
+    accelerate_more: Callable[[nn.Module, Any], tuple[Any, Any]]
+    reseeds: bool
+    record: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+
+    def batches(self, name: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield x and target of each batch of one pass, and write down what came."""
+        loader = self.loader if name == "train" else self.validation
+        seen: list[list[int]] = []
+        self.record["samples"].setdefault(name, []).append(seen)
+        complete = self.record["complete"].setdefault(name, [])
+        complete.append(False)
+        with contextlib.suppress(TypeError, NotImplementedError):
+            self.record["length"][name] = len(loader)
+        source = itertools.islice(loader, 4) if self.case.loader == "endless" and name == "train" else loader
+        for batch in source:
+            index, x, y = unpack(batch)
+            seen.append(index)
+            self.record["batches"].append(describe(batch))
+            if self.reseeds:  # what ranks draw in forward must not depend on how the samples were divided
+                torch.manual_seed(10 * self.step + self.rank)
+            yield x, y
+        complete[-1] = True
+
+    def log(self, value: Tensor) -> None:
+        """Write a step's loss and learning rates down."""
+        self.step += 1
+        self.record["losses"].append(value.detach().clone())
+        self.record["rates"].append([float(group["lr"]) for group in self.optimizer.param_groups])
+
+    def update(self, value: Tensor, *, log: bool = True) -> None:
+        """Backward pass, average, step."""
+        value.backward()
+        self.ready(self.model)
+        self.optimizer.step()
+        if log:
+            self.log(value)
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def quiet(self) -> Any:
+        """Return no_sync where the model has it."""
+        return getattr(self.model, "no_sync", contextlib.nullcontext)()
+
+
+def _epochs(run: Run) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+    for _ in range(run.case.epochs):
+        yield run.batches()
+
+
+def simple(run: Run) -> None:
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+
+
+def zeros_kept(run: Run) -> None:
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad(set_to_none=False)
+            run.update(loss(run.model(x), y))
+
+
+def accumulate(run: Run) -> None:
+    """Two batches a step, the first without communication."""
+    for epoch in _epochs(run):
+        run.optimizer.zero_grad()
+        for number, (x, y) in enumerate(epoch):
+            if number % 2 == 0:
+                with run.quiet():
+                    (loss(run.model(x), y) / 2).backward()
+            else:
+                run.update(loss(run.model(x), y) / 2)
+                run.optimizer.zero_grad()
+
+
+def clip(run: Run) -> None:
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            value = loss(run.model(x), y)
+            value.backward()
+            run.ready(run.model)
+            run.record["extra"].append(nn.utils.clip_grad_norm_(run.model.parameters(), 0.05, foreach=False))
+            run.optimizer.step()
+            run.log(value)
+
+
+def closure(run: Run) -> None:
+    for epoch in _epochs(run):
+        for x, y in epoch:
+
+            def again(x: Tensor = x, y: Tensor = y) -> Tensor:
+                CALLS["closure"] += 1
+                run.optimizer.zero_grad()
+                value = loss(run.model(x), y)
+                value.backward()
+                run.ready(run.model)
+                return value
+
+            run.log(run.optimizer.step(again))
+
+
+def two_losses(run: Run) -> None:
+    """Two forward and backward passes a step."""
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            with run.quiet():
+                loss(run.model(x), y).backward()
+            run.update(0.5 * loss(run.model(x), -y))
+
+
+def two_backwards(run: Run) -> None:
+    """Two losses of one forward pass, each with its own backward pass. One process only: DDP has no such thing."""
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            outputs = run.model(x)
+            loss(outputs, y).backward(retain_graph=True)
+            run.update(loss(outputs, -y))
+
+
+def gan(run: Run) -> None:
+    """The model judges what a second network makes; both are trained in turn."""
+    shape = MODELS[run.case.model].shape
+    width = 1
+    for size in shape:
+        width *= size
+    maker: Any = nn.Sequential(nn.Linear(4, width), nn.Unflatten(1, shape))
+    optimizer: Any = torch.optim.SGD(maker.parameters(), lr=0.05)
+    maker, optimizer = run.accelerate_more(maker, optimizer)
+    for epoch in _epochs(run):
+        for x, _ in epoch:
+            noise = torch.linspace(-1, 1, 4 * len(x)).view(len(x), 4)
+            real, fake = torch.ones(len(x)), torch.zeros(len(x))
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(torch.cat([x, maker(noise).detach()])), torch.cat([real, fake])))
+            optimizer.zero_grad()
+            value = loss(run.model(maker(noise)), real)
+            value.backward()
+            run.ready(maker)
+            optimizer.step()
+            run.record["extra"].append(value.detach())
+    run.record["extra"] += [p.detach().clone() for p in maker.parameters()]
+
+
+def ema_by_name(run: Run) -> None:
+    """Average weights by name in a copy that was made of the trained model."""
+    state = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+            with torch.no_grad():
+                for name, p in run.model.named_parameters():
+                    state[name].lerp_(p, 0.1)
+    run.record["extra"] += list(state.values())
+
+
+def averaged_model(run: Run) -> None:
+    """torch's AveragedModel, which copies what it is given, and is evaluated."""
+    averaged = AveragedModel(run.model)
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+            averaged.update_parameters(run.model)
+    run.record["extra"] += [p.detach().clone() for p in averaged.parameters()]
+    _evaluate(run, averaged)
+
+
+def _evaluate(run: Run, model: Any) -> None:
+    model.eval()
+    with torch.no_grad():
+        for x, y in run.batches("validation"):
+            run.record["extra"].append(loss(model(x), y))
+    model.train()
+
+
+def evaluate(run: Run) -> None:
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+        _evaluate(run, run.model)
+
+
+def evaluate_in_between(run: Run) -> None:
+    """Evaluate in the middle of an epoch, with the training loader's iterator open."""
+    for epoch in _epochs(run):
+        for number, (x, y) in enumerate(epoch):
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+            if number == 1:
+                _evaluate(run, run.model)
+
+
+def freeze(run: Run) -> None:
+    """Stop training the first parameter that is trained, and take it up again."""
+    first = next((p for p in run.model.parameters() if p.requires_grad), None)
+    for number, epoch in enumerate(_epochs(run)):
+        if first is not None:
+            first.requires_grad_(number % 2 == 0)
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+
+
+def rate_by_hand(run: Run) -> None:
+    for number, epoch in enumerate(_epochs(run)):
+        for group in run.optimizer.param_groups:
+            group["lr"] *= 0.5**number
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+
+
+def early_break(run: Run) -> None:
+    for epoch in _epochs(run):
+        for number, (x, y) in enumerate(epoch):
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+            if number == 1:
+                break
+        epoch.close()  # type: ignore[attr-defined]
+
+
+def peek(run: Run) -> None:
+    """Look at the first batch before training, without updating anything."""
+    for x, _ in run.batches():
+        with torch.no_grad():
+            run.model(x)
+        break
+    simple(run)
+
+
+def save_and_load(run: Run) -> None:
+    """Take a checkpoint after an epoch, go on, go back, and go on again."""
+    kept: Any = None
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y))
+        if kept is None:
+            kept = copy.deepcopy((run.model.state_dict(), run.optimizer.state_dict()))
+    run.model.load_state_dict(kept[0])
+    run.optimizer.load_state_dict(kept[1])
+    for x, y in run.batches():
+        run.optimizer.zero_grad()
+        run.update(loss(run.model(x), y))
+
+
+def hooks_after(run: Run) -> None:
+    """Hooks registered on what accelerate() returned: the model, a parameter, the optimizer."""
+
+    def count(name: str) -> Callable[..., None]:
+        return lambda *_: CALLS.update([name])
+
+    run.model.register_forward_hook(count("forward, after"))
+    run.model.register_forward_pre_hook(count("pre, after"))
+    run.optimizer.register_step_pre_hook(count("step pre, after"))
+    run.optimizer.register_step_post_hook(count("step post, after"))
+    next(p for p in run.model.parameters() if p.requires_grad).register_hook(count("gradient, after"))
+    simple(run)
+
+
+def autocast(run: Run) -> None:
+    """Mixed precision as users write it."""
+    for epoch in _epochs(run):
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = run.model(x)
+                value = loss(outputs, y)
+            run.update(value)
+
+
+def group_added(run: Run) -> None:
+    """A parameter of the user's own, beside the model, joins the optimizer midway."""
+    offset = nn.Parameter(torch.tensor(0.1))
+    for number, epoch in enumerate(_epochs(run)):
+        if number == 1:
+            run.optimizer.add_param_group({"params": [offset], "lr": 0.01})
+        for x, y in epoch:
+            run.optimizer.zero_grad()
+            run.update(loss(run.model(x), y) + (offset * 0.5).square())
+    run.record["extra"].append(offset.detach().clone())
+
+
+LOOPS: dict[str, Callable[[Run], None]] = {
+    loop.__name__: loop
+    for loop in (
+        simple,
+        zeros_kept,
+        accumulate,
+        clip,
+        closure,
+        two_losses,
+        two_backwards,
+        gan,
+        ema_by_name,
+        averaged_model,
+        evaluate,
+        evaluate_in_between,
+        freeze,
+        rate_by_hand,
+        early_break,
+        peek,
+        save_and_load,
+        hooks_after,
+        autocast,
+        group_added,
+    )
+}
+ONE_PROCESS = {"two_backwards"}
+"""Loops that DistributedDataParallel does not offer."""
+REFUSAL = {"freeze": "another set of trained parameters"}
+"""Loops that may be refused on several processes, and why."""

@@ -1,0 +1,339 @@
+"""Models of the kinds that people train, small enough for a step of a millisecond.
+
+A model takes a batch `x` [N, *shape] and returns tensors in any nesting; `loss` makes one number of these and of
+the targets [N]. Hooks that a model registers count their calls in CALLS.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+CALLS: Counter[str] = Counter()
+"""Calls of hooks in this process, by name."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the table, and what it asks of the rest of a case."""
+
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...] = (6,)
+    dtype: torch.dtype = torch.float32
+    optimizers: tuple[str, ...] = ()  # only these; none: any
+    rounds: str = ""  # why the product may round differently even in Config()'s eager form
+    refusal: str = ""  # why an InputError is a right answer
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in `value`, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors(part)
+    elif hasattr(value, "__dataclass_fields__"):
+        yield from tensors(vars(value))
+
+
+def loss(outputs: Any, target: Tensor) -> Tensor:
+    """Return the loss [] of outputs (each [N, …]) and targets [N]."""
+    total: Any = 0.0
+    for output in tensors(outputs):
+        real = torch.view_as_real(output) if output.is_complex() else output
+        flat = torch.tanh(real.flatten(1))
+        score = flat.sum(1) / max(1, flat.shape[1]) ** 0.5
+        total = total + (score - target.to(score.dtype)).square().mean()
+    return total
+
+
+class Net(nn.Module):
+    """Layers by name, and a function of them that computes the outputs."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Any], **layers: Any) -> None:
+        super().__init__()
+        self.compute = compute
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.compute(self, x)
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+@dataclass
+class Answer:
+    score: Tensor
+    hidden: Tensor
+
+
+class ViewAfterConvolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.convolution(x))
+        return self.head(y.view(y.size(0), -1))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.decoder = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+        self.decoder.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(torch.tanh(self.embedding(x)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embedding(x)
+        return self.head(self.norm(y + self.attention(y, y, y, need_weights=False)[0]))
+
+
+class Counting(nn.Module):
+    """Buffers of several kinds that forward changes: a count, an average, one that is not saved."""
+
+    count: Tensor
+    average: Tensor
+    scratch: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("scratch", torch.ones(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.training:
+            with torch.no_grad():
+                self.count += 1
+                self.average.lerp_(y.mean(0), 0.1)
+                self.scratch.mul_(1.01)
+        return y - self.average.clone() * self.scratch.clone()
+
+
+class Hooked(nn.Module):
+    """Hooks of every kind, on the whole model, a layer and a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.register_forward_pre_hook(lambda *_: _count("root pre"))
+        self.register_forward_hook(lambda *_: _count("root forward"))
+        self.first.register_forward_hook(lambda _m, _i, output: (_count("layer forward"), output * 1.5)[1])
+        self.second.register_full_backward_hook(lambda *_: _count("layer backward"))
+        self.first.weight.register_hook(lambda g: (_count("gradient"), g * 0.5)[1])
+        self.second.weight.register_post_accumulate_grad_hook(lambda _: _count("accumulated"))
+        self._register_state_dict_hook(lambda *_: _count("state dict"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def _count(name: str) -> None:
+    if not torch.compiler.is_compiling():
+        CALLS[name] += 1
+
+
+class OwnState(nn.Module):
+    """A model whose state dict holds more than parameters, and whose attributes have the wrappers' names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(6, 4)
+        self.steps = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.module.weight.device
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)
+
+
+class OwnFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        context.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = context.saved_tensors
+        return gradient * (x > 0) + 0.01 * gradient
+
+
+def _mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+def _frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    return model
+
+
+def _lazy() -> nn.Module:
+    model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))
+    model(torch.zeros(2, 6))
+    return model
+
+
+def _compiled() -> nn.Module:
+    model = _mlp()
+    model.compile(backend="eager")
+    return model
+
+
+def _images(*layers: nn.Module, flat: int) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, 3))
+
+
+def _recurrent(kind: Any) -> Callable[[], nn.Module]:
+    return lambda: Net(lambda s, x: s.head(s.cell(x)[0][:, -1]), cell=kind(4, 5, batch_first=True), head=nn.Linear(5, 3))
+
+
+def _two(outputs: Callable[[Tensor, Tensor], Any]) -> Callable[[], nn.Module]:
+    return lambda: Net(lambda s, x: outputs(s.first(x), s.second(x)), first=nn.Linear(6, 4), second=nn.Linear(6, 2))
+
+
+def _trunk() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+
+
+def _fused_images(*layers: nn.Module) -> nn.Module:
+    return _images(nn.Conv2d(3, 8, 3, padding=1), *layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), flat=32)
+
+
+IMAGE, TOKENS, SERIES = (3, 8, 8), (5,), (6, 4)
+CONVOLUTION = "convolutions in channels_last are another of oneDNN's algorithms"
+ADDRESS = torch.int64
+
+MODELS: dict[str, Model] = {
+    "mlp": Model(_mlp),
+    "convolution": Model(lambda: _images(nn.Conv2d(3, 4, 3), nn.ReLU(), flat=144), IMAGE, rounds=CONVOLUTION),
+    "batch_norm": Model(lambda: _fused_images(nn.BatchNorm2d(8)), IMAGE, rounds=CONVOLUTION),
+    "group_norm": Model(lambda: _fused_images(nn.GroupNorm(2, 8)), IMAGE, rounds=CONVOLUTION),
+    "instance_norm": Model(
+        lambda: _fused_images(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)), IMAGE, rounds=CONVOLUTION
+    ),
+    "sync_batch_norm": Model(lambda: _fused_images(nn.SyncBatchNorm(8)), IMAGE, rounds=CONVOLUTION),
+    "view_after_convolution": Model(ViewAfterConvolution, IMAGE, rounds=CONVOLUTION),
+    "depthwise": Model(
+        lambda: _images(nn.Conv2d(3, 6, 3, groups=3), nn.MaxPool2d(2), flat=54), IMAGE, rounds=CONVOLUTION
+    ),
+    "upsampling": Model(
+        lambda: _images(nn.Conv2d(3, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), flat=288),
+        IMAGE,
+        rounds=CONVOLUTION,
+    ),
+    "transposed": Model(lambda: _images(nn.ConvTranspose2d(3, 2, 3, stride=2), flat=578), IMAGE, rounds=CONVOLUTION),
+    "convolution_1d": Model(lambda: nn.Sequential(nn.Conv1d(6, 4, 3), nn.Flatten(), nn.Linear(8, 3)), SERIES),
+    "attention": Model(Attention, TOKENS, ADDRESS),
+    "transformer": Model(
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, norm_first=True), SERIES
+    ),
+    "dropout": Model(lambda: nn.Sequential(_trunk(), nn.Dropout(0.3), nn.Linear(8, 3))),
+    "lstm": Model(_recurrent(nn.LSTM), SERIES),
+    "gru": Model(_recurrent(nn.GRU), SERIES),
+    "layer_norm": Model(lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))),
+    "tied": Model(Tied, TOKENS, ADDRESS),
+    "frozen": Model(_frozen),
+    "shared": Model(lambda: (lambda layer: nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 2)))(nn.Linear(6, 6))),
+    "sparse": Model(
+        lambda: Net(lambda s, x: s.table(x).mean(1), table=nn.Embedding(11, 4, sparse=True)),
+        TOKENS,
+        ADDRESS,
+        optimizers=("sgd", "sparse_adam", "adagrad"),
+    ),
+    "complex": Model(
+        lambda: nn.Sequential(nn.Linear(6, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)),
+        dtype=torch.complex64,
+        optimizers=("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"),
+    ),
+    "zero_size": Model(
+        lambda: Net(lambda s, x: (s.layer(x), s.empty.expand(len(x), 0)), layer=nn.Linear(6, 3), empty=nn.Parameter(torch.zeros(1, 0)))
+    ),
+    "scalar": Model(lambda: Net(lambda s, x: s.layer(x) * s.scale, layer=nn.Linear(6, 3), scale=nn.Parameter(torch.tensor(1.5)))),
+    "double": Model(lambda: _mlp(torch.float64), dtype=torch.float64),
+    "bfloat16": Model(lambda: _mlp(torch.bfloat16), dtype=torch.bfloat16),
+    "several_dtypes": Model(
+        lambda: Net(
+            lambda s, x: (s.single(x), s.double(x.double())),
+            single=nn.Linear(6, 3),
+            double=nn.Linear(6, 2, dtype=torch.float64),
+        )
+    ),
+    "hooks": Model(Hooked),
+    "lazy": Model(_lazy),
+    "lazy_without_values": Model(
+        lambda: nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3)),
+        optimizers=("sgd",),
+        refusal="a lazy layer has no shape yet",
+    ),
+    "checkpointed": Model(
+        lambda: Net(
+            lambda s, x: s.head(checkpoint(s.trunk, x, use_reentrant=False)), trunk=_trunk(), head=nn.Linear(8, 3)
+        )
+    ),
+    "weight_norm": Model(
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))
+    ),
+    "weight_norm_of_old": Model(lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 3))),
+    "spectral_norm": Model(
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3))
+    ),
+    "several_outputs": Model(_two(lambda a, b: (a, [b, a + 1]))),
+    "dict_output": Model(_two(lambda a, b: OrderedDict(first=a, second=b))),
+    "named_tuple_output": Model(_two(Pair)),
+    "dataclass_output": Model(_two(Answer)),
+    "unused": Model(_two(lambda a, b: a), refusal="a parameter that no output depends on"),
+    "buffers": Model(Counting),
+    "own_state": Model(OwnState),
+    "own_function": Model(lambda: Net(lambda s, x: s.head(OwnFunction.apply(s.trunk(x))), trunk=_trunk(), head=nn.Linear(8, 3))),
+    "containers": Model(
+        lambda: Net(
+            lambda s, x: s.layers["a"](x) * s.scales[0] + s.scales[1],
+            layers=nn.ModuleDict({"a": nn.Linear(6, 3)}),
+            scales=nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))]),
+        )
+    ),
+    "transposed_weight": Model(
+        lambda: Net(lambda s, x: x @ s.weight, weight=nn.Parameter(torch.randn(4, 6).t() * 0.3))
+    ),
+    "compiled_before": Model(_compiled, refusal="a model that is compiled already"),
+    "wrapped_by_compile": Model(
+        lambda: torch.compile(_mlp(), backend="eager"), refusal="a model that is compiled already"
+    ),
+}

@@ -1,0 +1,205 @@
+"""Faults that the battery has to find: each makes the product wrong in one way, in the process that trains.
+
+They are put on what the product returned, not into its sources, so they stay when these change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from .loops import Run
+
+
+class _Changed:
+    """A loader whose passes go through `change(batches, number of the pass)`."""
+
+    def __init__(self, loader: Any, change: Callable[[Iterator[Any], int], Iterator[Any]]) -> None:
+        self.loader, self.change, self.passes = loader, change, 0
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        return self.change(iter(self.loader), self.passes)
+
+
+def _after_step(run: Run, then: Callable[[], None]) -> Any:
+    step = run.optimizer.step
+
+    def stepped(*arguments: Any, **more: Any) -> Any:
+        value = step(*arguments, **more)
+        then()
+        return value
+
+    return patch.object(run.optimizer, "step", stepped)
+
+
+def lost_sample(run: Run) -> Any:
+    """The second batch of each pass never arrives."""
+
+    def change(batches: Iterator[Any], _: int) -> Iterator[Any]:
+        return (batch for number, batch in enumerate(batches) if number != 1)
+
+    return patch.object(run, "loader", _Changed(run.loader, change))
+
+
+def doubled_step(run: Run) -> Any:
+    """The optimizer takes each step twice."""
+    step = run.optimizer.step
+    return patch.object(run.optimizer, "step", lambda *a, **k: (step(), step(*a, **k))[1] if not a else step(*a, **k))
+
+
+def dropped_hook(run: Run) -> Any:
+    """Forward hooks of the model's own modules are gone."""
+    for module in run.model.modules():
+        if not isinstance(module, nn.parallel.DistributedDataParallel):
+            module._forward_hooks.clear()
+    return contextlib.nullcontext()
+
+
+def key_with_prefix(run: Run) -> Any:
+    """Keys of a checkpoint begin with a wrapper's name."""
+    plain = run.model.state_dict
+    return patch.object(run.model, "state_dict", lambda *a, **k: {f"module.{n}": v for n, v in plain(*a, **k).items()})
+
+
+def rounded_double(run: Run) -> Any:
+    """Weights in float64 lose what float32 does not hold."""
+
+    @torch.no_grad()
+    def rounded() -> None:
+        for p in run.model.parameters():
+            if p.dtype is torch.float64:
+                p.copy_(p.float())
+
+    return _after_step(run, rounded)
+
+
+def gradient_not_averaged(run: Run) -> Any:
+    """Every rank goes on with its own gradients."""
+    forward = nn.parallel.DistributedDataParallel.forward
+
+    def quiet(self: Any, *arguments: Any, **more: Any) -> Any:
+        with self.no_sync():
+            return forward(self, *arguments, **more)
+
+    return patch.object(nn.parallel.DistributedDataParallel, "forward", quiet)
+
+
+def stale_rate(run: Run) -> Any:
+    """Steps go on with the learning rate of the beginning."""
+    first = [group["lr"] for group in run.optimizer.param_groups]
+    step = run.optimizer.step
+
+    def stepped(*arguments: Any, **more: Any) -> Any:
+        now = [group["lr"] for group in run.optimizer.param_groups]
+        for group, rate in zip(run.optimizer.param_groups, first, strict=False):
+            group["lr"] = rate
+        value = step(*arguments, **more)
+        for group, rate in zip(run.optimizer.param_groups, now, strict=True):
+            group["lr"] = rate
+        return value
+
+    return patch.object(run.optimizer, "step", stepped)
+
+
+def batch_type_lost(run: Run) -> Any:
+    """Batches of a class of their own arrive as plain dicts and lists."""
+
+    def plain(batch: Any) -> Any:
+        if isinstance(batch, dict):
+            return dict(batch)
+        return list(batch) if isinstance(batch, (list, tuple)) else batch
+
+    return patch.object(run, "loader", _Changed(run.loader, lambda batches, _: map(plain, batches)))
+
+
+def buffer_not_updated(run: Run) -> Any:
+    """Buffers stay what they were."""
+    kept = [(b, b.clone()) for b in run.model.buffers()]
+    return _after_step(run, lambda: [b.copy_(old) for b, old in kept] and None)
+
+
+def same_permutation(run: Run) -> Any:
+    """The second pass has the first one's order."""
+    first: list[Any] = []
+
+    def change(batches: Iterator[Any], number: int) -> Iterator[Any]:
+        for batch in batches if number == 1 else list(first):
+            if number == 1:
+                first.append(batch)
+            yield batch
+
+    return patch.object(run, "loader", _Changed(run.loader, change))
+
+
+def untied(run: Run) -> Any:
+    """Parameters that two modules share become two, after the first step."""
+    seen: set[int] = set()
+    for module in run.model.modules():
+        for name, p in list(module._parameters.items()):
+            if p is not None and id(p) in seen:
+                module._parameters[name] = nn.Parameter(p.detach().clone())
+            seen.add(id(p))
+    return contextlib.nullcontext()
+
+
+def evaluation_lost(run: Run) -> Any:
+    """`eval()` does nothing, so running averages move while a model is measured."""
+    return patch.object(run.model, "eval", lambda: run.model)
+
+
+def thawed(run: Run) -> Any:
+    """Frozen parameters are trained."""
+    for p in run.model.parameters():
+        p.requires_grad_(p.is_floating_point() or p.is_complex())
+    return contextlib.nullcontext()
+
+
+def random_state_moved(run: Run) -> Any:
+    """One number more is drawn from the global generator."""
+    torch.rand(())
+    return contextlib.nullcontext()
+
+
+def decay_lost(run: Run) -> Any:
+    """Weight decay is left out of steps."""
+    for group in run.optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    return contextlib.nullcontext()
+
+
+FAULTS: dict[str, Callable[[Run], Any]] = {
+    fault.__name__: fault
+    for fault in (
+        lost_sample,
+        doubled_step,
+        dropped_hook,
+        key_with_prefix,
+        rounded_double,
+        gradient_not_averaged,
+        stale_rate,
+        batch_type_lost,
+        buffer_not_updated,
+        same_permutation,
+        untied,
+        evaluation_lost,
+        thawed,
+        random_state_moved,
+        decay_lost,
+    )
+}
+
+
+@contextlib.contextmanager
+def planted(name: str, run: Run) -> Iterator[None]:
+    """Train with the fault `name`; '' plants none."""
+    with FAULTS[name](run) if name else contextlib.nullcontext():
+        yield

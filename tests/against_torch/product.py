@@ -1,0 +1,122 @@
+"""The product's side: configurations, and the ways to call it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gallery_lib import acceleration
+from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.compiler.backend import register_backend
+from gallery_lib.config import Comm, Compiler, Config, Memory
+
+from .case import Case
+from .optimizers import SCHEDULERS, optimizer_of
+
+COMPILED = {"aot": "aot_eager", "inductor": "inductor"}
+"""Configurations that compile, and torch.compile's backend that does the same."""
+
+
+def _aot(model: nn.Module, options: Compiler, device: torch.device) -> str:
+    model.compile(backend="aot_eager")
+    return "aot_eager"
+
+
+register_backend("battery_aot", _aot)
+
+CONFIGS: dict[str, Callable[[], Config]] = {
+    "plain": Config.plain,
+    "eager": lambda: Config(compiler=Compiler(enabled=False)),
+    "contiguous": lambda: Config(compiler=Compiler(enabled=False), memory=Memory(layout="contiguous")),
+    "aot": lambda: Config(compiler=Compiler(backend="battery_aot")),
+    "inductor": Config,
+}
+COMMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "bucket_views": {"bucket_views": True},
+    "small_buckets": {"bucket_mb": 0.001},
+    "hierarchical": {"hierarchical": True},
+    "streams": {"streams": 2},
+    "tune": {"tune": True},
+}
+TAKES_PARTS = "optimizer" in inspect.signature(acceleration.accelerate).parameters
+"""Whether this product's accelerate() takes optimizer and scheduler."""
+CALLS = ("older", "optimizer_before", "one_pass", *(("parts",) if TAKES_PARTS else ()))
+CALLS_OF_RANKS = ("auto", "accelerate_ddp")
+"""Ways for a model that the user wraps in DistributedDataParallel."""
+
+
+def config_of(case: Case) -> Config:
+    """Return the configuration of a case."""
+    config = CONFIGS[case.config]()
+    if case.loop == "autocast":
+        config.compute.bf16 = True
+    for name, value in COMMS[case.comm].items():
+        setattr(config.comm, name, value)
+    return config
+
+
+def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[Any, ...]:
+    """Return (model, loader, validation, optimizer, scheduler) as the case's way of calling has them, and objections."""
+    if case.call in CALLS_OF_RANKS:
+        return _wrapped(case, model, loader, validation)
+    if case.call == "parts":
+        return _parts(case, model, loader, validation)
+    before = optimizer_of(case.optimizer, model) if case.call == "optimizer_before" else None
+    model, loader = acceleration.accelerate(model, loader, config=config_of(case))
+    optimizer = before or optimizer_of(case.optimizer, model, ours=case.call == "one_pass")
+    return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
+
+
+def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[Any, ...]:
+    optimizer = optimizer_of(case.optimizer, model)
+    scheduler = SCHEDULERS[case.scheduler](optimizer)
+    parts: dict[str, Any] = {"model": model, "loader": loader, "optimizer": optimizer}
+    if scheduler is not None:
+        parts["scheduler"] = scheduler
+    if case.loop.startswith(("evaluate", "averaged")):
+        parts["validation"] = validation
+    orders = list(itertools.permutations(parts))
+    names = orders[case.order % len(orders)]
+    # Of two loaders nobody can tell which is which, so their order is the names' order.
+    returned = acceleration.accelerate(*(parts[name] for name in names), config=config_of(case))
+    after = dict(zip(names, returned, strict=True))
+    objections = [f"{n} is another object" for n in ("model", "optimizer", "scheduler") if n in after and after[n] is not parts[n]]
+    if not isinstance(after["optimizer"], type(optimizer)):
+        objections.append("the optimizer is not of its class any more")
+    return after["model"], after["loader"], after.get("validation", validation), after["optimizer"], after.get("scheduler"), objections
+
+
+def _wrapped(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[Any, ...]:
+    options = Comm(**COMMS[case.comm])
+    if case.call == "auto":
+        auto = importlib.import_module("gallery_lib.comm.auto")
+        for name, value in COMMS[case.comm].items():
+            setattr(auto.options, name, value)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    if case.call == "accelerate_ddp":
+        accelerate_ddp(wrapped, options)
+    optimizer = optimizer_of(case.optimizer, wrapped)
+    return wrapped, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
+
+
+def accelerate_more(case: Case) -> Callable[[nn.Module, Any], tuple[Any, Any]]:
+    """Return what makes a second network and its optimizer ready, in the case's way."""
+
+    def more(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+        if case.call in CALLS_OF_RANKS:
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            if case.call == "accelerate_ddp":
+                accelerate_ddp(wrapped, Comm(**COMMS[case.comm]))
+            return wrapped, optimizer
+        if case.call == "parts":
+            return acceleration.accelerate(model, optimizer, config=config_of(case))
+        return acceleration.accelerate(model, None, config=config_of(case))[0], optimizer
+
+    return more

@@ -1,0 +1,132 @@
+"""One process of one side of a case: trains, and writes down everything that the other side has to agree with.
+
+`python -m …against_torch.rank CASE SIDE FOLDER` is what a real torchrun starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gallery_lib.errors import InputError
+
+from . import by_hand, launches, loaders, planted, product
+from .case import Case
+from .loops import LOOPS, Run
+from .models import CALLS, MODELS
+from .optimizers import SCHEDULERS, optimizer_of
+
+SIDES = ("product", "plain", "compiled")
+"""`compiled` is plain PyTorch whose model torch.compile compiles, with the backend of the product's configuration."""
+
+
+def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]) -> None:
+    """Run a case on one rank of one side, and fill its record."""
+    world = launches.LAUNCHES[case.launch].world
+    torch.set_num_threads(1)
+    CALLS.clear()
+    for seed in (random.seed, np.random.seed):
+        seed(case.seed)
+    # Ranks start with different weights: rank 0's are the run's.
+    torch.manual_seed(case.seed + (rank if side == "product" else 0))
+    model = MODELS[case.model].build()
+    if side == "product":
+        made = product.accelerated(case, model, loaders.build(case), loaders.validation(case))
+        model, loader, validation, optimizer, scheduler, record["objections"] = made
+        ready, more = (lambda _: None), product.accelerate_more(case)
+    else:
+        loader, validation = _plain_loaders(case, rank, world, folder)
+        if side == "compiled":
+            model.compile(backend=product.COMPILED[case.config])
+        if world > 1:
+            by_hand.share(model)
+        optimizer = optimizer_of(case.optimizer, model)
+        scheduler = SCHEDULERS[case.scheduler](optimizer)
+        ready, more = (by_hand.average if world > 1 else lambda _: None), _unchanged
+    launches.after(case.launch, rank)
+    run = Run(case, rank, world, model, loader, validation, optimizer, scheduler, ready, more, world > 1, record)
+    with planted.planted(case.planted if side == "product" else "", run):
+        LOOPS[case.loop](run)
+        _close(run, model.module if case.call in product.CALLS_OF_RANKS and side == "product" else model)
+    record["outcome"] = "ran"
+
+
+def _unchanged(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+    return model, optimizer
+
+
+def _plain_loaders(case: Case, rank: int, world: int, folder: Path) -> tuple[Any, Any]:
+    """Return a user's loaders; on several processes those of the samples that the product's rank has seen."""
+    if world == 1:
+        return loaders.build(case), loaders.validation(case)
+    seen = read(folder, "product", rank)
+    return tuple(loaders.Replay(case, seen["samples"].get(n, []), seen["length"].get(n)) for n in ("train", "validation"))
+
+
+def _close(run: Run, model: nn.Module) -> None:
+    """Write down what is left when training has ended."""
+
+    def values(named: Any) -> dict[str, torch.Tensor]:
+        return {name: t.detach().clone() for name, t in named}
+
+    record = run.record
+    state = model.state_dict()
+    record["keys"] = list(state)
+    record["state"] = {k: v.detach().clone() for k, v in state.items() if isinstance(v, torch.Tensor)}
+    record["parameters"] = values(model.named_parameters())
+    record["trained"] = {name: p.requires_grad for name, p in model.named_parameters()}
+    record["gradients"] = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    record["buffers"] = values(model.named_buffers())
+    record["modules"] = [name for name, _ in model.named_modules()]
+    record["calls"] = dict(CALLS)
+    optimizer = run.optimizer.state_dict()
+    record["optimizer_state"] = optimizer["state"]
+    kept = ("foreach", "fused")  # which implementation runs is the product's choice
+    record["groups"] = [{k: v for k, v in group.items() if k not in kept} for group in optimizer["param_groups"]]
+    record["schedule"] = None if run.scheduler is None else run.scheduler.last_epoch
+    record["training"] = model.training
+    record["random"] = torch.get_rng_state()
+
+
+def read(folder: Path, side: str, rank: int) -> dict[str, Any]:
+    """Return the record that a rank has written."""
+    return torch.load(folder / f"{side}-{rank}.pt", weights_only=False)
+
+
+def main(text: str, side: str, rank: int, folder_name: str) -> None:
+    """Run one rank and write its record; what is raised becomes a record, too."""
+    case, folder = Case.of(text), Path(folder_name)
+    record: dict[str, Any] = {name: {} for name in ("samples", "complete", "length")}
+    record |= {name: [] for name in ("batches", "losses", "rates", "extra", "objections")}
+    try:
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            launches.before(case.launch, rank, folder / f"meet-{side}")
+            train(case, side, rank, folder, record)
+    except InputError as error:
+        record |= {"outcome": "refused", "message": str(error)}
+    except BaseException as error:
+        trace = traceback.format_exc()
+        record |= {"outcome": "raised", "message": f"{type(error).__name__}: {error}", "trace": trace}
+    torch.save(record, folder / f"{side}-{rank}.part")
+    (folder / f"{side}-{rank}.part").replace(folder / f"{side}-{rank}.pt")
+    if dist.is_initialized() and record["outcome"] == "ran":
+        with contextlib.suppress(Exception):
+            dist.barrier()
+    # Threads and groups of a training that has failed may wait for ranks that are gone; nothing here needs them.
+    os._exit(0 if record["outcome"] == "ran" else 3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(os.environ["RANK"]), sys.argv[3])

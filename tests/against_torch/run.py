@@ -1,0 +1,112 @@
+"""Runs a case on both sides, and says whether they are the same."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import compare, loops
+from .case import Case
+from .launches import LAUNCHES, Server
+from .loaders import LOADERS
+from .models import MODELS
+from .product import COMPILED
+from .rank import read
+
+SAME, AS_COMPILE, REFUSED, RAISES, FAILED = "same", "as torch.compile", "refused", "plain raises, too", "FAILED"
+
+
+@dataclass
+class Verdict:
+    """What came of a case: one of the words above, with the lines that say why."""
+
+    case: Case
+    outcome: str
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def signature(self) -> str:
+        """What makes two failures one fault, roughly: the fields that differ, or the message's beginning."""
+        kinds = sorted({line.split(":")[0].split(".")[0].split("[")[0] for line in self.lines})
+        first = self.lines[0][:60] if self.lines and kinds[0] in ("raised", "refused", "process") else ""
+        return f"{self.outcome} {kinds} {first}"
+
+
+def refusal(case: Case) -> str:
+    """Return why an InputError is a right answer to this case, or ''."""
+    several = LAUNCHES[case.launch].world > 1
+    parts = [
+        MODELS[case.model].refusal,
+        LOADERS[case.loader].refusal if several else "",
+        loops.REFUSAL.get(case.loop, "") if several else "",
+    ]
+    return next(filter(None, parts), "")
+
+
+def seconds(case: Case) -> float:
+    """Return how long one side of a case may take."""
+    return 120.0 if case.config == "inductor" or LAUNCHES[case.launch].command else 60.0
+
+
+def run(case: Case, server: Server) -> Verdict:
+    """Run the product, then plain PyTorch on the samples that were seen, and compare."""
+    with tempfile.TemporaryDirectory(prefix="against-torch-") as name:
+        folder = Path(name)
+        ours, trouble = _side(case, "product", server, folder)
+        if trouble:
+            return Verdict(case, FAILED, trouble)
+        if refused := [r["message"] for r in ours if r["outcome"] == "refused"]:
+            return _judged_refusal(case, refused)
+        plain, trouble = _side(case, "plain", server, folder)
+        if trouble:
+            return Verdict(case, FAILED, trouble)
+        if raised := [r for r in ours if r["outcome"] == "raised"]:
+            if any(r["outcome"] == "raised" for r in plain):
+                return Verdict(case, RAISES, [raised[0]["message"].splitlines()[0]])
+            return Verdict(case, FAILED, [f"raised: {_one_line(raised[0])}"])
+        if raised := [r for r in plain if r["outcome"] == "raised"]:
+            return Verdict(case, FAILED, [f"process: plain PyTorch raises, the product does not: {_one_line(raised[0])}"])
+        lines = _all_differences(case, ours, plain)
+        if lines and case.config in COMPILED:
+            compiled, trouble = _side(case, "compiled", server, folder)
+            if not trouble and all(r["outcome"] == "ran" for r in compiled):
+                if not _all_differences(case, ours, compiled):
+                    return Verdict(case, AS_COMPILE, lines)
+        return Verdict(case, FAILED if lines else SAME, lines)
+
+
+def _one_line(record: dict[str, Any]) -> str:
+    frames = [line.strip() for line in record["trace"].splitlines() if line.strip().startswith("File")]
+    return f"{' '.join(record['message'].split())[:400]} ({frames[-1] if frames else ''})"
+
+
+def _side(case: Case, side: str, server: Server, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return every rank's record, or what went wrong with the processes."""
+    trouble = server.run(case.json(), side, case.launch, folder, seconds(case))
+    ranks = range(LAUNCHES[case.launch].world)
+    there = [read(folder, side, rank) for rank in ranks if (folder / f"{side}-{rank}.pt").exists()]
+    known = [r for r in there if r["outcome"] != "ran"]
+    if known:  # one rank says what is wrong; the others may have waited for it
+        return sorted(known, key=lambda r: r["outcome"] != "refused" and "onnection" in r["message"]), []
+    if trouble or len(there) < len(ranks):
+        logs = [line for path in sorted(folder.glob(f"{side}*.log")) for line in path.read_text().splitlines()[-3:]]
+        return [], [f"process: {trouble or 'a rank has left no record'}", *(f"log: {line[:200]}" for line in logs)]
+    return there, []
+
+
+def _judged_refusal(case: Case, messages: list[str]) -> Verdict:
+    if long := [m for m in messages if "\n" in m.strip()]:
+        return Verdict(case, FAILED, [f"refused: in more than one line: {long[0]!r}"])
+    if not refusal(case):
+        return Verdict(case, FAILED, [f"refused: what has to work: {messages[0]}"])
+    return Verdict(case, REFUSED, [messages[0]])
+
+
+def _all_differences(case: Case, ours: list[dict[str, Any]], other: list[dict[str, Any]]) -> list[str]:
+    lines = compare.union(case, ours) if len(ours) > 1 else []
+    for rank, (a, b) in enumerate(zip(ours, other, strict=True)):
+        where = f" (rank {rank})" if len(ours) > 1 else ""
+        lines += [line + where for line in compare.differences(case, a, b)]
+    return lines
