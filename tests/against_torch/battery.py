@@ -22,7 +22,7 @@ from .draw import cases, valid
 from .launches import Server
 from .run import FAILED, Verdict, run
 
-SHRINK_SECONDS = 60.0
+SHRINK_SECONDS = 30.0
 SUBJECTS = ("model", "loader", "batch", "loop", "launch", "config", "call", "optimizer", "scheduler", "comm", "workers")
 CHUNK = 40
 """Cases that Hypothesis draws from one seed."""

@@ -28,7 +28,6 @@ def valid(case: Case) -> bool:
             not (loader.one_process and several),
             not (loader.only_list and case.batch != "list"),
             not (loader.endless and case.loop == "peek"),
-            not (case.loop in loops.ONE_PROCESS and several),
             not model.optimizers or case.optimizer in model.optimizers,
             (case.optimizer == "sparse_adam") <= (case.model == "sparse"),
             (case.optimizer == "lbfgs") == (case.loop == "closure" and case.optimizer == "lbfgs"),
@@ -50,7 +49,7 @@ def _by_user(case: Case) -> bool:
     """Return whether a user can wrap the model in DDP: the loader divides itself, and there is a group before."""
     group = launches.LAUNCHES[case.launch].group == "before"
     known = case.loader in ("distributed_sampler", "stream_by_rank") and case.config == "plain"
-    return group and known and not MODELS[case.model].refusal and case.loop not in ("freeze", "gan")
+    return group and known and not MODELS[case.model].refusal and case.loop not in ("freeze", "gan", "two_backwards", "averaged_model")
 
 
 @st.composite

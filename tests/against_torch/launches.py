@@ -50,9 +50,9 @@ LAUNCHES: dict[str, Launch] = {
 }
 
 
-def before(name: str, rank: int, meeting: Path) -> None:
-    """Make the user's process group where the launch has one before accelerate()."""
-    if LAUNCHES[name].group == "before":
+def before(name: str, side: str, rank: int, meeting: Path) -> None:
+    """Make the user's process group where the launch has one before accelerate(), and that of the oracle's ranks."""
+    if LAUNCHES[name].group == "before" or (side != "product" and LAUNCHES[name].world > 1):
         _join(name, rank, meeting)
 
 

@@ -150,7 +150,7 @@ def two_losses(run: Run) -> None:
 
 
 def two_backwards(run: Run) -> None:
-    """Two losses of one forward pass, each with its own backward pass. One process only: DDP has no such thing."""
+    """Two losses of one forward pass, each with its own backward pass."""
     for epoch in _epochs(run):
         for x, y in epoch:
             run.optimizer.zero_grad()
@@ -351,7 +351,3 @@ LOOPS: dict[str, Callable[[Run], None]] = {
         group_added,
     )
 }
-ONE_PROCESS = {"two_backwards"}
-"""Loops that DistributedDataParallel does not offer."""
-REFUSAL = {"freeze": "another set of trained parameters"}
-"""Loops that may be refused on several processes, and why."""

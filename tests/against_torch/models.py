@@ -29,7 +29,7 @@ class Model:
     dtype: torch.dtype = torch.float32
     optimizers: tuple[str, ...] = ()  # only these; none: any
     rounds: str = ""  # why the product may round differently even in Config()'s eager form
-    refusal: str = ""  # why an InputError is a right answer
+    refusal: str = ""  # why an InputError is a right answer, on several processes
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -300,7 +300,7 @@ MODELS: dict[str, Model] = {
     "lazy_without_values": Model(
         lambda: nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3)),
         optimizers=("sgd",),
-        refusal="a lazy layer has no shape yet",
+        refusal="lazy parameters have no shape that ranks could share",
     ),
     "checkpointed": Model(
         lambda: Net(
@@ -318,7 +318,7 @@ MODELS: dict[str, Model] = {
     "dict_output": Model(_two(lambda a, b: OrderedDict(first=a, second=b))),
     "named_tuple_output": Model(_two(Pair)),
     "dataclass_output": Model(_two(Answer)),
-    "unused": Model(_two(lambda a, b: a), refusal="a parameter that no output depends on"),
+    "unused": Model(_two(lambda a, b: a), refusal="parameters that no output depends on need find_unused_parameters"),
     "buffers": Model(Counting),
     "own_state": Model(OwnState),
     "own_function": Model(lambda: Net(lambda s, x: s.head(OwnFunction.apply(s.trunk(x))), trunk=_trunk(), head=nn.Linear(8, 3))),
@@ -332,8 +332,6 @@ MODELS: dict[str, Model] = {
     "transposed_weight": Model(
         lambda: Net(lambda s, x: x @ s.weight, weight=nn.Parameter(torch.randn(4, 6).t() * 0.3))
     ),
-    "compiled_before": Model(_compiled, refusal="a model that is compiled already"),
-    "wrapped_by_compile": Model(
-        lambda: torch.compile(_mlp(), backend="eager"), refusal="a model that is compiled already"
-    ),
+    "compiled_before": Model(_compiled),
+    "wrapped_by_compile": Model(lambda: torch.compile(_mlp(), backend="eager")),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from gallery_lib.compiler.backend import register_backend
 from gallery_lib.config import Comm, Compiler, Config, Memory
 
 from .case import Case
+from .launches import LAUNCHES
 from .optimizers import SCHEDULERS, optimizer_of
 
 COMPILED = {"aot": "aot_eager", "inductor": "inductor"}
@@ -44,10 +44,10 @@ COMMS: dict[str, dict[str, Any]] = {
     "hierarchical": {"hierarchical": True},
     "streams": {"streams": 2},
     "tune": {"tune": True},
+    "find_unused": {"find_unused_parameters": True},
 }
-TAKES_PARTS = "optimizer" in inspect.signature(acceleration.accelerate).parameters
-"""Whether this product's accelerate() takes optimizer and scheduler."""
-CALLS = ("older", "optimizer_before", "one_pass", *(("parts",) if TAKES_PARTS else ()))
+CALLS = ("older", "optimizer_before", "one_pass", "parts", "parts", "parts")
+"""Ways to call accelerate(), in the shares in which they are drawn."""
 CALLS_OF_RANKS = ("auto", "accelerate_ddp")
 """Ways for a model that the user wraps in DistributedDataParallel."""
 
@@ -87,7 +87,10 @@ def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[
     # Of two loaders nobody can tell which is which, so their order is the names' order.
     returned = acceleration.accelerate(*(parts[name] for name in names), config=config_of(case))
     after = dict(zip(names, returned, strict=True))
-    objections = [f"{n} is another object" for n in ("model", "optimizer", "scheduler") if n in after and after[n] is not parts[n]]
+    same = ("optimizer", "scheduler", *(("model",) if LAUNCHES[case.launch].world == 1 else ()))
+    objections = [f"{name} is another object" for name in same if name in after and after[name] is not parts[name]]
+    if case.model != "wrapped_by_compile" and not isinstance(after["model"], type(model)):
+        objections.append("the model is not of its class any more")
     if not isinstance(after["optimizer"], type(optimizer)):
         objections.append("the optimizer is not of its class any more")
     return after["model"], after["loader"], after.get("validation", validation), after["optimizer"], after.get("scheduler"), objections

@@ -81,6 +81,8 @@ def _close(run: Run, model: nn.Module) -> None:
         return {name: t.detach().clone() for name, t in named}
 
     record = run.record
+    # torch.compile's wrapper is taken off by the product; its prefix is no part of the comparison.
+    model = getattr(model, "_orig_mod", model)
     state = model.state_dict()
     record["keys"] = list(state)
     record["state"] = {k: v.detach().clone() for k, v in state.items() if isinstance(v, torch.Tensor)}
@@ -91,7 +93,7 @@ def _close(run: Run, model: nn.Module) -> None:
     record["modules"] = [name for name, _ in model.named_modules()]
     record["calls"] = dict(CALLS)
     optimizer = run.optimizer.state_dict()
-    record["optimizer_state"] = optimizer["state"]
+    record["optimizer_state"] = {number: state for number, state in optimizer["state"].items() if state}
     kept = ("foreach", "fused")  # which implementation runs is the product's choice
     record["groups"] = [{k: v for k, v in group.items() if k not in kept} for group in optimizer["param_groups"]]
     record["schedule"] = None if run.scheduler is None else run.scheduler.last_epoch
@@ -112,7 +114,7 @@ def main(text: str, side: str, rank: int, folder_name: str) -> None:
     try:
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
-            launches.before(case.launch, rank, folder / f"meet-{side}")
+            launches.before(case.launch, side, rank, folder / f"meet-{side}")
             train(case, side, rank, folder, record)
     except InputError as error:
         record |= {"outcome": "refused", "message": str(error)}

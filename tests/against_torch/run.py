@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import compare, loops
+from . import compare
 from .case import Case
 from .launches import LAUNCHES, Server
 from .loaders import LOADERS
@@ -36,13 +36,10 @@ class Verdict:
 
 def refusal(case: Case) -> str:
     """Return why an InputError is a right answer to this case, or ''."""
-    several = LAUNCHES[case.launch].world > 1
-    parts = [
-        MODELS[case.model].refusal,
-        LOADERS[case.loader].refusal if several else "",
-        loops.REFUSAL.get(case.loop, "") if several else "",
-    ]
-    return next(filter(None, parts), "")
+    if LAUNCHES[case.launch].world == 1:
+        return ""
+    model = "" if case.comm == "find_unused" and case.model == "unused" else MODELS[case.model].refusal
+    return model or LOADERS[case.loader].refusal
 
 
 def seconds(case: Case) -> float:
