@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing as mp
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -81,10 +82,16 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
+def _limit_memory() -> None:
+    """Have a process that takes ever more memory fail by itself, before the machine does."""
+    resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30))
+
+
 def _in_child(text: str, side: str, rank: int, folder: str, world: int, port: int, variables: bool) -> None:
     """Become one rank, in a process that the server has forked."""
     die_with_parent()
     os.setsid()
+    _limit_memory()
     with open(Path(folder) / f"{side}-{rank}.log", "w", buffering=1) as log:  # noqa: PTH123
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

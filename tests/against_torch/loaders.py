@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,13 @@ class Batched(Items):
         return self.collate([self.items[i] for i in range(first, min(first + self.batch_size, len(self.items)))])
 
 
+def _place() -> tuple[int, int]:
+    """Return rank and world size as a script of the user's asks for them."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
 class Stream(IterableDataset[Any]):
     """The items in order; `by` says who reads which: every worker the same share of them, or every rank."""
 
@@ -82,8 +90,8 @@ class Stream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         part, parts = 0, 1
-        if self.by == "rank" and dist.is_initialized():
-            part, parts = dist.get_rank(), dist.get_world_size()
+        if self.by == "rank":
+            part, parts = _place()
         if worker := get_worker_info():
             part, parts = part + parts * worker.id, parts * worker.num_workers
         return (self.items[i] for i in range(part, len(self.items), parts))
@@ -147,7 +155,7 @@ def _uneven(case: Case) -> list[list[int]]:
 
 
 def _distributed(items: Items, case: Case, known: dict[str, Any]) -> DataLoader[Any]:
-    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, world = _place()
     sampler: Any = DistributedSampler(items, world, rank, shuffle=True, seed=case.seed)
     return DataLoader(items, case.batch_size, sampler=sampler, **known)
 
@@ -248,10 +256,11 @@ def validation(case: Case) -> DataLoader[Any]:
 class Replay:
     """Batches of the samples that a rank has seen, epoch after epoch, for the oracle."""
 
-    def __init__(self, case: Case, epochs: list[list[list[int]]], length: int | None) -> None:
+    def __init__(self, case: Case, name: str, epochs: list[list[list[int]]], length: int | None) -> None:
         self.items, self.epochs, self.length = items_of(case), iter(epochs), length
-        self.collate = BATCHES[case.batch] or default_collate
-        self.shift = case.loader == "subclass"
+        own = name == "train"
+        self.collate = (BATCHES[case.batch] if own else None) or default_collate
+        self.shift = own and case.loader == "subclass"
 
     def __len__(self) -> int:
         if self.length is None:

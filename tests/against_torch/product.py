@@ -87,9 +87,12 @@ def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[
     # Of two loaders nobody can tell which is which, so their order is the names' order.
     returned = acceleration.accelerate(*(parts[name] for name in names), config=config_of(case))
     after = dict(zip(names, returned, strict=True))
-    same = ("optimizer", "scheduler", *(("model",) if LAUNCHES[case.launch].world == 1 else ()))
+    same = ["optimizer", "scheduler"]
+    inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper is taken off
+    if LAUNCHES[case.launch].world == 1 and inner is model:
+        same.append("model")
     objections = [f"{name} is another object" for name in same if name in after and after[name] is not parts[name]]
-    if case.model != "wrapped_by_compile" and not isinstance(after["model"], type(model)):
+    if not isinstance(after["model"], type(inner)):
         objections.append("the model is not of its class any more")
     if not isinstance(after["optimizer"], type(optimizer)):
         objections.append("the optimizer is not of its class any more")

@@ -71,7 +71,8 @@ def _plain_loaders(case: Case, rank: int, world: int, folder: Path) -> tuple[Any
     if world == 1:
         return loaders.build(case), loaders.validation(case)
     seen = read(folder, "product", rank)
-    return tuple(loaders.Replay(case, seen["samples"].get(n, []), seen["length"].get(n)) for n in ("train", "validation"))
+    names = ("train", "validation")
+    return tuple(loaders.Replay(case, n, seen["samples"].get(n, []), seen["length"].get(n)) for n in names)
 
 
 def _close(run: Run, model: nn.Module) -> None:
