@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing as mp
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 from . import planted, table
 from .battery import Tally, battery, find_planted
@@ -27,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.case:
         return _again(Case.of(options.case))
     if options.table:
-        return table.write()
+        return table.write(options.jobs)
     seconds = options.hours * 3600 + options.minutes * 60 or 600.0
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
@@ -46,10 +48,11 @@ def _again(case: Case) -> int:
 
 def _planted(names: list[str], seed: int, seconds: float, jobs: int) -> int:
     lost = []
-    for name in names:
-        found = find_planted(name, seed, seconds, jobs)
-        print(f"{name}: {found or f'NOT FOUND in {seconds / 60:g} minutes'}", flush=True)
-        lost += [] if found else [name]
+    with ProcessPoolExecutor(jobs, mp.get_context("spawn"), max_tasks_per_child=1) as pool:
+        searches = [pool.submit(find_planted, name, seed, seconds) for name in names]
+        for name, search in zip(names, searches, strict=True):
+            print(f"{name}: {search.result() or f'NOT FOUND in {seconds / 60:g} minutes'}", flush=True)
+            lost += [] if search.result() else [name]
     print(f"{len(names) - len(lost)} of {len(names)} planted faults found")
     return bool(lost)
 

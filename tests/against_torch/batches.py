@@ -93,7 +93,12 @@ def as_rows(items: Sequence[Any]) -> Any:
 def with_more(items: Sequence[Any]) -> Any:
     """A batch with words, numbers, None and an inner dict beside its tensors."""
     words = [f"sample {int(i)}" for i, _, _ in items]
-    return {**as_dict(items), "words": words, "nothing": None, "more": {"size": len(items), "pair": (words[0], 1.5)}}
+    return {
+        **as_dict(items),
+        "words": words,
+        "nothing": None,
+        "more": {"size": len(items), "pair": (words[0], 1.5)},
+    }
 
 
 BATCHES: dict[str, Callable[[Sequence[Any]], Any] | None] = {

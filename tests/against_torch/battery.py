@@ -5,6 +5,7 @@ A failure is shrunk for at most SHRINK_SECONDS. One that looks like an earlier o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing as mp
 import queue
@@ -18,12 +19,24 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from .case import Case
-from .draw import cases, valid
+from .draw import cases
 from .launches import Server
 from .run import FAILED, Verdict, run
 
 SHRINK_SECONDS = 30.0
-SUBJECTS = ("model", "loader", "batch", "loop", "launch", "config", "call", "optimizer", "scheduler", "comm", "workers")
+SUBJECTS = (
+    "model",
+    "loader",
+    "batch",
+    "loop",
+    "launch",
+    "config",
+    "call",
+    "optimizer",
+    "scheduler",
+    "comm",
+    "workers",
+)
 CHUNK = 40
 """Cases that Hypothesis draws from one seed."""
 
@@ -48,7 +61,14 @@ class _Found(Exception):
     """A case that failed; Hypothesis shrinks it."""
 
 
-def draw(seed: int, examples: int, server: Server, told: Callable[[Verdict], None], known: set[str], until: float) -> Verdict | None:
+def draw(
+    seed: int,
+    examples: int,
+    server: Server,
+    told: Callable[[Verdict], None],
+    known: set[str],
+    until: float,
+) -> Verdict | None:
     """Run drawn cases; tell each verdict, and return the first failure that is not `known`, shrunk."""
     verdicts: dict[Case, Verdict] = {}
     smallest: list[Verdict] = []
@@ -129,16 +149,21 @@ def battery(seed: int, seconds: float, jobs: int, told: Callable[[str], None] = 
     return tally
 
 
-def find_planted(name: str, seed: int, seconds: float, jobs: int) -> str:
+def find_planted(name: str, seed: int, seconds: float) -> str:
     """Draw cases with the fault planted until one fails that passes without; return that case, or ''."""
     server, until, began = Server(), time.monotonic() + seconds, time.monotonic()
     tried = 0
-    strategy = cases()
     found: list[str] = []
 
     @hypothesis.seed(seed)
-    @settings(max_examples=100_000, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    @given(strategy)
+    @settings(
+        max_examples=100_000,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases())
     def one(case: Case) -> None:
         nonlocal tried
         if found or time.monotonic() > until:
@@ -150,11 +175,6 @@ def find_planted(name: str, seed: int, seconds: float, jobs: int) -> str:
             found.append(f"found after {tried} cases, {took:.0f} s: {case.json()}: {wrong.lines[0][:120]}")
             raise _Found
 
-    try:
+    with contextlib.suppress(_Found):
         one()
-    except _Found:
-        pass
     return found[0] if found else ""
-
-
-__all__ = ["Tally", "battery", "draw", "find_planted", "valid"]

@@ -21,10 +21,12 @@ def share(model: nn.Module) -> None:
     with torch.no_grad():
         _from_rank_0([*model.parameters(), *model.buffers()])
 
+    @torch.compiler.disable
     def before(module: nn.Module, _: Any) -> None:
         if module is model and state["before"]:
             _from_rank_0(list(module.buffers()))
 
+    @torch.compiler.disable
     def after(module: nn.Module, *_: Any) -> None:
         if module is model:
             state["before"] = torch.is_grad_enabled() and state["average"]

@@ -21,7 +21,17 @@ BOUND = {torch.float64: 1e-10, torch.complex64: 1e-4, torch.float32: 1e-4, torch
 AUTOCAST = 2e-2
 """Bound where operations round to bfloat16."""
 
-VALUES = ("losses", "parameters", "buffers", "gradients", "state", "optimizer_state", "extra", "rates", "groups")
+VALUES = (
+    "losses",
+    "parameters",
+    "buffers",
+    "gradients",
+    "state",
+    "optimizer_state",
+    "extra",
+    "rates",
+    "groups",
+)
 WORDS = ("keys", "modules", "trained", "batches", "calls", "schedule", "training")
 
 
@@ -132,5 +142,3 @@ def union(case: Case, ranks: list[dict[str, Any]]) -> list[str]:
         if whole and orders[0] == orders[1]:
             found.append("union: the second epoch has the first one's order")
     return found
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from . import launches, loops, product
@@ -86,7 +87,5 @@ def cases(draw: Any) -> Case:
         workers=draw(st.sampled_from((0,) * 10 + (1, 2))),
         seed=draw(st.integers(0, 3)),
     )
-    from hypothesis import assume
-
     assume(valid(case))
     return case

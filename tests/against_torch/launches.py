@@ -96,8 +96,18 @@ def _in_child(text: str, side: str, rank: int, folder: str, world: int, port: in
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     if variables:
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+        os.environ |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(world),
+        }
+        os.environ |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+        }
     from . import rank as process
 
     process.main(text, side, rank, folder)
@@ -136,10 +146,7 @@ class Server:
             process = self._start(_spawn, text, side, str(folder), kind.world)
             return self._wait([process], folder, side, kind.world, seconds)
         port = _free_port()
-        processes = [
-            self._start(_in_child, text, side, rank, str(folder), kind.world, port, kind.variables)
-            for rank in range(kind.world)
-        ]
+        processes = [self._start(_in_child, text, side, rank, str(folder), kind.world, port, kind.variables) for rank in range(kind.world)]
         return self._wait(processes, folder, side, kind.world, seconds)
 
     def _start(self, function: Callable[..., None], *arguments: Any) -> Any:
@@ -166,11 +173,22 @@ class Server:
 
     def _torchrun(self, text: str, side: str, folder: Path, world: int, seconds: float) -> str:
         run = ["-m", "torch.distributed.run", f"--nproc_per_node={world}", "--rdzv-backend=c10d"]
-        module = [f"--rdzv-endpoint=localhost:{_free_port()}", "-m", f"{__package__}.rank", text, side, str(folder)]
+        module = [
+            f"--rdzv-endpoint=localhost:{_free_port()}",
+            "-m",
+            f"{__package__}.rank",
+            text,
+            side,
+            str(folder),
+        ]
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         with (folder / f"{side}-torchrun.log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, *run, *module], env={**os.environ, "PYTHONPATH": paths}, stdout=log, stderr=log, cwd=ROOT
+                [sys.executable, *run, *module],
+                env={**os.environ, "PYTHONPATH": paths},
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
             )
             try:
                 process.wait(seconds)

@@ -164,7 +164,9 @@ def _plain(**more: Any) -> Callable[[Items, Case, dict[str, Any]], DataLoader[An
     return lambda items, case, known: DataLoader(items, case.batch_size, **more, **known)
 
 
-def _sampled(sampler: Callable[[Items, Case], Any]) -> Callable[[Items, Case, dict[str, Any]], DataLoader[Any]]:
+def _sampled(
+    sampler: Callable[[Items, Case], Any],
+) -> Callable[[Items, Case, dict[str, Any]], DataLoader[Any]]:
     return lambda items, case, known: DataLoader(items, case.batch_size, sampler=sampler(items, case), **known)
 
 
@@ -194,14 +196,19 @@ LOADERS: dict[str, Loader] = {
         _sampled(lambda items, case: WeightedRandomSampler([1.0 + i for i in range(len(items))], 10, generator=_generator(case))),
         union="any",
     ),
-    "subset": Loader(_sampled(lambda items, case: SubsetRandomSampler(_subset(case), generator=_generator(case))), shuffles=True),
+    "subset": Loader(
+        _sampled(lambda items, case: SubsetRandomSampler(_subset(case), generator=_generator(case))),
+        shuffles=True,
+    ),
     "subset_without_generator": Loader(_sampled(lambda items, case: SubsetRandomSampler(_subset(case))), shuffles=True),
     "sampler_without_length": Loader(_sampled(lambda items, case: WithoutLength(len(items))), missing="items", refusal="a length"),
     "list_as_sampler": Loader(_sampled(lambda items, case: list(reversed(range(len(items)))))),
     "distributed_sampler": Loader(_distributed),
     "batch_sampler": Loader(
         lambda items, case, known: DataLoader(
-            items, batch_sampler=BatchSampler(SequentialSampler(items), case.batch_size, False), **known
+            items,
+            batch_sampler=BatchSampler(SequentialSampler(items), case.batch_size, False),
+            **known,
         ),
         missing="batches",
         refusal=BATCHES_OF_ITS_OWN,
@@ -216,16 +223,26 @@ LOADERS: dict[str, Loader] = {
     "stream_with_length": Loader(_streamed(StreamWithLength), missing="items"),
     "stream_by_rank": Loader(_streamed(Stream, "rank"), missing="items", refusal="a stream that divides itself"),
     "subclass": Loader(
-        lambda items, case, known: Shifting(items, case.batch_size, **known), refusal="a subclass's own __iter__", only_list=True
+        lambda items, case, known: Shifting(items, case.batch_size, **known),
+        refusal="a subclass's own __iter__",
+        only_list=True,
     ),
     "augmented": Loader(
         lambda items, case, known: DataLoader(
-            Augmented(items.length, items.shape, items.dtype), case.batch_size, shuffle=True, **known
+            Augmented(items.length, items.shape, items.dtype),
+            case.batch_size,
+            shuffle=True,
+            **known,
         ),
         one_process=True,
         shuffles=True,
     ),
-    "endless": Loader(_sampled(lambda items, case: Endless(len(items))), union="any", refusal="a length", endless=True),
+    "endless": Loader(
+        _sampled(lambda items, case: Endless(len(items))),
+        union="any",
+        refusal="a length",
+        endless=True,
+    ),
 }
 
 

@@ -221,7 +221,11 @@ def _images(*layers: nn.Module, flat: int) -> nn.Module:
 
 
 def _recurrent(kind: Any) -> Callable[[], nn.Module]:
-    return lambda: Net(lambda s, x: s.head(s.cell(x)[0][:, -1]), cell=kind(4, 5, batch_first=True), head=nn.Linear(5, 3))
+    return lambda: Net(
+        lambda s, x: s.head(s.cell(x)[0][:, -1]),
+        cell=kind(4, 5, batch_first=True),
+        head=nn.Linear(5, 3),
+    )
 
 
 def _two(outputs: Callable[[Tensor, Tensor], Any]) -> Callable[[], nn.Module]:
@@ -246,12 +250,16 @@ MODELS: dict[str, Model] = {
     "batch_norm": Model(lambda: _fused_images(nn.BatchNorm2d(8)), IMAGE, rounds=CONVOLUTION),
     "group_norm": Model(lambda: _fused_images(nn.GroupNorm(2, 8)), IMAGE, rounds=CONVOLUTION),
     "instance_norm": Model(
-        lambda: _fused_images(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)), IMAGE, rounds=CONVOLUTION
+        lambda: _fused_images(nn.InstanceNorm2d(8, affine=True, track_running_stats=True)),
+        IMAGE,
+        rounds=CONVOLUTION,
     ),
     "sync_batch_norm": Model(lambda: _fused_images(nn.SyncBatchNorm(8)), IMAGE, rounds=CONVOLUTION),
     "view_after_convolution": Model(ViewAfterConvolution, IMAGE, rounds=CONVOLUTION),
     "depthwise": Model(
-        lambda: _images(nn.Conv2d(3, 6, 3, groups=3), nn.MaxPool2d(2), flat=54), IMAGE, rounds=CONVOLUTION
+        lambda: _images(nn.Conv2d(3, 6, 3, groups=3), nn.MaxPool2d(2), flat=54),
+        IMAGE,
+        rounds=CONVOLUTION,
     ),
     "upsampling": Model(
         lambda: _images(nn.Conv2d(3, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), flat=288),
@@ -262,7 +270,8 @@ MODELS: dict[str, Model] = {
     "convolution_1d": Model(lambda: nn.Sequential(nn.Conv1d(6, 4, 3), nn.Flatten(), nn.Linear(8, 3)), SERIES),
     "attention": Model(Attention, TOKENS, ADDRESS),
     "transformer": Model(
-        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, norm_first=True), SERIES
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, norm_first=True),
+        SERIES,
     ),
     "dropout": Model(lambda: nn.Sequential(_trunk(), nn.Dropout(0.3), nn.Linear(8, 3))),
     "lstm": Model(_recurrent(nn.LSTM), SERIES),
@@ -283,9 +292,19 @@ MODELS: dict[str, Model] = {
         optimizers=("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"),
     ),
     "zero_size": Model(
-        lambda: Net(lambda s, x: (s.layer(x), s.empty.expand(len(x), 0)), layer=nn.Linear(6, 3), empty=nn.Parameter(torch.zeros(1, 0)))
+        lambda: Net(
+            lambda s, x: (s.layer(x), s.empty.expand(len(x), 0)),
+            layer=nn.Linear(6, 3),
+            empty=nn.Parameter(torch.zeros(1, 0)),
+        )
     ),
-    "scalar": Model(lambda: Net(lambda s, x: s.layer(x) * s.scale, layer=nn.Linear(6, 3), scale=nn.Parameter(torch.tensor(1.5)))),
+    "scalar": Model(
+        lambda: Net(
+            lambda s, x: s.layer(x) * s.scale,
+            layer=nn.Linear(6, 3),
+            scale=nn.Parameter(torch.tensor(1.5)),
+        )
+    ),
     "double": Model(lambda: _mlp(torch.float64), dtype=torch.float64),
     "bfloat16": Model(lambda: _mlp(torch.bfloat16), dtype=torch.bfloat16),
     "several_dtypes": Model(
@@ -304,21 +323,22 @@ MODELS: dict[str, Model] = {
     ),
     "checkpointed": Model(
         lambda: Net(
-            lambda s, x: s.head(checkpoint(s.trunk, x, use_reentrant=False)), trunk=_trunk(), head=nn.Linear(8, 3)
+            lambda s, x: s.head(checkpoint(s.trunk, x, use_reentrant=False)),
+            trunk=_trunk(),
+            head=nn.Linear(8, 3),
         )
     ),
-    "weight_norm": Model(
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))
-    ),
+    "weight_norm": Model(lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))),
     "weight_norm_of_old": Model(lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 3))),
-    "spectral_norm": Model(
-        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3))
-    ),
+    "spectral_norm": Model(lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3))),
     "several_outputs": Model(_two(lambda a, b: (a, [b, a + 1]))),
     "dict_output": Model(_two(lambda a, b: OrderedDict(first=a, second=b))),
     "named_tuple_output": Model(_two(Pair)),
     "dataclass_output": Model(_two(Answer)),
-    "unused": Model(_two(lambda a, b: a), refusal="parameters that no output depends on need find_unused_parameters"),
+    "unused": Model(
+        _two(lambda a, b: a),
+        refusal="parameters that no output depends on need find_unused_parameters",
+    ),
     "buffers": Model(Counting),
     "own_state": Model(OwnState),
     "own_function": Model(lambda: Net(lambda s, x: s.head(OwnFunction.apply(s.trunk(x))), trunk=_trunk(), head=nn.Linear(8, 3))),
@@ -329,9 +349,7 @@ MODELS: dict[str, Model] = {
             scales=nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))]),
         )
     ),
-    "transposed_weight": Model(
-        lambda: Net(lambda s, x: x @ s.weight, weight=nn.Parameter(torch.randn(4, 6).t() * 0.3))
-    ),
+    "transposed_weight": Model(lambda: Net(lambda s, x: x @ s.weight, weight=nn.Parameter(torch.randn(4, 6).t() * 0.3))),
     "compiled_before": Model(_compiled),
     "wrapped_by_compile": Model(lambda: torch.compile(_mlp(), backend="eager")),
 }

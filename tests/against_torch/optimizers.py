@@ -56,9 +56,7 @@ IN_ONE_PASS = tuple(name for name in OPTIMIZERS if name not in ("adagrad", "own_
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "none": lambda optimizer: None,
     "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
-    "one_cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.05, total_steps=200, cycle_momentum=False
-    ),
+    "one_cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=200, cycle_momentum=False),
     "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
     "chained": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
         optimizer,

@@ -53,7 +53,11 @@ def lost_sample(run: Run) -> Any:
 def doubled_step(run: Run) -> Any:
     """The optimizer takes each step twice."""
     step = run.optimizer.step
-    return patch.object(run.optimizer, "step", lambda *a, **k: (step(), step(*a, **k))[1] if not a else step(*a, **k))
+    return patch.object(
+        run.optimizer,
+        "step",
+        lambda *a, **k: (step(), step(*a, **k))[1] if not a else step(*a, **k),
+    )
 
 
 def dropped_hook(run: Run) -> Any:
@@ -67,7 +71,11 @@ def dropped_hook(run: Run) -> Any:
 def key_with_prefix(run: Run) -> Any:
     """Keys of a checkpoint begin with a wrapper's name."""
     plain = run.model.state_dict
-    return patch.object(run.model, "state_dict", lambda *a, **k: {f"module.{n}": v for n, v in plain(*a, **k).items()})
+    return patch.object(
+        run.model,
+        "state_dict",
+        lambda *a, **k: {f"module.{n}": v for n, v in plain(*a, **k).items()},
+    )
 
 
 def rounded_double(run: Run) -> Any:

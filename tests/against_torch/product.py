@@ -96,7 +96,14 @@ def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[
         objections.append("the model is not of its class any more")
     if not isinstance(after["optimizer"], type(optimizer)):
         objections.append("the optimizer is not of its class any more")
-    return after["model"], after["loader"], after.get("validation", validation), after["optimizer"], after.get("scheduler"), objections
+    return (
+        after["model"],
+        after["loader"],
+        after.get("validation", validation),
+        after["optimizer"],
+        after.get("scheduler"),
+        objections,
+    )
 
 
 def _wrapped(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[Any, ...]:

@@ -55,10 +55,26 @@ def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]
         scheduler = SCHEDULERS[case.scheduler](optimizer)
         ready, more = (by_hand.average if world > 1 else lambda _: None), _unchanged
     launches.after(case.launch, rank)
-    run = Run(case, rank, world, model, loader, validation, optimizer, scheduler, ready, more, world > 1, record)
+    run = Run(
+        case,
+        rank,
+        world,
+        model,
+        loader,
+        validation,
+        optimizer,
+        scheduler,
+        ready,
+        more,
+        world > 1,
+        record,
+    )
     with planted.planted(case.planted if side == "product" else "", run):
         LOOPS[case.loop](run)
-        _close(run, model.module if case.call in product.CALLS_OF_RANKS and side == "product" else model)
+        _close(
+            run,
+            model.module if case.call in product.CALLS_OF_RANKS and side == "product" else model,
+        )
     record["outcome"] = "ran"
 
 
@@ -121,7 +137,11 @@ def main(text: str, side: str, rank: int, folder_name: str) -> None:
         record |= {"outcome": "refused", "message": str(error)}
     except BaseException as error:
         trace = traceback.format_exc()
-        record |= {"outcome": "raised", "message": f"{type(error).__name__}: {error}", "trace": trace}
+        record |= {
+            "outcome": "raised",
+            "message": f"{type(error).__name__}: {error}",
+            "trace": trace,
+        }
     torch.save(record, folder / f"{side}-{rank}.part")
     (folder / f"{side}-{rank}.part").replace(folder / f"{side}-{rank}.pt")
     if dist.is_initialized() and record["outcome"] == "ran":

@@ -15,7 +15,13 @@ from .models import MODELS
 from .product import COMPILED
 from .rank import read
 
-SAME, AS_COMPILE, REFUSED, RAISES, FAILED = "same", "as torch.compile", "refused", "plain raises, too", "FAILED"
+SAME, AS_COMPILE, REFUSED, RAISES, FAILED = (
+    "same",
+    "as torch.compile",
+    "refused",
+    "plain raises, too",
+    "FAILED",
+)
 
 
 @dataclass
@@ -64,7 +70,11 @@ def run(case: Case, server: Server) -> Verdict:
                 return Verdict(case, RAISES, [raised[0]["message"].splitlines()[0]])
             return Verdict(case, FAILED, [f"raised: {_one_line(raised[0])}"])
         if raised := [r for r in plain if r["outcome"] == "raised"]:
-            return Verdict(case, FAILED, [f"process: plain PyTorch raises, the product does not: {_one_line(raised[0])}"])
+            return Verdict(
+                case,
+                FAILED,
+                [f"process: plain PyTorch raises, the product does not: {_one_line(raised[0])}"],
+            )
         lines = _all_differences(case, ours, plain)
         if lines and case.config in COMPILED:
             compiled, trouble = _side(case, "compiled", server, folder)
@@ -89,7 +99,10 @@ def _side(case: Case, side: str, server: Server, folder: Path) -> tuple[list[dic
         return sorted(known, key=lambda r: r["outcome"] != "refused" and "onnection" in r["message"]), []
     if trouble or len(there) < len(ranks):
         logs = [line for path in sorted(folder.glob(f"{side}*.log")) for line in path.read_text().splitlines()[-3:]]
-        return [], [f"process: {trouble or 'a rank has left no record'}", *(f"log: {line[:200]}" for line in logs)]
+        return [], [
+            f"process: {trouble or 'a rank has left no record'}",
+            *(f"log: {line[:200]}" for line in logs),
+        ]
     return there, []
 
 

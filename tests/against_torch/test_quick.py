@@ -1,0 +1,80 @@
+"""The battery's part for every commit: some drawn trainings, and proof that a planted fault is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import psutil
+import pytest
+
+from against_torch import planted
+from against_torch.battery import battery, draw, find_planted
+from against_torch.case import Case
+from against_torch.launches import Server
+from against_torch.run import FAILED, SAME, run
+
+SEED = 7
+SECONDS = 40.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Server:
+    """The process that forks those of cases; it ends with this one."""
+    return Server()
+
+
+def test_drawn_trainings_are_those_of_plain_pytorch(server: Server) -> None:
+    print(f"seed {SEED}")
+    verdicts = []
+    failure = draw(SEED, 30, server, verdicts.append, set(), time.monotonic() + SECONDS)
+    assert failure is None, "\n".join([f"--case '{failure.case.json()}'", *failure.lines])
+    assert sum(verdict.outcome == SAME for verdict in verdicts) >= 8
+
+
+@pytest.mark.parametrize("name", ["lost_sample"])
+def test_a_planted_fault_is_found(name: str) -> None:
+    assert find_planted(name, SEED, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "case"),
+    [
+        ("key_with_prefix", Case()),
+        ("stale_rate", Case(scheduler="step")),
+        ("rounded_double", Case(model="double")),
+        ("gradient_not_averaged", Case(launch="two", call="parts")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.model,
+)
+def test_a_fault_makes_a_case_fail_that_passes_without_it(server: Server, fault: str, case: Case) -> None:
+    assert run(case, server).lines == []
+    assert run(dataclasses.replace(case, planted=fault), server).outcome == FAILED
+
+
+def test_a_case_comes_back_from_json() -> None:
+    case = Case(model="lstm", loader="stream", launch="two", samples=9, comm="streams")
+    assert Case.of(case.json()) == case
+
+
+def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(server: Server, tmp_path) -> None:
+    case = Case(launch="two")
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    trouble = server.run(case.json(), "product", case.launch, tmp_path, seconds=0.05)
+    assert trouble.startswith("no end after")
+    after = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    assert not [process for process in after if str(tmp_path) in " ".join(process.cmdline())]
+    assert not [path for path in tmp_path.glob("*.pt")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", planted.FAULTS)
+def test_every_planted_fault_is_found_in_ten_minutes(name: str) -> None:
+    assert find_planted(name, SEED, 500.0)
+
+
+@pytest.mark.slow
+def test_minutes_of_drawn_trainings_are_those_of_plain_pytorch() -> None:
+    tally = battery(SEED, 300.0, jobs=2)
+    assert tally.total > 50
+    assert not tally.failures, "\n".join(f"--case '{failure.case.json()}'" for failure in tally.failures)
