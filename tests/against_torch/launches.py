@@ -17,14 +17,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
 from gallery_lib.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
+_PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def _in_child(text: str, side: str, rank: int, folder: str, world: int, port: in
     die_with_parent()
     os.setsid()
     _limit_memory()
+    mp.set_start_method("fork", force=True)  # as in a script; the server's own way would be inherited
     with open(Path(folder) / f"{side}-{rank}.log", "w", buffering=1) as log:  # noqa: PTH123
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -125,6 +129,7 @@ def _spawn(text: str, side: str, folder: str, world: int) -> None:
 
     die_with_parent()
     os.setsid()
+    _limit_memory()
     torch.multiprocessing.spawn(_spawned, (text, side, folder), nprocs=world)
 
 
@@ -133,9 +138,10 @@ class Server:
 
     def __init__(self) -> None:
         self._context = mp.get_context("forkserver")
-        package = __package__ or ""
-        os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        self._context.set_forkserver_preload([f"{package}.preload"])
+        self._context.set_forkserver_preload([f"{__package__}.preload"])
+        variables = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": _PATHS}
+        with patch.dict(os.environ, variables):  # a module that the server does not find, it leaves out silently
+            forkserver.ensure_running()
 
     def run(self, text: str, side: str, launch: str, folder: Path, seconds: float) -> str:
         """Run all ranks of a side; return '' or what went wrong with the processes. Nothing of them is left."""
@@ -159,7 +165,7 @@ class Server:
         end = time.monotonic() + seconds
         failed = False
         while any(p.is_alive() for p in processes) and time.monotonic() < end:
-            mp.connection.wait([p.sentinel for p in processes if p.is_alive()], timeout=0.5)
+            connection.wait([p.sentinel for p in processes if p.is_alive()], timeout=0.5)
             if not failed and any(p.exitcode not in (None, 0) for p in processes):
                 failed, end = True, min(end, time.monotonic() + 3)
         left = [p for p in processes if p.is_alive()]
@@ -181,11 +187,10 @@ class Server:
             side,
             str(folder),
         ]
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
         with (folder / f"{side}-torchrun.log").open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, *run, *module],
-                env={**os.environ, "PYTHONPATH": paths},
+                env={**os.environ, "PYTHONPATH": _PATHS},
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,

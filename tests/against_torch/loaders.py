@@ -83,15 +83,14 @@ def _place() -> tuple[int, int]:
 
 
 class Stream(IterableDataset[Any]):
-    """The items in order; `by` says who reads which: every worker the same share of them, or every rank."""
+    """The items in order; `by` is `rank` where every rank reads a share of its own, as every worker does."""
 
     def __init__(self, items: Items, by: str = "") -> None:
-        self.items, self.by = items, by
+        self.items = items
+        self.part, self.parts = _place() if by == "rank" else (0, 1)
 
     def __iter__(self) -> Iterator[Any]:
-        part, parts = 0, 1
-        if self.by == "rank":
-            part, parts = _place()
+        part, parts = self.part, self.parts
         if worker := get_worker_info():
             part, parts = part + parts * worker.id, parts * worker.num_workers
         return (self.items[i] for i in range(part, len(self.items), parts))

@@ -6,6 +6,7 @@ They are put on what the product returned, not into its sources, so they stay wh
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -184,6 +185,11 @@ def decay_lost(run: Run) -> Any:
     return contextlib.nullcontext()
 
 
+def never_ends(run: Run) -> Any:
+    """Training waits for something that does not come."""
+    return patch.object(run.optimizer, "step", lambda *_: time.sleep(3600))
+
+
 FAULTS: dict[str, Callable[[Run], Any]] = {
     fault.__name__: fault
     for fault in (
@@ -202,6 +208,7 @@ FAULTS: dict[str, Callable[[Run], Any]] = {
         thawed,
         random_state_moved,
         decay_lost,
+        never_ends,
     )
 }
 

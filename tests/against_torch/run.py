@@ -78,9 +78,9 @@ def run(case: Case, server: Server) -> Verdict:
         lines = _all_differences(case, ours, plain)
         if lines and case.config in COMPILED:
             compiled, trouble = _side(case, "compiled", server, folder)
-            if not trouble and all(r["outcome"] == "ran" for r in compiled):
-                if not _all_differences(case, ours, compiled):
-                    return Verdict(case, AS_COMPILE, lines)
+            ran = not trouble and all(record["outcome"] == "ran" for record in compiled)
+            if ran and not _all_differences(case, ours, compiled):
+                return Verdict(case, AS_COMPILE, lines)
         return Verdict(case, FAILED if lines else SAME, lines)
 
 
