@@ -47,9 +47,8 @@ def reasons(case: Case) -> list[str]:
     return found
 
 
-def differences(case: Case, ours: dict[str, Any], plain: dict[str, Any]) -> list[str]:
-    """Return a line for each field in which the product's record of a rank is not the oracle's."""
-    exact = not reasons(case)
+def differences(case: Case, ours: dict[str, Any], plain: dict[str, Any], exact: bool) -> list[str]:
+    """Return a line for each field in which the product's record of a rank is not the oracle's; `exact`: to the bit."""
     found = [f"objection: {text}" for text in ours["objections"]]
     if LAUNCHES[case.launch].world == 1:
         if ours["samples"] != plain["samples"]:

@@ -269,6 +269,10 @@ def validation(case: Case) -> DataLoader[Any]:
     return DataLoader(items_of(case), 2 * case.batch_size)
 
 
+class RanOutError(Exception):
+    """The oracle has trained all that the product has seen, and would go on."""
+
+
 class Replay:
     """Batches of the samples that a rank has seen, epoch after epoch, for the oracle."""
 
@@ -284,6 +288,9 @@ class Replay:
         return self.length
 
     def __iter__(self) -> Iterator[Any]:
-        for indices in next(self.epochs):
+        epoch = next(self.epochs, None)
+        if epoch is None:
+            raise RanOutError
+        for indices in epoch:
             batch = self.collate([self.items[i] for i in indices])
             yield [batch[0], batch[1], batch[2] + 1] if self.shift else batch

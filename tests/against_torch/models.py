@@ -309,9 +309,9 @@ MODELS: dict[str, Model] = {
     "bfloat16": Model(lambda: _mlp(torch.bfloat16), dtype=torch.bfloat16),
     "several_dtypes": Model(
         lambda: Net(
-            lambda s, x: (s.single(x), s.double(x.double())),
+            lambda s, x: (s.single(x), s.wide(x.double())),
             single=nn.Linear(6, 3),
-            double=nn.Linear(6, 2, dtype=torch.float64),
+            wide=nn.Linear(6, 2, dtype=torch.float64),
         )
     ),
     "hooks": Model(Hooked),

@@ -10,18 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import compare, product
+import torch
+
+from . import product
 from .batches import BATCHES
 from .case import Case
+from .compare import BOUND
 from .launches import LAUNCHES, ROOT, Server
 from .loaders import LOADERS
 from .loops import LOOPS
 from .models import MODELS
 from .optimizers import OPTIMIZERS
-from .run import AS_COMPILE, FAILED, RAISES, REFUSED, SAME, Verdict, run
+from .run import AS_COMPILE, FAILED, RAISES, REFUSED, ROUNDED, SAME, Verdict, run
 
 PAGE = ROOT / "docs" / "guides" / "what-works.md"
-BASE = Case(call="parts", config="eager", samples=10, batch_size=3)
+BASE = Case(call="parts", config="eager", samples=12, batch_size=3)
 ONE: dict[str, Any] = {}
 COMPILED: dict[str, Any] = {"config": "aot"}
 TWO: dict[str, Any] = {"launch": "two"}
@@ -86,7 +89,7 @@ def _sections() -> list[Section]:
 def write(jobs: int = 2) -> int:
     """Run every cell and write the page; return 1 when a cell failed."""
     server, failed = Server(), False
-    text = [INTRODUCTION.format(bound=1e-4)]
+    text = [INTRODUCTION.format(bound=BOUND[torch.float32])]
     with ThreadPoolExecutor(jobs) as pool:
         for section in _sections():
             cells = [(name, column) for name in section.names for column in section.columns]
@@ -121,10 +124,10 @@ def _table(section: Section, verdicts: dict[tuple[str, str], Verdict | None]) ->
 def _cell(verdict: Verdict | None, notes: list[str]) -> str:
     if verdict is None:
         return "–"
-    if verdict.outcome == SAME:
-        return "same but for rounding" if compare.reasons(verdict.case) else "same"
-    if verdict.outcome in (AS_COMPILE, RAISES):
-        return {AS_COMPILE: "as torch.compile", RAISES: "as in plain PyTorch, an error"}[verdict.outcome]
+    if verdict.outcome in (SAME, ROUNDED, AS_COMPILE):
+        return verdict.outcome
+    if verdict.outcome == RAISES:
+        return "as in plain PyTorch, an error"
     note = f"`{verdict.lines[0]}`"
     if note not in notes:
         notes.append(note)

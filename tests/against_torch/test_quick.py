@@ -13,7 +13,7 @@ from against_torch import planted
 from against_torch.battery import battery, draw, find_planted
 from against_torch.case import Case
 from against_torch.launches import Server
-from against_torch.run import FAILED, SAME, run
+from against_torch.run import FAILED, ROUNDED, SAME, run
 
 SEED = 7
 SECONDS = 40.0
@@ -30,7 +30,7 @@ def test_drawn_trainings_are_those_of_plain_pytorch(server: Server) -> None:
     verdicts = []
     failure = draw(SEED, 30, server, verdicts.append, set(), time.monotonic() + SECONDS)
     assert failure is None, "\n".join([f"--case '{failure.case.json()}'", *failure.lines])
-    assert sum(verdict.outcome == SAME for verdict in verdicts) >= 8
+    assert sum(verdict.outcome in (SAME, ROUNDED) for verdict in verdicts) >= 8
 
 
 @pytest.mark.parametrize("name", ["lost_sample"])
