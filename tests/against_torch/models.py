@@ -262,11 +262,11 @@ MODELS: dict[str, Model] = {
         rounds=CONVOLUTION,
     ),
     "upsampling": Model(
-        lambda: _images(nn.Conv2d(3, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), flat=288),
+        lambda: _images(nn.Conv2d(3, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.AvgPool2d(3), flat=32),
         IMAGE,
         rounds=CONVOLUTION,
     ),
-    "transposed": Model(lambda: _images(nn.ConvTranspose2d(3, 2, 3, stride=2), flat=578), IMAGE, rounds=CONVOLUTION),
+    "transposed": Model(lambda: _images(nn.ConvTranspose2d(3, 2, 3, stride=2), nn.AvgPool2d(4), flat=32), IMAGE, rounds=CONVOLUTION),
     "convolution_1d": Model(lambda: nn.Sequential(nn.Conv1d(6, 4, 3), nn.Flatten(), nn.Linear(8, 3)), SERIES),
     "attention": Model(Attention, TOKENS, ADDRESS),
     "transformer": Model(

@@ -61,8 +61,7 @@ def run(case: Case, server: Server) -> Verdict:
         if trouble:
             return Verdict(case, FAILED, trouble)
         if raised := [r for r in ours if r["outcome"] == "raised"]:
-            kinds = {r["message"].split(":")[0] for r in plain if r["outcome"] == "raised"}
-            if raised[0]["message"].split(":")[0] in kinds:
+            if any(r["outcome"] == "raised" and "RanOutError" not in r["message"] for r in plain):
                 return Verdict(case, RAISES, [raised[0]["message"].splitlines()[0]])
             return Verdict(case, FAILED, [f"raised: {_one_line(raised[0])}"])
         if raised := [r for r in plain if r["outcome"] == "raised"]:
