@@ -254,7 +254,7 @@ MODELS: dict[str, Model] = {
         IMAGE,
         rounds=CONVOLUTION,
     ),
-    "sync_batch_norm": Model(lambda: _fused_images(nn.SyncBatchNorm(8)), IMAGE, rounds=CONVOLUTION),
+    "sync_batch_norm": Model(lambda: _fused_images(nn.SyncBatchNorm(8)), IMAGE, rounds=CONVOLUTION, refusal="SyncBatchNorm needs GPUs"),
     "view_after_convolution": Model(ViewAfterConvolution, IMAGE, rounds=CONVOLUTION),
     "depthwise": Model(
         lambda: _images(nn.Conv2d(3, 6, 3, groups=3), nn.MaxPool2d(2), flat=54),

@@ -62,10 +62,11 @@ def doubled_step(run: Run) -> Any:
 
 
 def dropped_hook(run: Run) -> Any:
-    """Forward hooks of the model's own modules are gone."""
+    """Hooks around the forward pass of the model's own modules are gone."""
     for module in run.model.modules():
         if not isinstance(module, nn.parallel.DistributedDataParallel):
             module._forward_hooks.clear()
+            module._forward_pre_hooks.clear()
     return contextlib.nullcontext()
 
 
