@@ -22,7 +22,7 @@ from torch import nn
 
 from gallery_lib import parts
 from gallery_lib.comm import process_group
-from gallery_lib.comm.ddp import distribute, remake
+from gallery_lib.comm.ddp import distribute, laid_out_anew
 from gallery_lib.compiler import allocator, layout_guard
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.compiler.calls import go_through
@@ -71,10 +71,8 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
     if process_group.world_size() > 1 or not _has_synchronized_norm(model):
         process_group.ensure_initialized()
     device, several = process_group.device(), process_group.world_size() > 1
-    if several and any(map(nn.parameter.is_lazy, model.parameters())):
-        raise InputError(
-            "the model has lazy parameters, which several processes cannot share. Call it once on a batch before accelerate()."
-        )
+    if several:
+        _check_for_several_processes(model, device)
     done: dict[str, str] = {}
     if config.compute.fp16 and device.type == "cpu":
         done["precision"] = "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; bfloat16 is"
@@ -96,7 +94,7 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
         """Have batches and DDP's buckets follow the model into another layout."""
         for loader in batches.values():
             loader.memory_format = chosen
-        remake(result)
+        laid_out_anew(result)
 
     def guard_layout() -> None:
         go_through(model, layout_guard.LayoutGuard(model, done, lambda: follow_layout(torch.contiguous_format)))
@@ -104,9 +102,9 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
     def follow(candidate: Candidate) -> None:
         """Have what depends on it follow the candidate that tuning has chosen."""
         done.update({"layout": candidate.layout, "compiler": candidate.backend or "none: eager"})
-        follow_layout(candidate.memory_format)
         if candidate.memory_format is torch.channels_last:
             guard_layout()
+        follow_layout(candidate.memory_format)
 
     if config.tune.enabled:
         tune_at_first_step(model, config, device, done, follow)
@@ -157,6 +155,18 @@ def _check_optimizers(model: nn.Module, optimizers: list[torch.optim.Optimizer])
                 f"the {type(optimizer).__name__} has none of the model's parameters. Make it from model.parameters() of "
                 "the model that accelerate() gets."
             )
+
+
+def _check_for_several_processes(model: nn.Module, device: torch.device) -> None:
+    if any(map(nn.parameter.is_lazy, model.parameters())):
+        raise InputError(
+            "the model has lazy parameters, which several processes cannot share. Call it once on a batch before accelerate()."
+        )
+    if device.type == "cpu" and _has_synchronized_norm(model):
+        raise InputError(
+            "the model has SyncBatchNorm, which torch offers on GPUs only. On several processes of a CPU leave "
+            "convert_sync_batchnorm() out: BatchNorm then counts each rank's own batch."
+        )
 
 
 def _has_synchronized_norm(model: nn.Module) -> bool:

@@ -47,6 +47,14 @@ class OneGraphDDP(DDP):
         return contextlib.nullcontext() if self.one_graph else super()._inside_ddp_forward()
 
 
+class _CallAgain(Exception):
+    """Ends a call of the model that is to be made once more."""
+
+
+def _layout(parameters: list[nn.Parameter]) -> list[Any]:
+    return [(parameter.dtype, parameter.stride()) for parameter in parameters]
+
+
 class Distribution:
     """What stands between a twin and its model: DDP, made anew when other parameters ask for gradients."""
 
@@ -58,6 +66,8 @@ class Distribution:
         self._synchronized: set[int] = set()
         self._watches: list[Any] = []
         self._look_at_parameters = True
+        self._layout: list[Any] = []
+        self._calling = False
         self._sync = True
         self._local = False  # the last call was made in no_sync
         self._expecting = False  # DDP is going to average the gradients that come next
@@ -73,8 +83,11 @@ class Distribution:
         if ddp is None:
             return self.model(*args, **kwargs)
         ddp.training, ddp.require_backward_grad_sync = self.model.training, self._sync
+        self._calling = True
         try:
             output = ddp(*args, **kwargs)
+        except _CallAgain:
+            return self(*args, **kwargs)
         except RuntimeError as error:
             if "find_unused_parameters" not in str(error):
                 raise
@@ -87,6 +100,8 @@ class Distribution:
                 f"{self._unused()} got no gradient in the last backward pass, so gradients could not be averaged. "
                 "Set config.comm.find_unused_parameters = True, or leave such parameters out of the model."
             ) from error
+        finally:
+            self._calling = False
         if torch.is_grad_enabled():
             self._in_backward, self._local, self._expecting = False, not self._sync, self._sync
             if self._sync:
@@ -111,17 +126,24 @@ class Distribution:
         """Have the next call look for parameters that were added or replaced; on the CPU each one does."""
         self._look_at_parameters = True
 
-    def make_anew(self) -> None:
-        """Have the next call make DDP anew; for parameters whose strides have changed."""
-        self._trained = []
+    def call_again_if_changed(self) -> None:
+        """Within a call: end it, to make it once more, if DDP does not fit the parameters any longer."""
+        if self._calling and self._layout != _layout(self._trained):
+            raise _CallAgain
 
     def _refresh(self) -> None:
-        """Make DDP anew if the parameters that ask for gradients are others than it knows: a collective call then."""
+        """Make DDP anew if the parameters that ask for gradients are others than it knows: a collective call then.
+
+        So it is where their strides or types have changed: DDP reads gradients by the strides that it was made with.
+        """
         if self._look_at_parameters or self.device.type == "cpu":  # the walk takes time of the host, which a GPU may wait for
             self._all, self._look_at_parameters = list(self.model.parameters()), False
         trained = [parameter for parameter in self._all if parameter.requires_grad]
-        if len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained)):
+        same = len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained))
+        layout = _layout(trained)
+        if same and layout == self._layout:
             return
+        self._layout = layout
         self._trained = trained
         for watch in self._watches:
             watch.remove()
@@ -158,6 +180,8 @@ class Distribution:
             return
         search = self.ddp.find_unused_parameters and not self.ddp.static_graph
         alive = [tensor for reference in outputs if (tensor := reference()) is not None]
+        if self.ddp.reducer._rebuild_buckets():  # as before each forward pass
+            self.ddp._has_rebuilt_buckets = True
         self.ddp.reducer.prepare_for_backward(alive if search else [])
         self._expecting, self._missing = True, len(self._trained)
 
@@ -263,11 +287,11 @@ def plain_module(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DDP) else model
 
 
-def remake(model: nn.Module) -> None:
-    """Have the DistributedDataParallel of a twin made anew at its next call: its parameters have other strides now."""
+def laid_out_anew(model: nn.Module) -> None:
+    """Tell a twin that its parameters may have other strides now; to be called last in what a call of the model does."""
     distribution = _distribution(model)
     if distribution is not None:
-        distribution.make_anew()
+        distribution.call_again_if_changed()
 
 
 def exposed_communication(model: nn.Module) -> dict[str, float]:

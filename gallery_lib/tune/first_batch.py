@@ -44,8 +44,8 @@ def tune_at_first_step(
         candidate = next(c for c in candidates(model, config, device) if c.name == choice.chosen)
         candidate.apply(model, config.compiler, device)
         done["tuning"] = f"{choice.chosen}, of {len(choice.rows)} candidates" + (" (kept choice)" if choice.kept else "")
-        chosen(candidate)
         _explain(model, choice)
+        chosen(candidate)
         return model(*args, **kwargs)
 
     model._compiled_call_impl = first_call  # type: ignore[assignment]

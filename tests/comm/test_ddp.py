@@ -26,6 +26,17 @@ def test_a_part_that_is_put_in_later_starts_alike_everywhere_and_is_averaged(two
     assert max(two.call("twins.replaced_head")) < 1e-5
 
 
+def test_a_model_that_becomes_contiguous_in_its_first_step_is_averaged_in_that_step(two: Ranks) -> None:
+    assert max(max(differences) for differences in two.call("twins.flattened_by_view")) < 1e-5
+
+
+def test_what_several_processes_cannot_train_is_refused_in_one_line(two: Ranks) -> None:
+    for lazy, norm, distributed in two.call("twins.refusals"):
+        assert lazy.startswith("InputError: the model has lazy parameters") and "\n" not in lazy
+        assert norm.startswith("InputError: the model has SyncBatchNorm") and "\n" not in norm
+        assert distributed.startswith("InputError: the model is a DistributedDataParallel already") and "\n" not in distributed
+
+
 def test_gradients_that_come_around_the_model_are_refused(two: Ranks) -> None:
     for said in two.call("twins.around_the_model"):
         assert said.startswith("InputError") and "Call that model itself" in said and "\n" not in said

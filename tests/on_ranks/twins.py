@@ -50,8 +50,10 @@ def _worst(step: Callable[[Any, int | None], None], make: Callable[[], nn.Module
     """The largest difference between the twin's gradients and the mean of what each rank's would be alone."""
     net = make()
     twin = _twin(net, **comm)
-    step(twin, None)
     alone = [make() for _ in range(dist.get_world_size())]
+    for _ in range(3):
+        twin.zero_grad()
+        step(twin, None)
     for rank, model in enumerate(alone):
         step(model, rank)
     worst = 0.0
@@ -116,6 +118,17 @@ def gradient_penalty(model: Any, rank: int | None) -> None:
     (slope.square().sum() + head.sum() + probe.sum()).backward()
 
 
+def laid_out_anew(model: Any, rank: int | None) -> None:
+    model.to(torch.float64 if model.head.weight.dtype is torch.float32 else torch.float32)
+    with torch.no_grad():
+        model.encoder.weight.set_(model.encoder.weight.T.contiguous().T)
+    x = _input(rank).to(model.head.weight.dtype)
+    sum(out.square().sum() for out in model(x)).backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+    sum(out.square().sum() for out in model(x)).backward()
+
+
 ROADS = {
     road.__name__: road
     for road in (
@@ -127,6 +140,7 @@ ROADS = {
         unfrozen_later,
         frozen_later,
         gradient_penalty,
+        laid_out_anew,
     )
 }
 
@@ -145,6 +159,48 @@ def replaced_head() -> float:
         one_loss(model, rank)
 
     return _worst(step)
+
+
+class Flattened(nn.Module):
+    """Works in contiguous layout only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 36, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.convolution(x)
+        return self.head(hidden.view(len(x), -1))
+
+
+def flattened_by_view() -> list[float]:
+    """Differences of gradients from the mean, step by step, of a model that becomes contiguous in the first."""
+    torch.manual_seed(0)
+    net = Flattened()
+    plain = copy.deepcopy(net)
+    config = Config.plain()
+    config.memory.layout = "channels_last"
+    twin, _ = accelerate(net, None, config)
+    differences = []
+    for step in range(3):
+        inputs = [torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(9 * step + rank)) for rank in range(2)]
+        for model, losses in ((twin, [inputs[dist.get_rank()]]), (plain, inputs)):
+            model.zero_grad()
+            (sum(model(x).square().mean() for x in losses) / len(losses)).backward()
+        pairs = zip(twin.parameters(), plain.parameters(), strict=True)
+        differences.append(max((a.grad - b.grad).abs().max().item() for a, b in pairs))
+    return differences
+
+
+def refusals() -> list[str]:
+    """What is said of models that several processes of a CPU cannot train."""
+    said = []
+    for model in (nn.LazyLinear(3), nn.SyncBatchNorm(3), nn.parallel.DistributedDataParallel(nn.Linear(1, 1))):
+        try:
+            accelerate(model, None, Config.plain())
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
 
 
 def around_the_model() -> str:
