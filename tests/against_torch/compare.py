@@ -42,6 +42,8 @@ def reasons(case: Case) -> list[str]:
         found.append(MODELS[case.model].rounds)
     if case.call == "one_pass" or (case.call == "parts" and case.config != "plain"):
         found.append("the optimizer steps in one pass over memory")
+    if case.loop == "two_backwards" and LAUNCHES[case.launch].world > 1:
+        found.append("the mean of the first backward pass is added to what is averaged in the second")
     if case.config == "inductor":
         found.append("Inductor fuses operations and orders sums anew")
     return found
