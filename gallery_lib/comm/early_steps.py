@@ -91,18 +91,26 @@ class EarlySteps:
         try:
             yield
         except BaseException as error:
-            if self._parameters:
-                self._broken = f"{type(error).__name__}: {error}"
+            if self._disarm():
+                self._pending, self._broken = [], f"{type(error).__name__}: {error}"
             raise
-        finally:
-            self._armed = False
-            parameters, self._parameters = list(self._parameters.values()), {}
-        if not parameters:
+        if not self._disarm():
             raise InputError(
                 "no backward pass that averages this model's gradients ran within step_in_backward(). "
                 "Put `loss.backward()` there, outside no_sync()."
             )
-        self._pending = [_Taken(p, p.grad, (_version(p), _version(p.grad))) for p in parameters]
+
+    def _disarm(self) -> bool:
+        """Whether any parameter has had its step in this block."""
+        with self._lock:  # a thread may be about to take one
+            self._armed = False
+            parameters, self._parameters = self._parameters, {}
+        return bool(parameters)
+
+    def backward_done(self) -> None:
+        """Note how parameters and gradients are at the end of a backward pass in which steps were taken; what changes them is found."""
+        if self._armed and not self._pending:
+            self._pending = [_Taken(p, p.grad, (_version(p), _version(p.grad))) for p in self._parameters.values()]
 
     def check_nothing_pending(self, event: str) -> None:
         """Raise where `optimizer.step()` has not come yet for a step that was taken, or the last block failed halfway."""
@@ -123,10 +131,10 @@ class EarlySteps:
 
     def take(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take the step of these parameters, with these gradients; nothing outside `block()`, or for parameters of no optimizer."""
-        if not self._armed:
-            return
         own = {id(parameter): gradient for parameter, gradient in zip(parameters, gradients, strict=True)}
         with self._lock, torch.no_grad():
+            if not self._armed:
+                return
             if not self._parameters:
                 self._options = _options(self._optimizer)
             part = self._part(own)

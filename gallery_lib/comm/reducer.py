@@ -44,7 +44,7 @@ def _gradients(bucket: dist.GradBucket) -> list[Tensor]:
     if not parameters[0].is_complex() or buffer.is_complex():
         return bucket.gradients()
     parts = torch.view_as_complex(buffer.view(-1, 2)).split([parameter.numel() for parameter in parameters])
-    dense = [torch._prims_common.is_non_overlapping_and_dense(parameter) for parameter in parameters]
+    dense = [torch.empty_like(parameter, device="meta").stride() == parameter.stride() for parameter in parameters]
     return [
         part.as_strided(parameter.shape, parameter.stride()) if whole else part.view(parameter.shape)
         for part, parameter, whole in zip(parts, parameters, dense, strict=True)
@@ -214,6 +214,8 @@ class GradientReducer:
         if problem is not None:
             reason = f"{self._heartbeat.silent_ranks()} ({type(problem).__name__}: {problem})"
             raise RunFailed(f"rank {dist.get_rank()}: gradients could not be averaged: {reason}.") from problem
+        if self.early_steps is not None:  # after DDP has put the means into the gradients, for which it has queued itself by now
+            torch.autograd.Variable._execution_engine.queue_callback(self.early_steps.backward_done)  # type: ignore[attr-defined]
         if any(bool(mean) for *_, mean in seen):  # the same on every rank, since all have the same means
             own = [name for names, flags, _ in seen for name, bad in zip(names, flags.tolist(), strict=True) if bad]
             message = f"a gradient is infinite or not a number: {self._whose(own)}"

@@ -11,7 +11,9 @@ not be. Before a turn changes, ranks make sure that all have come to it; should 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -147,7 +149,7 @@ class Tuner:
         if self._backward_pass is not None and self._backward_pass() is not None:
             return  # no gradients were averaged since: another forward pass of the same step
         self._step_begins(model)
-        passing = _BackwardPass()
+        passing = _BackwardPass(model)
         future: torch.futures.Future[_BackwardPass] = torch.futures.Future()
         future.set_result(passing)
         model.reducer._install_post_backward_futures([future])  # which drops it at the end
@@ -235,7 +237,25 @@ class Tuner:
 
 
 class _BackwardPass:
-    """Lives until the reducer that holds it has averaged the gradients of a backward pass."""
+    """Lives until the reducer that holds it has averaged the gradients of a backward pass.
+
+    At its end it has a new reducer order its buckets. DDP would do that, which is a collective call, in the next forward pass: of
+    these a rank may make one that others do not, and after every change of turns.
+    """
+
+    def __init__(self, model: DDP) -> None:
+        self._model = weakref.ref(model)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # not in a backward pass: the reducer itself is going
+            engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+            engine.queue_callback(functools.partial(_order_buckets, self._model))  # when the reducer is done
+
+
+def _order_buckets(known: weakref.ref[DDP]) -> None:
+    model = known()
+    if model is not None and model.reducer._rebuild_buckets():
+        model._has_rebuilt_buckets = True
 
 
 _OVERWRITTEN = "; they may lie in DDP's buckets, so that a gradient which is kept over a step is overwritten by the next"

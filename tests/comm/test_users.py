@@ -42,6 +42,7 @@ def test_copies_and_pickles_are_those_of_plain_ddp_at_any_time(two: Ranks) -> No
         "accumulation",
         "evaluation",
         "one rank looks at more",
+        "one rank looks at more, and all meet",
         "a step fails",
         "a forward pass fails on one rank",
         "frozen",
@@ -85,17 +86,18 @@ def test_lossless_ways_are_exact_for_every_type_and_form_of_parameter(two: Ranks
 def test_hierarchical_averages_doubles_in_double_precision(hosts: int, processes: int) -> None:
     with Ranks(processes, hosts) as ranks:
         for apart in ranks.call("users.odd_parameters", {"hierarchical": True}, True):
-            assert max(apart["double"], apart["double_bias"]) < 1e-15
-            assert max(value for name, value in apart.items() if name not in ("half", "brain")) < 1e-6
-            assert max(apart["half"], apart["brain"]) < 2e-2
+            assert max(apart["doubles"], apart["double_bias"]) < 1e-15
+            assert max(value for name, value in apart.items() if name not in ("halves", "brain")) < 1e-6
+            assert max(apart["halves"], apart["brain"]) < 2e-2
 
 
 @pytest.mark.parametrize(
     ("wire", "most"),
-    [({"wire": "bf16"}, 2**-8), ({"wire": "fp16"}, 2**-10), ({"wire": "int8"}, 2 / 127), ({"wire": "int8", "hierarchical": True}, 2 / 127)],
+    [({"wire": "bf16"}, 2**-6), ({"wire": "fp16"}, 2**-8), ({"wire": "int8"}, 4 / 127), ({"wire": "int8", "hierarchical": True}, 4 / 127)],
     ids=str,
 )
 def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(two: Ranks, wire: dict, most: float) -> None:
+    """Each term is rounded once, and so is the sum; the terms are up to about twice as large as the mean."""
     for apart in two.call("users.odd_parameters", wire, True):
         assert max(apart.values()) <= most
         assert apart["table.weight"] == 0  # sparse: as it is
@@ -105,7 +107,7 @@ def test_powersgd_averages_complex_parameters_and_vectors_as_they_are(two: Ranks
     for apart in two.call("users.odd_parameters", {"wire": "powersgd"}, True):
         for name in ("complex", "complex_turned", "double_bias", "single", "table.weight"):
             assert apart[name] == 0
-        assert 0 < apart["double"] < 2
+        assert 0 < apart["doubles"] < 2
 
 
 @pytest.mark.parametrize("values", LOSSLESS, ids=str)
@@ -148,7 +150,7 @@ def test_a_step_with_a_closure_is_torchs_where_steps_could_be_taken_in_the_backw
         ("no step", "InputError: a second step_in_backward() block came before optimizer.step()"),
         ("a forward pass", "InputError: a forward pass of the model came before optimizer.step()"),
         ("accelerate_ddp again", "InputError: accelerate_ddp() came before optimizer.step()"),
-        ("two backward passes", "InputError: two backward passes ran within step_in_backward()"),
+        ("two backward passes", "zero_grad() or another backward pass"),
         ("no backward pass", "InputError: no backward pass that averages this model's gradients"),
         ("no_sync", "InputError: no backward pass that averages this model's gradients"),
         ("nested", "InputError: step_in_backward() cannot stand within another such block"),

@@ -157,6 +157,12 @@ def habits(which: str) -> list[bool]:
         if which == "accumulation":
             with model.no_sync():
                 model(batch(100 + step, 6)).pow(2).sum().backward()
+        if which == "one rank looks at more, and all meet" and step > 1 and step % 4 > 0:
+            model.eval()
+            if rank == 0:
+                model(batch(step, 6))
+            dist.barrier()
+            model.train()
         if which == "evaluation":
             model.eval()
             with torch.no_grad():
@@ -185,7 +191,7 @@ def habits(which: str) -> list[bool]:
         _step(run, step, loss)
         exact.append(_equal(*models))
     del held
-    return [*exact, turns.chosen in WAYS]
+    return [*exact, turns.chosen in WAYS or which == "joined"]  # after join() DDP takes itself for joined, and turns wait
 
 
 def a_rank_that_does_not_come() -> dict[str, Any]:
@@ -197,7 +203,7 @@ def a_rank_that_does_not_come() -> dict[str, Any]:
         for step in range(12):
             _step(models, step)
             for model in models:
-                if dist.get_rank() == 0:
+                if dist.get_rank() == 0 and step > 0:  # after the first step plain DDP would hang as well
                     model(batch(step, 6))
                 dist.barrier()
             exact.append(_equal(*models))
@@ -262,8 +268,8 @@ class _Odd(nn.Module):
 
         self.complex = weight(6, 8, dtype=torch.complex64)
         self.complex_turned = nn.Parameter(weight(7, 5, dtype=torch.complex64).data.t())
-        self.double, self.double_bias = weight(40, 30, dtype=torch.float64), weight(30, dtype=torch.float64)
-        self.half, self.brain = weight(9, 7, dtype=torch.float16), weight(9, 7, dtype=torch.bfloat16)
+        self.doubles, self.double_bias = weight(40, 30, dtype=torch.float64), weight(30, dtype=torch.float64)
+        self.halves, self.brain = weight(9, 7, dtype=torch.float16), weight(9, 7, dtype=torch.bfloat16)
         self.nothing, self.nothing_double = weight(0, 3), weight(0, dtype=torch.float64)
         self.turned = nn.Parameter(weight(5, 4, 3, 3).data.to(memory_format=torch.channels_last))
         self.single, self.shared = weight(), weight(12, 10)
