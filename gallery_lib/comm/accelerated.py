@@ -102,7 +102,8 @@ def _give_way(model: DDP | None) -> None:
     if dist.get_rank() == 0:
         name = type(model.module).__name__
         print(
-            f"{name}: gradients are averaged by the model's own communication hook (register_comm_hook) from now on, not as config.comm says.",
+            f"{name}: gradients are averaged by the model's own communication hook (register_comm_hook) from now on, "
+            "not as config.comm says.",
             file=sys.stderr,
             flush=True,
         )
@@ -170,9 +171,10 @@ def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
                 loss.backward()
             optimizer.step()  # does what is left
 
-    The block says that `optimizer.step()` follows with the gradients of exactly this backward pass. Where that is not so (a closure, clipping,
-    a GradScaler, another backward pass, a changed learning rate, no step), `optimizer.step()` or the next block raises RunFailed or
-    InputError. Backward passes outside of such blocks, as those of other networks through this one, take no step.
+    The block says that `optimizer.step()` follows with the gradients of exactly this backward pass.
+    Where that is not so (a closure, clipping, a GradScaler, another backward pass, a changed learning
+    rate, no step), `optimizer.step()` or the next block raises RunFailed or InputError. Backward
+    passes outside of such blocks, as those of other networks through this one, take no step.
 
     Raises InputError where `accelerate_ddp(model, …, optimizer=…)` was not called.
     """

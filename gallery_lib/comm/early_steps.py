@@ -1,8 +1,9 @@
 """Optimizer steps in the backward pass: a bucket's parameters are updated as soon as its gradients are averaged.
 
-Which backward pass that is, the user says: `with step_in_backward(model): loss.backward()`. Any other backward pass through the model
-(another network's loss, a closure, accumulation) only makes gradients, as ever. `optimizer.step()` is still called afterwards, and
-does what is left. It raises where the step that was taken is not the one it would take: after clipping, a GradScaler, another backward pass.
+Which backward pass that is, the user says: `with step_in_backward(model): loss.backward()`. Any other
+backward pass through the model (another network's loss, a closure, accumulation) only makes gradients,
+as ever. `optimizer.step()` is still called afterwards, and does what is left. It raises where the step
+that was taken is not the one it would take: after clipping, a GradScaler, another backward pass.
 
 The values are those of a step at the end, for optimizers that treat each parameter by itself, as torch's own do but for L-BFGS.
 On the CPU these steps take torch's fused form where it has one, unless `foreach` or `fused` was chosen: the other one is a loop over
@@ -116,8 +117,8 @@ class EarlySteps:
         """Raise where `optimizer.step()` has not come yet for a step that was taken, or the last block failed halfway."""
         if self._broken:
             raise RunFailed(
-                f"a backward pass in step_in_backward() failed after some parameters had had their step ({self._broken}): these weights are "
-                "between two steps. Load a checkpoint into model and optimizer, then call accelerate_ddp() again."
+                f"a backward pass in step_in_backward() failed after some parameters had had their step ({self._broken}): "
+                "these weights are between two steps. Load a checkpoint into model and optimizer, then call accelerate_ddp() again."
             )
         if self._pending:
             raise InputError(

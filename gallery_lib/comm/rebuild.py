@@ -1,8 +1,9 @@
 """Build the C++ reducer of a DistributedDataParallel anew: with other buckets, without any trace of the one before.
 
-Nothing else of the model changes: hooks, attributes, mode and buffers are the user's. What the user made the model with is
-noted in `AsMade` at the first call, so that every later rebuild starts from it. The parameters are those the model was wrapped
-with, as in plain DDP: one that is frozen at the moment is still averaged once it is unfrozen.
+Nothing else of the model changes: hooks, attributes, mode and buffers are the user's. What the user made
+the model with is noted in `AsMade` at the first call, so that every later rebuild starts from it. The
+parameters are those the model was wrapped with, as in plain DDP: one that is frozen at the moment is
+still averaged once it is unfrozen.
 """
 
 from __future__ import annotations

@@ -76,7 +76,10 @@ def _has_room(way: Comm, hosts: topology.Topology, model: DDP) -> bool:
 
 
 class Tuner:
-    """Changes a DistributedDataParallel's way before some of its forward passes until the choice is made. Making one is a collective call."""
+    """Changes a DistributedDataParallel's way before some of its forward passes, until the choice is made.
+
+    Making one is a collective call.
+    """
 
     def __init__(
         self,
@@ -269,7 +272,7 @@ def say(text: str) -> None:
 
 def apply(model: DDP, options: Comm) -> Tuner | None:
     """Have `model` average gradients as `options` say; with `options.tune`, as chosen over the next steps. A collective call."""
-    if not options.tune:
+    if not options.tune or dist.get_world_size() == 1:
         accelerate_ddp(model, options)
         return None
     check_same_on_all_ranks(model, options, "comm.tune")

@@ -99,7 +99,8 @@ def test_hierarchical_averages_doubles_in_double_precision(hosts: int, processes
 def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(two: Ranks, wire: dict, most: float) -> None:
     """Each term is rounded once, and so is the sum; the terms are up to about twice as large as the mean."""
     for apart in two.call("users.odd_parameters", wire, True):
-        assert max(apart.values()) <= most
+        single = apart.pop("single")  # int8 rounds it in units of its neighbours' scale
+        assert max(apart.values()) <= most and single < 0.5
         assert apart["table.weight"] == 0  # sparse: as it is
 
 
