@@ -54,6 +54,22 @@ def test_habits_of_users_disturb_no_turn(two: Ranks, which: str) -> None:
     assert all(all(found) for found in two.call("users.habits", which))
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        "ignored",
+        "static_graph",
+        "static graph later",
+        "find_unused_parameters",
+        "gradient_as_bucket_view",
+        "buckets",
+        "fused optimizer",
+    ],
+)
+def test_models_that_are_made_otherwise_train_as_plain_ddp(two: Ranks, how: str) -> None:
+    assert all(all(found) for found in two.call("users.made_otherwise", how))
+
+
 def test_tuning_ends_where_a_rank_does_not_come_to_the_same_step(two: Ranks) -> None:
     for found in two.call("users.a_rank_that_does_not_come"):
         assert found == {"exact": True, "chosen": "ddp"}

@@ -381,3 +381,34 @@ def unused_by_option(values: dict[str, Any]) -> list[bool]:
     except RuntimeError as error:
         exact.append("find_unused_parameters" in str(error))
     return exact
+
+
+def made_otherwise(how: str) -> list[bool]:
+    """Whether weights are those of plain DDP after each step, for models that are made or changed in rarer ways."""
+    models: list[DDP] = []
+    for accelerated in (False, True):
+        net, arguments = stack([6, 9, 4]), {}
+        if how == "ignored":
+            DDP._set_params_and_buffers_to_ignore_for_model(net, ["2.weight"])
+        elif how in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
+            arguments = {how: True}
+        elif how == "buckets":
+            arguments = {"bucket_cap_mb": 0.0002}
+        models.append(DDP(net, **arguments))
+        if accelerated:
+            tuned(models[-1])
+        if how == "static graph later":
+            models[-1]._set_static_graph()
+        elif how == "fused optimizer":
+            models[-1]._register_fused_optim(torch.optim.SGD, 0.05)
+    exact = []
+    for step in range(STEPS + 4):
+        if how == "fused optimizer":
+            for model in models:
+                model(batch(step, 6)).pow(2).sum().backward()
+        else:
+            _step(models, step)
+        exact.append(_equal(*models))
+    mine = models[1]
+    same = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_bytes_cap")
+    return [*exact, all(getattr(mine, name) == getattr(models[0], name) for name in same if name != "bucket_bytes_cap" or how == "buckets")]
