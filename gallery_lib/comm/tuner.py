@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import json
 import os
-import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ import torch.distributed as dist
 
 from gallery_lib import hardware, paths, stats
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerated import accelerate_ddp, check_same_on_all_ranks, stop_watching_steps, use_way, watched
+from gallery_lib.comm.accelerated import accelerate_ddp, check_same_on_all_ranks, say, stop_watching_steps, use_way, watched
 from gallery_lib.comm.rebuild import DDP
 from gallery_lib.comm.shared_memory import FOLDER
 from gallery_lib.config import Comm
@@ -63,7 +62,7 @@ def candidates(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
 
 def _has_room(way: Comm, hosts: topology.Topology, model: DDP) -> bool:
     """Whether this host has the shared memory that a hierarchical way may need, twice over; True for other ways."""
-    if not way.hierarchical:
+    if not way.hierarchical or model.device.type == "cuda":
         return True
     sizes = [parameter.numel() * parameter.itemsize for parameter in model.module.parameters()]
     cap = int(way.bucket_mb * 2**20) if way.bucket_mb else model.bucket_bytes_cap
@@ -262,12 +261,6 @@ def _order_buckets(known: weakref.ref[DDP]) -> None:
 
 
 _OVERWRITTEN = "; they may lie in DDP's buckets, so that a gradient which is kept over a step is overwritten by the next"
-
-
-def say(text: str) -> None:
-    """Print on rank 0."""
-    if dist.get_rank() == 0:
-        print(text, file=sys.stderr, flush=True)
 
 
 def apply(model: DDP, options: Comm) -> Tuner | None:

@@ -164,6 +164,7 @@ def test_a_step_with_a_closure_is_torchs_where_steps_could_be_taken_in_the_backw
     ("what", "message"),
     [
         ("no optimizer", "InputError: step_in_backward() needs to know the optimizer"),
+        ("other optimizer", "InputError: none of the optimizer's parameters is one of the model's"),
         ("no step", "InputError: a second step_in_backward() block came before optimizer.step()"),
         ("a forward pass", "InputError: a forward pass of the model came before optimizer.step()"),
         ("accelerate_ddp again", "InputError: accelerate_ddp() came before optimizer.step()"),

@@ -72,7 +72,9 @@ def refused(what: str) -> str:
     """The message where the step that was taken is not the one that `optimizer.step()` would take."""
     model = DDP(stack([6, 9, 4]))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    if what != "no optimizer":
+    if what == "other optimizer":
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+    if what not in ("no optimizer", "other optimizer"):
         accelerate_ddp(model, Comm(), optimizer=optimizer)
 
     def loss(step: int = 0) -> Any:
@@ -88,7 +90,9 @@ def refused(what: str) -> str:
         return loss()
 
     try:
-        if what in ("no step", "a forward pass", "accelerate_ddp again"):
+        if what == "other optimizer":
+            accelerate_ddp(model, Comm(), optimizer=optimizer)
+        elif what in ("no step", "a forward pass", "accelerate_ddp again"):
             early()
             if what == "no step":
                 model.eval()
@@ -134,7 +138,7 @@ def refused(what: str) -> str:
         message = f"{type(error).__name__}: {error}"
     else:
         message = "nothing was raised"
-    if what not in ("two backward passes", "no step", "a forward pass", "accelerate_ddp again", "no optimizer"):
+    if what not in ("two backward passes", "no step", "a forward pass", "accelerate_ddp again", "no optimizer", "other optimizer"):
         accelerate_ddp(model, Comm())
         optimizer.zero_grad()
         loss().backward()
