@@ -1,9 +1,9 @@
-"""Build the C++ reducer of a DistributedDataParallel anew: with other buckets, without any trace of the one before.
+"""Build the C++ reducer of a DistributedDataParallel anew, without any trace of the one before.
 
-Nothing else of the model changes: hooks, attributes, mode and buffers are the user's. What the user made
-the model with is noted in `AsMade` at the first call, so that every later rebuild starts from it. The
-parameters are those the model was wrapped with, as in plain DDP: one that is frozen at the moment is
-still averaged once it is unfrozen.
+Nothing else of the model changes: hooks, attributes, mode and buffers are the user's. What the user
+made the model with is noted in `AsMade` at the first call, so that every later rebuild starts from it.
+The parameters are those the model was wrapped with, as in plain DDP: one that is frozen at the moment
+is still averaged once it is unfrozen.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class AsMade:
 
 
 def _reduced(model: DDP) -> list[Tensor]:
-    """Return the parameters that the present reducer averages; those frozen at the moment among them."""
+    """Return the parameters that the present reducer averages, those frozen now among them."""
     if all(parameter.requires_grad for parameter in model.module.parameters()):
         return list(model.module.parameters())
     return [parameter for bucket in model.reducer._get_zeros_like_grad_buckets() for parameter in bucket.parameters()]
@@ -75,7 +75,7 @@ def _unfrozen(parameters: list[Tensor]) -> Iterator[None]:
 
 
 def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
-    """Return DDP's attributes for the bucket sizes of `options`: the user's where these leave them open."""
+    """Return DDP's attributes for bucket sizes: of `options`, and the user's where these are open."""
     if options.bucket_mb is None and options.first_bucket_mb is None:
         return made.buckets
     config = made.buckets.get("_bucket_config")
@@ -99,9 +99,10 @@ def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
 
 
 def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
-    """Give `model` a new reducer, made as the user made it and as `options` say. Sets `model.reducer` and `model.logger`.
+    """Set `model.reducer` and `model.logger` to new ones, as the user made it and as `options` say.
 
-    Call it between two steps, on every rank. Raises InputError for bucket sizes that this version of torch does not know.
+    Call it between two steps, on every rank. Raises InputError for bucket sizes that this version of
+    torch does not know.
     """
     made.static_graph |= model.static_graph and not made.rebuilt_static_graph  # the user's own _set_static_graph()
     static_graph = made.static_graph or options.static_graph

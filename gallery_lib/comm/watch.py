@@ -1,8 +1,8 @@
 """Notice what happens to a DistributedDataParallel, without a hook of ours among the user's.
 
-DDP tells its logger when a forward pass that is to be averaged begins, and when a communication hook
-is registered. `Watch` stands in that logger's place and passes all calls on. It also keeps all we know
-of the model: DDP leaves its logger out of pickles and deep copies, so a copy is a plain DDP.
+DDP tells its logger when a forward pass that is to be averaged begins, and when a communication
+hook is registered. `Watch` stands in that logger's place and passes all calls on. It also keeps all
+we know of the model: DDP leaves its logger out of pickles and deep copies, so a copy is a plain DDP.
 """
 
 from __future__ import annotations
