@@ -129,7 +129,7 @@ def use_way(model: DDP, options: Comm, early_steps: EarlySteps | None = None) ->
     reducer = GradientReducer(model.module, options, model.device, _joined(model), early_steps)
     dist._register_comm_hook(model.reducer, None, reducer.take)
     watch.reducer = reducer
-    weakref.finalize(model, reducer.end_threads).atexit = False
+    reducer.end_with(model)
 
 
 def accelerate_ddp(model: DDP, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> DDP:

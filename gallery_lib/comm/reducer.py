@@ -84,6 +84,12 @@ def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
+def _end_threads(heartbeat: Heartbeat, channels: list[Channel]) -> None:
+    heartbeat.end()
+    for channel in channels:
+        channel.end_thread()
+
+
 class GradientReducer:
     """Averages gradients as `options` say. Making one is a collective call.
 
@@ -106,6 +112,7 @@ class GradientReducer:
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._channels = [Channel(options, self.hosts, device) for _ in range(options.streams)]
         self._heartbeat = Heartbeat()
+        self._ending: weakref.finalize[..., nn.Module] | None = None
         self._finish_queued = False
         self._waiting: list[threading.Event] = []
         self._problem: BaseException | None = None
@@ -252,16 +259,17 @@ class GradientReducer:
         for channel, kept in zip(self._channels, state["channels"], strict=True):
             channel.load_state_dict(kept)
 
-    def end_threads(self) -> None:
-        """End its threads. Enough for a model that is gone: torch ends the groups with the default one."""
-        self._heartbeat.end()
-        for channel in self._channels:
-            channel.end_thread()
+    def end_with(self, model: nn.Module) -> None:
+        """Have its threads end when `model` is deleted; torch ends the groups with the default one."""
+        self._ending = weakref.finalize(model, _end_threads, self._heartbeat, self._channels)
+        self._ending.atexit = False
 
     def close(self) -> None:
         """End its threads and groups; a collective call. Raises InputError between a step in the backward pass and `optimizer.step()`."""
         if self.early_steps is not None:
             self.early_steps.close()
+        if self._ending is not None:
+            self._ending.detach()
         self._heartbeat.stop()
         for channel in self._channels:
             channel.close()

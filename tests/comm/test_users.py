@@ -88,6 +88,10 @@ def test_threads_of_deleted_models_end(two: Ranks) -> None:
         assert between >= before + 9 and after <= before
 
 
+def test_nothing_is_left_of_ways_that_were_replaced(two: Ranks) -> None:
+    assert two.call("users.replaced") == [[1, 0]] * 2
+
+
 LOSSLESS = [{"bucket_views": True}, {"streams": 2}, {"hierarchical": True}, {"hierarchical": True, "streams": 2, "bucket_mb": 0.001}]
 
 

@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm import tuner
 from gallery_lib.comm.accelerated import accelerate_ddp, gradient_reducer
+from gallery_lib.comm.reducer import GradientReducer
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, batch, options_of, stack
@@ -254,6 +255,26 @@ def deleted() -> list[int]:
     _step([last], 1)
     accelerate_ddp(last, Comm())
     return counts
+
+
+def replaced() -> list[int]:
+    """How many communication hooks of ours are alive after many changes of way, and once the model is back at DDP's own."""
+    gc.collect()
+    before = _alive()
+    model, counts = DDP(stack([6, 9, 4])), []
+    for number in range(4):
+        accelerate_ddp(model, Comm(streams=2, bucket_views=number % 2 == 0))
+        for step in range(2):
+            _step([model], step)
+    counts.append(_alive() - before)
+    accelerate_ddp(model, Comm())
+    _step([model], 0)
+    return [*counts, _alive() - before]
+
+
+def _alive() -> int:
+    gc.collect()
+    return sum(isinstance(thing, GradientReducer) for thing in gc.get_objects())
 
 
 class _Odd(nn.Module):
