@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,10 +22,11 @@ import ddp_turns
 import torch
 from common import conditions, writable, write_result
 from ddp_turns import SETTLING_STEPS
+from torch import Tensor, nn
 
 from gallery_lib import tasks
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.accelerated import accelerate_ddp, step_in_backward
 from gallery_lib.comm.tuner import PLAIN, candidates
 from gallery_lib.command import exit_code_of
 from gallery_lib.config import Comm, TrainConfig
@@ -65,6 +67,8 @@ class Turns(Observer):
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
         """See Observer."""
+        if step == 0:
+            self._propagate = session.propagate
         if step == 0 and self.fused:
             _choose_fused(session.optimizer)
         if step % self.length == 0:
@@ -72,6 +76,7 @@ class Turns(Observer):
             name = self.order[step // self.length]
             optimizer = session.optimizer if self.early_steps and name != PLAIN else None
             accelerate_ddp(session.model, self.ways[name], optimizer=optimizer)  # type: ignore[arg-type]
+            session.propagate = self._propagate if optimizer is None else _stepping(session.model, self._propagate)
             session.clock.resume()
 
     def after_training(self, session: Session) -> None:
@@ -79,6 +84,14 @@ class Turns(Observer):
         slowest = [max(step) for step in zip(*process_group.all_ranks(session.clock.read()), strict=True)]
         for number, name in enumerate(self.order):
             self.seconds[name].append(slowest[number * self.length + SETTLING_STEPS : (number + 1) * self.length])
+
+
+def _stepping(model: nn.Module, propagate: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def stepping(loss: Tensor) -> None:
+        with step_in_backward(model):
+            propagate(loss)
+
+    return stepping
 
 
 def _choose_fused(optimizer: torch.optim.Optimizer) -> None:

@@ -68,9 +68,15 @@ def _check_early_steps(model: DDP, options: Comm) -> None:
         raise InputError(f"the optimizer's step cannot go into the backward pass together with {reason}. Leave one of both out.")
 
 
-def check_same_on_all_ranks(model: DDP, options: Comm, what: str) -> None:
+def say(text: str) -> None:
+    """Print on rank 0."""
+    if dist.get_rank() == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def check_same_on_all_ranks(model: DDP, options: Comm, what: str, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Raise InputError, on every rank, where they ask for different options; they would wait for each other. A collective call."""
-    mine = dataclasses.asdict(options)
+    mine = {**dataclasses.asdict(options), "optimizer": None if optimizer is None else type(optimizer).__name__}
     everyone: list[dict[str, Any]] = [{}] * dist.get_world_size(model.process_group)
     dist.all_gather_object(everyone, mine, group=model.process_group)
     for rank, theirs in enumerate(everyone):
@@ -99,13 +105,10 @@ def _give_way(model: DDP | None) -> None:
         return
     stop_watching_steps(model)
     use_way(model, Comm())
-    if dist.get_rank() == 0:
-        name = type(model.module).__name__
-        print(
-            f"{name}: gradients are averaged by the model's own communication hook (register_comm_hook) from now on, not as config.comm says.",
-            file=sys.stderr,
-            flush=True,
-        )
+    say(
+        f"{type(model.module).__name__}: gradients are averaged by the model's own communication hook (register_comm_hook) "
+        "from now on, not as config.comm says."
+    )
 
 
 def stop_watching_steps(model: DDP) -> None:
@@ -126,7 +129,7 @@ def use_way(model: DDP, options: Comm, early_steps: EarlySteps | None = None) ->
     reducer = GradientReducer(model.module, options, model.device, _joined(model), early_steps)
     dist._register_comm_hook(model.reducer, None, reducer.take)
     watch.reducer = reducer
-    weakref.finalize(model, reducer.end_threads).atexit = False
+    reducer.end_with(model)
 
 
 def accelerate_ddp(model: DDP, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> DDP:
@@ -149,16 +152,21 @@ def accelerate_ddp(model: DDP, options: Comm | None = None, *, optimizer: torch.
         raise InputError(f"this model cannot be accelerated in this way: {reason}.")
     if options.wire == "powersgd" and (options.hierarchical or options.streams > 1):
         raise InputError("wire=powersgd does not go together with hierarchical or several streams. Leave these off.")
-    check_same_on_all_ranks(model, options, "accelerate_ddp()")
+    check_same_on_all_ranks(model, options, "accelerate_ddp()", optimizer)
     early_steps = None
     if optimizer is not None:
         _check_early_steps(model, options)
         names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        if not any(id(parameter) in names for group in optimizer.param_groups for parameter in group["params"]):
+            raise InputError("none of the optimizer's parameters is one of the model's. Give the optimizer of this model, or none.")
         early_steps = EarlySteps(optimizer, names)
-    stop_watching_steps(model)
-    use_way(model, options, early_steps)
-    if early_steps is not None:
-        watched(model).before_forward = early_steps.before_forward
+    try:
+        use_way(model, options, early_steps)
+    except InputError:
+        if early_steps is not None:
+            early_steps.close()
+        raise
+    watched(model).before_forward = None if early_steps is None else early_steps.before_forward
     return model
 
 
@@ -173,9 +181,10 @@ def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
                 loss.backward()
             optimizer.step()  # does what is left
 
-    The block says that `optimizer.step()` follows with the gradients of exactly this backward pass. Where that is not so (a closure, clipping,
-    a GradScaler, another backward pass, a changed learning rate, no step), `optimizer.step()` or the next block raises RunFailed or
-    InputError. Backward passes outside of such blocks, as those of other networks through this one, take no step.
+    The block says that `optimizer.step()` follows with the gradients of exactly this backward pass.
+    Where that is not so (a closure, clipping, a GradScaler, another backward pass, a changed learning
+    rate, no step), `optimizer.step()` or the next block raises RunFailed or InputError. Backward
+    passes outside of such blocks, as those of other networks through this one, take no step.
 
     Raises InputError where `accelerate_ddp(model, …, optimizer=…)` was not called.
     """

@@ -50,7 +50,7 @@ options = _from_environment()
 @functools.wraps(_plain)
 def _accelerated(self: nn.parallel.DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
     _plain(self, *args, **kwargs)
-    if not _enabled or dist.get_world_size(self.process_group) == 1:
+    if not _enabled or dist.get_world_size() == 1:
         return
     if reason := obstacle(self):
         warnings.warn(f"gallery_lib.comm.auto leaves this DistributedDataParallel as it is: {reason}.", stacklevel=2)

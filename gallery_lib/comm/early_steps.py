@@ -1,8 +1,9 @@
 """Optimizer steps in the backward pass: a bucket's parameters are updated as soon as its gradients are averaged.
 
-Which backward pass that is, the user says: `with step_in_backward(model): loss.backward()`. Any other backward pass through the model
-(another network's loss, a closure, accumulation) only makes gradients, as ever. `optimizer.step()` is still called afterwards, and
-does what is left. It raises where the step that was taken is not the one it would take: after clipping, a GradScaler, another backward pass.
+Which backward pass that is, the user says: `with step_in_backward(model): loss.backward()`. Any other
+backward pass through the model (another network's loss, a closure, accumulation) only makes gradients,
+as ever. `optimizer.step()` is still called afterwards, and does what is left. It raises where the step
+that was taken is not the one it would take: after clipping, a GradScaler, another backward pass.
 
 The values are those of a step at the end, for optimizers that treat each parameter by itself, as torch's own do but for L-BFGS.
 On the CPU these steps take torch's fused form where it has one, unless `foreach` or `fused` was chosen: the other one is a loop over
@@ -91,25 +92,33 @@ class EarlySteps:
         try:
             yield
         except BaseException as error:
-            if self._parameters:
-                self._broken = f"{type(error).__name__}: {error}"
+            if self._disarm():
+                self._pending, self._broken = [], f"{type(error).__name__}: {error}"
             raise
-        finally:
-            self._armed = False
-            parameters, self._parameters = list(self._parameters.values()), {}
-        if not parameters:
+        if not self._disarm():
             raise InputError(
                 "no backward pass that averages this model's gradients ran within step_in_backward(). "
                 "Put `loss.backward()` there, outside no_sync()."
             )
-        self._pending = [_Taken(p, p.grad, (_version(p), _version(p.grad))) for p in parameters]
+
+    def _disarm(self) -> bool:
+        """Whether any parameter has had its step in this block."""
+        with self._lock:  # a thread may be about to take one
+            self._armed = False
+            parameters, self._parameters = self._parameters, {}
+        return bool(parameters)
+
+    def backward_done(self) -> None:
+        """Note how parameters and gradients are at the end of a backward pass in which steps were taken; what changes them is found."""
+        if self._armed and not self._pending:
+            self._pending = [_Taken(p, p.grad, (_version(p), _version(p.grad))) for p in self._parameters.values()]
 
     def check_nothing_pending(self, event: str) -> None:
         """Raise where `optimizer.step()` has not come yet for a step that was taken, or the last block failed halfway."""
         if self._broken:
             raise RunFailed(
-                f"a backward pass in step_in_backward() failed after some parameters had had their step ({self._broken}): these weights are "
-                "between two steps. Load a checkpoint into model and optimizer, then call accelerate_ddp() again."
+                f"a backward pass in step_in_backward() failed after some parameters had had their step ({self._broken}): "
+                "these weights are between two steps. Load a checkpoint into model and optimizer, then call accelerate_ddp() again."
             )
         if self._pending:
             raise InputError(
@@ -123,10 +132,10 @@ class EarlySteps:
 
     def take(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take the step of these parameters, with these gradients; nothing outside `block()`, or for parameters of no optimizer."""
-        if not self._armed:
-            return
         own = {id(parameter): gradient for parameter, gradient in zip(parameters, gradients, strict=True)}
         with self._lock, torch.no_grad():
+            if not self._armed:
+                return
             if not self._parameters:
                 self._options = _options(self._optimizer)
             part = self._part(own)

@@ -82,6 +82,7 @@ class Int8(Exact):
     and add up: one exchange and one rounding less.
     A rank's residual is a buffer: in its own chunk, what the sum has lost; in the others, what the values it sent have. It starts
     anew when the bucket changes, which DDP's buckets do once, after the first step.
+    Values in double precision are rounded to fp32 first.
     """
 
     WIRE = "int8"
@@ -103,6 +104,14 @@ class Int8(Exact):
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
         """See `Exact`."""
+        if buffer.dtype != torch.float64:
+            return self._sum(buffer, key, divisor)
+        single = buffer.float()
+        self._sum(single, key, divisor)
+        buffer.copy_(single)
+        return None
+
+    def _sum(self, buffer: Tensor, key: Key, divisor: int) -> None:
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         if ranks == 2:
             return self._sum_of_two(buffer, key, divisor)

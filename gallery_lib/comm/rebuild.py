@@ -1,12 +1,15 @@
-"""Build the C++ reducer of a DistributedDataParallel anew: with other buckets, without any trace of the one before.
+"""Build the C++ reducer of a DistributedDataParallel anew, without any trace of the one before.
 
-Nothing else of the model changes: hooks, attributes, mode and buffers are the user's. What the user made the model with is
-noted in `AsMade` at the first call, so that every later rebuild starts from it. The parameters are those the model was wrapped
-with, as in plain DDP: one that is frozen at the moment is still averaged once it is unfrozen.
+Nothing else of the model changes: hooks, attributes, mode and buffers are the user's. What the user
+made the model with is noted in `AsMade` at the first call, so that every later rebuild starts from it.
+The parameters are those the model was wrapped with, as in plain DDP: one that is frozen at the moment
+is still averaged once it is unfrozen.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,19 +41,41 @@ class AsMade:
     @staticmethod
     def of(model: DDP) -> AsMade:
         """Note what `model` is like, which no rebuild has changed yet."""
-        parameters, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        frozen = [parameter for parameter in _reduced(model) if not parameter.requires_grad]
+        with _unfrozen(frozen):
+            parameters, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         return AsMade(
             parameters=parameters,
             sparse=sparse,
-            names=model._build_debug_param_to_name_mapping(parameters),  # type: ignore[no-untyped-call]
+            names={place: names[id(parameter)] for place, parameter in enumerate(parameters)},
             buckets={name: getattr(model, name) for name in _BUCKET_ATTRIBUTES if hasattr(model, name)},
             find_unused_parameters=model.find_unused_parameters,
             static_graph=model.static_graph,
         )
 
 
+def _reduced(model: DDP) -> list[Tensor]:
+    """Return the parameters that the present reducer averages, those frozen now among them."""
+    if all(parameter.requires_grad for parameter in model.module.parameters()):
+        return list(model.module.parameters())
+    return [parameter for bucket in model.reducer._get_zeros_like_grad_buckets() for parameter in bucket.parameters()]
+
+
+@contextlib.contextmanager
+def _unfrozen(parameters: list[Tensor]) -> Iterator[None]:
+    """Let them require gradients meanwhile: torch crashes over a reducer of one that does not."""
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+
+
 def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
-    """Return DDP's attributes for the bucket sizes of `options`: the user's where these leave them open."""
+    """Return DDP's attributes for bucket sizes: of `options`, and the user's where these are open."""
     if options.bucket_mb is None and options.first_bucket_mb is None:
         return made.buckets
     config = made.buckets.get("_bucket_config")
@@ -74,9 +99,10 @@ def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
 
 
 def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
-    """Give `model` a new reducer, made as the user made it and as `options` say. Sets `model.reducer` and `model.logger`.
+    """Set `model.reducer` and `model.logger` to new ones, as the user made it and as `options` say.
 
-    Call it between two steps, on every rank. Raises InputError for bucket sizes that this version of torch does not know.
+    Call it between two steps, on every rank. Raises InputError for bucket sizes that this version of
+    torch does not know.
     """
     made.static_graph |= model.static_graph and not made.rebuilt_static_graph  # the user's own _set_static_graph()
     static_graph = made.static_graph or options.static_graph
@@ -85,16 +111,12 @@ def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
     model.find_unused_parameters = made.find_unused_parameters or options.find_unused_parameters
     model.reducer._remove_autograd_hooks()  # it may live on, where the user holds it
     views = model.gradient_as_bucket_view
-    frozen = [parameter for parameter in made.parameters if not parameter.requires_grad]
     try:
         model.gradient_as_bucket_view = options.bucket_views or views
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        model._ddp_init_helper(made.parameters, made.sparse, made.names, static_graph)  # type: ignore[no-untyped-call]
+        with _unfrozen([parameter for parameter in made.parameters if not parameter.requires_grad]):
+            model._ddp_init_helper(made.parameters, made.sparse, made.names, static_graph)  # type: ignore[no-untyped-call]
     finally:
         model.gradient_as_bucket_view = views
-        for parameter in frozen:
-            parameter.requires_grad_(False)
     model._has_rebuilt_buckets = False
     model.static_graph = static_graph
     made.rebuilt_static_graph = static_graph and not made.static_graph
@@ -104,4 +126,4 @@ def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
         assert model.logger is not None
         model.logger._set_static_graph()
     if getattr(model, "_require_manual_backward_finalization", False):
-        model.require_manual_backward_finalization = True
+        model.require_manual_backward_finalization = True  # type: ignore[misc]

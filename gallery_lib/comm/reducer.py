@@ -44,7 +44,7 @@ def _gradients(bucket: dist.GradBucket) -> list[Tensor]:
     if not parameters[0].is_complex() or buffer.is_complex():
         return bucket.gradients()
     parts = torch.view_as_complex(buffer.view(-1, 2)).split([parameter.numel() for parameter in parameters])
-    dense = [torch._prims_common.is_non_overlapping_and_dense(parameter) for parameter in parameters]
+    dense = [torch.empty_like(parameter, device="meta").stride() == parameter.stride() for parameter in parameters]
     return [
         part.as_strided(parameter.shape, parameter.stride()) if whole else part.view(parameter.shape)
         for part, parameter, whole in zip(parts, parameters, dense, strict=True)
@@ -84,6 +84,12 @@ def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
+def _end_threads(heartbeat: Heartbeat, channels: list[Channel]) -> None:
+    heartbeat.end()
+    for channel in channels:
+        channel.end_thread()
+
+
 class GradientReducer:
     """Averages gradients as `options` say. Making one is a collective call.
 
@@ -106,6 +112,7 @@ class GradientReducer:
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._channels = [Channel(options, self.hosts, device) for _ in range(options.streams)]
         self._heartbeat = Heartbeat()
+        self._ending: weakref.finalize[..., nn.Module] | None = None
         self._finish_queued = False
         self._waiting: list[threading.Event] = []
         self._problem: BaseException | None = None
@@ -214,6 +221,8 @@ class GradientReducer:
         if problem is not None:
             reason = f"{self._heartbeat.silent_ranks()} ({type(problem).__name__}: {problem})"
             raise RunFailed(f"rank {dist.get_rank()}: gradients could not be averaged: {reason}.") from problem
+        if self.early_steps is not None:  # after DDP has put the means into the gradients, for which it has queued itself by now
+            torch.autograd.Variable._execution_engine.queue_callback(self.early_steps.backward_done)  # type: ignore[attr-defined]
         if any(bool(mean) for *_, mean in seen):  # the same on every rank, since all have the same means
             own = [name for names, flags, _ in seen for name, bad in zip(names, flags.tolist(), strict=True) if bad]
             message = f"a gradient is infinite or not a number: {self._whose(own)}"
@@ -250,16 +259,17 @@ class GradientReducer:
         for channel, kept in zip(self._channels, state["channels"], strict=True):
             channel.load_state_dict(kept)
 
-    def end_threads(self) -> None:
-        """End its threads. Enough for a model that is gone: torch ends the groups with the default one."""
-        self._heartbeat.end()
-        for channel in self._channels:
-            channel.end_thread()
+    def end_with(self, model: nn.Module) -> None:
+        """Have its threads end when `model` is deleted; torch ends the groups with the default one."""
+        self._ending = weakref.finalize(model, _end_threads, self._heartbeat, self._channels)
+        self._ending.atexit = False
 
     def close(self) -> None:
         """End its threads and groups; a collective call. Raises InputError between a step in the backward pass and `optimizer.step()`."""
         if self.early_steps is not None:
             self.early_steps.close()
+        if self._ending is not None:
+            self._ending.detach()
         self._heartbeat.stop()
         for channel in self._channels:
             channel.close()

@@ -11,12 +11,13 @@ not be. Before a turn changes, ranks make sure that all have come to it; should 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import os
-import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ import torch.distributed as dist
 
 from gallery_lib import hardware, paths, stats
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerated import accelerate_ddp, check_same_on_all_ranks, stop_watching_steps, use_way, watched
+from gallery_lib.comm.accelerated import accelerate_ddp, check_same_on_all_ranks, say, stop_watching_steps, use_way, watched
 from gallery_lib.comm.rebuild import DDP
 from gallery_lib.comm.shared_memory import FOLDER
 from gallery_lib.config import Comm
@@ -61,7 +62,7 @@ def candidates(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
 
 def _has_room(way: Comm, hosts: topology.Topology, model: DDP) -> bool:
     """Whether this host has the shared memory that a hierarchical way may need, twice over; True for other ways."""
-    if not way.hierarchical:
+    if not way.hierarchical or model.device.type == "cuda":
         return True
     sizes = [parameter.numel() * parameter.itemsize for parameter in model.module.parameters()]
     cap = int(way.bucket_mb * 2**20) if way.bucket_mb else model.bucket_bytes_cap
@@ -74,7 +75,10 @@ def _has_room(way: Comm, hosts: topology.Topology, model: DDP) -> bool:
 
 
 class Tuner:
-    """Changes a DistributedDataParallel's way before some of its forward passes until the choice is made. Making one is a collective call."""
+    """Changes a DistributedDataParallel's way before some of its forward passes, until the choice is made.
+
+    Making one is a collective call.
+    """
 
     def __init__(
         self,
@@ -147,7 +151,7 @@ class Tuner:
         if self._backward_pass is not None and self._backward_pass() is not None:
             return  # no gradients were averaged since: another forward pass of the same step
         self._step_begins(model)
-        passing = _BackwardPass()
+        passing = _BackwardPass(model)
         future: torch.futures.Future[_BackwardPass] = torch.futures.Future()
         future.set_result(passing)
         model.reducer._install_post_backward_futures([future])  # which drops it at the end
@@ -235,21 +239,33 @@ class Tuner:
 
 
 class _BackwardPass:
-    """Lives until the reducer that holds it has averaged the gradients of a backward pass."""
+    """Lives until the reducer that holds it has averaged the gradients of a backward pass.
+
+    At its end it has a new reducer order its buckets. DDP would do that, which is a collective call, in the next forward pass: of
+    these a rank may make one that others do not, and after every change of turns.
+    """
+
+    def __init__(self, model: DDP) -> None:
+        self._model = weakref.ref(model)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # not in a backward pass: the reducer itself is going
+            engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+            engine.queue_callback(functools.partial(_order_buckets, self._model))  # when the reducer is done
+
+
+def _order_buckets(known: weakref.ref[DDP]) -> None:
+    model = known()
+    if model is not None and model.reducer._rebuild_buckets():
+        model._has_rebuilt_buckets = True
 
 
 _OVERWRITTEN = "; they may lie in DDP's buckets, so that a gradient which is kept over a step is overwritten by the next"
 
 
-def say(text: str) -> None:
-    """Print on rank 0."""
-    if dist.get_rank() == 0:
-        print(text, file=sys.stderr, flush=True)
-
-
 def apply(model: DDP, options: Comm) -> Tuner | None:
     """Have `model` average gradients as `options` say; with `options.tune`, as chosen over the next steps. A collective call."""
-    if not options.tune:
+    if not options.tune or dist.get_world_size() == 1:
         accelerate_ddp(model, options)
         return None
     check_same_on_all_ranks(model, options, "comm.tune")

@@ -1,8 +1,8 @@
 """Notice what happens to a DistributedDataParallel, without a hook of ours among the user's.
 
-DDP tells its logger when a forward pass that is to be averaged begins, and when a communication hook is registered. `Watch` stands in
-that logger's place and passes all calls on. It also keeps all we know of the model: DDP leaves its logger out of pickles and deep
-copies, so a copy is a plain DDP.
+DDP tells its logger when a forward pass that is to be averaged begins, and when a communication
+hook is registered. `Watch` stands in that logger's place and passes all calls on. It also keeps all
+we know of the model: DDP leaves its logger out of pickles and deep copies, so a copy is a plain DDP.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Watch:
     """Stands in the place of `model.logger`.
 
-    `reducer`: our communication hook, None while DDP averages by itself. `before_forward`: called before a forward pass that is to
-    be averaged. `before_own_hook`: called when the user registers a communication hook.
+    `reducer`: our communication hook, None while DDP averages by itself. `before_forward`: called before
+    a forward pass that is to be averaged. `before_own_hook`: called when the user registers a
+    communication hook.
     """
 
     def __init__(self, model: DDP) -> None:

@@ -115,7 +115,9 @@ class Comm(Settable):
     first_bucket_mb: float | None = option(
         None, "size of the one that is sent first; default: as with bucket_mb, 1 where that is left out", unit="MiB", minimum=0.001
     )
-    bucket_views: bool = option(False, "gradients lie in the buckets, which saves a copy of them")
+    bucket_views: bool = option(
+        False, "gradients lie in the buckets, which saves a copy; one that is kept over a step is overwritten by the next"
+    )
     find_unused_parameters: bool = option(
         False,
         "look in each step for parameters that the loss does not depend on, and go on without their gradients; costs a walk "
@@ -126,7 +128,9 @@ class Comm(Settable):
     hierarchical: bool = option(False, "add up within each host first; then the processes of a host exchange a part each with other hosts")
     tune: bool = option(False, "let lossless ways take turns over the first steps, and use the fastest if it certainly beats DDP's own")
     wire: Literal["exact", "bf16", "fp16", "int8", "powersgd"] = option(
-        "exact", "what is sent: gradients as they are, rounded, as int8 with a scale for every 256, or as products of narrow matrices"
+        "exact",
+        "what is sent: gradients as they are, rounded, as int8 with a scale for every 256, or as products of narrow matrices; "
+        "double precision is rounded alike, sparse gradients are sent as they are",
     )
     error_feedback: bool = option(True, "with int8, what rounding loses is sent along the next time")
     powersgd_rank: int = option(4, "columns of those matrices", minimum=1)

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from gallery_lib.comm import reducer
 from gallery_lib.comm.accelerated import gradient_reducer
 from gallery_lib.comm.channel import Channel
 from gallery_lib.comm.tuner import Tuner
+from gallery_lib.comm.watch import watch_of
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, batch, options_of, stack
 
@@ -68,3 +70,65 @@ def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
                 parameter -= 0.01 * parameter.grad
     pairs = zip(model.module.parameters(), other.parameters(), strict=True)
     return {"at once": chosen_at_once, "chosen": tuner.chosen, "error": max((a - b).abs().max().item() for a, b in pairs)}
+
+
+def automatic_twice() -> list[dict[str, Any]]:
+    """Calls of a forward hook in a first run, which chooses, and in a second, which keeps the choice."""
+    import gallery_lib.comm.auto as auto
+
+    auto.options = Comm(tune=True)
+    auto.enable()
+    found = []
+    for _ in range(2):
+        model, calls = DDP(stack([5, 3])), []
+        model.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        watch = watch_of(model)
+        for step in range(180):
+            model(batch(step, 5)).sum().backward()
+        found.append({"calls": len(calls), "chosen": watch is not None and watch.before_forward is None})
+    auto.disable()
+    return found
+
+
+def automatic_otherwise() -> dict[str, Any]:
+    """A subclass whose constructor goes on after DDP's, and models that are left as they are, with the warnings for these."""
+    import gallery_lib.comm.auto as auto
+
+    class Mine(DDP):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__(module)
+            self.mine = "mine"
+
+    auto.options = Comm(streams=2)
+    auto.enable()
+    found: dict[str, Any] = {}
+    mine = Mine(stack([4, 3]))
+    mine(batch(0, 4)).sum().backward()
+    found["subclass"] = [gradient_reducer(mine) is not None, mine.mine]
+    delayed = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2).requires_grad_(False))
+    trained = [(name, parameter) for name, parameter in delayed.named_parameters() if parameter.requires_grad]
+    others: dict[str, tuple[nn.Module, dict[str, Any]]] = {
+        "delayed": (delayed, {"delay_all_reduce_named_params": trained, "param_to_hook_all_reduce": trained[0][1]}),
+    }
+    for name, (net, arguments) in others.items():
+        with pytest.warns(UserWarning, match="leaves this DistributedDataParallel as it is") as caught:
+            DDP(net, **arguments)
+        found[name] = " ".join(str(warning.message) for warning in caught)
+    auto.disable()
+    return found
+
+
+def damaged() -> str:
+    """The message for a kept choice that cannot be read, which only rank 0 sees."""
+    ways = {"ddp": Comm(), "views": Comm(bucket_views=True)}
+    path = Tuner(DDP(stack([7, 2])), ways).path
+    assert path is not None
+    if dist.get_rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{")
+    dist.barrier()
+    try:
+        Tuner(DDP(stack([7, 2])), ways)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def gan() -> bool:
     plain, weights = (nn.Linear(6, 5), nn.Linear(5, 1)), []
     for early in (False, True):
         G, D = (DDP(copy.deepcopy(each)) for each in plain)
-        of_g, of_d = (torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (G, D))
+        of_g, of_d = (torch.optim.SGD(each.parameters(), 0.1, momentum=0.9, foreach=False) for each in (G, D))
         if early:
             accelerate_ddp(G, Comm(), optimizer=of_g)
             accelerate_ddp(D, Comm(), optimizer=of_d)
@@ -71,7 +72,9 @@ def refused(what: str) -> str:
     """The message where the step that was taken is not the one that `optimizer.step()` would take."""
     model = DDP(stack([6, 9, 4]))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    if what != "no optimizer":
+    if what == "other optimizer":
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)
+    if what not in ("no optimizer", "other optimizer"):
         accelerate_ddp(model, Comm(), optimizer=optimizer)
 
     def loss(step: int = 0) -> Any:
@@ -87,7 +90,9 @@ def refused(what: str) -> str:
         return loss()
 
     try:
-        if what in ("no step", "a forward pass", "accelerate_ddp again"):
+        if what == "other optimizer":
+            accelerate_ddp(model, Comm(), optimizer=optimizer)
+        elif what in ("no step", "a forward pass", "accelerate_ddp again"):
             early()
             if what == "no step":
                 model.eval()
@@ -98,7 +103,8 @@ def refused(what: str) -> str:
             first, second = loss(0), loss(1)
             with step_in_backward(model):
                 first.backward()
-                second.backward()
+                second.backward()  # of which plain DDP averages nothing
+            optimizer.step()
         elif what == "no backward pass":
             with step_in_backward(model):
                 pass
@@ -132,7 +138,7 @@ def refused(what: str) -> str:
         message = f"{type(error).__name__}: {error}"
     else:
         message = "nothing was raised"
-    if what not in ("two backward passes", "no step", "a forward pass", "accelerate_ddp again", "no optimizer"):
+    if what not in ("two backward passes", "no step", "a forward pass", "accelerate_ddp again", "no optimizer", "other optimizer"):
         accelerate_ddp(model, Comm())
         optimizer.zero_grad()
         loss().backward()
@@ -142,15 +148,14 @@ def refused(what: str) -> str:
 
 def fails_halfway() -> str:
     """What the next step says after an error in the backward pass, when some parameters had had their step."""
-    model = DDP(stack([6, 9, 4]))
+    model = DDP(stack([6, 90, 40]))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     accelerate_ddp(model, Comm(bucket_mb=0.001), optimizer=optimizer)
     for step in range(2):
         optimizer.zero_grad()
-        value = model(batch(step, 6)).sum()
         if step == 1:
-            model.module[0].register_full_backward_hook(_fail)
-            value = model(batch(step, 6)).sum()
+            model.module[1].register_full_backward_hook(_fail)
+        value = model(batch(step, 6)).sum()
         try:
             with step_in_backward(model):
                 value.backward()
@@ -164,4 +169,5 @@ def fails_halfway() -> str:
 
 
 def _fail(*_: Any) -> None:
+    time.sleep(1)  # until the other layer's parameters have had their step
     raise ZeroDivisionError

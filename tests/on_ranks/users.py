@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm import tuner
 from gallery_lib.comm.accelerated import accelerate_ddp, gradient_reducer
+from gallery_lib.comm.reducer import GradientReducer
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, batch, options_of, stack
@@ -157,6 +158,12 @@ def habits(which: str) -> list[bool]:
         if which == "accumulation":
             with model.no_sync():
                 model(batch(100 + step, 6)).pow(2).sum().backward()
+        if which == "one rank looks at more, and all meet" and step > 1 and step % 4 > 0:
+            model.eval()
+            if rank == 0:
+                model(batch(step, 6))
+            dist.barrier()
+            model.train()
         if which == "evaluation":
             model.eval()
             with torch.no_grad():
@@ -185,7 +192,7 @@ def habits(which: str) -> list[bool]:
         _step(run, step, loss)
         exact.append(_equal(*models))
     del held
-    return [*exact, turns.chosen in WAYS]
+    return [*exact, turns.chosen in WAYS or which == "joined"]  # after join() DDP takes itself for joined, and turns wait
 
 
 def a_rank_that_does_not_come() -> dict[str, Any]:
@@ -197,7 +204,7 @@ def a_rank_that_does_not_come() -> dict[str, Any]:
         for step in range(12):
             _step(models, step)
             for model in models:
-                if dist.get_rank() == 0:
+                if dist.get_rank() == 0 and step > 0:  # after the first step plain DDP would hang as well
                     model(batch(step, 6))
                 dist.barrier()
             exact.append(_equal(*models))
@@ -250,6 +257,26 @@ def deleted() -> list[int]:
     return counts
 
 
+def replaced() -> list[int]:
+    """How many communication hooks of ours are alive after many changes of way, and once the model is back at DDP's own."""
+    gc.collect()
+    before = _alive()
+    model, counts = DDP(stack([6, 9, 4])), []
+    for number in range(4):
+        accelerate_ddp(model, Comm(streams=2, bucket_views=number % 2 == 0))
+        for step in range(2):
+            _step([model], step)
+    counts.append(_alive() - before)
+    accelerate_ddp(model, Comm())
+    _step([model], 0)
+    return [*counts, _alive() - before]
+
+
+def _alive() -> int:
+    gc.collect()
+    return sum(isinstance(thing, GradientReducer) for thing in gc.get_objects())
+
+
 class _Odd(nn.Module):
     """Parameters of every type and form that DDP takes, in one model."""
 
@@ -262,8 +289,8 @@ class _Odd(nn.Module):
 
         self.complex = weight(6, 8, dtype=torch.complex64)
         self.complex_turned = nn.Parameter(weight(7, 5, dtype=torch.complex64).data.t())
-        self.double, self.double_bias = weight(40, 30, dtype=torch.float64), weight(30, dtype=torch.float64)
-        self.half, self.brain = weight(9, 7, dtype=torch.float16), weight(9, 7, dtype=torch.bfloat16)
+        self.doubles, self.double_bias = weight(40, 30, dtype=torch.float64), weight(30, dtype=torch.float64)
+        self.halves, self.brain = weight(9, 7, dtype=torch.float16), weight(9, 7, dtype=torch.bfloat16)
         self.nothing, self.nothing_double = weight(0, 3), weight(0, dtype=torch.float64)
         self.turned = nn.Parameter(weight(5, 4, 3, 3).data.to(memory_format=torch.channels_last))
         self.single, self.shared = weight(), weight(12, 10)
@@ -375,3 +402,34 @@ def unused_by_option(values: dict[str, Any]) -> list[bool]:
     except RuntimeError as error:
         exact.append("find_unused_parameters" in str(error))
     return exact
+
+
+def made_otherwise(how: str) -> list[bool]:
+    """Whether weights are those of plain DDP after each step, for models that are made or changed in rarer ways."""
+    models: list[DDP] = []
+    for accelerated in (False, True):
+        net, arguments = stack([6, 9, 4]), {}
+        if how == "ignored":
+            DDP._set_params_and_buffers_to_ignore_for_model(net, ["2.weight"])
+        elif how in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
+            arguments = {how: True}
+        elif how == "buckets":
+            arguments = {"bucket_cap_mb": 0.0002}
+        models.append(DDP(net, **arguments))
+        if accelerated:
+            tuned(models[-1])
+        if how == "static graph later":
+            models[-1]._set_static_graph()
+        elif how == "fused optimizer":
+            models[-1]._register_fused_optim(torch.optim.SGD, 0.05)
+    exact = []
+    for step in range(STEPS + 4):
+        if how == "fused optimizer":
+            for model in models:
+                model(batch(step, 6)).pow(2).sum().backward()
+        else:
+            _step(models, step)
+        exact.append(_equal(*models))
+    mine = models[1]
+    same = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_bytes_cap")
+    return [*exact, all(getattr(mine, name) == getattr(models[0], name) for name in same if name != "bucket_bytes_cap" or how == "buckets")]
