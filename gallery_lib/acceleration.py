@@ -79,10 +79,15 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
         warnings.warn(f"accelerate(): {done['precision']}", stacklevel=2)
 
     layout = _lay_out(model, optimizers, config, device, done)
+    late = layout is torch.channels_last and layout_guard.needs_strides(model)
+    if layout is torch.channels_last and not late:
+        model.to(memory_format=layout)  # type: ignore[call-overload]
     if config.memory.allocator:
         done["allocator"] = allocator.apply() if device.type == "cpu" else "torch's caching allocator (CUDA)"
     _use_kernels(model, config, device, layout, done)
-    batches = {id(loader): DeviceLoader(loader, device, layout, config.loader) for loader in loaders}
+    batches = {
+        id(loader): DeviceLoader(loader, device, torch.contiguous_format if late else layout, config.loader) for loader in loaders
+    }
     for niceness in {loader.niceness for loader in batches.values() if loader.niceness}:
         done["loader"] = f"processes that load data at niceness {niceness}"
     for optimizer in optimizers if config.compute.optimizer else ():
@@ -96,14 +101,11 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
             loader.memory_format = chosen
         laid_out_anew(result)
 
-    def guard_layout() -> None:
-        go_through(model, layout_guard.LayoutGuard(model, done, lambda: follow_layout(torch.contiguous_format)))
-
     def follow(candidate: Candidate) -> None:
         """Have what depends on it follow the candidate that tuning has chosen."""
         done.update({"layout": candidate.layout, "compiler": candidate.backend or "none: eager"})
         if candidate.memory_format is torch.channels_last:
-            guard_layout()
+            go_through(model, layout_guard.LayoutGuard(model, done, follow_layout, late=False))
         follow_layout(candidate.memory_format)
 
     if config.tune.enabled:
@@ -113,7 +115,7 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
             done["compiler"] = compile_model(model, config.compiler, device)
             announce_first_call(model, done)
         if layout is torch.channels_last:
-            guard_layout()
+            go_through(model, layout_guard.LayoutGuard(model, done, follow_layout, late=late))
     if several:
         result = distribute(model, device, config.comm)
     else:
@@ -177,7 +179,7 @@ def _has_synchronized_norm(model: nn.Module) -> bool:
 def _lay_out(
     model: nn.Module, optimizers: list[torch.optim.Optimizer], config: Config, device: torch.device, done: dict[str, str]
 ) -> torch.memory_format:
-    """Bring the model to the device and into its memory format, which is returned."""
+    """Bring the model to the device; return the memory format that it is to have."""
     layout = memory_format(model, config.memory, device.type)
     model.to(device)
     if layout is torch.contiguous_format:
@@ -190,7 +192,6 @@ def _lay_out(
         if process_group.rank() == 0:
             layout_guard.announce(model, reason)
         return torch.contiguous_format
-    model.to(memory_format=layout)
     done["layout"] = "channels_last"
     return layout
 

@@ -53,6 +53,15 @@ def reason_against(model: nn.Module) -> str:
     return ""
 
 
+def needs_strides(model: nn.Module) -> bool:
+    """Return whether the model's own code calls methods that raise for some strides.
+
+    Such a model is to be laid out with its first call, not before: a copy that was made meanwhile, for averaged
+    weights say, then works as in plain PyTorch.
+    """
+    return any(_names(function.__code__) & _NEEDS_STRIDES for function in _functions(model))
+
+
 def _functions(model: nn.Module) -> Iterator[FunctionType]:
     """Yield the functions that a call of `model` may reach, as far as their names tell: not those of libraries."""
     seen: set[Any] = set()
@@ -88,12 +97,16 @@ def _names(code: CodeType) -> set[str]:
 class LayoutGuard:
     """What the calls of a model in channels_last go through.
 
-    `done` gets a line about the layout if the model has to become contiguous, and `changed` is called then.
+    With `late` the model is contiguous as yet, and changes with its first call. When it has changed, there or back,
+    `done` gets a line about the layout and `changed` is called with it.
     """
 
-    def __init__(self, model: nn.Module, done: MutableMapping[str, str], changed: Callable[[], None]) -> None:
+    def __init__(
+        self, model: nn.Module, done: MutableMapping[str, str], changed: Callable[[torch.memory_format], None], *, late: bool
+    ) -> None:
         self._model, self._done, self._changed = model, done, changed
-        self._always = any(_names(function.__code__) & _NEEDS_STRIDES for function in _functions(model))
+        self._late = late
+        self._always = needs_strides(model)
         self._went_well: set[tuple[bool, bool]] = set()
         self._contiguous = False
 
@@ -101,6 +114,11 @@ class LayoutGuard:
         """Return `call(*args, **kwargs)`, contiguous as plain PyTorch's result would be."""
         if self._contiguous:
             return call(*args, **kwargs)
+        if self._late:
+            self._late = False
+            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._done["layout"] = "channels_last"
+            self._changed(torch.channels_last)
         kind = (self._model.training, torch.is_grad_enabled())
         before = _State(self._model) if self._always or kind not in self._went_well else None
         try:
@@ -126,7 +144,7 @@ class LayoutGuard:
         self._done["layout"] = f"contiguous: the model does not work in channels_last ({reason})"
         if process_group.rank() == 0:
             announce(self._model, "it does not work in channels_last, often for a `.view` that could be `.reshape`")
-        self._changed()
+        self._changed(torch.contiguous_format)
 
 
 def announce(model: nn.Module, reason: str) -> None:

@@ -8,7 +8,8 @@
 | stream, other iterable of batches | every world_size-th item (batch); the tail is left out |
 | divided already | all that it yields |
 
-So all ranks take the same number of steps. With `drop_last` tails are left out everywhere. Divided
+So all ranks take the same number of steps; of what is divided already, as many as the rank with the most batches has
+(`in_step.py`). With `drop_last` tails are left out everywhere. Divided
 already is a loader whose sampler knows ranks (DistributedSampler), and one whose data or order is
 found to differ from rank to rank; `config.loader.shard` says otherwise. Everything else about the
 loader stays. The ranks compare notes once a pass, so all of them have to begin it; one that ends
@@ -18,6 +19,8 @@ with an error is waited for until the process group's timeout.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +31,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.data import rank_samplers
 from gallery_lib.data.agreed_order import ShardedSampler, order_kind
 from gallery_lib.data.digests import of_data
+from gallery_lib.data.in_step import InStep
 from gallery_lib.data.loader_copy import copied
 from gallery_lib.data.rank_samplers import Place
 from gallery_lib.data.streams import ShardedStream, announce_own_division, divides_itself
@@ -44,11 +48,15 @@ class Share:
     loader: Any
     part: ShardedSampler | ShardedStream | None = None
     sampled_by_rank: bool = False
+    number: int = 0
+    """Of this loader among those that the ranks divide; the same on all ranks."""
+    passes: int = 0
 
     def begin(self, watched: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
         """Return the batches of one pass; `watched` is put around the loader's own iterator."""
         begun = watched(iter(self.loader))
-        return begun if self.part is None else _Pass(self, begun, watched)
+        self.passes += 1
+        return begun if self.part is None else InStep(_Pass(self, begun, watched), self.part, f"{self.number}/{self.passes}")
 
 
 class _Pass:
@@ -122,6 +130,7 @@ class _Facts:
     place: Place | None
     length: int | None
     data: bytes
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
 
 def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Share:
@@ -137,9 +146,10 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
         batches: Any = loader
         loader = DataLoader(batches, batch_size=None, collate_fn=_unchanged)
     if not isinstance(loader, DataLoader):
-        _divided_by_samplers(process_group.all_ranks(_Facts("iterable", None, None, b"")), rank, world_size)
+        facts = process_group.all_ranks(_Facts("iterable", None, None, b""))
+        _divided_by_samplers(facts, rank, world_size)
         stream = ShardedStream(loader, rank, world_size, check=check)
-        return Share(stream, stream)
+        return Share(stream, stream, number=facts[0].number)
     is_stream = isinstance(loader.dataset, IterableDataset)
     place = rank_samplers.place_of(loader) if check else None
     facts = process_group.all_ranks(
@@ -162,13 +172,15 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
             workers=loader.num_workers,
             lengths=lengths,
         )
-        return Share(copied(loader, dataset=stream), stream)
+        return Share(copied(loader, dataset=stream), stream, number=facts[0].number)
     _check_same_length(facts)
     what = f"the data set ({type(loader.dataset).__name__})"
     if check and divides_itself([(0, 1, fact.data) for fact in facts], what):
         announce_own_division(what)
         return Share(loader)
-    return _with_sharded_sampler(loader, rank, world_size, check=check)
+    share = _with_sharded_sampler(loader, rank, world_size, check=check)
+    share.number = facts[0].number
+    return share
 
 
 def _unchanged(batch: Any) -> Any:

@@ -60,7 +60,7 @@ def announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None
         uneven = ""
         if len(set(lengths)) > 1:
             found = ", ".join(map(str, lengths))
-            uneven = f" The ranks' lengths differ ({found}), and so do their numbers of steps."
+            uneven = f" The ranks' lengths differ ({found}), and all take as many steps as the longest has."
         warnings.warn(
             f"accelerate(): {what} differs from rank to rank, and so counts as divided among them already: each rank "
             f"takes all of its own.{uneven} config.loader.shard = 'always' divides it, 'never' leaves it without this line.",

@@ -22,6 +22,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
     default_collate,
+    default_convert,
     get_worker_info,
 )
 
@@ -220,7 +221,7 @@ LOADERS: dict[str, Loader] = {
     "unbatched": Loader(_unbatched, missing="batches", refusal=BATCHES_OF_ITS_OWN, shuffles=True),
     "stream": Loader(_streamed(Stream), missing="items"),
     "stream_with_length": Loader(_streamed(StreamWithLength), missing="items"),
-    "stream_by_rank": Loader(_streamed(Stream, "rank"), missing="items", refusal="a stream that divides itself"),
+    "stream_by_rank": Loader(_streamed(Stream, "rank"), missing="batches", refusal="a stream that divides itself"),
     "subclass": Loader(
         lambda items, case, known: Shifting(items, case.batch_size, **known),
         refusal="a subclass's own __iter__",
@@ -281,6 +282,7 @@ class Replay:
         own = name == "train"
         self.collate = (BATCHES[case.batch] if own else None) or default_collate
         self.shift = own and case.loader == "subclass"
+        self.convert = default_convert if own and case.loader == "unbatched" else None  # as DataLoader does with batch_size=None
 
     def __len__(self) -> int:
         if self.length is None:
@@ -293,4 +295,6 @@ class Replay:
             raise RanOutError
         for indices in epoch:
             batch = self.collate([self.items[i] for i in indices])
+            if self.convert is not None:
+                batch = self.convert(batch)
             yield [batch[0], batch[1], batch[2] + 1] if self.shift else batch

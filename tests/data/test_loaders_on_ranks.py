@@ -127,7 +127,8 @@ def test_the_same_with_worker_processes(two: Ranks, kind: str, persistent: bool)
     scale = 2 if "halved" in kind else 1
     for number in range(2):
         seen = flat(found[0]["passes"][number]) + flat(found[1]["passes"][number])
-        assert sorted(scale * item for item in seen) == list(range(11 if "uneven" in kind else SAMPLES))
+        uneven = "uneven" in kind  # a rank that has run out repeats its first batch
+        assert sorted(scale * item for item in (set(seen) if uneven else seen)) == list(range(11 if uneven else SAMPLES))
     assert len(found[0]["said"]) == int("by rank" in kind)
 
 
@@ -140,11 +141,29 @@ def test_an_uneven_stream_that_divides_itself_loses_nothing(two: Ranks) -> None:
     assert sorted(flat(found[0]["passes"][0]) + flat(found[1]["passes"][0])) == list(range(11))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rank_that_runs_out_repeats_its_first_batch_so_that_no_rank_waits_for_it(two: Ranks, workers: int) -> None:
+    found = of_ranks_with(two, "very uneven stream by rank", 2, num_workers=workers)
+    assert [answer["error"] for answer in found] == ["", ""]
+    assert [sorted(flat(batches)) for batches in found[0]["passes"]] == [list(range(15))] * 2
+    own = 6
+    for batches in found[1]["passes"]:
+        assert len(batches) == len(found[0]["passes"][0])
+        assert sorted(set(flat(batches))) == list(range(100, 100 + own))
+        assert all(batch == batches[0] for batch in batches[own // 2 + workers // 2 :])
+    assert any("rank 1 has run out of batches after" in said for said in found[1]["said"])
+
+
+def test_a_rank_without_any_batch_of_its_own_is_refused_on_all_ranks(two: Ranks) -> None:
+    for answer in of_ranks(two, "stream on rank 0 alone"):
+        assert answer["error"].startswith("InputError: rank 1 has no batch at all in this pass, and others have.")
+
+
 def test_a_stream_that_divides_itself_and_knows_its_length(two: Ranks) -> None:
     found = of_ranks(two, "long stream by rank")
     assert sorted(flat(found[0]["passes"][0]) + flat(found[1]["passes"][0])) == list(range(11))
     (said,) = found[0]["said"]
-    assert "lengths differ (6, 5), and so do their numbers of steps" in said
+    assert "lengths differ (6, 5), and all take as many steps as the longest has" in said
     assert two.call("loaders.lengths", "long stream") == [5, 5]
 
 
@@ -174,7 +193,6 @@ def test_the_option_says_otherwise(two: Ranks) -> None:
         ("one sample", [[[7]], [[7]]]),
         ("no sample", [[], []]),
         ("empty stream", [[], []]),
-        ("stream on rank 0 alone", [[[0, 1], [2, 3]], []]),
         ("stream of Nones", [[None, 1], [None, 2]]),
     ],
 )

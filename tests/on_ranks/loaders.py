@@ -158,6 +158,10 @@ def _failing_stream(number: int) -> Iterator[int]:
     yield from range(8)
 
 
+def _uneven_share(number: int) -> Any:
+    return iter(range(100 * number, 100 * number + 15 - 9 * number))
+
+
 def _share(number: int, of: int = SAMPLES) -> Any:
     return range(number, of, process_group.world_size())
 
@@ -213,6 +217,9 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "stream": lambda **o: DataLoader(Stream(lambda _: range(SAMPLES)), 2, **o),
     "stream by rank": lambda **o: DataLoader(Stream(_share), 2, **o),
     "stream by function": lambda **o: DataLoader(Stream(_share), 2, **o),
+    "very uneven stream by rank": lambda **o: DataLoader(
+        Stream(lambda number: iter(range(100 * number, 100 * number + 15 - 9 * number))), 2, **o
+    ),
     "uneven stream by rank": lambda **o: DataLoader(Stream(lambda number: _share(number, 11)), 2, **o),
     "endless stream": lambda **o: DataLoader(Stream(lambda _: itertools.count()), 2, **o),
     "stream of batches": lambda **o: DataLoader(Stream(lambda _: _pairs(DATA)), None, **o),
