@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,11 @@ from torch import nn
 from gallery_lib.comm.early_steps import EarlySteps
 from gallery_lib.comm.rebuild import DDP
 from gallery_lib.comm.reducer import GradientReducer
-from gallery_lib.comm.watch import Watch, watch_of
+from gallery_lib.comm.watch import DISTRIBUTION, Watch, inside, watch_of
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def needs_hook(options: Comm) -> bool:
@@ -132,41 +134,42 @@ def use_way(model: DDP, options: Comm, early_steps: EarlySteps | None = None) ->
     reducer.end_with(model)
 
 
-def accelerate_ddp(model: DDP, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> DDP:
+def accelerate_ddp(model: M, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> M:
     """Have `model` average its gradients as `options` say (`Comm()` when left out). A collective call; returns `model` itself.
 
     With `optimizer`, steps may be taken in the backward pass, bucket by bucket: see `step_in_backward`.
 
     It may be called again with other options between two steps; what error feedback has kept is dropped then. Raises
-    InputError for a model that is no DistributedDataParallel, is not in the default process group, or has a communication hook of
-    its own, for an optimizer whose step cannot be divided, for options that do not go together, and where ranks ask for different ones.
+    InputError for a model that is no DistributedDataParallel (and none that accelerate() returned), is not in the default
+    process group, or has a communication hook of its own, for an optimizer whose step cannot be divided, for options that
+    do not go together, and where ranks ask for different ones.
     """
     options = options or Comm()
-    if not isinstance(model, DDP):
-        raise InputError(
-            f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first; "
-            "for one that accelerate() returns, set config.comm."
-        )
+    ddp = inside(model)
+    if not isinstance(ddp, DDP):
+        raise InputError(f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first.")
     hooked = needs_hook(options) or optimizer is not None
-    if reason := obstacle(model, hooked):
+    if reason := obstacle(ddp, hooked):
         raise InputError(f"this model cannot be accelerated in this way: {reason}.")
     if options.wire == "powersgd" and (options.hierarchical or options.streams > 1):
         raise InputError("wire=powersgd does not go together with hierarchical or several streams. Leave these off.")
-    check_same_on_all_ranks(model, options, "accelerate_ddp()", optimizer)
+    check_same_on_all_ranks(ddp, options, "accelerate_ddp()", optimizer)
     early_steps = None
     if optimizer is not None:
-        _check_early_steps(model, options)
-        names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        _check_early_steps(ddp, options)
+        names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         if not any(id(parameter) in names for group in optimizer.param_groups for parameter in group["params"]):
             raise InputError("none of the optimizer's parameters is one of the model's. Give the optimizer of this model, or none.")
         early_steps = EarlySteps(optimizer, names)
     try:
-        use_way(model, options, early_steps)
+        use_way(ddp, options, early_steps)
     except InputError:
         if early_steps is not None:
             early_steps.close()
         raise
-    watched(model).before_forward = None if early_steps is None else early_steps.before_forward
+    watched(ddp).before_forward = None if early_steps is None else early_steps.before_forward
+    if ddp is not model:
+        getattr(type(model), DISTRIBUTION).options = options  # also for a DDP that is made anew later
     return model
 
 

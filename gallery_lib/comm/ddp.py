@@ -28,6 +28,7 @@ from torch.nn.parallel.distributed import _find_tensors
 from gallery_lib.comm import topology
 from gallery_lib.comm.accelerated import gradient_reducer, use_way
 from gallery_lib.comm.tuner import apply
+from gallery_lib.comm.watch import DISTRIBUTION
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError, RunFailed
 
@@ -68,7 +69,7 @@ class Distribution:
         self._look_at_parameters = True
         self._layout: list[Any] = []
         self._calling = False
-        self._sync = True
+        self.synchronizes = True
         self._local = False  # the last call was made in no_sync
         self._expecting = False  # DDP is going to average the gradients that come next
         self._in_backward = False
@@ -82,7 +83,7 @@ class Distribution:
         ddp = self.ddp
         if ddp is None:
             return self.model(*args, **kwargs)
-        ddp.training, ddp.require_backward_grad_sync = self.model.training, self._sync
+        ddp.training, ddp.require_backward_grad_sync = self.model.training, self.synchronizes
         self._calling = True
         try:
             output = ddp(*args, **kwargs)
@@ -103,8 +104,8 @@ class Distribution:
         finally:
             self._calling = False
         if torch.is_grad_enabled():
-            self._in_backward, self._local, self._expecting = False, not self._sync, self._sync
-            if self._sync:
+            self._in_backward, self._local, self._expecting = False, not self.synchronizes, self.synchronizes
+            if self.synchronizes:
                 self._missing = len(self._trained)
                 self._watch(output)
         return output
@@ -112,11 +113,11 @@ class Distribution:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Leave the gradients of calls in this context unaveraged, to accumulate them."""
-        before, self._sync = self._sync, False
+        before, self.synchronizes = self.synchronizes, False
         try:
             yield
         finally:
-            self._sync = before
+            self.synchronizes = before
 
     def join(self, **options: Any) -> Any:
         """Return DDP's join context, for ranks with different numbers of batches."""
@@ -219,9 +220,6 @@ def _call(method: weakref.WeakMethod[Any], *arguments: Any) -> None:
         alive(*arguments)
 
 
-_DISTRIBUTION = "_gallery_distribution"
-
-
 class _Twin:
     """What comes before the user's class in that of a twin."""
 
@@ -254,9 +252,12 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
         "__deepcopy__": lambda self, memo: copy.deepcopy(model, memo),
         "train": train,
         "compile": compile_refused,
-        _DISTRIBUTION: distribution,
+        DISTRIBUTION: distribution,
     }
-    own = {"no_sync": distribution.no_sync, "join": distribution.join, "module": model}
+    own: dict[str, Any] = {"no_sync": distribution.no_sync, "join": distribution.join, "module": model}
+    own["require_backward_grad_sync"] = property(
+        lambda _: distribution.synchronizes, lambda _, value: setattr(distribution, "synchronizes", value)
+    )
     namespace |= {name: value for name, value in own.items() if not hasattr(model, name)}
     metaclass: Any = type(kind)
     try:
@@ -276,7 +277,7 @@ def distributed(model: nn.Module) -> DDP | None:
 
 
 def _distribution(model: nn.Module) -> Distribution | None:
-    return getattr(type(model), _DISTRIBUTION, None)
+    return getattr(type(model), DISTRIBUTION, None)
 
 
 def plain_module(model: nn.Module) -> nn.Module:

@@ -27,6 +27,8 @@ from gallery_lib.errors import InputError, RunFailed
 
 _COUPLED = (torch.optim.LBFGS,)
 """Whose step needs all gradients at once."""
+_BY_PARAMETER = ("torch.optim", "gallery_lib.optim.one_pass", "gallery_lib.optim.fused")
+"""Modules whose optimizers treat each parameter by itself; ours are what accelerate() makes of torch's."""
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 """Of which torch has a fused form on the CPU."""
 _CHOICES = ("foreach", "fused")
@@ -64,7 +66,7 @@ class EarlySteps:
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str] | None = None) -> None:
         kind = type(optimizer)
-        if not kind.__module__.startswith("torch.optim") or isinstance(optimizer, _COUPLED):
+        if not kind.__module__.startswith(_BY_PARAMETER) or isinstance(optimizer, _COUPLED):
             raise InputError(
                 f"a step of {kind.__qualname__} cannot be divided: it is not known to treat each parameter by itself, "
                 "as torch.optim's do (but for LBFGS). Leave `optimizer` out, and its step comes after the backward pass."

@@ -59,7 +59,17 @@ class Watch:
         return getattr(object.__getattribute__(self, "_logger"), name)
 
 
+DISTRIBUTION = "_gallery_distribution"
+"""Attribute of the class of what accelerate() returns on several processes; that holds the model's DDP (`ddp.py`)."""
+
+
+def inside(model: Any) -> Any:
+    """Return the DistributedDataParallel through which `model` is called; `model` itself where it is one, or is none."""
+    distribution = getattr(type(model), DISTRIBUTION, None)
+    return model if distribution is None else distribution.ddp
+
+
 def watch_of(model: object) -> Watch | None:
     """Return the watch over `model`, if there is one."""
-    logger = getattr(model, "logger", None)
+    logger = getattr(inside(model), "logger", None)
     return logger if isinstance(logger, Watch) else None

@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="seed of the draws; default: a new one, which is printed")
     parser.add_argument("--case", help="run this case (JSON), and print the differences")
     parser.add_argument("--planted", nargs="*", metavar="FAULT", help="find these planted faults; none named: all")
-    parser.add_argument("--table", action="store_true", help="write docs/guides/what-works.md")
+    parser.add_argument("--table", action="store_true", help="write docs/guides/what_works.md")
     parser.add_argument("--jobs", type=int, default=2, help="cases at the same time; default: 2")
     options = parser.parse_args(arguments)
     if options.case:

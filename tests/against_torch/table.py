@@ -1,4 +1,4 @@
-"""Writes docs/guides/what-works.md: what each kind of model, loader, batch, loop and launch comes to.
+"""Writes docs/guides/what_works.md: what each kind of model, loader, batch, loop and launch comes to.
 
 A cell is one case: a training in plain PyTorch, and the same with the product.
 """
@@ -23,7 +23,7 @@ from .models import MODELS
 from .optimizers import OPTIMIZERS
 from .run import AS_COMPILE, FAILED, RAISES, REFUSED, ROUNDED, SAME, Verdict, run
 
-PAGE = ROOT / "docs" / "guides" / "what-works.md"
+PAGE = ROOT / "docs" / "guides" / "what_works.md"
 BASE = Case(call="parts", config="eager", samples=12, batch_size=3)
 ONE: dict[str, Any] = {}
 COMPILED: dict[str, Any] = {"config": "aot"}

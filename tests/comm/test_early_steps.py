@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gallery_lib.comm.early_steps import EarlySteps
+from gallery_lib.optim.adoption import accelerate_optimizer
 
 FUSED = ["Adam", "AdamW", "SGD", "Adagrad"]
 ARGUMENTS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9, "nesterov": True}, "AdamW": {"amsgrad": True, "weight_decay": 0.1}}
@@ -44,6 +45,21 @@ def _fused_calls(early: EarlySteps, weights: list[Tensor], gradients: list[Tenso
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         _in_two_parts(early, weights, gradients)
     return sum(event.count for event in profile.key_averages() if event.key.startswith("aten::_fused_"))
+
+
+@pytest.mark.parametrize("name", [*FUSED, "RMSprop", "RAdam"])
+def test_parts_of_an_accelerated_optimizer_are_its_whole_step(name: str) -> None:
+    kind, arguments = getattr(torch.optim, name), {"lr": 0.01, **ARGUMENTS.get(name, {})}
+    weights, expected = _weights(), _weights()
+    optimizer, whole = kind(weights, **arguments), kind(expected, **arguments)
+    for each in (optimizer, whole):
+        accelerate_optimizer(each)
+    early = EarlySteps(optimizer)
+    for step in range(STEPS):
+        _in_two_parts(early, weights, _gradients(step))
+        optimizer.step()
+        _whole_step(whole, expected, _gradients(step))
+    torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", FUSED)
