@@ -1,7 +1,7 @@
 """Helper package of a gallery of notebooks for accelerated PyTorch training.
 
     from gallery_lib import accelerate
-    model, loader = accelerate(model, loader)
+    model, loader, optimizer = accelerate(model, loader, optimizer)
 
 Importing it changes no global state and does not import torch until something needs it.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +82,8 @@ def run(case: Case, server: Server) -> Verdict:
 
 def _one_line(record: dict[str, Any]) -> str:
     frames = [line.strip() for line in record["trace"].splitlines() if line.strip().startswith("File")]
-    return f"{' '.join(record['message'].split())[:400]} ({frames[-1] if frames else ''})"
+    where = re.sub(r'"[^"]*/', '"', frames[-1]) if frames else ""  # no folders of the machine that ran it
+    return f"{' '.join(record['message'].split())[:400]} ({where})"
 
 
 def _side(case: Case, side: str, server: Server, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
