@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -68,16 +68,9 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
     model = _checked(original)
     optimizers, loaders = sorted_parts.of_kind("optimizer"), sorted_parts.of_kind("loader")
     _check_optimizers(model, optimizers)
-    if process_group.world_size() > 1 or not _has_synchronized_norm(model):
-        process_group.ensure_initialized()
-    device, several = process_group.device(), process_group.world_size() > 1
-    if several:
-        _check_for_several_processes(model, device)
+    device, several = _join_run(model), process_group.world_size() > 1
     done: dict[str, str] = {}
-    if config.compute.fp16 and device.type == "cpu":
-        done["precision"] = "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; bfloat16 is"
-        warnings.warn(f"accelerate(): {done['precision']}", stacklevel=2)
-
+    _note_precision(config, device, done)
     layout = _lay_out(model, optimizers, config, device, done)
     late = layout is torch.channels_last and layout_guard.needs_strides(model)
     if layout is torch.channels_last and not late:
@@ -85,9 +78,7 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
     if config.memory.allocator:
         done["allocator"] = allocator.apply() if device.type == "cpu" else "torch's caching allocator (CUDA)"
     _use_kernels(model, config, device, layout, done)
-    batches = {
-        id(loader): DeviceLoader(loader, device, torch.contiguous_format if late else layout, config.loader) for loader in loaders
-    }
+    batches = {id(loader): DeviceLoader(loader, device, torch.contiguous_format if late else layout, config.loader) for loader in loaders}
     for niceness in {loader.niceness for loader in batches.values() if loader.niceness}:
         done["loader"] = f"processes that load data at niceness {niceness}"
     for optimizer in optimizers if config.compute.optimizer else ():
@@ -101,21 +92,7 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
             loader.memory_format = chosen
         laid_out_anew(result)
 
-    def follow(candidate: Candidate) -> None:
-        """Have what depends on it follow the candidate that tuning has chosen."""
-        done.update({"layout": candidate.layout, "compiler": candidate.backend or "none: eager"})
-        if candidate.memory_format is torch.channels_last:
-            go_through(model, layout_guard.LayoutGuard(model, done, follow_layout, late=False))
-        follow_layout(candidate.memory_format)
-
-    if config.tune.enabled:
-        tune_at_first_step(model, config, device, done, follow)
-    else:
-        if config.compiler.enabled:
-            done["compiler"] = compile_model(model, config.compiler, device)
-            announce_first_call(model, done)
-        if layout is torch.channels_last:
-            go_through(model, layout_guard.LayoutGuard(model, done, follow_layout, late=late))
+    _compile(model, config, device, done, _LayoutChange(layout, late, follow_layout))
     if several:
         result = distribute(model, device, config.comm)
     else:
@@ -124,6 +101,53 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
         _done[module] = done
     _add_attributes(result, {"device": device, "no_sync": contextlib.nullcontext})
     return sorted_parts.handed_back({**batches, id(original): result})
+
+
+class _LayoutChange(NamedTuple):
+    """The layout that a model has, or with `late` gets with its first call, and what follows a change of it."""
+
+    layout: torch.memory_format
+    late: bool
+    follow: Callable[[torch.memory_format], None]
+
+
+def _compile(model: nn.Module, config: Config, device: torch.device, done: dict[str, str], change: _LayoutChange) -> None:
+    """Have `model` compiled, or tuned, with its first call, and its layout guarded."""
+
+    def guard(late: bool) -> None:
+        go_through(model, layout_guard.LayoutGuard(model, done, change.follow, late=late))
+
+    def follow(candidate: Candidate) -> None:
+        """Have what depends on it follow the candidate that tuning has chosen."""
+        done.update({"layout": candidate.layout, "compiler": candidate.backend or "none: eager"})
+        if candidate.memory_format is torch.channels_last:
+            guard(late=False)
+        change.follow(candidate.memory_format)
+
+    if config.tune.enabled:
+        tune_at_first_step(model, config, device, done, follow)
+        return
+    if config.compiler.enabled:
+        done["compiler"] = compile_model(model, config.compiler, device)
+        announce_first_call(model, done)
+    if change.layout is torch.channels_last:
+        guard(change.late)
+
+
+def _join_run(model: nn.Module) -> torch.device:
+    """Join the run's process group, if there is one to join; return this process's device."""
+    if process_group.world_size() > 1 or not _has_synchronized_norm(model):
+        process_group.ensure_initialized()
+    device = process_group.device()
+    if process_group.world_size() > 1:
+        _check_for_several_processes(model, device)
+    return device
+
+
+def _note_precision(config: Config, device: torch.device, done: dict[str, str]) -> None:
+    if config.compute.fp16 and device.type == "cpu":
+        done["precision"] = "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; bfloat16 is"
+        warnings.warn(f"accelerate(): {done['precision']}", stacklevel=3)
 
 
 def _checked(model: nn.Module) -> nn.Module:

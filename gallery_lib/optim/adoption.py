@@ -55,7 +55,7 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer) -> str:
         _adopt(optimizer, _SYNC_FREE[kind])
         optimizer._leaves_to_torch = True  # type: ignore[attr-defined]
         return f"{name} is sync-free on {where}; {_LEFT}."
-    if devices == ["cpu"] and kind in _ONE_PASS:
+    if devices == ["cpu"] and kind in _ONE_PASS and _one_pass_is_there(kind):
         _adopt(optimizer, _ONE_PASS[kind])
         return f"{name} takes its steps in one pass over memory on the CPU; {_LEFT}."
     _adopt(optimizer, _FUSED[kind])
@@ -78,13 +78,18 @@ def _reason_to_stay(optimizer: torch.optim.Optimizer) -> str | None:
             return f"{chosen} was chosen"
     if not _step_is_torchs(optimizer):
         return "its `step` was replaced"
-    if types == {"cpu"} and kind in _ONE_PASS and not usage.used(torch.device("cpu")):
+    if types == {"cpu"} and kind in _ONE_PASS and not usage.used(torch.device("cpu")) and _one_pass_is_there(kind):
         return _reason_against_one_pass(optimizer, parameters)
     if not any(p.dtype in (torch.float32, torch.float64) for p in parameters):
         return f"its parameters are {', '.join(sorted({str(p.dtype) for p in parameters}))}"
     if kind not in _FUSED and not _may_be_sync_free(optimizer):
         return f"torch has no fused form of it, and {_reason_against_sync_free(optimizer)}"
     return None
+
+
+def _one_pass_is_there(kind: type) -> bool:
+    """Return whether steps of `kind` are to be taken in one pass: without a C++ compiler torch's fused form is next best."""
+    return cpu_optimizers.available() or kind not in _FUSED
 
 
 def _reason_against_one_pass(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> str | None:

@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gallery_lib.kernels import usage
-from gallery_lib.optim import fused, kind, one_pass, sync_free
+from gallery_lib.optim import adoption, fused, kind, one_pass, sync_free
 from gallery_lib.optim.adoption import accelerate_optimizer
 from gallery_lib.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 
@@ -436,3 +436,10 @@ def test_fused_sgd_begins_with_momentum_although_the_first_step_is_skipped() -> 
             scaler.update()
         results.append(weight.detach())
     torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize(("name", "said"), [("AdamW", "takes torch's fused form on cpu"), ("RAdam", "there is no C++ compiler")])
+def test_without_a_compiler_torchs_fused_form_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
+    monkeypatch.setattr(adoption.cpu_optimizers, "available", lambda: False)
+    optimizer = getattr(torch.optim, name)([torch.ones(3, requires_grad=True)], lr=0.1)
+    assert said in adoption.accelerate_optimizer(optimizer)
