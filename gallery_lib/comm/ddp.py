@@ -64,7 +64,7 @@ class Distribution:
         self.ddp: OneGraphDDP | None = None
         self._all: list[nn.Parameter] = []
         self._trained: list[nn.Parameter] = []
-        self._synchronized: set[int] = set()
+        self._synchronized: dict[int, weakref.ref[nn.Parameter]] = {}  # by id, which another may get once it is gone
         self._watches: list[Any] = []
         self._look_at_parameters = True
         self._layout: list[Any] = []
@@ -155,8 +155,9 @@ class Distribution:
         self._watches, self.ddp, self._expecting = [], None, False
         if not trained:
             return
-        new = {id(parameter) for parameter in self._all} - self._synchronized
-        self._synchronized |= new
+        known = self._synchronized
+        new = [p for p in self._all if id(p) not in known or known[id(p)]() is not p]
+        known.update((id(p), weakref.ref(p)) for p in new)
         self.ddp = OneGraphDDP(
             self.model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
@@ -188,7 +189,7 @@ class Distribution:
 
     def _gradient_arrived(self, parameter: nn.Parameter) -> None:
         self._missing -= 1
-        if self._in_backward or self._local:
+        if self._in_backward or self._local or not self.synchronizes:
             return
         if self._expecting:
             self._in_backward = True
@@ -197,8 +198,8 @@ class Distribution:
         name = next((n for n, p in self.model.named_parameters() if p is parameter), "a parameter")
         raise InputError(
             f"the gradient of {name} does not come from a call of the model that accelerate() returned, so it would be "
-            "each rank's own. Call that model itself (parts of it, and model.module, are not averaged), or accumulate "
-            "gradients inside `with model.no_sync():`."
+            "each rank's own. Call that model itself (parts of it, and model.module, are not averaged), or put the backward "
+            "pass into `with model.no_sync():` if that is meant."
         )
 
     def _backward_ended(self) -> None:

@@ -42,6 +42,14 @@ def test_gradients_that_come_around_the_model_are_refused(two: Ranks) -> None:
         assert said.startswith("InputError") and "Call that model itself" in said and "\n" not in said
 
 
+def test_gradients_of_a_rank_alone_are_to_be_had_inside_no_sync(two: Ranks) -> None:
+    assert two.call("twins.around_the_model_on_purpose") == [True, True]
+
+
+def test_heads_that_replace_one_another_start_alike_on_all_ranks(two: Ranks) -> None:
+    assert two.call("twins.heads_in_turn") == [[True] * 6] * 2
+
+
 def test_training_does_not_go_on_after_a_backward_pass_that_raised(two: Ranks) -> None:
     for said in two.call("twins.after_an_error"):
         assert said.startswith("RunFailed: the last backward pass ended with an error") and "\n" not in said

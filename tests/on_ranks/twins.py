@@ -213,6 +213,31 @@ def around_the_model() -> str:
     return "nothing"
 
 
+def around_the_model_on_purpose() -> bool:
+    """Whether such a gradient is each rank's own inside no_sync."""
+    twin = _twin(_net())
+    with twin.no_sync():
+        twin.head(twin.encoder(_input())).sum().backward()
+    alone = _net()
+    alone.head(alone.encoder(_input())).sum().backward()
+    return torch.equal(twin.encoder.weight.grad, alone.encoder.weight.grad)
+
+
+def heads_in_turn() -> list[bool]:
+    """Whether each of several heads, put in one after another, starts alike on all ranks; ids are used again."""
+    twin = _twin(_net())
+    alike = []
+    for number in range(6):
+        torch.manual_seed(100 * dist.get_rank() + number)
+        twin.head = nn.Linear(4, 1)
+        one_loss(twin, None)
+        twin.zero_grad()
+        values = [torch.zeros_like(twin.head.weight) for _ in range(dist.get_world_size())]
+        dist.all_gather(values, twin.head.weight.detach())
+        alike.append(all(torch.equal(value, values[0]) for value in values))
+    return alike
+
+
 def after_an_error() -> str:
     """What the call after a backward pass that raised comes to."""
 
