@@ -21,11 +21,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe, TensorDataset
 
 from gallery_lib.comm import process_group
 from gallery_lib.data import rank_samplers
@@ -130,6 +132,7 @@ class _Facts:
     place: Place | None
     length: int | None
     data: bytes
+    seed: int = dataclasses.field(default_factory=torch.initial_seed)
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
 
@@ -176,11 +179,23 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
     _check_same_length(facts)
     what = f"the data set ({type(loader.dataset).__name__})"
     if check and divides_itself([(0, 1, fact.data) for fact in facts], what):
-        announce_own_division(what)
-        return Share(loader)
+        if type(loader.dataset) is not TensorDataset or len({fact.seed for fact in facts}) < len(facts):
+            announce_own_division(what)
+            return Share(loader)
+        _announce_drawn_data(what)
     share = _with_sharded_sampler(loader, rank, world_size, check=check)
     share.number = facts[0].number
     return share
+
+
+def _announce_drawn_data(what: str) -> None:
+    """Say once, on rank 0, that tensors which each rank may have drawn at random, without a seed, are divided all the same."""
+    if process_group.rank() == 0:
+        warnings.warn(
+            f"accelerate(): {what} differs from rank to rank, and so do the ranks' seeds, so it counts as drawn at random: each rank takes "
+            "its part of the indices. If the ranks hold shares of one data set, set config.loader.shard = 'never'.",
+            stacklevel=2,
+        )
 
 
 def _unchanged(batch: Any) -> Any:

@@ -265,9 +265,17 @@ def test_data_that_is_alike_on_some_ranks_alone_is_refused_on_all(three: Ranks, 
         assert answer["error"].startswith("InputError: the ") and "(rank 0; ranks 1, 2)" in answer["error"]
 
 
-def test_data_of_each_ranks_own_is_left_to_it(two: Ranks) -> None:
+def test_tensors_that_ranks_draw_without_a_common_seed_are_divided_which_is_said(two: Ranks) -> None:
     found = of_ranks(two, "noise")
-    assert [len(flat(answer["passes"][0])) for answer in found] == [8, 8] and len(found[0]["said"]) == 1
+    assert [len(flat(answer["passes"][0])) for answer in found] == [4, 4]
+    (said,) = found[0]["said"]
+    assert "counts as drawn at random" in said and "config.loader.shard = 'never'" in said
+
+
+def test_data_of_each_ranks_own_is_left_to_it(two: Ranks) -> None:
+    found = of_ranks(two, "list of each rank")
+    assert [flat(answer["passes"][0]) for answer in found] == [list(range(0, SAMPLES, 2)), list(range(1, SAMPLES, 2))]
+    assert len(found[0]["said"]) == 1
 
 
 def test_a_padded_share_is_known_as_one(two: Ranks) -> None:

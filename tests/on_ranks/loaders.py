@@ -203,6 +203,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "padded by rank": lambda **o: DataLoader(DATA[:19], 2, sampler=[*_share(rank(), 19), 0][:10], **o),
     "part by rank": lambda **o: DataLoader(DATA, 2, sampler=list(_share(rank(), 12)), **o),
     "Subset by rank": lambda **o: DataLoader(Subset(DATA, list(_share(rank()))), 2, **o),
+    "list of each rank": lambda **o: DataLoader(list(_share(rank())), 2, **o),
     "noise": lambda **o: DataLoader(
         TensorDataset(torch.rand(8)),
         2,
