@@ -17,6 +17,9 @@ from .optimizers import OPTIMIZERS, SCHEDULERS
 
 CONFIGS = ("plain",) * 8 + ("eager",) * 8 + ("contiguous",) * 2 + ("aot",) * 4 + ("inductor",)
 """Configurations in the shares in which they are drawn."""
+SPECIAL = ("double", "several_dtypes", "complex", "tied", "shared", "hooks", "batch_norm")
+MODEL_SHARES = (*MODELS, *SPECIAL * 3)
+"""Models, those more often that alone show a kind of fault."""
 LAUNCHES = tuple(name for name, launch in launches.LAUNCHES.items() for _ in range(launch.share))
 
 
@@ -60,7 +63,7 @@ def cases(draw: Any) -> Case:
     several = launches.LAUNCHES[launch].world > 1
     calls = product.CALLS + (product.CALLS_OF_RANKS if several else ())
     call = draw(st.sampled_from(calls))
-    model = draw(st.sampled_from(list(MODELS)))
+    model = draw(st.sampled_from(MODEL_SHARES))
     loader = draw(st.sampled_from(list(LOADERS)))
     config = draw(st.sampled_from(CONFIGS))
     if call in product.CALLS_OF_RANKS:

@@ -67,13 +67,7 @@ def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(server: Server,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", planted.FAULTS)
-def test_every_planted_fault_is_found_in_ten_minutes(name: str) -> None:
-    assert find_planted(name, SEED, 500.0)
-
-
-@pytest.mark.slow
 def test_minutes_of_drawn_trainings_are_those_of_plain_pytorch() -> None:
-    tally = battery(SEED, 300.0, jobs=2)
+    tally = battery(SEED, 120.0, jobs=1)
     assert tally.total > 50
     assert not tally.failures, "\n".join(f"--case '{failure.case.json()}'" for failure in tally.failures)
