@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from against_torch import planted
 from against_torch.battery import battery, draw, find_planted
 from against_torch.case import Case
 from against_torch.launches import Server
