@@ -140,9 +140,7 @@ def _is_a(value: Any, annotation: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and all(_is_a(item, members[0]) for item in value)
     if origin is dict:
-        return isinstance(value, dict) and all(
-            _is_a(key, members[0]) and _is_a(item, members[1]) for key, item in value.items()
-        )
+        return isinstance(value, dict) and all(_is_a(key, members[0]) and _is_a(item, members[1]) for key, item in value.items())
     if annotation in (int, float):
         kind = numbers.Integral if annotation is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool)
