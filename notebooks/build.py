@@ -20,7 +20,9 @@ import jupytext
 import nbformat
 
 FOLDER = Path(__file__).resolve().parent
-sys.path.insert(0, str(FOLDER.parent))
+sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "docs")]
+
+import generated  # noqa: E402
 
 from gallery_lib import hardware, tasks  # noqa: E402
 from gallery_lib.batch.measured_code import STALE, is_stale, newest_results  # noqa: E402
@@ -100,7 +102,7 @@ def text_of(page: Path) -> str:
         return string.Template(page.read_text()).substitute(parameters=parameters_source(options))
     template = string.Template((FOLDER / "template.md").read_text())
     try:
-        return template.substitute(sections(page), name=page.stem, parameters=parameters_source(NotebookConfig))
+        return template.substitute(sections(page), name=page.stem, parameters=parameters_source(NotebookConfig), diff=generated.diff())
     except KeyError as missing:
         raise SystemExit(f"{page}: the template needs a section named {missing}") from None
 

@@ -1,0 +1,96 @@
+"""How much faster is a script of one's own with the lines that README shows? Its two forms are run in turns.
+
+    python3 benchmarks/own_script.py --out benchmarks/results/MACHINE/own-script.json     # about five minutes
+
+docs/examples/plain.py and accelerated.py differ in the lines of README's diff and in nothing else. Each run is a process of
+its own with fresh weights, in the order plain accelerated, accelerated plain, …. The first steps of each, which compile, are
+left out of the speed-up and given as start-up. Losses of the first steps have to agree before a speed-up is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from common import conditions, exit_code, out_file, write_result
+
+from gallery_lib import hardware
+from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.measure.parity import LOSS_TOLERANCE
+from gallery_lib.paths import data_dir
+from gallery_lib.stats import ratio_of_medians
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
+FORMS = ("plain", "accelerated")
+WARMUP_STEPS = 10
+COMPARED_LOSSES = 5
+"""Losses that have to agree. Later ones part, as two correct runs with different rounding do."""
+
+
+def run(form: str, options: Sequence[str], folder: Path) -> dict[str, list[float]]:
+    """Run one form of the script; return the seconds and the loss of each step. Raises GalleryError when it fails."""
+    log = folder / "log.json"
+    environment = {**os.environ, "OMP_NUM_THREADS": str(hardware.cores())}
+    command = [sys.executable, str(EXAMPLES / f"{form}.py"), f"--log={log}", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise GalleryError(f"{form}.py failed with exit code {done.returncode}:\n{done.stderr.strip()}")
+    values: dict[str, list[float]] = json.loads(log.read_text())
+    return values
+
+
+def losses_differ(plain: Sequence[float], accelerated: Sequence[float], amp_level: str) -> float:
+    """Return by how much the first losses differ, as a multiple of what rounding is allowed: above 1 is too much."""
+    pairs = list(zip(plain, accelerated, strict=True))[:COMPARED_LOSSES]
+    return max(abs(a - b) / (LOSS_TOLERANCE[amp_level] * abs(a)) for a, b in pairs)
+
+
+def main() -> int:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=str(data_dir("imagenet-small") / "train"), help="a folder of images (default: the mock ImageNet)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each form (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=50, help=f"steps of a run; the first {WARMUP_STEPS} do not count")
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--image_size", type=int, default=64)
+    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
+    arguments = parser.parse_args()
+    if arguments.rounds < 2 or arguments.steps <= WARMUP_STEPS:
+        raise InputError(f"--rounds must be at least 2 and --steps at least {WARMUP_STEPS + 1}.")
+    if not Path(arguments.data).is_dir():
+        raise InputError(f"--data {arguments.data} is no folder. `bash prepare.sh` makes the mock ImageNet.")
+    bf16 = hardware.device_type() == "cuda" or hardware.computes_in_bf16("cpu")
+    amp_level = "O1" if bf16 else "O0"
+    names = ("data", "steps", "batch_size", "image_size")
+    options = [f"--{name}={getattr(arguments, name)}" for name in names] + (["--bf16"] if bf16 else [])
+    runs: dict[str, list[dict[str, list[float]]]] = {form: [] for form in FORMS}
+    with TemporaryDirectory() as folder:
+        run("accelerated", options, Path(folder))  # fills the compiler's cache
+        for number in range(arguments.rounds):
+            for form in FORMS if number % 2 == 0 else reversed(FORMS):
+                runs[form].append(run(form, options, Path(folder)))
+                steady = sorted(runs[form][-1]["seconds"][WARMUP_STEPS:])
+                print(f"round {number + 1}, {form}: {1e3 * steady[len(steady) // 2]:.0f} ms a step", flush=True)
+    share = losses_differ(runs["plain"][0]["losses"], runs["accelerated"][0]["losses"], amp_level)
+    result: dict[str, Any] = {"amp_level": amp_level, "batch_size": arguments.batch_size, "image_size": arguments.image_size, "runs": runs}
+    if share > 1:
+        print(f"not comparable: the first losses differ by {share:.1f} times what rounding is allowed, so no speed-up is given")
+    else:
+        counted = [[one["seconds"][WARMUP_STEPS:] for one in runs[form]] for form in FORMS]
+        ratio = ratio_of_medians(counted[0], counted[1])
+        result["speedup"] = {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
+        print(f"the same training (first losses within {share:.2f} of what rounding is allowed); {amp_level}: {ratio}, {ratio.verdict}")
+    if arguments.out:
+        write_result(arguments.out, {**conditions(), **result})
+    return 0 if share <= 1 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

@@ -1,0 +1,77 @@
+"""The lines that README, the guide and the notebooks show are the lines of two scripts that run."""
+
+import difflib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gallery_lib.data.images.mock_imagenet import MockSpec, generate
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_pages_hold_what_docs_generated_writes() -> None:
+    done = python("docs/generated.py", "--check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_diff_shows_every_line_that_differs() -> None:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import generated
+    finally:
+        sys.path.pop(0)
+    shown = generated.diff().splitlines()
+    old, new = ((EXAMPLES / f"{name}.py").read_text().splitlines()[1:] for name in ("plain", "accelerated"))
+    changed = [line for line in difflib.ndiff(old, new) if line[0] in "+-"]
+    assert [line for line in shown if line[0] in "+-"] == [line[0] + line[2:] for line in changed]
+    assert any("accelerate(model, loader, optimizer" in line for line in changed)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a few images in three classes."""
+    root = tmp_path_factory.mktemp("images")
+    generate(root, MockSpec(classes=3, train_per_class=24, val_per_class=2), workers=1, progress=False)
+    return root / "train"
+
+
+@pytest.mark.slow
+def test_both_scripts_train_the_same(tmp_path: Path, images: Path) -> None:
+    losses = []
+    for name in ("plain", "accelerated"):
+        log = tmp_path / f"{name}.json"
+        options = ["--steps=3", "--batch_size=4", "--image_size=32", f"--log={log}", f"--data={images}"]
+        done = python(str(EXAMPLES / f"{name}.py"), *options)
+        assert done.returncode == 0, done.stderr
+        losses.append(json.loads(log.read_text())["losses"])
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.whole_machine
+def test_the_benchmark_gives_a_speed_up_of_the_two(tmp_path: Path, images: Path) -> None:
+    out = tmp_path / "own-script.json"
+    sizes = ["--rounds=2", "--steps=12", "--batch_size=4", "--image_size=32", f"--data={images}"]
+    done = python("benchmarks/own_script.py", *sizes, f"--out={out}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads(out.read_text())
+    assert written["speedup"]["low"] <= written["speedup"]["ratio"] <= written["speedup"]["high"]
+    assert "the same training" in done.stdout
+
+
+def test_a_folder_that_is_not_there_is_refused_before_anything_runs() -> None:
+    done = python("benchmarks/own_script.py", "--data=/no/such/folder")
+    assert done.returncode == 2
+    assert "/no/such/folder is no folder" in done.stderr
