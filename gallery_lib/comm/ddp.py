@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import _find_tensors
 
-from gallery_lib.comm import topology
+from gallery_lib.comm import topology, unfinished
 from gallery_lib.comm.accelerated import gradient_reducer, use_way
 from gallery_lib.comm.tuner import apply
 from gallery_lib.comm.watch import DISTRIBUTION
@@ -63,7 +63,7 @@ class Distribution:
         self.model, self.device, self.options = model, device, options
         self.ddp: OneGraphDDP | None = None
         self._all: list[nn.Parameter] = []
-        self._trained: list[nn.Parameter] = []
+        self.trained: list[nn.Parameter] = []
         self._synchronized: dict[int, weakref.ref[nn.Parameter]] = {}  # by id, which another may get once it is gone
         self._watches: list[Any] = []
         self._look_at_parameters = True
@@ -97,16 +97,13 @@ class Distribution:
                     "the last backward pass ended with an error, so gradients of the ranks may be out of step. "
                     "Mend that error: the training cannot go on after it."
                 ) from error
-            raise InputError(
-                f"{self._unused()} got no gradient in the last backward pass, so gradients could not be averaged. "
-                "Set config.comm.find_unused_parameters = True, or leave such parameters out of the model."
-            ) from error
+            raise self.unused() from error
         finally:
             self._calling = False
         if torch.is_grad_enabled():
             self._in_backward, self._local, self._expecting = False, not self.synchronizes, self.synchronizes
             if self.synchronizes:
-                self._missing = len(self._trained)
+                self._missing = len(self.trained)
                 self._watch(output)
         return output
 
@@ -129,7 +126,7 @@ class Distribution:
 
     def call_again_if_changed(self) -> None:
         """Within a call: end it, to make it once more, if DDP does not fit the parameters any longer."""
-        if self._calling and self._layout != _layout(self._trained):
+        if self._calling and self._layout != _layout(self.trained):
             raise _CallAgain
 
     def _refresh(self) -> None:
@@ -140,12 +137,12 @@ class Distribution:
         if self._look_at_parameters or self.device.type == "cpu":  # the walk takes time of the host, which a GPU may wait for
             self._all, self._look_at_parameters = list(self.model.parameters()), False
         trained = [parameter for parameter in self._all if parameter.requires_grad]
-        same = len(trained) == len(self._trained) and all(map(operator.is_, trained, self._trained))
+        same = len(trained) == len(self.trained) and all(map(operator.is_, trained, self.trained))
         layout = _layout(trained)
         if same and layout == self._layout:
             return
         self._layout = layout
-        self._trained = trained
+        self.trained = trained
         for watch in self._watches:
             watch.remove()
         if self.ddp is not None:
@@ -153,6 +150,7 @@ class Distribution:
                 use_way(self.ddp, Comm())  # ends its threads and groups
             self.ddp.reducer._remove_autograd_hooks()
         self._watches, self.ddp, self._expecting = [], None, False
+        unfinished.note(self, False)
         if not trained:
             return
         known = self._synchronized
@@ -185,7 +183,7 @@ class Distribution:
         if self.ddp.reducer._rebuild_buckets():  # as before each forward pass
             self.ddp._has_rebuilt_buckets = True
         self.ddp.reducer.prepare_for_backward(alive if search else [])
-        self._expecting, self._missing = True, len(self._trained)
+        self._expecting, self._missing = True, len(self.trained)
 
     def _gradient_arrived(self, parameter: nn.Parameter) -> None:
         self._missing -= 1
@@ -206,12 +204,16 @@ class Distribution:
         """Note whether DDP still waits: for the second of two losses, each with parameters of its own."""
         self._in_backward = False
         self._expecting = self._missing > 0 and not self.options.find_unused_parameters
+        unfinished.note(self, self._expecting)
 
-    def _unused(self) -> str:
-        names = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
-        if not names:
-            return "a parameter"
-        return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
+    def unused(self) -> InputError:
+        """Return the error for parameters that got no gradient in the last backward pass."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None] or ["a parameter"]
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        return InputError(
+            f"{names[0]}{more} got no gradient in the last backward pass, so gradients could not be averaged. "
+            "Set config.comm.find_unused_parameters = True, or leave such parameters out of the model."
+        )
 
 
 def _call(method: weakref.WeakMethod[Any], *arguments: Any) -> None:

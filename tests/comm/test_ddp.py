@@ -62,6 +62,17 @@ def test_unused_parameters_are_named_with_the_option_that_handles_them(two: Rank
     assert two.call("twins.unused", True) == [[True, True]] * 2
 
 
+def test_a_step_on_gradients_that_are_not_averaged_is_refused(two: Ranks) -> None:
+    for said, unchanged in two.call("twins.step_on_unaveraged_gradients", False):
+        assert said.startswith("InputError: probe.weight (and 1 more) got no gradient") and unchanged
+    for said, _ in two.call("twins.step_on_unaveraged_gradients", True):
+        assert said.startswith("InputError: probe.weight (and 1 more) got no gradient")
+
+
+def test_a_step_is_taken_after_two_losses_that_reach_all_parameters(two: Ranks) -> None:
+    assert two.call("twins.two_losses_before_a_step") == [True, True]
+
+
 def test_names_keys_type_attributes_hooks_and_copies_are_those_of_the_users_model(two: Ranks) -> None:
     for facts in two.call("twins.facts"):
         assert facts == {

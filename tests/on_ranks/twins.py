@@ -269,6 +269,37 @@ def unused(find: bool) -> list[Any]:
     return [twin.probe.weight.grad is None, twin.encoder.weight.grad is not None]
 
 
+def step_on_unaveraged_gradients(closure: bool) -> list[Any]:
+    """What a single step comes to, which leaves `probe` out, and whether it changed weights before it was refused."""
+    twin = _twin(_net())
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    before = twin.encoder.weight.detach().clone()
+
+    def evaluate() -> Any:
+        twin(_input())[0].sum().backward()
+
+    try:
+        if closure:
+            optimizer.step(evaluate)
+        else:
+            evaluate()
+            optimizer.step()
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}", bool(torch.equal(twin.encoder.weight, before))]
+    return ["no error", False]
+
+
+def two_losses_before_a_step() -> bool:
+    """Whether a step is taken after two backward passes that together reach all parameters."""
+    twin = _twin(_net())
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    first, second = twin(_input())
+    first.sum().backward(retain_graph=True)
+    second.sum().backward()
+    optimizer.step()
+    return True
+
+
 def facts() -> dict[str, Any]:
     """What a twin looks like from outside."""
     net = _net()
