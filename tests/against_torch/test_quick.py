@@ -15,7 +15,7 @@ from against_torch.launches import Server
 from against_torch.run import FAILED, ROUNDED, SAME, run
 
 SEED = 7
-SECONDS = 40.0
+CASES = 8
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,9 @@ def server() -> Server:
 def test_drawn_trainings_are_those_of_plain_pytorch(server: Server) -> None:
     print(f"seed {SEED}")
     verdicts = []
-    failure = draw(SEED, 30, server, verdicts.append, set(), time.monotonic() + SECONDS)
+    failure = draw(SEED, CASES, server, verdicts.append, set(), time.monotonic() + 300.0)
     assert failure is None, "\n".join([f"--case '{failure.case.json()}'", *failure.lines])
-    assert sum(verdict.outcome in (SAME, ROUNDED) for verdict in verdicts) >= 8
+    assert sum(verdict.outcome in (SAME, ROUNDED) for verdict in verdicts) >= 3
 
 
 @pytest.mark.parametrize("name", ["lost_sample"])

@@ -96,7 +96,7 @@ def test_variables_that_do_not_make_a_run_are_refused_in_one_line(
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("launcher", ["mp.spawn", "srun", "Open MPI"])
+@pytest.mark.parametrize("launcher", ["mp.spawn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("srun", "Open MPI"))])
 def test_processes_that_were_not_started_by_torchrun_train_together(tmp_path: Path, checkout: Path, launcher: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SEES_ITS_SHARE + (SPAWNED if launcher == "mp.spawn" else "main()"))
@@ -120,6 +120,7 @@ def test_processes_that_were_not_started_by_torchrun_train_together(tmp_path: Pa
     assert "right" in "".join(said)
 
 
+@pytest.mark.slow
 def test_a_group_that_is_made_after_accelerate_is_refused_at_the_first_call(tmp_path: Path, checkout: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -28,6 +28,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(allocator.reason_not_applied() is not None, reason="needs glibc 2.35 or newer, without another allocator preloaded")
 def test_what_was_touched_ahead_has_no_page_faults_when_it_is_used() -> None:
     def faults(ahead: int) -> int:

@@ -167,7 +167,9 @@ def test_a_stream_that_divides_itself_and_knows_its_length(two: Ranks) -> None:
     assert two.call("loaders.lengths", "long stream") == [5, 5]
 
 
-@pytest.mark.parametrize("options", [{"in_order": False}, {"multiprocessing_context": "spawn"}, {"pin_memory": True}])
+@pytest.mark.parametrize(
+    "options", [{"in_order": False}, pytest.param({"multiprocessing_context": "spawn"}, marks=pytest.mark.slow), {"pin_memory": True}]
+)
 def test_workers_may_be_started_in_any_way(two: Ranks, options: dict[str, Any]) -> None:
     found = of_ranks_with(two, "stream by function", 2, num_workers=2, **options)
     assert [answer["error"] for answer in found] == ["", ""]
