@@ -1,4 +1,4 @@
-"""What every benchmark writes beside its figures: hardware, versions, command and date."""
+"""What every benchmark writes beside its figures (hardware, versions, command and date), and where the file goes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gallery_lib.command import exit_code_of
 from gallery_lib.errors import InputError
 from gallery_lib.results import write_json
 
+RESULTS = Path(__file__).resolve().parent / "results"
 _LOAD_AVERAGE = os.getloadavg()[0]
 """Of the last minute before anything was measured: a benchmark imports this at its start."""
 
@@ -31,6 +32,11 @@ def conditions() -> dict[str, Any]:
         "environment": environment,
         "load_average_before": _LOAD_AVERAGE,
     }
+
+
+def results_file(machine: str, name: str) -> Path:
+    """Return where a machine's published figures lie: `results/MACHINE/NAME`, for instance `startup.json`. `pages.py` says which names there are."""
+    return RESULTS / machine / name
 
 
 def measured_before(path: Path | None, key: str) -> Any:

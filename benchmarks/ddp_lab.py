@@ -10,8 +10,8 @@
 for all timelines × numbers of hosts, with the tuner choosing among the lossless ways; begun again with the same folder it goes on,
 also with another stretch for another number of hosts: more of them on the same cores need a larger one. A committed table is gone on
 with by copying it to a new folder, as `sweep.csv` with `settings.json` beside it; each line says which machine replayed it.
-The notebook performance_data shows its table; to commit it, copy `sweep.csv` and `settings.json` to results/ as
-`ddp-sweep-<machine>.csv` and `.json`. `validate` trains for real and replays what was recorded there, in turns, in the same processes.
+The notebook performance_data shows its table; to publish it, copy `sweep.csv` and `settings.json` to results/MACHINE/ as
+`sweep.csv` and `sweep.json`. `validate` trains for real and replays what was recorded there, in turns, in the same processes.
 Figures of `run` and `sweep` are those of a time-dilated replay on an emulated link, and say so.
 """
 

@@ -1,6 +1,6 @@
 """Run the notebooks one after another, as `gallery run` does, and write down what came out.
 
-    python benchmarks/gallery.py --out benchmarks/results/gallery-MACHINE.json [--only resnet50 …] [--thumbnails]
+    python benchmarks/gallery.py --out benchmarks/results/MACHINE/gallery.json [--only resnet50 …] [--thumbnails]
     python benchmarks/gallery.py --of runs/20261122-040500-gallery --out …     the figures of a `gallery run` on this machine
 
 Each notebook runs with its default parameters, unless `-p NAME VALUE` gives others to those that have them, in the

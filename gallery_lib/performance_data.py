@@ -65,7 +65,7 @@ def read(settings: PerformanceDataConfig) -> Sweep | None:
         ["replayed on", found.machines],
         ["date", found.date],
         ["command", f"`{found.command}`"],
-        ["table", f"`{found.path.name}`"],
+        ["table", f"`{found.path.parent.name}/{found.path.name}`"],
     ]
     display_markdown(markdown_table([["condition", ""], *rows]))
     return found

@@ -56,7 +56,7 @@ def last_runs() -> tuple[dict[str, dict[str, Any]], str]:
         return {}, "Not measured yet: benchmarks/gallery.py has not been run."
     path, newest = results
     described = hardware.describe(newest["environment"])
-    return newest["notebooks"], f"Measured on {newest['date']}, on {described} (benchmarks/results/{path.name})."
+    return newest["notebooks"], f"Measured on {newest['date']}, on {described} (benchmarks/results/{path.relative_to(RESULTS)})."
 
 
 def outcome(run: dict[str, Any] | None, notebook: Path) -> tuple[str, str]:

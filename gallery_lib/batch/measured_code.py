@@ -73,6 +73,6 @@ def is_stale(measured: Mapping[str, Any], notebook: Path) -> bool:
 
 
 def newest_results(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest file that benchmarks/gallery.py has written into the folder, and its content."""
-    files = {path: json.loads(path.read_text()) for path in folder.glob("gallery-*.json")}
-    return max(files.items(), key=lambda item: (item[1]["date"], item[0].name)) if files else None
+    """Return the newest `MACHINE/gallery.json` in the folder, which benchmarks/gallery.py wrote, and its content."""
+    files = {path: json.loads(path.read_text()) for path in folder.glob("*/gallery.json")}
+    return max(files.items(), key=lambda item: (item[1]["date"], item[0].parent.name)) if files else None

@@ -175,8 +175,8 @@ def read_file(path: Path) -> ResultFile:
 
 
 def read_results(folder: Path) -> list[ResultFile]:
-    """Every file of results in `folder`, the newest first, those of `gallery bench` behind the others."""
-    found = [read_file(path) for path in sorted(folder.glob("*.json"))]
+    """Return every file of results in the machines' folders of `folder`, the newest first, those of `gallery bench` behind the others."""
+    found = [read_file(path) for path in sorted(folder.glob("*/*.json"))]
     return sorted(found, key=lambda file: (file.bench is None, file.date), reverse=True)
 
 

@@ -90,7 +90,7 @@ def build(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
 def test_the_index_marks_a_stale_figure_and_the_check_does_not_mind(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results, index = tmp_path / "benchmarks" / "results" / "gallery-x.json", tmp_path / "notebooks" / "index.ipynb"
+    results, index = tmp_path / "benchmarks" / "results" / "x" / "gallery.json", tmp_path / "notebooks" / "index.ipynb"
     results.parent.mkdir(parents=True)
     machine = {"cores": 2, "cpu": "A CPU", "isa": [], "memory_bytes": 2**34, "device": "cpu", "python": "3.11", "torch": "2.15"}
 

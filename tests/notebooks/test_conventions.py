@@ -117,10 +117,11 @@ def test_figures_of_other_code_are_noted_and_break_nothing(checkout: Path, tmp_p
     digest = code_digest(checkout / "notebooks" / "vgg16.ipynb")
     runs = {"alexnet": {}, "resnet50": {"code": "of last week"}, "vgg16": {"code": digest}}
     values = {name: {"seconds": 60.0, "problem": None, "comparisons": [], **run} for name, run in runs.items()}
-    (tmp_path / "gallery-x.json").write_text(json.dumps({"date": "2026-11-21", "notebooks": values}))
+    (tmp_path / "x").mkdir(exist_ok=True)
+    (tmp_path / "x" / "gallery.json").write_text(json.dumps({"date": "2026-11-21", "notebooks": values}))
     code, words = check(checkout, checkout / "notebooks", tmp_path)
     assert code == 0
-    assert "note: gallery-x.json was measured with other code than this for alexnet, resnet50;" in words
+    assert "note: x/gallery.json was measured with other code than this for alexnet, resnet50;" in words
 
 
 def test_a_folder_without_notebooks_does_not_pass(checkout: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def batch(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ResNet-50 passed, with a comparison; VGG-16 failed; the others were not asked for."""
     folder = tmp_path_factory.mktemp("batch")
     executed(checkout / "notebooks" / "resnet50.ipynb", folder / "resnet50" / "resnet50.ipynb")
-    results = json.loads((checkout / "benchmarks" / "results" / "resnet50-xeon-avx512-2core.json").read_text())
+    results = json.loads((checkout / "benchmarks" / "results" / "xeon-avx512-2core" / "resnet50.json").read_text())
     compared = folder / "resnet50" / "runs" / "compare" / "comparison.json"
     compared.parent.mkdir(parents=True)
     compared.write_text(json.dumps({**results["comparisons"][0], "chance": {}}))

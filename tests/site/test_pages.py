@@ -100,12 +100,13 @@ def test_the_front_page_lists_every_notebook_with_what_the_filter_asks_for(check
 
 
 def write(folder: Path, name: str, content: dict[str, object]) -> None:
-    (folder / name).write_text(json.dumps(content))
+    (folder / "a").mkdir(exist_ok=True)
+    (folder / "a" / name).write_text(json.dumps(content))
 
 
 def test_the_committed_results_are_read_whatever_their_shape(checkout: Path) -> None:
     files = measured.read_results(checkout / "benchmarks" / "results")
-    assert len(files) == len(list((checkout / "benchmarks" / "results").glob("*.json")))
+    assert len(files) == len(list((checkout / "benchmarks" / "results").glob("*/*.json")))
     table = results_page.rows(measured.of(files), {})
     assert ["resnet50", "O1", "1", "3.02× (2.92 to 3.06)"] in [row[:4] for row in table]
     assert {len(row) for row in table} == {len(table[0])}
@@ -151,7 +152,10 @@ def test_a_waterfall_is_shown_with_its_own_table_and_tells_the_techniques_apart(
     ratios = [("eager-O1", "layout", 1.33, 1.3, 1.4), ("eager-O1", "allocator", 1.34, 1.3, 1.4), ("layout", "allocator", 1.0, 0.9, 1.1)]
     one = Outcome("x", "2026-11-21T12:00:00+0000", 60.0, None, {"batch_size": 16}, {"float32": 3e11, "copy": 2e10}, variants, ratios)
     environment: dict[str, Any] = CONDITIONS["environment"]  # type: ignore[assignment]
-    write_bench(tmp_path / "waterfall-a.json", Bench("waterfall", "gallery bench", {}, environment, {"torch": "2"}, {"resnet50": one}))
+    (tmp_path / "a").mkdir()
+    write_bench(
+        tmp_path / "a" / "waterfall-a.json", Bench("waterfall", "gallery bench", {}, environment, {"torch": "2"}, {"resnet50": one})
+    )
     files = measured.read_results(tmp_path)
     (found,) = measured.of(files)
     assert (found.techniques, found.told_apart, found.verdict, found.speedup) == (("layout",), True, "faster", Ratio(1.34, 1.3, 1.4))

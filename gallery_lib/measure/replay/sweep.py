@@ -1,7 +1,7 @@
 """What a sweep found: timelines × numbers of hosts, DDP's own way beside the tuner's choice; how it is written, read and checked.
 
 `benchmarks/ddp_lab.py sweep` makes it: a table (CSV, a line for each timeline on each number of hosts) with the conditions beside it
-(JSON). In the folder of the sweep they are `sweep.csv` and `settings.json`; committed, `ddp-sweep-<machine>.csv` and `.json`. What was
+(JSON). In the folder of the sweep they are `sweep.csv` and `settings.json`; published, `<machine>/sweep.csv` and `sweep.json`. What was
 not measured has no line. Needs no torch.
 """
 
@@ -21,7 +21,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.timeline import RECORDED, Timeline
 from gallery_lib.stats import Ratio
 
-TABLE, SETTINGS, COMMITTED = "sweep.csv", "settings.json", "ddp-sweep-*.csv"
+TABLE, SETTINGS = "sweep.csv", "settings.json"
 HOSTS = (1, 2, 4, 8)
 _AGAIN = "Begin the sweep again with the same folder (benchmarks/ddp_lab.py sweep … --out FOLDER): it writes the table anew."
 
@@ -272,7 +272,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def find_sweep(place: Path) -> Sweep | None:
-    """The sweep at `place`: a table, the folder of a sweep, or a folder of committed ones, of which the newest; None: none there yet.
+    """Return the sweep at `place`: a table, the folder of a sweep, or a folder of machines' folders (the newest in them); None: none there yet.
 
     Raises InputError for a place that does not exist, and for what cannot be read.
     """
@@ -282,5 +282,5 @@ def find_sweep(place: Path) -> Sweep | None:
         raise InputError(
             f"sweep={place} does not exist. Name a table of benchmarks/ddp_lab.py sweep, or the folder that it was written to."
         )
-    tables = [place / TABLE] if (place / TABLE).exists() else sorted(place.glob(COMMITTED))
-    return max(map(read_sweep, tables), key=lambda sweep: (sweep.date, sweep.path.name), default=None)
+    tables = [place / TABLE] if (place / TABLE).exists() else sorted(place.glob(f"*/{TABLE}"))
+    return max(map(read_sweep, tables), key=lambda sweep: (sweep.date, str(sweep.path)), default=None)

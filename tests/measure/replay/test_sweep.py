@@ -119,14 +119,15 @@ def test_figures_without_their_conditions_are_refused(tmp_path: Path) -> None:
         read_sweep(folder / TABLE)
 
 
-def test_the_newest_of_committed_ones_is_found_and_none_is_none(tmp_path: Path) -> None:
+def test_the_newest_of_all_machines_is_found_and_none_is_none(tmp_path: Path) -> None:
     assert find_sweep(tmp_path) is None
     for machine, date in (("one", "2026-11-23"), ("two", "2026-11-22")):
-        write_sweep(tmp_path / f"ddp-sweep-{machine}.csv", synthetic_sweep.cells())
-        (tmp_path / f"ddp-sweep-{machine}.json").write_text(json.dumps({**synthetic_sweep.CONDITIONS, "date": date}))
+        (tmp_path / machine).mkdir()
+        write_sweep(tmp_path / machine / TABLE, synthetic_sweep.cells())
+        (tmp_path / machine / "sweep.json").write_text(json.dumps({**synthetic_sweep.CONDITIONS, "date": date}))
     found = find_sweep(tmp_path)
-    assert found is not None and found.path.name == "ddp-sweep-one.csv"
-    assert find_sweep(tmp_path / "ddp-sweep-two.csv") == read_sweep(tmp_path / "ddp-sweep-two.csv")
+    assert found is not None and found.path == tmp_path / "one" / TABLE
+    assert find_sweep(tmp_path / "two") == read_sweep(tmp_path / "two" / TABLE)
     with pytest.raises(InputError, match=r"gone does not exist\. Name a table"):
         find_sweep(tmp_path / "gone")
 
