@@ -6,7 +6,7 @@
     python benchmarks/bench.py MACHINE --only resnet50   some tasks only
     python benchmarks/bench.py MACHINE --resume          go on after an interruption
 
-On a GPU the tasks have their full sizes (ResNet-50: batch 128), which are
+The pages of `results/` are then made anew (`pages.py`). On a GPU the tasks have their full sizes (ResNet-50: batch 128), which are
 published as large inputs, and ResNet-50 is then trained at the largest batch that fits, found by doubling:
 results/MACHINE/resnet50-largest.json. That part has not been run on a GPU. It takes hours.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pages
 from common import conditions, results_file, write_result
 
 from gallery_lib import hardware, paths, tasks
@@ -114,6 +115,7 @@ def main() -> int:
         with TemporaryDirectory() as runs:
             figures = {**conditions(), **largest_batch(Path(runs))}
             write_result(results_file(arguments.machine, "resnet50-largest.json"), figures)
+    pages.write()
     return code
 
 

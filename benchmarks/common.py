@@ -35,7 +35,7 @@ def conditions() -> dict[str, Any]:
 
 
 def results_file(machine: str, name: str) -> Path:
-    """Return where a machine's published figures lie: `results/MACHINE/NAME`, for instance `startup.json`. `pages.py` says which names there are."""
+    """Return where published figures of a machine lie: `results/MACHINE/NAME`; `page_tables.py` says which names there are."""
     return RESULTS / machine / name
 
 

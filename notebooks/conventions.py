@@ -146,9 +146,8 @@ def stale_figures(folder: Path, results: Path) -> list[str]:
     stale = [name for name, notebook in notebooks.items() if notebook.exists() and is_stale(content["notebooks"][name], notebook)]
     if not stale:
         return []
-    return [
-        f"note: {path.parent.name}/{path.name} was measured with other code than this for {', '.join(stale)}; notebooks/build.py marks that in the index"
-    ]
+    file = f"{path.parent.name}/{path.name}"
+    return [f"note: {file} was measured with other code than this for {', '.join(stale)}; notebooks/build.py marks that in the index"]
 
 
 def main(folder: Path, results: Path = ROOT / "benchmarks" / "results") -> int:

@@ -26,7 +26,7 @@ from gallery_lib.compiler.graph_calls import Writer, arguments_of
 
 LONGEST = {torch.bfloat16: 256, torch.float32: 128}
 """Tokens up to which products are used, of queries and keys in the geometric mean. In bfloat16 they are faster beyond that, too,
-and take more memory; in fp32 they are not (benchmarks/notes.md)."""
+and take more memory; in fp32 they are not (benchmarks/notes/short-attention.md)."""
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _FORWARD = _aten._scaled_dot_product_flash_attention_for_cpu.default

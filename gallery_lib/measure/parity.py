@@ -16,7 +16,7 @@ Both start from the same weights and see the same batches; a third run does the 
    lengthened by the candidate's own noise, and whose own error on the first batch is no larger than the baseline's, or within the
    tolerance of check 2 alone, is right whatever the baseline is; the check says of how many parameters that held.
 
-The tolerances were found on ResNet-50 (benchmarks/notes.md): the rounding noise of check 3 was 0.030 at worst over four batches
+The tolerances were found on ResNet-50 (benchmarks/notes/parity.md): the rounding noise of check 3 was 0.030 at worst over four batches
 under O1, and below 0.001 over one under O0; a planted factor is 1.1 and 1.01. Parameters whose gradient is zero but for rounding (a bias
 before batch norm) are left out of 2 and 3.
 """

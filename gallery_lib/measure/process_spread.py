@@ -3,7 +3,7 @@
 A process whose allocator gives memory back to the kernel, as glibc's does by default, pays a page fault for each page that it
 takes again. How many depends on what happens to lie on top of the heap: processes of the same code had 0 to 12,500 a step,
 each about its own number for as long as it lived, and were up to 20 % apart. One that keeps its memory, or hardly needs any, has none of
-this. `benchmarks/trust.py` measures both; benchmarks/notes.md has the figures.
+this. `benchmarks/trust.py` measures both; benchmarks/notes/process-spread.md has the figures.
 """
 
 from __future__ import annotations

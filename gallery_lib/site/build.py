@@ -23,11 +23,9 @@ from gallery_lib.config import SiteConfig
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.processes import die_with_parent
 from gallery_lib.results import write_json
-from gallery_lib.site import check, index, measured, notebooks, reference, results_page
+from gallery_lib.site import check, documents, index, measured, notebooks, reference
 
 TOOLS = ("sphinx", "myst_nb", "furo")
-DOCUMENTS = ("CONTRIBUTING.md", "benchmarks/notes.md")
-"""Pages from elsewhere in the checkout; they keep their place, so that the notebooks' links to them hold."""
 MARK_FILE = "gallery-site.json"
 """Lies in every site, and says when it was built, and of which batch of notebooks."""
 _SHOWN_PROBLEMS = 40
@@ -57,9 +55,7 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
     """
     chosen = notebooks.sources(root / "notebooks", run)
     shutil.copytree(root / "docs", folder, ignore=shutil.ignore_patterns("thumbnails", "__pycache__"))
-    for document in DOCUMENTS:
-        (folder / document).parent.mkdir(exist_ok=True)
-        shutil.copy(root / document, folder / document)
+    documents.write(root, folder)
     thumbnails = root / "docs" / "images" / "thumbnails"
     if thumbnails.is_dir():
         shutil.copytree(thumbnails, folder / "static" / index.THUMBNAILS)
@@ -68,10 +64,9 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
     results = measured.read_results(root / "benchmarks" / "results")
     here = measured.measured_in_batch(run) if run else []
     digests = {source.name: code_digest(root / "notebooks" / f"{source.name}.ipynb") for source in chosen}
-    entries = [index.entry(source, [*here, *measured.of(results)], digests, thumbnails) for source in chosen]
-    documents = [*sorted(path.name for path in (root / "docs").glob("*.md")), *DOCUMENTS]
-    (folder / "index.md").write_text(index.page(entries, documents), encoding="utf-8")
-    results_page.write_page(results, digests, folder)
+    entries = [index.entry(source, [*here, *results], digests, thumbnails) for source in chosen]
+    project = [*sorted(path.name for path in (root / "docs").glob("*.md")), *documents.DOCUMENTS]
+    (folder / "index.md").write_text(index.page(entries, project), encoding="utf-8")
     reference.write_pages(Path(gallery_lib.__file__).parent, folder)
 
 

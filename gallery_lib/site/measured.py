@@ -1,8 +1,7 @@
 """What was measured, on whichever machine: the files in `benchmarks/results/`, and the comparisons of a batch.
 
 Three shapes hold comparisons: that of `benchmarks/gallery.py` (a list for each notebook), that of `benchmarks/resnet50.py`
-(a list of whole comparisons) and that of `gallery bench` (variants beside each other, whose own tables are shown as well).
-What a file of any other shape says is shown as it stands.
+(a list of whole comparisons) and that of `gallery bench` (variants beside each other). A file of any other shape holds none.
 """
 
 from __future__ import annotations
@@ -14,16 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware
 from gallery_lib.batch.evidence import RUNS_FOLDER
 from gallery_lib.batch.measured_code import STALE
 from gallery_lib.batch.record import comparisons_in, read_report
 from gallery_lib.errors import InputError
 from gallery_lib.measure.outcome import OURS, Bench, Outcome, read_bench
 from gallery_lib.stats import Ratio
-
-_CONDITIONS = ("date", "command", "environment", "load_average_before")
-_LONGEST_LIST = 8
 
 
 @dataclass(frozen=True)
@@ -35,27 +30,10 @@ class Measurement:
     processes: int
     speedup: Ratio | None
     verdict: str
-    break_even_steps: int | None
     techniques: tuple[str, ...] | None  # that the candidate used; None: not recorded
     machine: str
-    date: str
-    source: str  # file or batch that it is from
     told_apart: bool = False  # whether `techniques` were measured one after another: those that made it faster
     code: str | None = None  # digest of the code that was measured; None: not recorded
-
-
-@dataclass(frozen=True)
-class ResultFile:
-    """One file of results: its conditions, its comparisons, and whatever else it says, flat."""
-
-    name: str
-    date: str
-    command: str
-    machine: str
-    described: str
-    measurements: tuple[Measurement, ...]
-    others: tuple[tuple[str, str], ...]
-    bench: Bench | None = None
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -77,32 +55,22 @@ def techniques_used(recorded: dict[str, str] | None) -> tuple[str, ...] | None:
     return tuple(name for name, what in said.items() if not what.startswith(("not ", "none", "contiguous", "torch's")))
 
 
-def _measurement(name: str, values: dict[str, Any], precision: str, processes: int, recorded: Any, *where: str) -> Measurement:
-    machine, date, source = where
-    return Measurement(
-        name,
-        precision,
-        processes,
-        Ratio(**values["speedup"]) if values["speedup"] else None,
-        values["verdict"],
-        values["break_even_steps"],
-        techniques_used(recorded),
-        machine,
-        date,
-        source,
-    )
+def _measurement(name: str, values: dict[str, Any], precision: str, processes: int, recorded: Any, machine: str) -> Measurement:
+    speedup = Ratio(**values["speedup"]) if values["speedup"] else None
+    return Measurement(name, precision, processes, speedup, values["verdict"], techniques_used(recorded), machine)
 
 
-def _of_notebook(name: str, comparison: dict[str, Any], *where: str) -> Measurement:
-    return _measurement(name, comparison, comparison["amp_level"], comparison["processes"], comparison.get("techniques"), *where)
+def _of_notebook(name: str, comparison: dict[str, Any], machine: str, code: str | None) -> Measurement:
+    measured = _measurement(name, comparison, comparison["amp_level"], comparison["processes"], comparison.get("techniques"), machine)
+    return dataclasses.replace(measured, code=code)
 
 
-def _of_comparison(values: dict[str, Any], *where: str) -> Measurement:
+def _of_comparison(values: dict[str, Any], machine: str) -> Measurement:
     """A whole comparison, as `comparison.json` has it."""
     before, after = list(values["variants"].values())
     levels = [variant["config"]["amp_level"] for variant in (before, after)]
     precision = levels[0] if levels[0] == levels[1] else f"{levels[0]} against {levels[1]}"
-    return _measurement(values["task"], values, precision, before["world_size"], after["techniques"], *where)
+    return _measurement(values["task"], values, precision, before["world_size"], after["techniques"], machine)
 
 
 def _separated(outcome: Outcome) -> tuple[str, ...]:
@@ -117,9 +85,8 @@ def _separated(outcome: Outcome) -> tuple[str, ...]:
     return tuple(helped)
 
 
-def _of_bench(path: Path) -> ResultFile:
-    """A file of `gallery bench`: ours, or all techniques of a waterfall, against the eager one of the same precision."""
-    bench = read_bench(path)
+def _of_bench(bench: Bench) -> list[Measurement]:
+    """Ours, or all techniques of a waterfall, against the eager one of the same precision."""
     machine = machine_name(bench.environment)
     found: list[Measurement] = []
     for name, outcome in bench.tasks.items():
@@ -130,59 +97,39 @@ def _of_bench(path: Path) -> ResultFile:
         ratio, apart = outcome.ratio(outcome.baseline, last), bench.kind == "waterfall"
         techniques = _separated(outcome) if apart else techniques_used(outcome.rows[last].techniques)
         verdict = ratio.verdict if ratio else "not comparable"
-        where = machine, outcome.date[:10], path.name
-        found.append(Measurement(name, bench.amp_level, 1, ratio, verdict, None, techniques, *where, told_apart=apart))
-    date = max((outcome.date[:10] for outcome in bench.tasks.values()), default="no date")
-    return ResultFile(path.name, date, bench.command, machine, hardware.describe(bench.environment), tuple(found), (), bench)
-
-
-def _flat(values: Any, name: str = "") -> list[tuple[str, str]]:
-    """Every plain value with the path that leads to it; a long list is counted."""
-    if isinstance(values, dict):
-        return [pair for key, value in values.items() for pair in _flat(value, f"{name} · {key}" if name else str(key))]
-    if isinstance(values, list) and len(values) > _LONGEST_LIST:
-        return [(name, f"{len(values)} values")]
-    if isinstance(values, list):
-        return [pair for number, value in enumerate(values, 1) for pair in _flat(value, f"{name} {number}")]
-    return [(name, f"{values:.4g}" if isinstance(values, float) else str(values))]
+        found.append(Measurement(name, bench.amp_level, 1, ratio, verdict, techniques, machine, told_apart=apart))
+    return found
 
 
 def _is_comparison(value: Any) -> bool:
     return isinstance(value, dict) and {"task", "variants", "speedup", "verdict"} <= set(value)
 
 
-def read_file(path: Path) -> ResultFile:
-    """One file of results. Raises InputError when it does not name its conditions."""
+def _read(path: Path) -> tuple[tuple[bool, str], list[Measurement]]:
+    """The comparisons of one file, after what it is sorted by: whether it is no bench, and its date."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("kind") in ("bench", "waterfall"):
-            return _of_bench(path)
-        environment, date, command = content["environment"], content["date"], content["command"]
-        machine = machine_name(environment)
-        where = machine, date, path.name
-        measurements: list[Measurement] = []
-        rest = {key: value for key, value in content.items() if key not in _CONDITIONS}
-        if "notebooks" in rest:
-            for name, notebook in rest.pop("notebooks").items():
-                dated = machine, notebook.get("date") or date, path.name
-                measured = [_of_notebook(name, comparison, *dated) for comparison in notebook["comparisons"]]
-                measurements += [dataclasses.replace(m, code=notebook.get("code")) for m in measured]
-        elif all(map(_is_comparison, rest.get("comparisons", [None]))):
-            measurements += [_of_comparison(comparison, *where) for comparison in rest.pop("comparisons")]
-        return ResultFile(path.name, date, command, machine, hardware.describe(environment), tuple(measurements), tuple(_flat(rest)))
+            bench = read_bench(path)
+            return (False, max((outcome.date for outcome in bench.tasks.values()), default="")), _of_bench(bench)
+        machine, date = machine_name(content["environment"]), content["date"]
+        if "notebooks" in content:
+            runs = content["notebooks"].items()
+            found = [_of_notebook(name, each, machine, run.get("code")) for name, run in runs for each in run["comparisons"]]
+        else:
+            found = [_of_comparison(each, machine) for each in filter(_is_comparison, content.get("comparisons", []))]
+        return (True, date), found
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no file of results that can be read ({type(error).__name__}: {error}).") from None
 
 
-def read_results(folder: Path) -> list[ResultFile]:
-    """Return every file of results in the machines' folders of `folder`, the newest first, those of `gallery bench` behind the others."""
-    found = [read_file(path) for path in sorted(folder.glob("*/*.json"))]
-    return sorted(found, key=lambda file: (file.bench is None, file.date), reverse=True)
+def read_results(folder: Path) -> list[Measurement]:
+    """Return every comparison in the machines' folders of `folder`, the newest first, those of `gallery bench` behind the others.
 
-
-def of(files: list[ResultFile]) -> list[Measurement]:
-    """The comparisons of all files."""
-    return [measurement for file in files for measurement in file.measurements]
+    Raises InputError for a file that does not name its conditions.
+    """
+    files = sorted(map(_read, sorted(folder.glob("*/*.json"))), key=lambda file: file[0], reverse=True)
+    return [measurement for _, found in files for measurement in found]
 
 
 def measured_in_batch(folder: Path) -> list[Measurement]:
@@ -194,8 +141,7 @@ def measured_in_batch(folder: Path) -> list[Measurement]:
             continue
         for comparison in comparisons_in(folder / record.folder / RUNS_FOLDER):
             machine = machine_name({**report.machine, "device": comparison["device"]})
-            measured = _of_notebook(name, comparison, machine, (record.date or "")[:10], "this batch")
-            found.append(dataclasses.replace(measured, code=record.code))
+            found.append(_of_notebook(name, comparison, machine, record.code))
     return found
 
 

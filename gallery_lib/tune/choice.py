@@ -29,7 +29,7 @@ from gallery_lib.tune.candidates import BASELINE, Candidate, candidates
 from gallery_lib.tune.trial import Inputs, Trial, worst_deviation
 
 SCALE_TOLERANCE = {"fp32": 4e-3, "half": 8e-2}
-"""Largest deviation of a gradient norm: what rounding does on one batch stays below (benchmarks/notes.md, *Parity*)."""
+"""Largest deviation of a gradient norm: what rounding does on one batch stays below (benchmarks/notes/parity.md)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from chromium import chromium, screenshot
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), pytest.mark.xdist_group("the whole site")]
 
-PAGES = ("index", "notebooks/resnet50", "results", "options", "guides/own_code", "api/measure")
+RESULTS = "benchmarks/results/xeon-amx-faster-2core/README"
+PAGES = ("index", "notebooks/resnet50", "benchmarks/results/README", RESULTS, "options", "guides/own_code", "api/measure")
 PHONE = {"width": 390, "height": 844}
 TOO_WIDE = """[...document.querySelectorAll("body *")].filter(element => element.getBoundingClientRect().right > innerWidth + 1)
     .map(element => element.outerHTML.slice(0, 100))"""

@@ -12,7 +12,7 @@ import pytest
 from gallery_lib import config, tasks
 from gallery_lib.errors import InputError
 from gallery_lib.measure.outcome import Bench, Outcome, Row, write_bench
-from gallery_lib.site import index, measured, notebooks, reference, results_page
+from gallery_lib.site import documents, index, measured, notebooks, reference
 from gallery_lib.site.measured import Measurement
 from gallery_lib.stats import Ratio
 
@@ -35,7 +35,7 @@ USED = {"layout": "channels_last", "allocator": "not applied: no glibc", "compil
 def measurement(verdict: str, **values: object) -> Measurement:
     speedup = None if verdict == "not comparable" else Ratio(1.5, 1.4, 1.6)
     return dataclasses.replace(
-        Measurement("resnet50", "O0", 1, speedup, verdict, 30, ("layout", "compiler"), "2 cores of A CPU", "2026-11-21", "x.json"),
+        Measurement("resnet50", "O0", 1, speedup, verdict, ("layout", "compiler"), "2 cores of A CPU"),
         **values,  # type: ignore[arg-type]
     )
 
@@ -63,7 +63,6 @@ def test_a_waterfall_says_what_helped_and_a_notebook_how_much() -> None:
 def test_a_figure_of_other_code_is_marked_stale(code: str | None, stale: bool) -> None:
     one = measurement("faster", code=code)
     assert index.outcome([one], {"resnet50": "abc"})[0].endswith("A CPU (stale)") == stale
-    assert (results_page.rows([one], {"resnet50": "abc"})[1][6] == "2026-11-21 (stale)") == stale
 
 
 def test_what_a_run_did_without_is_no_technique_that_it_used() -> None:
@@ -96,82 +95,77 @@ def test_the_front_page_lists_every_notebook_with_what_the_filter_asks_for(check
 
 
 # --------------------------------------------------------------------------------------------------------------
-# Results
+# Results and notes
 
 
 def write(folder: Path, name: str, content: dict[str, object]) -> None:
-    (folder / "a").mkdir(exist_ok=True)
-    (folder / "a" / name).write_text(json.dumps(content))
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(content))
 
 
 def test_the_committed_results_are_read_whatever_their_shape(checkout: Path) -> None:
-    files = measured.read_results(checkout / "benchmarks" / "results")
-    assert len(files) == len(list((checkout / "benchmarks" / "results").glob("*/*.json")))
-    table = results_page.rows(measured.of(files), {})
-    assert ["resnet50", "O1", "1", "3.02× (2.92 to 3.06)"] in [row[:4] for row in table]
-    assert {len(row) for row in table} == {len(table[0])}
+    found = measured.read_results(checkout / "benchmarks" / "results")
+    assert ("resnet50", "O1", 1, "3.02× (2.92 to 3.06)") in [(m.name, m.precision, m.processes, measured.speedup_text(m)) for m in found]
+    assert [m.told_apart for m in found].count(True) >= 4  # waterfalls
 
 
-def test_files_of_two_machines_and_of_an_unknown_shape_share_one_page(tmp_path: Path) -> None:
+def test_files_of_two_machines_are_read_the_newest_first_and_one_without_comparisons_adds_none(tmp_path: Path) -> None:
     twice = [{**COMPARED, "techniques": USED}, {**COMPARED, "processes": 2, "verdict": "not comparable", "speedup": None}]
-    ran = {"seconds": 60.0, "problem": None, "comparisons": twice, "date": "2026-11-19"}
+    ran = {"seconds": 60.0, "problem": None, "comparisons": twice, "date": "2026-11-19", "code": "abc"}
     gpu = {**CONDITIONS["environment"], "device": "8 × A GPU"}  # type: ignore[dict-item]
-    write(tmp_path, "gallery-a.json", {**CONDITIONS, "parameters": {}, "notebooks": {"alexnet": ran}})
-    write(tmp_path, "gallery-b.json", {**CONDITIONS, "environment": gpu, "notebooks": {"alexnet": {**ran, "date": None}}})
-    write(tmp_path, "loader-a.json", {**CONDITIONS, "images_per_second": {"ours": 612.34567, "theirs": [1, 2]}, "all": list(range(20))})
-    files = measured.read_results(tmp_path)
-    first = measured.of(files)[0]
-    assert (first.techniques, first.date, first.machine) == (("layout", "compiler", "optimizer"), "2026-11-19", "8 cores of A CPU")
-    results_page.write_page(files, {}, tmp_path)
-    page = (tmp_path / "results.md").read_text()
-    for part in (
-        "| alexnet | O0 | 1 | 1.50× (1.40 to 1.60) | 30 steps | 8 × A GPU | 2026-11-20 | gallery-b.json |",
-        "not comparable",
-        "## loader-a.json",
-        "images_per_second · ours | `612.3`",
-        "all | `20 values`",
-    ):
-        assert part in page
-    assert "![Dot plot of 2 speed-ups with their intervals, on 2 machine(s): from 1.50×" in page
-    assert (tmp_path / results_page.FIGURE).read_bytes().startswith(b"\x89PNG")
+    write(tmp_path, "a/gallery.json", {**CONDITIONS, "parameters": {}, "notebooks": {"alexnet": ran}})
+    write(tmp_path, "b/gallery.json", {**CONDITIONS, "date": "2026-11-21", "environment": gpu, "notebooks": {"alexnet": ran}})
+    write(tmp_path, "b/loader.json", {**CONDITIONS, "images_per_second": {"ours": 612.3, "theirs": [1, 2]}})
+    found = measured.read_results(tmp_path)
+    assert [m.machine for m in found] == ["8 × A GPU"] * 2 + ["8 cores of A CPU"] * 2
+    assert [measured.speedup_text(m) for m in found] == ["1.50× (1.40 to 1.60)", "not comparable"] * 2
+    assert found[0].techniques == ("layout", "compiler", "optimizer") and found[0].code == "abc"
 
 
-def test_a_waterfall_is_shown_with_its_own_table_and_tells_the_techniques_apart(tmp_path: Path) -> None:
-    def row(milliseconds: float) -> Row:
-        return Row(
-            None,
-            step_seconds={"p50": milliseconds / 1000},
-            samples_per_second={"global": 16.0, "whole_run": 8.0},
-            startup_seconds={"total": 10.0},
-            peak_memory_bytes={"host": 2**30, "device": None},
-            parity={"passed": True, "checks": []},
-        )
-
-    names = ("eager-O1", "layout", "allocator", "compiler")
-    variants = dict(zip(names, [row(400), row(300), row(299), Row("does not apply: no compiler")], strict=True))
+def test_a_waterfall_tells_the_techniques_apart(tmp_path: Path) -> None:
+    row = Row(None, parity={"passed": True, "checks": []})
+    variants = {"eager-O1": row, "layout": row, "allocator": row, "compiler": Row("does not apply: no compiler")}
     ratios = [("eager-O1", "layout", 1.33, 1.3, 1.4), ("eager-O1", "allocator", 1.34, 1.3, 1.4), ("layout", "allocator", 1.0, 0.9, 1.1)]
     one = Outcome("x", "2026-11-21T12:00:00+0000", 60.0, None, {"batch_size": 16}, {"float32": 3e11, "copy": 2e10}, variants, ratios)
     environment: dict[str, Any] = CONDITIONS["environment"]  # type: ignore[assignment]
     (tmp_path / "a").mkdir()
-    write_bench(
-        tmp_path / "a" / "waterfall-a.json", Bench("waterfall", "gallery bench", {}, environment, {"torch": "2"}, {"resnet50": one})
-    )
-    files = measured.read_results(tmp_path)
-    (found,) = measured.of(files)
+    write_bench(tmp_path / "a" / "waterfall-resnet50.json", Bench("waterfall", "gallery bench", {}, environment, {}, {"resnet50": one}))
+    (found,) = measured.read_results(tmp_path)
     assert (found.techniques, found.told_apart, found.verdict, found.speedup) == (("layout",), True, "faster", Ratio(1.34, 1.3, 1.4))
-    results_page.write_page(files, {}, tmp_path)
-    page = (tmp_path / "results.md").read_text()
-    for part in ("](waterfall-a.png)", "### resnet50: batch size 16", "| + allocator | 299.0 ms |", "does not apply: no compiler"):
-        assert part in page
-    assert (tmp_path / "waterfall-a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_results_the_page_says_so_and_a_file_without_conditions_is_named(tmp_path: Path) -> None:
-    results_page.write_page(measured.read_results(tmp_path), {}, tmp_path)
-    assert "Nothing has been measured yet" in (tmp_path / "results.md").read_text()
-    write(tmp_path, "x.json", {"speed": 3})
+def test_a_file_without_conditions_is_named(tmp_path: Path) -> None:
+    assert measured.read_results(tmp_path) == []
+    write(tmp_path, "a/x.json", {"speed": 3})
     with pytest.raises(InputError, match=r"x.json is no file of results"):
         measured.read_results(tmp_path)
+
+
+def test_documents_keep_their_places_and_links_to_what_is_no_page_become_words(tmp_path: Path) -> None:
+    root, site = tmp_path / "root", tmp_path / "site"
+    texts = {
+        "CONTRIBUTING.md": "See [the parser](gallery_lib/options.py) and [a page](https://example.org/x).",
+        "benchmarks/notes/README.md": "# Notes\n\n[Second](two.md), then [first](one.md).",
+        "benchmarks/notes/one.md": "# One\n\n[figures](../results/a/README.md#start), [code](../../gallery_lib/train.py)",
+        "benchmarks/notes/two.md": "# Two",
+        "benchmarks/results/README.md": "# Results\n\n[A](a/README.md)",
+        "benchmarks/results/a/README.md": "# A\n\n## Start\n\n![points](x.png) [raw](x.json)",
+        "benchmarks/results/a/x.json": "{}",
+        "benchmarks/results/a/x.png": "",
+        "benchmarks/results/a/machine.yaml": "",
+        "gallery_lib/train.py": "",
+    }
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    documents.write(root, site)
+    read = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*") if path.is_file()}
+    assert set(read) == set(texts) - {"benchmarks/results/a/machine.yaml", "gallery_lib/train.py"}
+    assert read["CONTRIBUTING.md"] == "See the parser and [a page](https://example.org/x)."
+    assert read["benchmarks/notes/one.md"].endswith("[figures](../results/a/README.md#start), code")
+    assert read["benchmarks/notes/README.md"].endswith("```{toctree}\n:hidden:\ntwo\none\n```\n")
+    assert read["benchmarks/results/README.md"].endswith(":hidden:\na/README\n```\n")
+    assert "![points](x.png) [raw](x.json)" in read["benchmarks/results/a/README.md"]
 
 
 # --------------------------------------------------------------------------------------------------------------

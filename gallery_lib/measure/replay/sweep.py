@@ -272,7 +272,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def find_sweep(place: Path) -> Sweep | None:
-    """Return the sweep at `place`: a table, the folder of a sweep, or a folder of machines' folders (the newest in them); None: none there yet.
+    """Return the sweep at `place`: a table, the folder of a sweep, or the newest in machines' folders below it; None: none there yet.
 
     Raises InputError for a place that does not exist, and for what cannot be read.
     """

@@ -1,0 +1,279 @@
+"""What the files of each benchmark are called, and their figures as tables of a machine's page.
+
+A new kind of file gets a `Kind`: without one it is refused, so that nothing lies in `results/` that no page shows.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from published import File
+
+from gallery_lib.errors import InputError
+from gallery_lib.measure.replay.sweep import read_sweep
+from gallery_lib.report import bench as bench_tables
+from gallery_lib.report import sweep_plots
+from gallery_lib.stats import Ratio
+from gallery_lib.table import Rows, markdown_table, seconds
+
+_PLAIN = "ddp"
+
+
+def _ratio(values: dict[str, float] | None) -> str:
+    return "–" if values is None else str(Ratio(values["ratio"], values["low"], values["high"]))
+
+
+def _by_run(header: Sequence[str], rows: dict[tuple[str, ...], dict[int, str]]) -> Rows:
+    """Lines with a column for each run."""
+    runs = sorted({run for found in rows.values() for run in found})
+    columns = [f"run {run}" for run in runs] if len(runs) > 1 else ["speed-up"]
+    return [[*header, *columns], *([*key, *(found.get(run, "–") for run in runs)] for key, found in rows.items())]
+
+
+def startup(files: Sequence[File]) -> str:
+    """Start-up of the first and of a second run of each task."""
+    rows = [["task", "first run starts in", "second run", "of which compiling", "samples/s, steady state", "whole run"]]
+    for name, row in files[-1].content["tasks"].items():
+        first, second = row["first"], row["second"]
+        rates = second["samples_per_second"]
+        times = [first["startup_seconds"]["total"], second["startup_seconds"]["total"], second["startup_seconds"]["compile"]]
+        rows.append([name, *(f"{value:.1f} s" for value in times), f"{rates['global']:.1f}", f"{rates['whole_run']:.1f}"])
+    return markdown_table(rows)
+
+
+def resnet50(files: Sequence[File]) -> str:
+    """Each pair's speed-up, run by run."""
+    names = {"O1": "eager O1", "O0": "eager fp32 (ours in fp32, too)", "fp32-O1": "eager fp32 (ours at O1)"}
+    rows: dict[tuple[str, ...], dict[int, str]] = {}
+    for row in files[-1].content["comparisons"]:
+        found = rows.setdefault((names[row["pair"]],), {})
+        found[len(found) + 1] = _ratio(row["speedup"]) if row["speedup"] else row["verdict"]
+    return markdown_table(_by_run(["ours over"], rows))
+
+
+def loader(files: Sequence[File]) -> str:
+    """Images a second, and the ratio of each run."""
+    rates: dict[int, list[tuple[float, float]]] = {}
+    ratios: dict[int, dict[int, str]] = {}
+    for file in files:
+        for row in file.content["results"]:
+            workers, rate = row["workers"], row["images_per_second"]
+            rates.setdefault(workers, []).append((rate["torchvision"], rate["ours"]))
+            ratios.setdefault(workers, {})[file.run] = _ratio(row["ratio"])
+    rows = {
+        (str(workers), *(f"{statistics.median(side):.0f}" for side in zip(*rates[workers], strict=True))): ratios[workers]
+        for workers in sorted(rates)
+    }
+    return markdown_table(_by_run(["workers", "torchvision, images/s (median)", "ours"], rows))
+
+
+def _ways(file: File) -> list[tuple[str, str, dict[str, float], float, float]]:
+    """Rate, way, speed-up, and the steps of DDP's own way and of this one."""
+    content = file.content
+    extras = [
+        word for word, key in (("DDP's own with a fused optimizer, too", "fused"), ("both compiled", "compiler_opt")) if content.get(key)
+    ]
+    rate = content.get("rate") or file.series.split("-")[3]  # ddp-real-2x1-1gbit-…
+    plain = content["ways"][_PLAIN]["step_seconds"]["p50"]
+    found = []
+    for name, way in content["ways"].items():
+        if name != _PLAIN:
+            plainly = f"as they are: {name}" if way["options"]["wire"] == "exact" else name
+            words = ", ".join([way["options"]["wire"] if name == "accelerated" else plainly, *extras])
+            found.append((rate, words, way["speedup"], plain, way["step_seconds"]["p50"]))
+    return found
+
+
+def ddp(files: Sequence[File]) -> str:
+    """Each way of averaging over DDP's own, run by run; a later series of the same way replaces an earlier one."""
+    series: dict[tuple[str, str], str] = {}
+    steps: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    ratios: dict[tuple[str, str], dict[int, str]] = {}
+    for file in sorted(files, key=lambda file: (file.dates[-1], file.series, file.run)):
+        for rate, words, speedup, plain, way in _ways(file):
+            key = rate, words
+            if series.get(key) != file.series:
+                series[key], steps[key], ratios[key] = file.series, [], {}
+            steps[key].append((plain, way))
+            ratios[key][file.run] = _ratio(speedup)
+    rows = {
+        (_rate_text(key[0]), key[1], *(seconds(statistics.median(side)) for side in zip(*steps[key], strict=True))): ratios[key]
+        for key in sorted(ratios, key=lambda key: (-_bits(key[0]), key[1]))
+    }
+    return markdown_table(_by_run(["link", "gradients", "DDP's own step (median)", "ours"], rows))
+
+
+def _rate_text(rate: str) -> str:
+    """`1 Gbit/s`, of `1gbit`."""
+    return f"{rate[:-4]} {rate[-4:].capitalize()}/s"
+
+
+def _bits(rate: str) -> float:
+    return float(rate.removesuffix("gbit")) * 1e9 if rate.endswith("gbit") else float(rate.removesuffix("mbit")) * 1e6
+
+
+def sweep(files: Sequence[File]) -> str:
+    """How much other ways gain by number of hosts."""
+    table = files[-1].path.with_suffix(".csv")
+    found = read_sweep(table)
+    picture = f"![{sweep_plots.scatter_text(found)}]({files[-1].name}.png)"
+    return "\n\n".join([picture, f"Replayed on: {found.machines}.", markdown_table(sweep_plots.gains_rows(found))])
+
+
+def waterfall(files: Sequence[File]) -> str:
+    """One table and picture a task."""
+    parts = []
+    for file in files:
+        assert file.bench is not None
+        ((task, outcome),) = file.bench.tasks.items()
+        sizes = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in outcome.sizes.items())
+        parts += [f"### {task}: {sizes}", f"![{bench_tables.figure_text(file.bench)}]({file.name}.png)"]
+        parts += [markdown_table(bench_tables.task_rows(outcome, "waterfall"))]
+    return "\n\n".join(parts)
+
+
+def trust(files: Sequence[File]) -> str:
+    """What was asked of each kind of comparison, and what was found."""
+    content = files[-1].content
+    rows = [["compared", "asked", "found", "ratios", "page faults a step"]]
+    for kind, row in content["summary"].items():
+        own = [each for each in content["comparisons"] if each["kind"] == kind]
+        ratios = [each["speedup"]["ratio"] for each in own if each["speedup"]]
+        faults = [count for each in own for count in each["page_faults"]]
+        asked = f"{row['expected']} in {row['at_least']} of {row['of']}"
+        span = f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "–"
+        rows.append(
+            [kind, asked, f"{row['found'].get(row['expected'], 0)} of {row['of']}", span, f"{min(faults):.0f} to {max(faults):.0f}"]
+        )
+    return markdown_table(rows)
+
+
+def full_size(files: Sequence[File]) -> str:
+    """What came of a few steps of every task at its full size."""
+    rows = [["task", "sizes", "step", "start-up", "peak memory", "outcome"]]
+    for name, row in files[-1].content["tasks"].items():
+        ran = "step_seconds" in row
+        figures = (
+            [seconds(row["step_seconds"]), f"{row['startup_seconds']:.1f} s", f"{row['peak_memory_bytes'] / 2**30:.1f} GiB"]
+            if ran
+            else ["–"] * 3
+        )
+        sizes = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in row["sizes"].items())
+        rows.append([name, sizes, *figures, row["outcome"]])
+    return markdown_table(rows)
+
+
+def gallery(files: Sequence[File]) -> str:
+    """Each notebook's duration and speed-ups."""
+    rows = [["notebook", "minutes", "one process", "two processes", "precision"]]
+    for name, run in files[-1].content["notebooks"].items():
+        by_processes = {each["processes"]: each for each in run["comparisons"]}
+        shown = [_ratio(c["speedup"]) if c and c["speedup"] else c["verdict"] if c else "–" for c in map(by_processes.get, (1, 2))]
+        levels = ", ".join(dict.fromkeys(each["amp_level"] for each in run["comparisons"])) or "–"
+        rows.append([name, run["problem"] or f"{run['seconds'] / 60:.1f}", *shown, levels])
+    return markdown_table(rows)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One question: how names of its files begin, its heading, how its figures are read, what measures it, and its tables."""
+
+    prefix: str
+    heading: str
+    reading: str
+    command: str
+    table: Callable[[Sequence[File]], str] | None  # None: no table yet; the raw file is linked
+    needs_gpu: bool = False
+
+
+KINDS = (
+    Kind(
+        "waterfall-",
+        "One technique after another",
+        "Each line has one technique more than the line above it.",
+        "gallery bench --waterfall TASK",
+        waterfall,
+    ),
+    Kind(
+        "startup",
+        "How soon a run starts",
+        "Seconds from the command to the first step that is counted; the second run finds what the first one compiled.",
+        "python benchmarks/startup.py",
+        startup,
+    ),
+    Kind(
+        "resnet50-largest",
+        "ResNet-50 at the largest batch",
+        "Found by doubling, on a GPU.",
+        "python benchmarks/bench.py MACHINE",
+        None,
+        needs_gpu=True,
+    ),
+    Kind(
+        "resnet50",
+        "ResNet-50 at 224 pixels",
+        "Batch 16; every pair in turns, with parity.",
+        "python benchmarks/resnet50.py",
+        resnet50,
+    ),
+    Kind("loader", "Loading images", "The gallery's image folder against torchvision's, in turns.", "python benchmarks/loader.py", loader),
+    Kind(
+        "ddp-real-",
+        "Two hosts, real training",
+        "ResNet-50 on two hosts of one core each, over an emulated link: step time of DDP's own way over that of ours.",
+        "gallery lab run -- benchmarks/ddp_benchmark.py",
+        ddp,
+    ),
+    Kind(
+        "ddp-2x4-",
+        "Two hosts of four processes, replayed",
+        "A time-dilated replay of recorded ResNet-50 steps on an emulated link: step time of DDP's own way over that of ours.",
+        "python benchmarks/ddp_lab.py run",
+        ddp,
+    ),
+    Kind(
+        "sweep",
+        "Eleven models on one to eight hosts, replayed",
+        "A time-dilated replay on an emulated link. `acc_ratio`: DDP's own step time over that of the way that the tuner chose.",
+        "python benchmarks/ddp_lab.py sweep",
+        sweep,
+    ),
+    Kind(
+        "gallery",
+        "The notebooks",
+        "Each notebook once, headless: how long it took, and the speed-up that it found, over eager at the same precision.",
+        "python benchmarks/gallery.py",
+        gallery,
+    ),
+    Kind(
+        "trust",
+        "Can the comparison be believed?",
+        "Code compared with itself, and with planted defects.",
+        "python benchmarks/trust.py",
+        trust,
+    ),
+    Kind(
+        "full-size",
+        "Full sizes",
+        "A few steps of each task, to see whether they run; no measurement of speed.",
+        "python benchmarks/full_settings.py",
+        full_size,
+    ),
+    Kind("processes", "How alike processes are", "Step times of processes that run the same code.", "python benchmarks/processes.py", None),
+    Kind("kernels", "CUDA kernels", "Each kernel against torch's, on a GPU.", "python benchmarks/kernels.py", None, needs_gpu=True),
+)
+"""In the order of a page; benches come before them."""
+BENCHES = ("bench-small", "bench-large")
+
+
+def kind_of(file: File) -> Kind | None:
+    """The kind of a file; None for a bench. Raises InputError for a name of no kind."""
+    if file.name.startswith(BENCHES):
+        return None
+    found = [kind for kind in KINDS if file.name.startswith(kind.prefix)]
+    if not found:
+        known = ", ".join([*BENCHES, *(kind.prefix for kind in KINDS)])
+        raise InputError(f"{file.path}: no page shows files of this name. Names begin with one of: {known}.")
+    return found[0]

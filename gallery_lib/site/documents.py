@@ -1,0 +1,48 @@
+"""Documents that lie elsewhere in the checkout, put among the site's sources with their pictures and raw files.
+
+They keep their places, so that links between them, and those of notebooks, hold. A link to what is no part of the site (code, most of
+all) becomes its plain text. The `README.md` of a folder gets the navigation to the other pages of the folder and to those below it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+DOCUMENTS = ("CONTRIBUTING.md",)
+FOLDERS = ("benchmarks/results", "benchmarks/notes")
+PAGE = "README.md"
+_ENDINGS = (".md", ".png", ".json", ".csv")
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+
+
+def without_links_outside(text: str, page: Path) -> str:
+    """Return the text of `page` with plain words in place of links to files that are not there."""
+
+    def kept(link: re.Match[str]) -> str:
+        words, target = link[1], link[2]
+        return link[0] if "://" in target or (page.parent / target).is_file() else words
+
+    return _LINK.sub(kept, text)
+
+
+def _navigation(page: Path, text: str) -> str:
+    """The pages below `page`, in the order in which its text links to them."""
+    below = [*page.parent.glob("*.md"), *page.parent.glob(f"*/{PAGE}")]
+    names = [path.relative_to(page.parent).as_posix() for path in below if path != page]
+    found = sorted(names, key=lambda name: (f"]({name}" not in text, text.find(f"]({name}"), name))
+    return "\n".join(["", "```{toctree}", ":hidden:", *(name.removesuffix(".md") for name in found), "```", ""]) if found else ""
+
+
+def write(root: Path, folder: Path) -> None:
+    """Put the documents of the checkout `root` into `folder`, the site's sources."""
+    found = [root / name for name in DOCUMENTS]
+    found += [path for name in FOLDERS for path in sorted((root / name).rglob("*")) if path.suffix in _ENDINGS]
+    copies = [folder / path.relative_to(root) for path in found]
+    for path, copy in zip(found, copies, strict=True):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    for page in (copy for copy in copies if copy.suffix == ".md"):
+        text = without_links_outside(page.read_text(encoding="utf-8"), page)
+        page.write_text(text + (_navigation(page, text) if page.name == PAGE else ""), encoding="utf-8")
