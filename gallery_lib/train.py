@@ -167,7 +167,7 @@ def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     model = task.build_model()
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
-    build_optimizer = functools.partial(task.optimizer.build, model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    build_optimizer = functools.partial(task.optimizer.build, list(model.parameters()), lr=config.lr, weight_decay=config.weight_decay)
     ready = recipe.prepare(Plain(model, loader, build_optimizer, config, dtype))
     if len(ready.loader) == 0:
         world_size = process_group.world_size()

@@ -44,7 +44,13 @@ class BenchConfig:
 
     variants: str | None = option(
         None,
-        "which variants, with commas between; default: all. The eager one of the precision, which they are held against, is always in",
+        "which variants, with commas between, or `as-it-comes` or `best`, which stand for the forms of all peers; default: all. "
+        "The eager one of the precision, which they are held against, is always in",
+    )
+    peer_modes: str | None = option(
+        None,
+        "torch.compile's modes that the best forms of the peers choose from, with commas between; they take turns once for each task, "
+        "which takes one to three minutes; default: all that may be the fastest on this device. `default` spares that",
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",
@@ -52,8 +58,10 @@ class BenchConfig:
         "else O0",
     )
     waterfall: str | None = option(None, "instead: this task with one technique after another switched on")
-    profile: Literal["auto", "quick", "full"] = option(
-        "auto", "sizes of the tasks: quick is for a few cores; auto is full on a GPU, else quick"
+    profile: Literal["auto", "quick", "large", "full"] = option(
+        "auto",
+        "sizes of the tasks: quick is for a few cores; large has quick's batches, images of 224² and sequences of up to 128, and fewer "
+        "turns; auto is full on a GPU, else quick",
     )
     batch_size: int | None = option(None, "samples a step; default: the profile's", unit="samples", minimum=1)
     image_size: int | None = option(None, "height and width of input images; default: the profile's", unit="pixels", minimum=32)
@@ -71,7 +79,6 @@ class BenchConfig:
         unit="variants",
         minimum=2,
     )
-    fused: bool = option(False, "give a fused optimizer, one of our techniques, to every variant")
     data_dir: str | None = option(
         None,
         "data folder; default: the mock data that prepare.sh makes. Image classifiers get an output for each class of the folder, "

@@ -1,6 +1,7 @@
 """`gallery bench`: the tasks, in every variant that a user could pick, and how this backend does beside them.
 
-The variants of a task have the same weights, batches, loss and optimizer, and differ in who makes them fast. Or, as a waterfall,
+The variants of a task (variants.py) have the same weights, batches, loss and optimizer, and differ in who makes them fast. Peers are there
+as their documentation shows them, and at their best, as somebody who tunes by hand uses them. Or, as a waterfall,
 one task with one technique of the backend after another switched on. What is held against one another has one precision: mixed, or
 fp32 where the device would have to emulate bfloat16. Every task is written down when it is done,
 so that an interrupted bench goes on where it was.
@@ -22,12 +23,13 @@ from typing import Any
 from gallery_lib import hardware, options, paths, precision, tasks
 from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.measure import peers, recipes, reference, task_bench
+from gallery_lib.measure import by_hand, peers, recipes, reference, task_bench, variants
 from gallery_lib.measure.lineup import Variant
 from gallery_lib.measure.outcome import EAGER, OURS, AmpLevel, Bench, Outcome, read_bench, write_bench
 from gallery_lib.measure.task_bench import Line
+from gallery_lib.measure.variants import BEST, EAGER_BEST, GROUPS, PEERS, TURN_ORDER, VARIANTS
 
-VARIANTS = (*EAGER.values(), *peers.PEERS, OURS)
+_LARGE_IMAGE, _LONG_SEQUENCE = 224, 128
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "accelerate", "lightning-fabric", "gallery_lib")
 
 
@@ -46,11 +48,23 @@ def amp_level(asked: BenchConfig) -> AmpLevel:
     return precision.chosen_level(asked.amp_level, hardware.device_type())
 
 
+def _large(task: tasks.Task) -> dict[str, Any]:
+    """What the profile `large` has instead of `quick`: a size at which computing counts for more, and turns that a few cores can do."""
+    sizes: dict[str, Any] = {}
+    if task.image_size:
+        sizes["image_size"] = _LARGE_IMAGE
+    if task.sequence_length:
+        sizes["sequence_length"] = min(_LONG_SEQUENCE, task.full.get("sequence_length", task.sequence_length))
+    return {**sizes, "rounds": 6, "block_steps": 2}
+
+
 def _settings(name: str, asked: BenchConfig) -> tuple[TrainConfig, CompareConfig]:
     """The options of the baseline's run, and of the turns: the profile's, where nothing else was asked."""
     task = tasks.get(name)
     full = asked.profile == "full" or (asked.profile == "auto" and hardware.device_type() == "cuda")
     values: dict[str, Any] = dict(task.full if full else task.quick)
+    if asked.profile == "large":
+        values |= _large(task)
     given = options.to_mapping(asked)
     del given["amp_level"]
     both = {f.name for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
@@ -65,41 +79,65 @@ def chosen_variants(asked: BenchConfig) -> list[str]:
     baseline = EAGER[amp_level(asked)]
     if asked.variants is None:  # fp32 is what mixed precision is for; in fp32, emulated bfloat16 is no one's choice
         return [baseline, *(name for name in VARIANTS if name not in (baseline, EAGER["O1"]))]
-    given = [word.strip() for word in asked.variants.split(",") if word.strip()]
-    for name in given:
-        if name not in VARIANTS:
-            raise InputError(f"variants: unknown `{name}`.{did_you_mean(name, VARIANTS)} Known: {', '.join(VARIANTS)}.")
+    known = (*GROUPS, *VARIANTS)
+    given: list[str] = []
+    for name in _words(asked.variants):
+        if name not in known:
+            raise InputError(f"variants: unknown `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+        given += GROUPS.get(name, (name,))
     return [baseline, *(name for name in VARIANTS if name in given and name != baseline)]
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of an option that takes several, with commas between."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def chosen_modes(asked: BenchConfig) -> tuple[str, ...]:
+    """Return the modes of torch.compile that the best forms are to choose from. Raises InputError for an unknown one."""
+    known = by_hand.MODES[hardware.device_type()]
+    if asked.peer_modes is None:
+        return known
+    given = _words(asked.peer_modes)
+    for name in given:
+        if name not in known:
+            raise InputError(f"peer_modes: unknown `{name}`.{did_you_mean(name, known)} Known on this device: {', '.join(known)}.")
+    if not given:
+        raise InputError(f"peer_modes names no mode. Known on this device: {', '.join(known)}.")
+    return tuple(name for name in known if name in given)
 
 
 def bench_line(name: str, asked: BenchConfig) -> Line:
     """The task `name` in the variants that were asked for."""
     config, compare = _settings(name, asked)
-    fused = [recipes.FUSED] if asked.fused else []
-    everywhere = recipes.environment([])
-    known = {
-        **{
-            eager: Variant(dataclasses.replace(config, amp_level=level), fused, everywhere, counts_traffic=True)
-            for level, eager in EAGER.items()
-        },
-        **{peer: Variant(config, [peer, *fused], everywhere) for peer in peers.PEERS},
-        OURS: Variant(dataclasses.replace(config, compiler_opt=True), [], everywhere),
-    }
+    modes = chosen_modes(asked)
+    known = {eager: _variant(dataclasses.replace(config, amp_level=level), [], counts_traffic=True) for level, eager in EAGER.items()}
+    known |= {peer: _variant(config, [peer]) for peer in PEERS}
+    known |= {best: _variant(config, recipes.best_form(variants.plain_name(best), modes[0])) for best in BEST}
+    known[OURS] = _variant(dataclasses.replace(config, compiler_opt=True), [])
     chosen = chosen_variants(asked)
-    absent = {peer: why for peer in peers.PEERS if peer in chosen and (why := peers.missing(peer))}
-    variants = {variant: known[variant] for variant in chosen if variant not in absent}
-    baseline, *others = variants
+    peers_of = {variant: variants.plain_name(variant) for variant in (*PEERS, *BEST)}
+    absent = {variant: why for variant, peer in peers_of.items() if variant in chosen and (why := peers.missing(peer))}
+    baseline, *others = [variant for variant in chosen if variant not in absent]
     pairs = [(baseline, variant) for variant in others]
-    if OURS in variants:
+    if OURS in others:
         pairs += [(variant, OURS) for variant in others if variant != OURS]
-    return Line(config, compare, variants, absent, pairs, chosen)
+    running = {variant: known[variant] for variant in [baseline, *sorted(others, key=TURN_ORDER.index)]}
+    compiled = [variant for variant in running if variant in BEST and variant != EAGER_BEST]
+    tried = {mode: _variant(config, recipes.best_form("torch.compile", mode)) for mode in modes} if compiled and len(modes) > 1 else {}
+    return Line(config, compare, running, absent, pairs, chosen, tried, compiled)
+
+
+def _variant(config: TrainConfig, words: list[str], *, counts_traffic: bool = False) -> Variant:
+    """Return the variant that the words of a recipe make of a run's options."""
+    return Variant(config, words, recipes.environment(words), counts_traffic)
 
 
 def waterfall_line(name: str, asked: BenchConfig) -> Line:
     """The task `name` with one technique after another."""
     config, compare = _settings(name, asked)
     baseline = EAGER[config.amp_level]
-    variants = {baseline: Variant(config, [], recipes.environment([]), counts_traffic=True)}
+    running = {baseline: _variant(config, [], counts_traffic=True)}
     absent: dict[str, str] = {}
     words: list[str] = []
     for technique in recipes.TECHNIQUES:
@@ -107,16 +145,16 @@ def waterfall_line(name: str, asked: BenchConfig) -> Line:
             absent[technique] = f"does not apply: {why}"
             continue
         words = [*words, technique]
-        variants[technique] = Variant(config, words, recipes.environment(words))
-    running = list(variants)[1:]
-    pairs = [(baseline, variant) for variant in running] + list(itertools.pairwise(running))
-    return Line(config, compare, variants, absent, pairs, [baseline, *recipes.TECHNIQUES])
+        running[technique] = _variant(config, words)
+    others = list(running)[1:]
+    pairs = [(baseline, variant) for variant in others] + list(itertools.pairwise(others))
+    return Line(config, compare, running, absent, pairs, [baseline, *recipes.TECHNIQUES])
 
 
 def _digest(line: Line, alive: int | None) -> str:
     """Of everything that the figures depend on: options, the package's sources, versions, the machine."""
-    variants = {name: dataclasses.asdict(variant) for name, variant in line.variants.items()}
-    asked = [dataclasses.asdict(line.compare), variants, dict(line.absent), alive]
+    running = {name: dataclasses.asdict(variant) for name, variant in line.variants.items()}
+    asked = [dataclasses.asdict(line.compare), running, list(line.modes), dict(line.absent), alive]
     facts = [reference.key(line.config, 1), *asked, _versions(), hardware.cores()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -148,8 +186,8 @@ def run(
     """
     asked = options.checked(asked)
     kind = "waterfall" if asked.waterfall else "bench"
-    if asked.waterfall and (names or asked.variants or asked.fused):
-        raise InputError(f"--waterfall {asked.waterfall} takes no other task, no --variants and no --fused.")
+    if asked.waterfall and (names or asked.variants or asked.peer_modes):
+        raise InputError(f"--waterfall {asked.waterfall} takes no other task, no --variants and no --peer_modes.")
     make = waterfall_line if asked.waterfall else bench_line
     wanted = [asked.waterfall] if asked.waterfall else list(dict.fromkeys(names)) or tasks.names()
     lines = {name.rsplit(":", 1)[-1]: make(name, asked) for name in wanted}

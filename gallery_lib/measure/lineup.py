@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 
 from gallery_lib import hardware, stats
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.errors import GalleryError
+from gallery_lib.errors import GalleryError, RunFailed
 from gallery_lib.launcher import Job, start
 from gallery_lib.log import each_step_seconds
 from gallery_lib.measure import probe, process_spread
@@ -38,6 +39,7 @@ class Variant:
     recipe: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     counts_traffic: bool = False  # after its last turn
+    start_up_limit_seconds: float | None = None  # after which it is ended; None: wait
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConf
     )
 
 
+def reason_of(error: GalleryError) -> str:
+    """Return the first line of why a variant did not run, without where."""
+    return re.sub(r"^the run in .* did not finish: ", "", str(error).splitlines()[0])
+
+
 class _Lineup:
     """The runs that are alive."""
 
@@ -113,11 +120,14 @@ class _Lineup:
             if name in self.jobs:
                 self.jobs.pop(name).stop()
 
-    def wait_idle(self, name: str, what: str) -> None:
-        """Returns when `name` has done its part. Raises when it has ended instead."""
+    def wait_idle(self, name: str, what: str, limit_seconds: float | None = None) -> None:
+        """Returns when `name` has done its part. Raises when it has ended instead, or takes longer than the limit."""
+        began = time.monotonic()
 
         def check() -> None:
             self.say(what)
+            if limit_seconds is not None and time.monotonic() - began > limit_seconds:
+                raise RunFailed(f"its start-up took longer than the limit of {limit_seconds:.0f} s")
             if not self.jobs[name].running():
                 self.jobs[name].result()
 
@@ -152,10 +162,10 @@ class _Lineup:
                 job.result()
             time.sleep(_LOOK_SECONDS)
 
-    def warm_up(self, name: str) -> None:
+    def warm_up(self, name: str, limit_seconds: float | None) -> None:
         """Let it go on, and wait until it has done its warm-up and its probe."""
         self.jobs[name].release()
-        self.wait_idle(name, f"{name} starts")
+        self.wait_idle(name, f"{name} starts", limit_seconds)
 
     def take_turn(self, name: str, number: int) -> None:
         """One block of steps."""
@@ -202,9 +212,10 @@ def take_turns(
         for group in (names[i : i + at_once] for i in range(0, len(names), at_once)):
             for name in group:
                 runs.guarded(name, lambda name=name: runs.begin(name, variants[name], folder / name))  # type: ignore[misc]
-            for action in (runs.wait_imported, runs.warm_up):
-                for name in [name for name in group if name in runs.jobs]:
-                    runs.guarded(name, functools.partial(action, name))
+            for name in [name for name in group if name in runs.jobs]:
+                runs.guarded(name, functools.partial(runs.wait_imported, name))
+            for name in [name for name in group if name in runs.jobs]:
+                runs.guarded(name, functools.partial(runs.warm_up, name, variants[name].start_up_limit_seconds))
         for number in range(turns.rounds):
             order = list(runs.jobs) if number % 2 == 0 else list(reversed(runs.jobs))
             for name in order:

@@ -1,7 +1,7 @@
 """How each process of a measurement makes its model ready: by words that travel in an environment variable.
 
-No words: accelerate(), as the run's options ask. The name of a peer (peers.py): that library. Techniques of the backend:
-those and no others, which is what a waterfall is made of. `fused` may stand with any.
+No words: accelerate(), as the run's options ask. The name of a peer (peers.py): that library as it comes, or, with `best` and a mode of
+torch.compile, at its best. Techniques of the backend: those and no others, which is what a waterfall is made of.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from gallery_lib import hardware, optim
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import allocator, cache, small_convolutions
 from gallery_lib.config import Config
-from gallery_lib.measure.peers import PEERS, Peer
+from gallery_lib.measure import by_hand
+from gallery_lib.measure.peers import MODULES, Peer
 from gallery_lib.recipe import Plain, Prepared, Recipe
 
 FUSED = "fused-optimizer"
@@ -23,6 +24,14 @@ SMALL_CONVOLUTIONS = "small-convolutions"
 NICE_LOADING = "nice-loading"
 TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, SHORT_ATTENTION, WHOLE_UPSAMPLING, SMALL_CONVOLUTIONS, NICE_LOADING, FUSED)
 """In the order in which a waterfall adds them."""
+
+
+_BEST = "best"
+
+
+def best_form(peer: str, mode: str = by_hand.DEFAULT_MODE) -> list[str]:
+    """Return the words for a peer at its best, compiled in that mode."""
+    return [peer, _BEST, mode]
 
 
 class Techniques(Recipe):
@@ -54,12 +63,16 @@ def recipe(words: Sequence[str]) -> Recipe:
     """What the words stand for."""
     if not words:
         return Recipe()
-    peer = next((word for word in words if word in PEERS), None)
-    return Peer(peer, fused=FUSED in words) if peer else Techniques(words)
+    if words[0] in MODULES:
+        peer, *best = words
+        return Peer(peer, mode=best[1] if best else None)
+    return Techniques(words)
 
 
 def environment(words: Sequence[str]) -> dict[str, str]:
-    """What the processes get: where compiled code is kept, which is the same for all, and the allocator's variables."""
+    """Return what the processes get: where compiled code is kept, which is the same for all, and the allocator's variables."""
+    if _BEST in words:
+        return cache.environment() | by_hand.environment(hardware.device_type())
     return cache.environment() | (allocator.environment() if "allocator" in words else {})
 
 

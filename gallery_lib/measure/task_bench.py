@@ -1,17 +1,18 @@
 """Measure one task in many variants: limits of the machine, float64 reference, turns, parity, ratios.
 
 As many variants as fit into memory are alive at a time, and the baseline is always among them. Variants of different groups are
-compared through their ratios to it, which were measured independently. A variant that fails stays, as its reason.
+compared through their ratios to it, which were measured independently. A variant that fails stays, as its reason. Before the turns,
+the mode of torch.compile is found that the best forms of the peers are compiled in.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from gallery_lib import hardware, stats, tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError
-from gallery_lib.measure import lineup, parity, reference
+from gallery_lib.measure import compile_mode, lineup, parity, recipes, reference
 from gallery_lib.measure.compare import judge_all, speedup_of_all
 from gallery_lib.measure.comparison import Parity
 from gallery_lib.measure.limits import measure_limits
@@ -42,6 +43,8 @@ class Line:
     absent: Mapping[str, str]
     pairs: Sequence[tuple[str, str]]  # of which the ratio is wanted: the slower one, as is hoped, first
     order: Sequence[str]  # of all of them, in the tables
+    modes: Mapping[str, Variant] = field(default_factory=dict)  # of torch.compile, to be tried first; none: nothing is to be found out
+    in_best_mode: Sequence[str] = ()  # variants that are compiled in the fastest of them
 
     @property
     def baseline(self) -> str:
@@ -62,6 +65,17 @@ def machine_limits() -> dict[str, float]:
     return {**limits.matmul_flops_per_second, "copy": limits.copy_bytes_per_second}
 
 
+def in_mode(line: Line, choice: compile_mode.Choice) -> Line:
+    """Return `line` with the best forms compiled in the mode of `choice`."""
+    variants = {
+        name: dataclasses.replace(variant, recipe=recipes.best_form(variant.recipe[0], choice.mode))
+        if name in line.in_best_mode
+        else variant
+        for name, variant in line.variants.items()
+    }
+    return dataclasses.replace(line, variants=variants)
+
+
 def groups(names: Sequence[str], alive: int) -> Iterator[list[str]]:
     """The variants but the baseline, in groups that leave room for it among `alive`."""
     for begin in range(0, len(names), alive - 1):
@@ -77,11 +91,6 @@ def alive_at_a_time(config: TrainConfig, asked: int | None) -> int:
         return 2
     memory.check(config, 1, compared=2)
     return int(memory.free_bytes() // memory.needed_bytes(config, compared=True))
-
-
-def reason_of(error: GalleryError) -> str:
-    """The first line of why a variant did not run, without where."""
-    return re.sub(r"^the run in .* did not finish: ", "", str(error).splitlines()[0])
 
 
 def _row(measured: Measured, verdict: Parity | None, flops: float, traffic: int | None) -> Row:
@@ -135,6 +144,14 @@ class _Measurement:
         self.groups: list[_Group] = []
         self.traffic: dict[str, int] = {}  # by amp level
         self.exact: Reference | None = None
+        self.tried_modes: str | None = None
+
+    def find_mode(self, bar: Progress, label: str) -> None:
+        """Find the mode of torch.compile for the best forms, where there is a choice."""
+        if not self.line.modes:
+            return
+        choice = compile_mode.choose(self.line.config, self.line.modes, self.folder / "modes", bar, f"{label}: torch.compile's modes")
+        self.line, self.tried_modes = in_mode(self.line, choice), choice.said
 
     def run_group(self, names: list[str], turns: Turns, bar: Progress, label: str) -> None:
         """The baseline and the variants `names`, in turns, started as often as is asked."""
@@ -148,7 +165,7 @@ class _Measurement:
             for name, error in failed.items():
                 (where / name).mkdir(parents=True, exist_ok=True)
                 (where / name / "failure.txt").write_text(f"{error}\n")
-                self.rows[name] = Row(reason_of(error))
+                self.rows[name] = Row(lineup.reason_of(error))
                 del chosen[name]
             if self.line.baseline not in chosen:
                 break
@@ -171,7 +188,10 @@ class _Measurement:
             steps = self.line.compare.parity_steps
             verdict = group.parity(baseline, name, exact, steps) if name != baseline else None
             traffic = self.traffic.get(self.line.variants[name].config.amp_level)
-            self.rows[name] = _row(group.first(name), verdict, flops, traffic)
+            row = _row(group.first(name), verdict, flops, traffic)
+            if self.tried_modes is not None and name in self.line.in_best_mode:
+                row = dataclasses.replace(row, techniques={**row.techniques, "modes tried": self.tried_modes})
+            self.rows[name] = row
 
     def ratio(self, slower: str, faster: str) -> stats.Ratio:
         """How many times as fast; directly where both took turns with one another, else through the baseline."""
@@ -223,8 +243,10 @@ def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progres
         run_config = lineup.configuration(line.config, turns, folder / "reference")
         exact_config = reference.configuration(run_config, line.compare.parity_steps, probed_batches)
         total_steps = turns.total_steps * (len(line.variants) - 1 + len(together)) * line.compare.starts
+        total_steps += compile_mode.steps(line.config, line.modes)
         with contextlib.closing(Progress(label, total_steps, enabled=progress)) as bar:
             exact = reference.reference_for(exact_config, LaunchConfig(), lambda what: bar.update(0, f"{label}: {what}"))
+            run.find_mode(bar, label)
             for names in together:
                 run.run_group(names, turns, bar, label)
             bar.update(bar.count, label)
@@ -233,7 +255,7 @@ def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progres
             exact = reference.run_reference(exact_config, LaunchConfig())
         run.judge(exact)
     except GalleryError as error:
-        reason = reason_of(error)
+        reason = lineup.reason_of(error)
         run.rows = {**{name: Row(reason) for name in line.variants}, **run.rows}
     rows = {name: run.rows[name] for name in line.order}
     ratios = run.ratios() if reason is None else []

@@ -25,13 +25,17 @@ class OptimizerSpec:
     """Factor of the learning rate at update number n, from 0; it advances only with updates that were done."""
 
     def build(
-        self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool
+        self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool, **form: bool
     ) -> torch.optim.Optimizer:
-        """Return torch's optimizer, or with `accelerated` the form that `accelerate_optimizer` gives it on the parameters' device."""
+        """Return torch's optimizer, or with `accelerated` the form that `accelerate_optimizer` gives it on the parameters' device.
+
+        `form` chooses one of torch's own forms: `fused=True`, or `foreach=True`.
+        """
         arguments = {
             "lr": self.lr if lr is None else lr,
             "weight_decay": self.weight_decay if weight_decay is None else weight_decay,
             **self.arguments,
+            **form,
         }
         optimizer = getattr(torch.optim, self.name)(parameters, **arguments)
         if accelerated:

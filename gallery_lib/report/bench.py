@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 from gallery_lib import hardware, stats
 from gallery_lib.measure.outcome import OURS, Bench, Outcome, Row
+from gallery_lib.measure.variants import BEST, PEERS, best_of_others
 from gallery_lib.stats import Ratio
 from gallery_lib.table import Rows, markdown_table, seconds, text_table
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = "os^Dvx"
+_OURS_COLOUR, _TICK_COLOUR = "#56B4E9", "#D55E00"
 
 
 def _times(ratio: Ratio | None) -> str:
@@ -82,15 +82,47 @@ def limits_line(outcome: Outcome) -> str:
     return f"Limits of the machine, measured just before: matrix products {products}; copying {outcome.limits['copy'] / 1e9:.1f} GB/s."
 
 
+def best_forms_line(outcome: Outcome) -> str | None:
+    """What the best forms were given in this task, from the first that ran; None where none did."""
+    done = next((row.techniques for name in BEST if (row := outcome.rows.get(name)) and row.reason is None), None)
+    return f"At its best: {'; '.join(f'{name}: {what}' for name, what in done.items())}." if done else None
+
+
 def compared_with(bench: Bench) -> list[str]:
     """The variants that ours is held against."""
     names = dict.fromkeys(name for outcome in bench.tasks.values() for name in outcome.rows)
     return [name for name in names if name != OURS]
 
 
+def _others(bench: Bench) -> tuple[str, ...]:
+    """What the best of the others is taken from: the best forms, or in benches that have none the peers as they come."""
+    names = compared_with(bench)
+    return tuple(name for name in BEST if name in names) or tuple(name for name in PEERS if name in names)
+
+
+def _best_label(bench: Bench) -> str:
+    return "best of the others at its best" if set(BEST) & set(_others(bench)) else "best of the peers as it comes"
+
+
+def over_best(bench: Bench, task: str) -> tuple[str, Ratio] | None:
+    """The best of the others in `task`, and how many times as fast ours is; None where ours has a ratio over none of them."""
+    outcome = bench.tasks[task]
+    name = best_of_others(outcome, _others(bench))
+    ratio = outcome.ratio(name, OURS) if name else None
+    return (name, ratio) if name and ratio else None
+
+
 def mean_over_tasks(bench: Bench, other: str) -> tuple[Ratio | None, list[str]]:
     """The geometric mean of how many times as fast ours is as `other`, and the tasks that are left out of it."""
-    found = {name: outcome.ratio(other, OURS) for name, outcome in bench.tasks.items()}
+    return _mean({name: outcome.ratio(other, OURS) for name, outcome in bench.tasks.items()})
+
+
+def mean_over_best(bench: Bench) -> tuple[Ratio | None, list[str]]:
+    """The same of ours over the best of the others, in each task its own."""
+    return _mean({name: pair[1] if (pair := over_best(bench, name)) else None for name in bench.tasks})
+
+
+def _mean(found: dict[str, Ratio | None]) -> tuple[Ratio | None, list[str]]:
     ratios = [ratio for ratio in found.values() if ratio is not None]
     return (stats.geometric_mean(ratios) if ratios else None), [name for name, ratio in found.items() if ratio is None]
 
@@ -109,18 +141,28 @@ def _instead(outcome: Outcome, other: str) -> str:
 
 
 def summary_rows(bench: Bench) -> Rows:
-    """Ours over every other variant, a line for each task and one for their geometric mean."""
-    others = compared_with(bench)
-    rows = [["task", *(f"ours over {name}" for name in others)]]
+    """Ours over every other variant and over the best of them, a line for each task and one for their geometric mean."""
+    others, candidates = compared_with(bench), _others(bench)
+    rows = [["task", *(f"ours over {name}" for name in others), *([f"ours over the {_best_label(bench)}"] if candidates else [])]]
     for name, outcome in bench.tasks.items():
         ratios = [outcome.ratio(other, OURS) for other in others]
         cells = [_times(r) if r else _instead(outcome, other) for r, other in zip(ratios, others, strict=True)]
+        if candidates:
+            best = over_best(bench, name)
+            cells.append(f"{best[1]}, {best[0]}" if best else _why_no_best(outcome, candidates))
         rows.append([name, *cells])
-    means = []
-    for other in others:
-        mean, left_out = mean_over_tasks(bench, other)
-        means.append(f"{_times(mean) or 'none'}, {len(bench.tasks) - len(left_out)} of {len(bench.tasks)} tasks")
-    return [*rows, ["geometric mean", *means]]
+    means = [mean_over_tasks(bench, other) for other in others] + ([mean_over_best(bench)] if candidates else [])
+    count = len(bench.tasks)
+    return [
+        *rows,
+        ["geometric mean", *(f"{_times(mean) or 'none'}, {count - len(left_out)} of {count} tasks" for mean, left_out in means)],
+    ]
+
+
+def _why_no_best(outcome: Outcome, others: tuple[str, ...]) -> str:
+    """Why ours has no ratio over the best of `others`: what is wrong with ours, or else with each of them."""
+    reasons = dict.fromkeys(_instead(outcome, other) for other in others)
+    return "; ".join(reasons)
 
 
 def notes(bench: Bench) -> list[str]:
@@ -132,13 +174,29 @@ def notes(bench: Bench) -> list[str]:
         "GB/s: bytes that eager operators move, over this variant's time; what fuses them moves less and may exceed the limit."
     )
     if bench.kind == "bench":
-        given = "a fused one in every variant" if bench.options["fused"] else "torch's as it comes; ours: a fused one (--fused: for all)"
-        found.append(f"Optimizer: {given}.")
-        found.append(
-            f"Parity is with {bench.baseline}, held against float64. Two variants have a ratio where both pass, or, where one of them does "
-            "not, if they compute the same training as one another."
-        )
+        found += [_forms(bench), _of_parity(bench)]
     return found
+
+
+def _forms(bench: Bench) -> str:
+    """What the two forms of a peer are."""
+    if not any(name in BEST for name in compared_with(bench)):
+        fused = bench.options.get("fused")
+        given = "a fused one in every variant" if fused else "torch's as it comes; ours: a fused one"
+        return f"Optimizer: {given}."
+    return (
+        "As it comes: eager and the peers without `-best`, as their documentation shows them. At its best: with `-best`, as somebody who "
+        "tunes by hand uses it: torch's fused optimizer where it has one, channels_last where convolutions gain from it, on a CPU glibc "
+        "told to keep large blocks (GLIBC_TUNABLES), and the fastest of the compiler's modes that were tried. The best of the others "
+        "is, in each task, the one that ours has the smallest lead over."
+    )
+
+
+def _of_parity(bench: Bench) -> str:
+    return (
+        f"Parity is with {bench.baseline}, held against float64. Two variants have a ratio where both pass, or, where one of them does "
+        "not, if they compute the same training as one another."
+    )
 
 
 def _parts(bench: Bench, table: Any, heading: str) -> list[str]:
@@ -150,6 +208,7 @@ def _parts(bench: Bench, table: Any, heading: str) -> list[str]:
             parts.append(f"Not measured: {outcome.reason}")
             continue
         parts += [table(task_rows(outcome, bench.kind)), limits_line(outcome)]
+        parts += [line for line in [best_forms_line(outcome)] if line]
     if bench.kind == "bench" and any(OURS in outcome.rows for outcome in bench.tasks.values()):
         parts += [f"{heading}ours beside the others", table(summary_rows(bench))]
     return [*parts, *notes(bench)]
@@ -170,52 +229,78 @@ def markdown(bench: Bench, picture: str) -> str:
     return "\n\n".join([f"# gallery {bench.kind}", f"![{figure_text(bench)}]({picture})", markdown_tables(bench)]) + "\n"
 
 
-def _points(bench: Bench) -> tuple[list[str], list[tuple[str, list[Ratio | None]]]]:
-    """Names on the axis, and for each series its ratio over the baseline at each of them."""
-    if bench.kind == "waterfall":
-        outcome = next(iter(bench.tasks.values()))
-        names = [name for name in outcome.rows if name != outcome.baseline]
-        return [f"+ {name}" for name in names], [("", [outcome.ratio(outcome.baseline, name) for name in names])]
-    variants = dict.fromkeys(v for outcome in bench.tasks.values() for v in outcome.rows if v != bench.baseline)
-    return list(bench.tasks), [(v, [outcome.ratio(bench.baseline, v) for outcome in bench.tasks.values()]) for v in variants]
+def _steps_of_waterfall(bench: Bench) -> dict[str, Ratio | None]:
+    """The techniques, as they are added, each with the ratio over the baseline of all so far."""
+    outcome = next(iter(bench.tasks.values()))
+    return {f"+ {name}": outcome.ratio(outcome.baseline, name) for name in outcome.rows if name != outcome.baseline}
+
+
+def _ours(bench: Bench) -> dict[str, Ratio | None]:
+    """Ours over the baseline, by task."""
+    return {name: outcome.ratio(bench.baseline, OURS) for name, outcome in bench.tasks.items()}
+
+
+def _ticks(bench: Bench) -> dict[str, tuple[str, Ratio]]:
+    """The best of the others, with its ratio over the baseline, by task."""
+    found = {}
+    for task, outcome in bench.tasks.items():
+        best = over_best(bench, task)
+        if best and (ratio := outcome.ratio(bench.baseline, best[0])):
+            found[task] = best[0], ratio
+    return found
 
 
 def figure(bench: Bench) -> Figure:
-    """How many times as fast as the baseline, with intervals; what has no ratio is left out."""
-    names, series = _points(bench)
-    plot = Figure(figsize=(8.0, 1.6 + 0.5 * len(names)), layout="constrained")
+    """A bench: a bar a task for ours over the baseline, and a tick for the best of the others. A waterfall: a point a technique.
+
+    All with intervals, but for the ticks; what has no ratio says so.
+    """
+    values = _steps_of_waterfall(bench) if bench.kind == "waterfall" else _ours(bench)
+    plot = Figure(figsize=(8.0, 1.6 + 0.5 * len(values)), layout="constrained")
     axes = plot.subplots()
-    for number, (label, ratios) in enumerate(series):
-        height = 0.12 * (number - (len(series) - 1) / 2)
-        shown = [(y + height, r) for y, r in enumerate(ratios) if r is not None]
-        axes.errorbar(
-            [r.ratio for _, r in shown],
-            [y for y, _ in shown],
-            xerr=[[r.ratio - r.low for _, r in shown], [r.high - r.ratio for _, r in shown]],
-            linestyle="",
-            marker=_MARKERS[number % len(_MARKERS)],
-            color=_COLOURS[number % len(_COLOURS)],
-            label=label,
-            capsize=2,
-        )
+    shown = [(y, ratio) for y, ratio in enumerate(values.values()) if ratio is not None]
+    places, ratios = [y for y, _ in shown], [r.ratio for _, r in shown]
+    spans = [[r.ratio - r.low for _, r in shown], [r.high - r.ratio for _, r in shown]]
+    if bench.kind == "waterfall":
+        axes.errorbar(ratios, places, xerr=spans, linestyle="", marker="o", color=_OURS_COLOUR, capsize=2)
+    else:
+        axes.barh(places, ratios, height=0.6, color=_OURS_COLOUR, label=OURS)
+        axes.errorbar(ratios, places, xerr=spans, linestyle="", color="black", linewidth=0.8, capsize=2)
+        _draw_ticks(axes, bench)
+    for y, ratio in enumerate(values.values()):
+        if ratio is None:
+            axes.text(1.02, y, "not measured", va="center", fontsize="small", color="dimgray")
     axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(values)), list(values))
+    axes.set_ylim(len(values) - 0.5, -0.5)  # the first at the top
     axes.set(xlabel=f"times as fast as {bench.baseline}", title="Steady-state speed, with intervals")
     axes.grid(axis="x", alpha=0.3)
-    if len(series) > 1:
-        axes.legend(fontsize="small")
     return plot
+
+
+def _draw_ticks(axes: Any, bench: Bench) -> None:
+    names, ticks = list(bench.tasks), _ticks(bench)
+    if ticks:
+        places = [names.index(task) for task in ticks]
+        values = [ratio.ratio for _, ratio in ticks.values()]
+        axes.plot(values, places, linestyle="", marker="|", markersize=18, markeredgewidth=3, color=_TICK_COLOUR, label=_best_label(bench))
+    if axes.get_legend_handles_labels()[0]:
+        axes.figure.legend(loc="outside lower center", fontsize="small", frameon=False, ncols=2)
 
 
 def figure_text(bench: Bench) -> str:
     """Alternative text of `figure`."""
-    names, series = _points(bench)
-    parts = []
-    for label, ratios in series:
-        values = ", ".join(f"{name} {r.ratio:.2f}" if r else f"{name} not measured" for name, r in zip(names, ratios, strict=True))
-        parts.append(f"{label}: {values}" if label else values)
-    return f"Points with intervals, times as fast as {bench.baseline}. " + "; ".join(parts) + "."
+    if bench.kind == "waterfall":
+        points = ", ".join(f"{name} {_figure_of(ratio)}" for name, ratio in _steps_of_waterfall(bench).items())
+        return f"Points with intervals, times as fast as {bench.baseline}. {points}."
+    bars = ", ".join(f"{name} {_figure_of(ratio)}" for name, ratio in _ours(bench).items())
+    ticks = ", ".join(f"{task} {ratio.ratio:.2f} ({name})" for task, (name, ratio) in _ticks(bench).items())
+    said = f" Ticks, {_best_label(bench)}: {ticks}." if ticks else ""
+    return f"Bars with intervals, times as fast as {bench.baseline}, and a line at 1. {OURS}: {bars}.{said}"
+
+
+def _figure_of(ratio: Ratio | None) -> str:
+    return f"{ratio.ratio:.2f}" if ratio else "not measured"
 
 
 def complete(bench: Bench) -> bool:

@@ -15,7 +15,7 @@ from gallery_lib import optim, stats
 from gallery_lib.cli import main
 from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.measure import bench, peers, recipes, task_bench
+from gallery_lib.measure import bench, peers, recipes, task_bench, variants
 from gallery_lib.measure.outcome import Outcome, read_bench
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.recipe import Plain
@@ -32,6 +32,10 @@ FEW = ["--workers=0", "--threads=1", "--rounds=4", "--block-steps=2", "--batch-s
     [
         (["resnet5"], "Did you mean `resnet50`"),
         (["--variants=eager-O1,our", TINY], "Did you mean `ours`"),
+        (["--variants=bset", TINY], "Did you mean `best`"),
+        (["--peer_modes=defualt", TINY], "peer_modes: unknown `defualt`. Did you mean `default`"),
+        (["--peer_modes=,", TINY], "names no mode"),
+        (["--fused", TINY], "unknown option"),
         (["--rounds=2", TINY], "rounds='2' must be at least 4"),
         (["--resume", TINY], "--resume needs --out"),
         (["--waterfall=resnet50", "alexnet"], "takes no other task"),
@@ -115,7 +119,7 @@ def test_variants_differ_in_who_makes_them_fast_and_in_nothing_else(level: str, 
         assert variant.config == dataclasses.replace(plain, **changed)
     assert (baseline, "ours") in line.pairs and ("eager-fp32", "ours") in line.pairs
     assert len(set(line.pairs)) == len(line.pairs)
-    assert "GLIBC_TUNABLES" not in line.variants[baseline].environment
+    assert {name for name, variant in line.variants.items() if "GLIBC_TUNABLES" in variant.environment} <= set(variants.BEST)
 
 
 @pytest.mark.parametrize(("has_units", "baseline"), [(True, "eager-O1"), (False, "eager-fp32")])
@@ -127,17 +131,38 @@ def test_a_cpu_that_would_emulate_bfloat16_is_measured_in_fp32(monkeypatch: pyte
     assert set(bench.bench_line(TINY, asked).variants) == {"eager-O1", "eager-fp32", "ours"}
 
 
-def test_the_baseline_is_always_in_and_fused_is_for_all() -> None:
-    line = bench.bench_line(TINY, BenchConfig(variants="torch.compile", fused=True, amp_level="O1"))
-    assert list(line.variants) == ["eager-O1", "torch.compile"]
-    assert all(recipes.FUSED in variant.recipe for variant in line.variants.values())
+def test_the_baseline_is_always_in_and_a_word_stands_for_a_form_of_all_peers() -> None:
+    asked = {
+        "torch.compile": ["torch.compile"],
+        "as-it-comes": ["torch.compile", "accelerate", "fabric"],
+        "best,ours": ["eager-best", "torch.compile-best", "accelerate-best", "fabric-best", "ours"],
+    }
+    for words, names in asked.items():
+        assert bench.bench_line(TINY, BenchConfig(variants=words, amp_level="O1")).order == ["eager-O1", *names]
+
+
+def test_ours_and_the_best_forms_get_their_places_beside_the_baseline_first() -> None:
+    line = bench.bench_line(TINY, BenchConfig(amp_level="O0"))
+    names = [name for name in line.variants if name != line.baseline]
+    with_ours, *_ = task_bench.groups(names, 5)
+    assert with_ours[0] == "ours" and set(with_ours[1:]) <= set(variants.BEST)
+
+
+def test_the_large_profile_has_larger_inputs_and_quicks_batches() -> None:
+    quick, large = (bench.bench_line("resnet18", BenchConfig(profile=profile)) for profile in ("quick", "large"))  # type: ignore[arg-type]
+    assert (quick.config.image_size, large.config.image_size) == (64, 224)
+    assert quick.config.batch_size == large.config.batch_size
+    assert large.config.sequence_length is None
+    lengths = {name: bench.bench_line(name, BenchConfig(profile="large")).config.sequence_length for name in ("hf_Bert", "tts_angular")}
+    assert lengths == {"hf_Bert": 128, "tts_angular": 50}  # the mock utterances are no longer than that
 
 
 def test_a_library_that_is_missing_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(peers.PEERS, "fabric", "no_such_library")
+    monkeypatch.setitem(peers.MODULES, "fabric", "no_such_library")
     line = bench.bench_line(TINY, BenchConfig())
-    assert line.absent == {**line.absent, "fabric": "not installed: no-such-library (pip install 'gallery_lib[bench]')"}
-    assert "fabric" not in line.variants
+    for name in ("fabric", "fabric-best"):
+        assert line.absent[name] == "not installed: no-such-library (pip install 'gallery_lib[bench]')"
+        assert name not in line.variants and name in line.order
 
 
 def test_a_waterfall_adds_one_technique_after_another() -> None:
@@ -190,8 +215,8 @@ def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_
     outcome = read_bench(tmp_path / "bench.json").tasks["FAILING_ACCELERATED"]
     for name in ("eager-O1", "accelerate", "fabric"):
         row = outcome.rows[name]
-        if name in peers.PEERS and peers.missing(name):
-            assert row.reason == peers.missing(name) and row.reason in said
+        if missing := name != "eager-O1" and peers.missing(name):
+            assert row.reason == missing and row.reason in said
             continue
         assert row.comparable, f"{name}: {row.reason} {row.parity}"
         assert row.flops_per_second and row.bytes_per_second
@@ -207,15 +232,18 @@ def test_other_libraries_train_the_same_and_a_variant_that_crashes_stays_as_its_
 
 @pytest.mark.slow
 def test_in_fp32_other_libraries_train_the_same_too_each_time_they_are_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", TINY, *FEW[:-1], "--amp_level=O0", "--starts=2", f"--out={tmp_path}"]) == 0
+    assert main(["bench", TINY, *FEW[:-1], "--amp_level=O0", "--starts=2", "--peer_modes=default", f"--out={tmp_path}"]) == 0
     found = read_bench(tmp_path / "bench.json")
     assert (found.baseline, found.amp_level) == ("eager-fp32", "O0")
     outcome = found.tasks["TASK"]
-    assert list(outcome.rows) == ["eager-fp32", *peers.PEERS, "ours"]
+    assert list(outcome.rows) == [name for name in variants.VARIANTS if name != "eager-O1"]
     for name, row in list(outcome.rows.items())[1:]:
-        if name in peers.PEERS and peers.missing(name):
-            assert row.reason == peers.missing(name)
+        if missing := name != "ours" and peers.missing(variants.plain_name(name)):
+            assert row.reason == missing
             continue
+        if name in variants.BEST:
+            assert row.techniques["optimizer"] == "AdamW, torch's fused form"
+            assert not row.techniques["allocator"].startswith("not applied: started without")
         assert row.comparable and row.parity is not None, f"{name}: {row.reason} {row.parity}"
         gradients = next(check for check in row.parity["checks"] if check["name"] == "gradients")
         assert gradients["worst"] < 1e-3, "not fp32"

@@ -42,7 +42,28 @@ def bench(kind: str = "bench") -> Bench:
     wrong = outcome({"eager-O1": row(1.0, None), "fabric": Row("rank 0 failed with ValueError: x"), "ours": row(0.5, FAILED)}, [])
     return Bench(
         kind, "gallery bench", {"fused": False}, ENVIRONMENT, {"torch": "2", "accelerate": "not installed"}, {"a": good, "b": wrong}
-    )
+    )  # as benches were before peers had best forms
+
+
+def with_best_forms() -> Bench:
+    """Two tasks of which each has another best peer, and a third in which the best forms have no ratio."""
+
+    def of(seconds: dict[str, float]) -> Outcome:
+        rows = {name: row(value, None if name == "eager-O1" else PASSED) for name, value in seconds.items()}
+        rows["torch.compile-best"] = dataclasses.replace(rows["torch.compile-best"], techniques={"optimizer": "AdamW, torch's fused form"})
+        pairs = [("eager-O1", name) for name in seconds if name != "eager-O1"]
+        pairs += [(name, "ours") for name in seconds if name not in ("eager-O1", "ours")]
+        return outcome(
+            rows, [(a, b, seconds[a] / seconds[b], seconds[a] / seconds[b] - 0.1, seconds[a] / seconds[b] + 0.1) for a, b in pairs]
+        )
+
+    common = {"eager-O1": 1.0, "torch.compile": 0.9, "fabric": 0.8}
+    first = of({**common, "torch.compile-best": 0.6, "fabric-best": 0.75, "ours": 0.5})
+    second = of({**common, "torch.compile-best": 0.6, "fabric-best": 0.55, "ours": 0.5})
+    failed = Row("rank 0 failed with ValueError: x")
+    third = outcome({"eager-O1": row(1.0, None), "torch.compile-best": failed, "fabric-best": row(0.5, FAILED), "ours": row(0.5)}, [])
+    third = dataclasses.replace(third, ratios=[("eager-O1", "ours", 2.0, 1.9, 2.1)])
+    return dataclasses.replace(bench(), options={"peer_modes": None}, tasks={"a": first, "b": second, "c": third})
 
 
 def waterfall() -> Bench:
@@ -72,9 +93,33 @@ def test_a_variant_shows_its_speed_or_why_it_has_none() -> None:
 
 def test_the_summary_says_of_how_many_tasks_the_mean_is() -> None:
     rows = {cells[0]: cells for cells in report.summary_rows(bench())}
-    assert rows["task"] == ["task", "ours over eager-O1", "ours over fabric", "ours over accelerate"]
-    assert rows["b"][1:] == ["no parity (ours)", "no parity (ours)", "no parity (ours)"]
-    assert rows["geometric mean"][1:] == ["2.00× (1.90 to 2.10), 1 of 2 tasks", "1.60× (1.50 to 1.70), 1 of 2 tasks", "none, 0 of 2 tasks"]
+    assert rows["task"][:4] == ["task", "ours over eager-O1", "ours over fabric", "ours over accelerate"]
+    assert rows["b"][1:] == ["no parity (ours)"] * 4
+    means = ["2.00× (1.90 to 2.10), 1 of 2 tasks", "1.60× (1.50 to 1.70), 1 of 2 tasks", "none, 0 of 2 tasks"]
+    assert rows["geometric mean"][1:4] == means
+
+
+def test_the_summary_holds_ours_against_the_best_peer_of_each_task_and_names_it() -> None:
+    rows = {cells[0]: cells for cells in report.summary_rows(with_best_forms())}
+    assert rows["task"][-1] == "ours over the best of the others at its best"
+    assert rows["a"][-1] == "1.20× (1.10 to 1.30), torch.compile-best"
+    assert rows["b"][-1] == "1.10× (1.00 to 1.20), fabric-best"
+    assert rows["c"][-1] == "did not run (torch.compile-best); no parity (fabric-best)"
+    assert rows["geometric mean"][-1].startswith("1.15× (") and rows["geometric mean"][-1].endswith(", 2 of 3 tasks")
+    assert {len(cells) for cells in rows.values()} == {len(rows["task"])}
+
+
+def test_where_no_peer_is_at_its_best_the_best_is_one_as_it_comes_and_is_called_so() -> None:
+    rows = {cells[0]: cells for cells in report.summary_rows(bench())}
+    assert rows["task"][-1] == "ours over the best of the peers as it comes"
+    assert rows["a"][-1] == "1.60× (1.50 to 1.70), fabric"
+
+
+def test_what_the_two_forms_are_stands_below_the_tables_and_what_was_done_below_each_task() -> None:
+    said = report.text(with_best_forms())
+    assert "As it comes: " in said and "At its best: with `-best`" in said
+    assert "At its best: optimizer: AdamW, torch's fused form." in said
+    assert "With `-best`" not in report.text(bench()) and "`-best`" not in report.text(bench())
 
 
 def test_a_waterfall_shows_what_each_technique_adds() -> None:
@@ -93,10 +138,31 @@ def test_only_a_bench_in_which_ours_ran_with_parity_is_complete() -> None:
 
 
 def test_the_picture_and_its_text_leave_out_what_was_not_measured() -> None:
-    for found in (bench(), waterfall()):
+    for found in (bench(), waterfall(), with_best_forms()):
         report.figure(found).savefig("/dev/null", format="png")
-    assert "ours: a 2.00, b not measured" in report.figure_text(bench())
+    assert "ours: a 2.00, b not measured." in report.figure_text(bench())
     assert report.figure_text(waterfall()).endswith("+ layout 1.25, + allocator not measured, + compiler 2.00.")
+
+
+def test_the_picture_has_a_bar_for_ours_a_tick_for_the_best_peer_and_a_line_at_1() -> None:
+    axes = report.figure(with_best_forms()).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [2.0, 2.0, 2.0]
+    ticks = next(line for line in axes.lines if line.get_marker() == "|" and line.get_label().startswith("best of"))
+    assert list(ticks.get_xdata()) == pytest.approx([1 / 0.6, 1 / 0.55]) and list(ticks.get_ydata()) == [0, 1]
+    assert any(list(line.get_xdata()) == [1.0, 1.0] for line in axes.lines)
+    said = report.figure_text(with_best_forms())
+    assert said == (
+        "Bars with intervals, times as fast as eager-O1, and a line at 1. ours: a 2.00, b 2.00, c 2.00. "
+        "Ticks, best of the others at its best: a 1.67 (torch.compile-best), b 1.82 (fabric-best)."
+    )
+
+
+def test_committed_benches_of_before_are_still_shown(checkout: Path) -> None:
+    files = sorted((checkout / "benchmarks" / "results").rglob("bench*.json"))
+    assert files
+    for file in files:
+        found = read_bench(file)
+        assert "geometric mean" in report.markdown(found, "x.png") and report.figure_text(found).startswith("Bars")
 
 
 def test_texts_name_machine_versions_limits_and_optimizer() -> None:

@@ -1,0 +1,105 @@
+"""Which of torch.compile's modes is the fastest for a task on this machine: found by measurement, then kept.
+
+`torch.compile-best` takes turns with itself in another mode for a few steps. A mode that fails, or whose start-up takes too long, is
+dropped with the reason. The default mode stays unless another is faster by more than noise. What was found is kept in the cache folder
+for the same options, code, versions and machine; delete the file to have it measured anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gallery_lib import hardware, paths, stats
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.measure import lineup, reference
+from gallery_lib.measure.by_hand import DEFAULT_MODE
+from gallery_lib.measure.lineup import Turns, Variant
+from gallery_lib.progress import Progress
+from gallery_lib.results import write_json
+from gallery_lib.table import seconds
+
+START_UP_LIMIT_SECONDS = 300.0
+"""Of a mode; compiling a model for the first time takes 15 to 90 s on two cores."""
+LEAST_GAIN = 1.02
+"""How many times as fast as the default mode another one has to be: less is within the noise of these few steps."""
+TURNS = Turns(warmup_steps=4, rounds=4, block_steps=4, probe_batches=1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The mode to use, and what was found of each: `default 210.0 ms, max-autotune 205.0 ms (1.01 times as fast)`."""
+
+    mode: str
+    said: str
+
+
+def key(config: TrainConfig, modes: Mapping[str, Variant]) -> str:
+    """Return the name of a kept choice: a digest of options, code, versions and machine."""
+    device = torch.cuda.get_device_name(0) if hardware.gpu_count() else "cpu"
+    facts = [
+        reference.key(config, 1),
+        [config.amp_level, config.amp_dtype, config.threads, config.workers],
+        {mode: [list(variant.recipe), dict(variant.environment)] for mode, variant in modes.items()},
+        [device, hardware.cores(), dataclasses.astuple(TURNS), START_UP_LIMIT_SECONDS],
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def decide(measured: Mapping[str, list[list[float]]], dropped: Mapping[str, str]) -> Choice:
+    """Return the choice among `measured`, modes with their step times in seconds by turn; `dropped` says why the others have none."""
+    first = next(iter(measured), DEFAULT_MODE)  # the default mode, unless it was dropped
+    best, gain, said = first, LEAST_GAIN, []
+    for mode, rounds in measured.items():
+        text = f"{mode} {seconds(stats.percentiles([step for block in rounds for step in block])['p50'])}"
+        if mode != first:
+            ratio = stats.ratio_of_medians(measured[first], rounds).ratio
+            text += f" ({ratio:.2f} times as fast)"
+            best, gain = (mode, ratio) if ratio >= gain else (best, gain)
+        said.append(text)
+    return Choice(best, ", ".join([*said, *(f"{mode} dropped: {reason}" for mode, reason in dropped.items())]))
+
+
+def _kept(path: Path, modes: Mapping[str, Variant]) -> Choice | None:
+    """Return the choice of an earlier bench, if there is one. Raises InputError for a file that cannot be it."""
+    try:
+        choice = Choice(**json.loads(path.read_text()))
+        if choice.mode not in modes:
+            raise ValueError(f"unknown mode {choice.mode!r}")
+        return choice
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). Delete it, and the modes are measured anew.") from None
+
+
+def steps(config: TrainConfig, modes: Mapping[str, Variant]) -> int:
+    """Return how many steps `choose` will train: 0 where the choice is kept."""
+    return 0 if not modes or _path(config, modes).exists() else TURNS.total_steps * len(modes)
+
+
+def _path(config: TrainConfig, modes: Mapping[str, Variant]) -> Path:
+    return paths.cache_dir() / "compile_modes" / f"{key(config, modes)}.json"
+
+
+def choose(config: TrainConfig, modes: Mapping[str, Variant], folder: Path, bar: Progress, label: str) -> Choice:
+    """Return the kept choice among `modes`, or measure now, with runs in `folder`, and keep it where a mode could be measured."""
+    path = _path(config, modes)
+    if kept := _kept(path, modes):
+        return kept
+    limited = {mode: dataclasses.replace(variant, start_up_limit_seconds=START_UP_LIMIT_SECONDS) for mode, variant in modes.items()}
+    failed: dict[str, GalleryError] = {}
+    found = lineup.take_turns(limited, LaunchConfig(), TURNS, folder, bar, label, dropped=failed)
+    rounds = {mode: found[mode].rounds for mode in modes if mode in found}
+    choice = decide(rounds, {mode: lineup.reason_of(error) for mode, error in failed.items()})
+    if found:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, dataclasses.asdict(choice))
+    return choice

@@ -1,0 +1,114 @@
+"""Which of torch.compile's modes the best forms of the peers are compiled in: what decides, what is kept, and what is dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_task
+
+from gallery_lib.config import BenchConfig
+from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.measure import bench, compile_mode, lineup, task_bench
+from gallery_lib.measure.compile_mode import Choice, decide
+from gallery_lib.progress import Progress
+
+TINY = f"{tiny_task.__file__}:TASK"
+DEFAULT, AUTOTUNE = "default", "max-autotune-no-cudagraphs"
+
+
+def turns(seconds: float) -> list[list[float]]:
+    return [[seconds] * 3 for _ in range(4)]
+
+
+@pytest.mark.parametrize(("other_seconds", "mode"), [(0.099, DEFAULT), (0.09, AUTOTUNE), (0.12, DEFAULT)])
+def test_another_mode_has_to_be_faster_than_the_default_one_by_more_than_noise(other_seconds: float, mode: str) -> None:
+    choice = decide({DEFAULT: turns(0.1), AUTOTUNE: turns(other_seconds)}, {})
+    assert choice.mode == mode
+    assert choice.said == f"default 100.0 ms, {AUTOTUNE} {other_seconds * 1000:.1f} ms ({0.1 / other_seconds:.2f} times as fast)"
+
+
+def test_a_mode_that_is_dropped_is_named_with_its_reason() -> None:
+    choice = decide({DEFAULT: turns(0.1)}, {AUTOTUNE: "its start-up took longer than the limit of 300 s"})
+    assert choice == Choice(DEFAULT, f"default 100.0 ms, {AUTOTUNE} dropped: its start-up took longer than the limit of 300 s")
+    assert decide({AUTOTUNE: turns(0.1)}, {DEFAULT: "it failed"}).mode == AUTOTUNE
+    assert decide({}, {DEFAULT: "it failed", AUTOTUNE: "it failed"}).mode == DEFAULT
+
+
+def line(**values: Any) -> task_bench.Line:
+    return bench.bench_line(TINY, BenchConfig(amp_level="O0", **values))
+
+
+def choose(where: task_bench.Line, folder: Path) -> Choice:
+    return compile_mode.choose(where.config, where.modes, folder, Progress("", 1, enabled=False), "tiny")
+
+
+def test_what_was_found_is_kept_for_the_same_task_options_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
+    tried: list[dict[str, lineup.Variant]] = []
+
+    def take_turns(variants: dict[str, lineup.Variant], *_: Any, **__: Any) -> dict[str, Any]:
+        tried.append(variants)
+        return {mode: lineup.Measured(None, {}, turns(0.1 if mode == DEFAULT else 0.05)) for mode in variants}  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lineup, "take_turns", take_turns)
+    assert compile_mode.steps(line().config, line().modes) > 0
+    first, again = (choose(line(), tmp_path) for _ in range(2))
+    assert first == again and first.mode == AUTOTUNE and len(tried) == 1
+    assert compile_mode.steps(line().config, line().modes) == 0
+    assert all(variant.start_up_limit_seconds == compile_mode.START_UP_LIMIT_SECONDS for variant in tried[0].values())
+    choose(line(batch_size=4), tmp_path)
+    assert len(tried) == 2
+    for path in (tmp_path / "cache" / "compile_modes").iterdir():
+        path.write_text('{"mode": "fastest", "said": ""}')
+    with pytest.raises(InputError, match=r"compile_modes.* is damaged .*unknown mode 'fastest'"):
+        choose(line(), tmp_path)
+
+
+def test_nothing_is_kept_where_no_mode_could_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
+
+    def take_turns(variants: dict[str, lineup.Variant], *_: Any, dropped: dict[str, Exception], **__: Any) -> dict[str, Any]:
+        dropped |= {mode: RunFailed("the run in /x did not finish: no compiler\nmore") for mode in variants}
+        return {}
+
+    monkeypatch.setattr(lineup, "take_turns", take_turns)
+    assert choose(line(), tmp_path).said == f"default dropped: no compiler, {AUTOTUNE} dropped: no compiler"
+    assert not (tmp_path / "cache" / "compile_modes").exists()
+
+
+def test_all_best_forms_that_are_compiled_get_the_mode_and_no_other_variant() -> None:
+    before = line()
+    after = task_bench.in_mode(before, Choice(AUTOTUNE, ""))
+    for name, variant in after.variants.items():
+        compiled = name.endswith("-best") and name != "eager-best"
+        assert (AUTOTUNE in variant.recipe) == compiled == (name in before.in_best_mode)
+        assert compiled or variant == before.variants[name]
+
+
+@pytest.mark.parametrize(("asked", "tried"), [(None, [DEFAULT, AUTOTUNE]), ("default", []), (AUTOTUNE, [])])
+def test_with_one_mode_there_is_nothing_to_find_out(asked: str | None, tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.hardware, "device_type", lambda: "cpu")
+    found = line(peer_modes=asked)
+    assert list(found.modes) == tried
+    assert list(found.variants["torch.compile-best"].recipe)[-1] == (asked or DEFAULT)
+    assert not line(variants="eager-best,ours").modes  # nothing of these is compiled by torch.compile's modes
+
+
+@pytest.mark.slow
+def test_a_variant_whose_start_up_takes_too_long_drops_out_and_the_others_go_on(tmp_path: Path) -> None:
+    quick = lineup.Variant(tiny_task.config())
+    slow = lineup.Variant(tiny_task.config("SLEEPING"), start_up_limit_seconds=1.0)
+    dropped: dict[str, Any] = {}
+    found = lineup.take_turns(
+        {"quick": quick, "slow": slow},
+        lineup.LaunchConfig(),
+        lineup.Turns(4, 4, 2, 1),
+        tmp_path,
+        Progress("", 1, enabled=False),
+        "tiny",
+        dropped=dropped,
+    )
+    assert list(found) == ["quick"]
+    assert lineup.reason_of(dropped["slow"]) == "its start-up took longer than the limit of 1 s"
