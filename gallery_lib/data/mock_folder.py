@@ -82,13 +82,13 @@ def _complete(root: Path, record: dict[str, Any]) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"{root} is not empty and holds no mock data; nothing was changed. Give another folder.") from None
     if made != record:
-        raise InputError(f"{root} holds other mock data, {made}, not {record}; nothing was changed. Give another folder or delete it.")
+        raise InputError(f"{root} holds other mock data, {made}, not {record}; nothing was changed. Give another folder.")
     if _contents(root) != (files, size_bytes):
         raise InputError(
-            f"{root} has been changed since it was made: it had {files} files of {size_bytes} bytes. Delete it and make it again."
+            f"{root} has been changed since it was made: it had {files} files of {size_bytes} bytes. Move it away and make it again."
         )
     if found.get("sha256", digest := _digest(root)) != digest:  # a set of an earlier version has none
-        raise InputError(f"{root} has been changed since it was made: a file has other content. Delete it and make it again.")
+        raise InputError(f"{root} has been changed since it was made: a file has other content. Move it away and make it again.")
     return files
 
 

@@ -99,7 +99,7 @@ def load(
     except Exception as error:  # Pillow raises many types on damaged files
         raise InputError(
             f"The image {printable(path)} ({len(data)} bytes) is damaged or not an image: {error}. "
-            "Replace or remove it; the data set's check in data_prep/ finds all such files when it is given --full."
+            "Replace it, or move it out of the folder; the data set's check in data_prep/ finds all such files when it is given --full."
         ) from error
     crop = _buffers.crop_of(pixels, box)
     resized = _resize(torch.from_numpy(crop), (size, size) if isinstance(size, int) else size)

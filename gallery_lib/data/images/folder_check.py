@@ -73,8 +73,8 @@ def check_image_folder(root: Path | str, split: str | None = None, full: bool = 
     if damaged:
         shown = damaged if full else damaged[:_SHOWN] + (["…"] if len(damaged) > _SHOWN else [])
         raise InputError(
-            f"{len(damaged)} of {len(paths)} images read in {printable(root)} are unreadable or damaged. Replace or remove them:\n  "
-            + "\n  ".join(shown)
+            f"{len(damaged)} of {len(paths)} images read in {printable(root)} are unreadable or damaged. "
+            "Replace them, or move them out of the folder:\n  " + "\n  ".join(shown)
         )
     return FolderSummary(
         root,

@@ -16,7 +16,7 @@ from gallery_lib.errors import InputError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 SPLITS = ("train", "val")
-MAKE_COMMAND = "python data_prep/mock_imagenet.py --out {root}"
+MAKE_COMMAND = "python data_prep/mock_imagenet.py"
 OUTSIDE = "in no class folder"
 
 
@@ -56,7 +56,7 @@ def list_classes(root: Path | str, split: str) -> list[str]:
 def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
     root = Path(root).expanduser()
     shown = printable(root)
-    make = f"Mock data: {MAKE_COMMAND.format(root=shown)}"
+    make = f"Mock data, in a folder of its own: {MAKE_COMMAND}"
     if split not in SPLITS:
         raise InputError(f"split is {split!r}; it must be `train` or `val`.")
     folder = root / split
@@ -100,7 +100,7 @@ def list_split(root: Path | str, split: str, classes: Sequence[str] | None = Non
     if extra := sorted(set(own) - set(names)):
         raise InputError(
             f"{printable(folder)} has {len(extra)} class(es) that train/ lacks: {some(extra)}. A model has outputs for the "
-            "classes of train/ alone: remove these, or add them there."
+            "classes of train/ alone: add them there, or move these out of the folder."
         )
     present, images = set(own), []
     empty, instead = [], LeftOut()
@@ -117,7 +117,7 @@ def list_split(root: Path | str, split: str, classes: Sequence[str] | None = Non
         holds = f" They hold {instead}." if instead else ""
         raise InputError(
             f"{len(empty)} class folders of {printable(folder)} hold no images ({', '.join(EXTENSIONS)}): {some(empty)}."
-            f"{holds} Fill or remove them."
+            f"{holds} Fill them, or move them out of the folder."
         )
     missing = tuple(name for name in names if name not in present)
     return Listing(folder, names, images, left_out, missing)

@@ -98,7 +98,7 @@ def _refuse_other_content(root: Path, spec: MockSpec) -> None:
     if found is None:
         raise InputError(f"{root} is not empty and holds no mock data set of this version; nothing was changed. Give an empty folder.")
     if found != spec:
-        raise InputError(f"{root} holds another mock data set, {found}, not {spec}; nothing was changed. Give another folder or delete it.")
+        raise InputError(f"{root} holds another mock data set, {found}, not {spec}; nothing was changed. Give another folder.")
 
 
 @contextmanager

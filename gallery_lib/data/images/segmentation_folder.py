@@ -27,7 +27,7 @@ from gallery_lib.data.item_random import of_item
 from gallery_lib.errors import InputError
 
 MASK_EXTENSION = ".png"
-MAKE_COMMAND = "python data_prep/mock_segmentation.py --out {root}"
+MAKE_COMMAND = "python data_prep/mock_segmentation.py"
 
 
 def finish_batch(
@@ -54,7 +54,7 @@ class Pairs:
 def list_pairs(root: Path | str, split: str) -> Pairs:
     """Return the images of `split` with their masks. Raises InputError that says what is missing and where."""
     root = Path(root).expanduser().absolute()
-    make = f"Mock data: {MAKE_COMMAND.format(root=printable(root))}"
+    make = f"Mock data, in a folder of its own: {MAKE_COMMAND}"
     try:
         if not root.is_dir():
             what = "is a file" if root.exists() else "does not exist"
@@ -86,7 +86,7 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
     if lacking := [image for image in images if image.stem not in mask_of]:
         raise InputError(
             f"{len(lacking)} of {len(images)} images in {printable(folder / 'images')} have no mask: {printable(lacking[0].name)} needs "
-            f"{printable(folder / 'masks' / lacking[0].stem)}.png. Add or remove them."
+            f"{printable(folder / 'masks' / lacking[0].stem)}.png. Add the masks, or move these images out of the folder."
         )
     for stem, mask in mask_of.items():
         if stem not in by_stem:
@@ -120,7 +120,9 @@ def read_mask(path: Path) -> NDArray[np.generic]:
         with Image.open(path) as image:
             channels, values = image.getbands(), np.asarray(image)
     except Exception as error:  # Pillow raises many types on damaged files
-        raise InputError(f"Cannot read the mask {printable(path)}: {error}. Replace it, or remove it and its image.") from error
+        raise InputError(
+            f"Cannot read the mask {printable(path)}: {error}. Replace it, or move it and its image out of the folder."
+        ) from error
     if len(channels) != 1:
         raise InputError(
             f"The mask {printable(path)} has {len(channels)} channels ({', '.join(channels)}); it must have one, with 0 where nothing is."

@@ -109,7 +109,7 @@ def by_speaker(utterances: Sequence[Utterance], frames: int, where: Path) -> dic
     if few := [speaker for speaker, own in result.items() if len(own) < PER_ITEM]:
         raise InputError(
             f"{len(few)} of {len(result)} speakers in {printable(where)} have fewer than {PER_ITEM} utterances of {frames} frames or more: "
-            f"{few[0]} has {len(result[few[0]])}. A speaker is learned from pairs: remove these, or use a smaller sequence_length."
+            f"{few[0]} has {len(result[few[0]])}. A speaker is learned from pairs: leave these out, or use a smaller sequence_length."
         )
     return result
 

@@ -56,21 +56,20 @@ def list_utterances(folder: Path | str, kaldi_labels: KaldiLabels, make_command:
     """
     folder = Path(folder).expanduser().absolute()
     shown = printable(folder)
+    make = f"Mock data, in a folder of its own: {make_command}"
     try:
         what = "" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
     except OSError as error:
         raise InputError(f"Cannot read the folder of features {shown}: {error.strerror}.") from error
     if what:
-        raise InputError(f"The folder of features {shown} {what}. It should hold {MANIFEST}, or Kaldi's {SCP}. Mock data: {make_command}")
+        raise InputError(f"The folder of features {shown} {what}. It should hold {MANIFEST}, or Kaldi's {SCP}. {make}")
     if (folder / MANIFEST).is_file():
         utterances = list(_from_tsv(folder / MANIFEST))
     elif (folder / SCP).is_file():
         utterances = list(_from_kaldi(folder, kaldi_labels))
     else:
         found = [entry.name for entry in scan(folder)]
-        raise InputError(
-            f"{shown} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds {some(found) or 'nothing'}. Mock data: {make_command}"
-        )
+        raise InputError(f"{shown} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds {some(found) or 'nothing'}. {make}")
     if not utterances:
         raise InputError(f"{shown} lists no utterances.")
     return utterances
@@ -99,7 +98,7 @@ def refuse_missing_files(folder: Path, utterances: Sequence[Utterance]) -> None:
     if missing:
         raise InputError(
             f"{printable(folder)} lists {len(missing)} feature file(s) that do not exist, the first being {printable(missing[0])}. "
-            "Complete the folder, or remove their lines."
+            "Complete the folder, or leave them out of the list."
         )
 
 

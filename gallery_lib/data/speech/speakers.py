@@ -23,7 +23,7 @@ from gallery_lib.data.speech.feature_check import PER_ITEM, by_speaker
 from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, refuse_missing_files, shape
 from gallery_lib.errors import InputError
 
-MAKE_COMMAND = "python data_prep/mock_speakers.py --out {root}"
+MAKE_COMMAND = "python data_prep/mock_speakers.py"
 Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
 
 
@@ -58,7 +58,7 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         self, root: Path | str, split: str, frames: int, dims: int, train: bool, seed: int = 0, statistics: Statistics | None = None
     ) -> None:
         folder = Path(root).expanduser().absolute() / split
-        utterances = list_utterances(folder, "utt2spk", MAKE_COMMAND.format(root=folder.parent))
+        utterances = list_utterances(folder, "utt2spk", MAKE_COMMAND)
         refuse_missing_files(folder, utterances)
         if (found := shape(utterances[0])[1]) != dims:
             raise InputError(f"{printable(utterances[0].path)} has {found} values a frame; the model takes {dims}.")

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.item_random import of_item
-from gallery_lib.data.text.tokenized import TokenisedText
+from gallery_lib.data.text.tokenized import TokenisedText, make_again
 from gallery_lib.errors import InputError
 
 IGNORED = -100
@@ -126,7 +126,7 @@ class PackedText(Dataset[dict[str, Tensor]]):
         if (largest := int(words.max())) >= self.text.pieces:
             raise InputError(
                 f"{printable(self.text.folder / self._split)}.npy is damaged: token {start + int(words.argmax())} is {largest}, and the "
-                f"vocabulary has {self.text.pieces} pieces. Delete {printable(self.text.folder.parent)} and make it again."
+                f"vocabulary has {self.text.pieces} pieces. {make_again(self.text.folder.parent)}"
             )
         rng = of_item(self.seed, int(self._epoch), index)
         return {name: torch.from_numpy(values) for name, values in self.hide(words, rng, self.text).items()}

@@ -166,11 +166,16 @@ def _refuse_damage(root: Path, manifest: dict[str, Any]) -> None:
                 raise _damaged(path, "it is not what was written")
 
 
+def make_again(root: Path) -> str:
+    """Return how to replace tokenised text: the gallery's own is deleted first, a folder that was given stays as it is."""
+    if root.is_relative_to(paths.cache_dir()):
+        return f"Delete {printable(root)} and make it again: {MAKE_COMMAND}"
+    return f"Make it again in a new folder: {MAKE_COMMAND} --data_dir TEXT_FOLDER --out NEW_FOLDER"
+
+
 def _damaged(path: Path, reason: str) -> InputError:
     root = path.parent.parent
-    return InputError(
-        f"The tokenised text {printable(path)} is damaged: {reason}. Delete {printable(root)} and make it again: {MAKE_COMMAND}"
-    )
+    return InputError(f"The tokenised text {printable(path)} is damaged: {reason}. {make_again(root)}")
 
 
 def _sha256(path: Path) -> str:
@@ -198,9 +203,9 @@ def _read_manifest(root: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{printable(root / _MANIFEST)} cannot be read as a description of tokenised text: {error!r}.") from None
     if not complete:
-        raise InputError(f"{printable(root / _MANIFEST)} is damaged: it does not say how many tokens there are. Make the text again.")
+        raise InputError(f"{printable(root / _MANIFEST)} is damaged: it does not say how many tokens there are. {make_again(root)}")
     if version != FORMAT:
-        raise InputError(f"{printable(root)} was made by another version of this package. Delete it, then run: {MAKE_COMMAND}")
+        raise InputError(f"{printable(root)} was made by another version of this package. {make_again(root)}")
     return manifest
 
 
@@ -209,9 +214,7 @@ def _holds(root: Path, key: str) -> bool:
     if root.is_dir() and (root / _MANIFEST).exists():
         manifest = _read_manifest(root)
         if manifest["key"] != key:
-            raise InputError(
-                f"{printable(root)} holds other text: {manifest['source']}. Nothing was changed. Give another folder or delete it."
-            )
+            raise InputError(f"{printable(root)} holds other text: {manifest['source']}. Nothing was changed. Give another folder.")
         return True
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise InputError(

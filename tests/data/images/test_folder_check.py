@@ -23,7 +23,7 @@ def test_a_good_folder_is_summarised(tiny_root: Path) -> None:
 
 
 def test_a_missing_folder_suggests_the_command_that_makes_data(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"{tmp_path}/none does not exist.*data_prep/mock_imagenet.py --out {tmp_path}/none"):
+    with pytest.raises(InputError, match=rf"{tmp_path}/none does not exist.*data_prep/mock_imagenet.py$"):
         ImageFolder(tmp_path / "none", "train", 32, train=True, seed=0)
 
 

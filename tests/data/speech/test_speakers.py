@@ -166,7 +166,7 @@ def test_a_listed_file_that_is_not_there_is_named_before_the_training(root: Path
 def test_features_of_another_size_and_a_missing_folder_are_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"0\.npy has 40 values a frame; the model takes 80"):
         SpeakerPairs(root, "train", 20, 80, train=True)
-    with pytest.raises(InputError, match=f"data_prep/mock_speakers.py --out {tmp_path}/none"):
+    with pytest.raises(InputError, match=r"data_prep/mock_speakers\.py$"):
         training(tmp_path / "none")
 
 

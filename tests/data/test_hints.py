@@ -1,0 +1,46 @@
+"""A folder given as data_dir is the reader's: no message suggests to write into it, or to delete anything in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gallery_lib import tasks
+from gallery_lib.config import TrainConfig
+from gallery_lib.data.text.tokenized import make_again
+from gallery_lib.errors import InputError
+
+
+def message_for(task: str, folder: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        tasks.data_of(TrainConfig(model=task, data_dir=str(folder)))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("task", tasks.names())
+@pytest.mark.parametrize("contents", ["missing", "empty", "of other files", "with empty parts"])
+def test_a_folder_that_cannot_be_trained_on_is_left_to_the_reader(task: str, contents: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    if contents != "missing":
+        folder.mkdir()
+    if contents == "of other files":
+        (folder / "notes.md").write_text("mine")
+    if contents == "with empty parts":
+        for split in ("train", "val"):
+            for part in ("images", "masks"):
+                (folder / split / part).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    message = message_for(task, folder)
+    assert str(folder) in message
+    assert f"--out {folder}" not in message
+    assert not {"delete", "remove"} & set(message.lower().replace(",", " ").split())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_damaged_text_is_deleted_only_from_the_gallerys_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
+    assert make_again(tmp_path / "cache" / "data" / "text").startswith(f"Delete {tmp_path}/cache/data/text ")
+    assert (
+        make_again(tmp_path / "mine") == "Make it again in a new folder: python data_prep/text.py --data_dir TEXT_FOLDER --out NEW_FOLDER"
+    )
