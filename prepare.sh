@@ -25,7 +25,7 @@ Makes .venv from requirements.lock, registers the Jupyter kernel "Gallery" in it
 
   --run NOTEBOOK     also execute notebooks/NOTEBOOK.ipynb, into runs/notebooks/, and print its table
   -p NAME VALUE      with --run: a parameter of the notebook; may be repeated
-  --lab              then start JupyterLab at notebooks/index.ipynb, on this machine alone and with a token
+  --lab              then start JupyterLab, on this machine alone and with a token, with copies of the notebooks in my_notebooks/
   --test             also install the tools for development (as root, Debian's chromium and iproute2 too), and run checks and tests
   --into-current     use the active environment instead of .venv: install what is missing there, leave its torch alone
   --data PRESET      mock data to make: small (default) or imagenet-sized

@@ -2,6 +2,8 @@
 
     python -m gallery_lib.jupyterlab FOLDER [options of JupyterLab]
 
+JupyterLab saves a notebook by itself once its cells have run, so it opens copies (working_copies.py).
+
 Port and token are JupyterLab's own: the first free port from 8888 on (JUPYTER_PORT chooses another) and a new token
 (JUPYTER_TOKEN). Links between notebooks and documents need the whole checkout as its root folder. What kernels and
 JupyterLab say to each other is encrypted where their versions can do that; they warn about it otherwise.
@@ -14,10 +16,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gallery_lib import working_copies
+
 
 def command(folder: Path, options: Sequence[str] = ()) -> list[str]:
     """JupyterLab's command line for the checkout at `folder`, with further options of its own."""
-    start = "notebooks/index.ipynb" if (folder / "notebooks" / "index.ipynb").is_file() else "notebooks"
+    copies = working_copies.FOLDER
+    start = f"{copies}/index.ipynb" if (folder / copies / "index.ipynb").is_file() else copies
     words = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{start}"]
     words += ["--KernelManager.transport_encryption=auto", *options]
     if os.geteuid() == 0:  # in a container, say: Jupyter wants to be told, and there is seldom a browser
@@ -26,5 +31,8 @@ def command(folder: Path, options: Sequence[str] = ()) -> list[str]:
 
 
 if __name__ == "__main__":
-    started = command(Path(sys.argv[1]).resolve(), sys.argv[2:])
+    root = Path(sys.argv[1]).resolve()
+    said = [f"The notebooks open as copies, in {working_copies.FOLDER}/: edits and outputs are saved there.", *working_copies.refresh(root)]
+    print(*said, sep="\n", flush=True)
+    started = command(root, sys.argv[2:])
     os.execv(started[0], started)  # so that a signal reaches JupyterLab itself

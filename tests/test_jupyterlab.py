@@ -1,14 +1,140 @@
-"""jupyterlab.py: how JupyterLab is started."""
+"""jupyterlab.py and working_copies.py: how JupyterLab is started, and that it leaves the notebooks under git as they are."""
 
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gallery_lib import working_copies
 from gallery_lib.jupyterlab import command
+from gallery_lib.processes import end_supervised
+
+CODE = {"cell_type": "code", "id": "a", "metadata": {}, "outputs": [], "execution_count": None}
+OUTPUT = {"output_type": "stream", "name": "stdout", "text": "6\n"}
 
 
-def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_index(tmp_path):
-    (tmp_path / "notebooks").mkdir()
-    shown = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={tmp_path}"]
-    assert command(tmp_path)[1:6] == ["-m", "jupyterlab", *shown, "--LabApp.default_url=/lab/tree/notebooks"]
-    (tmp_path / "notebooks" / "index.ipynb").touch()
-    words = command(tmp_path, ["--no-browser"])
-    assert "--LabApp.default_url=/lab/tree/notebooks/index.ipynb" in words
+def notebook(source: str, **values: Any) -> str:
+    """The text of a notebook of one cell."""
+    cell = {**CODE, "source": [source], **values}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return json.dumps({"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with two notebooks."""
+    folder = tmp_path / "checkout"
+    (folder / "notebooks").mkdir(parents=True)
+    for name in ("index", "one"):
+        (folder / "notebooks" / f"{name}.ipynb").write_text(notebook("print(1)"))
+    return folder
+
+
+def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_copy_of_the_index(root: Path) -> None:
+    shown = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root}"]
+    assert command(root)[1:6] == ["-m", "jupyterlab", *shown, "--LabApp.default_url=/lab/tree/my_notebooks"]
+    working_copies.refresh(root)
+    words = command(root, ["--no-browser"])
+    assert "--LabApp.default_url=/lab/tree/my_notebooks/index.ipynb" in words
     assert words.count("--no-browser") == 1
     assert not any("token=" in word for word in words)  # JupyterLab makes one, or takes JUPYTER_TOKEN
+
+
+def test_copies_are_what_the_notebooks_are(root: Path) -> None:
+    assert working_copies.refresh(root) == []
+    for name in ("index", "one"):
+        assert (root / "my_notebooks" / f"{name}.ipynb").read_bytes() == (root / "notebooks" / f"{name}.ipynb").read_bytes()
+
+
+def test_edits_and_outputs_of_a_copy_stay_while_its_notebook_is_the_same(root: Path) -> None:
+    working_copies.refresh(root)
+    copy = root / "my_notebooks" / "one.ipynb"
+    copy.write_text(notebook("print(2 * 3)", outputs=[OUTPUT]))
+    assert working_copies.refresh(root) == []
+    assert copy.read_text() == notebook("print(2 * 3)", outputs=[OUTPUT])
+
+
+def test_a_copy_that_was_only_run_follows_its_notebook_and_its_outputs_are_kept(root: Path) -> None:
+    working_copies.refresh(root)
+    shipped, copy = root / "notebooks" / "one.ipynb", root / "my_notebooks" / "one.ipynb"
+    copy.write_text(notebook("print(1)", outputs=[OUTPUT], execution_count=1))
+    shipped.write_text(notebook("print(1)  # better"))
+    assert working_copies.refresh(root) == []
+    assert copy.read_text() == shipped.read_text()
+    (kept,) = (root / "my_notebooks" / "earlier").glob("one-*.ipynb")
+    assert json.loads(kept.read_text())["cells"][0]["outputs"] == [OUTPUT]
+
+
+def test_an_edited_copy_stays_where_its_notebook_has_changed_and_that_is_said(root: Path) -> None:
+    working_copies.refresh(root)
+    copy = root / "my_notebooks" / "one.ipynb"
+    for mine in (notebook("print(2)"), "half a noteb"):
+        copy.write_text(mine)
+        (root / "notebooks" / "one.ipynb").write_text(notebook("print(1)  # better"))
+        assert working_copies.refresh(root) == [
+            "my_notebooks/one.ipynb has edits of yours and is of an earlier version; the new one is notebooks/one.ipynb."
+        ]
+        assert copy.read_text() == mine
+
+
+def test_links_of_the_notebooks_hold_in_their_copies(checkout: Path) -> None:
+    assert Path(working_copies.FOLDER).name == working_copies.FOLDER  # at the depth of notebooks/
+    assert f"/{working_copies.FOLDER}/" in (checkout / ".gitignore").read_text().splitlines()
+
+
+@pytest.fixture
+def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """What JupyterLab says of itself (address, token), started as `prepare.sh --lab` does."""
+    runtime = tmp_path / "runtime"
+    own = {
+        name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, "-m", "gallery_lib.jupyterlab", str(root), "--no-browser"],
+        env={**os.environ, **own, "JUPYTER_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(checkout)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := [path for path in runtime.glob("jpserver-*.json") if path.read_text().rstrip().endswith("}")]):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.2)
+        yield json.loads(found[0].read_text())
+    finally:
+        end_supervised(process)
+
+
+def request(server: dict[str, Any], path: str, content: dict[str, Any] | None = None) -> Any:
+    """GET, or with content PUT, as JupyterLab does it; the answer's JSON or its address."""
+    data = None if content is None else json.dumps(content).encode()
+    headers = {"Authorization": f"token {server['token']}", "Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{server['url']}{path}", data, headers, method="GET" if data is None else "PUT")
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        return json.load(answer) if path.startswith("api/") else answer.geturl()
+
+
+@pytest.mark.slow
+def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_unchanged(root: Path, server: dict[str, Any]) -> None:
+    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
+    subprocess.run(["git", "-C", str(root), "add", "notebooks"], check=True)
+    opened = request(server, "").partition("/lab/tree/")[2].partition("?")[0]
+    assert opened == "my_notebooks/index.ipynb"  # and others are chosen from the folder that this one is in
+    for name in ("index", "one"):
+        path = f"api/contents/my_notebooks/{name}.ipynb"
+        model = request(server, f"{path}?content=1")
+        model["content"]["cells"][0] |= {"execution_count": 1, "outputs": [{**OUTPUT, "text": ["6\n"]}]}
+        model["content"]["metadata"]["language_info"] = {"name": "python", "version": "3.12.0"}  # as a kernel has it
+        request(server, path, {"type": "notebook", "format": "json", "content": model["content"]})
+        assert json.loads((root / "my_notebooks" / f"{name}.ipynb").read_text())["cells"][0]["execution_count"] == 1
+    assert subprocess.run(["git", "-C", str(root), "diff", "--name-only"], capture_output=True, text=True, check=True).stdout == ""

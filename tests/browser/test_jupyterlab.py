@@ -281,3 +281,11 @@ def test_after_a_restart_all_cells_run_and_show_tables_and_figures(finished: Fin
 
 def test_nothing_is_said_on_standard_error(finished: Finished) -> None:
     assert finished.standard_error == []
+
+
+def test_saving_leaves_the_notebooks_of_the_checkout_as_they_were(finished: Finished, shown: Page, lab: Lab, checkout: Path) -> None:
+    copy = lab.root / "my_notebooks" / "resnet50.ipynb"
+    shown.page.keyboard.press("ControlOrMeta+s")
+    wait_for(lambda: any(cell.get("outputs") for cell in json.loads(copy.read_text())["cells"]), 20, "the notebook to be saved")
+    for path in (lab.root / "notebooks").rglob("*.ipynb"):
+        assert path.read_bytes() == (checkout / "notebooks" / path.relative_to(lab.root / "notebooks")).read_bytes()
