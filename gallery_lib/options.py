@@ -17,9 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar, Union
 
-from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib import durations
+from gallery_lib.errors import InputError, closest, did_you_mean
 
 T = TypeVar("T")
+_SECONDS = "seconds"
 
 
 def option(
@@ -33,8 +35,8 @@ def option(
 ) -> Any:
     """A dataclass field with its meaning, unit and range.
 
-    A `None` default means "decided later"; `help` says by what. `refused` maps values that people try, and that are
-    not offered, to the reason.
+    A `None` default means "decided later"; `help` says by what. A number of `unit` "seconds" may be given as a duration,
+    `1h30m`. `refused` maps values that people try, and that are not offered, to the reason.
     """
     metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "refused": refused or {}}
     if callable(default):
@@ -42,8 +44,20 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def same_as(cls: type, name: str) -> Any:
+    """Return a dataclass field with the default, meaning, unit and range that option `name` has in `cls`."""
+    (declared,) = (f for f in fields(cls) if f.name == name)
+    if declared.default_factory is not MISSING:
+        return field(default_factory=declared.default_factory, metadata=declared.metadata)
+    return field(default=declared.default, metadata=declared.metadata)
+
+
 # --------------------------------------------------------------------------------------------------------------
 # Checking values
+
+
+def _shown_unit(metadata: Mapping[str, Any]) -> str:
+    return durations.FORMS if metadata["unit"] == _SECONDS else metadata["unit"]
 
 
 def _type_of(cls: type, name: str) -> Any:
@@ -64,8 +78,8 @@ def _type_name(annotation: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[inner]
 
 
-def _convert(value: Any, annotation: Any) -> Any:
-    """`value` as `annotation`'s type; ValueError when it is not one. Text is accepted where it reads as one."""
+def _convert(value: Any, annotation: Any, *, is_duration: bool) -> Any:
+    """Return `value` as `annotation`'s type; ValueError when it is not one. Text is accepted where it reads as one."""
     (inner,) = _alternatives(annotation)
     optional = inner is not annotation
     if value is None or (optional and isinstance(value, str) and value.lower() == "none"):
@@ -91,18 +105,18 @@ def _convert(value: Any, annotation: Any) -> Any:
         raise ValueError
     if inner is int and isinstance(value, float) and not value.is_integer():
         raise ValueError
-    return inner(value)
+    return inner(durations.seconds_of(value) if is_duration and isinstance(value, str) else value)
 
 
 def check_value(cls: type, name: str, value: Any) -> Any:
     """`value` converted to the type of option `name`; InputError naming the option when it does not fit."""
     annotation = _type_of(cls, name)
     metadata = next(f.metadata for f in fields(cls) if f.name == name)
-    unit = f" ({metadata['unit']})" if metadata.get("unit") else ""
+    unit = f" ({_shown_unit(metadata)})" if metadata["unit"] else ""
     if reason := metadata["refused"].get(value if isinstance(value, str) else ""):
         raise InputError(f"{name}={value} is not offered: {reason}")
     try:
-        result = _convert(value, annotation)
+        result = _convert(value, annotation, is_duration=metadata["unit"] == _SECONDS)
     except (ValueError, TypeError):
         raise InputError(f"{name}={value!r} must be {_type_name(annotation)}{unit}.") from None
     if result is not None and not isinstance(result, (str, bool)):
@@ -205,7 +219,7 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type, *, skip: Sequence[
         if f.name in skip:
             continue
         default = default_of(f)
-        unit = f" [{f.metadata['unit']}]" if f.metadata["unit"] else ""
+        unit = f" [{_shown_unit(f.metadata)}]" if f.metadata["unit"] else ""
         shown = "" if default is None else f" (default: {default})"
         help_text = f.metadata["help"].replace("%", "%%") + unit + shown
         flags = list(dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"]))
@@ -233,8 +247,9 @@ class CommandLine:
     """What a command takes.
 
     `operands` declares what is no option of a class (names of files, say). `fixed` holds options that the caller has
-    decided: they are not offered. `behind_dashes` names words that stand behind `--` and are taken as they are. A command
-    with `actions` takes one of these words first, and then what that takes; it has nothing else of its own.
+    decided: they are not offered, for the reason that `why_fixed` gives. `behind_dashes` names words that stand behind `--`
+    and are taken as they are. A command with `actions` takes one of these words first, and then what that takes; it has
+    nothing else of its own.
     """
 
     prog: str
@@ -242,6 +257,7 @@ class CommandLine:
     classes: tuple[type, ...] = ()
     operands: Callable[[argparse.ArgumentParser], None] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    why_fixed: Mapping[str, str] = field(default_factory=dict)
     behind_dashes: str = ""
     actions: Mapping[str, CommandLine] = field(default_factory=dict)
 
@@ -262,6 +278,18 @@ class CommandLine:
             add_arguments(parser, cls, skip=tuple(self.fixed))
         return parser
 
+    def shown_options(self) -> list[argparse.Action]:
+        """Return what the help lists: options and operands, without those that it keeps to itself."""
+        return [action for action in self.parser()._actions if action.help is not argparse.SUPPRESS]
+
+    def _suggestion(self, word: str) -> str:
+        """Return "Did you mean" with the closest option, dashes or underscores as in `word`; nothing where none is close."""
+        typed = word.split("=")[0].lstrip("-")
+        other = "-" if "_" in typed else "_"
+        spellings = [spelling for action in self.shown_options() for spelling in action.option_strings if spelling.startswith("--")]
+        known = {spelling.lstrip("-"): spelling for spelling in spellings if other not in spelling[2:]}
+        return f" Did you mean `{known[close]}`?" if (close := closest(typed, known)) else ""
+
     def parse(self, arguments: Sequence[str]) -> list[Any]:
         """An instance of each class; then, where operands are declared, the namespace that holds them; then the words behind `--`.
 
@@ -272,10 +300,11 @@ class CommandLine:
         words = list(arguments)
         end = words.index("--") if self.behind_dashes and "--" in words else len(words)
         namespace, unknown = self.parser().parse_known_intermixed_args(words[:end])
-        known = [f.name for cls in self.classes for f in fields(cls)]
         if unknown:
-            name = unknown[0].split("=")[0].lstrip("-").replace("-", "_")
-            raise InputError(f"unknown option `{unknown[0]}`.{did_you_mean(name, known)} See {self.prog} --help.")
+            name = unknown[0].split("=")[0].removeprefix("--").replace("-", "_")
+            if reason := self.why_fixed.get(name):
+                raise InputError(f"{self.prog} has no `{unknown[0].split('=')[0]}`: {reason}. See {self.prog} --help.")
+            raise InputError(f"unknown option `{unknown[0]}`.{self._suggestion(unknown[0])} See {self.prog} --help.")
         given = {**vars(namespace), **self.fixed}
         instances: list[Any] = [from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given}) for cls in self.classes]
         instances += [namespace] if self.operands is not None or self.actions else []
@@ -318,7 +347,7 @@ def parameters_source(cls: type) -> str:
         (inner,) = _alternatives(_type_of(cls, f.name))
         name = "str" if typing.get_origin(inner) is Literal else inner.__name__
         choices = f" ({', '.join(typing.get_args(inner))})" if typing.get_origin(inner) is Literal else ""
-        unit = f" [{f.metadata['unit']}]" if f.metadata["unit"] else ""
+        unit = f" [{_shown_unit(f.metadata)}]" if f.metadata["unit"] else ""
         default = default_of(f)
         value = json.dumps(default) if isinstance(default, str) else repr(default)
         lines.append(f"{f.name}: {name} = {value}  # {f.metadata['help']}{choices}{unit}")
@@ -343,7 +372,7 @@ def options_table(cls: type) -> str:
     for f in fields(cls):
         default = default_of(f)
         shown = "" if default is None else f"`{default}`"
-        rows.append(f"| `{f.name}` | {shown} | {_may_be(cls, f)} | {f.metadata['unit']} | {f.metadata['help']} |")
+        rows.append(f"| `{f.name}` | {shown} | {_may_be(cls, f)} | {_shown_unit(f.metadata)} | {f.metadata['help']} |")
     return "\n".join(rows)
 
 

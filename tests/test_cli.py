@@ -50,7 +50,7 @@ def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixtu
         (["completion", "fish"], "invalid choice: 'fish'"),
         (["lab"], "the following arguments are required: ACTION. See gallery lab --help."),
         (["lab", "dwn"], "argument ACTION: invalid choice: 'dwn'"),
-        (["lab", "up", "--hots", "2"], "unknown option `--hots`. Did you mean `hosts`? See gallery lab up --help."),
+        (["lab", "up", "--hots", "2"], "unknown option `--hots`. Did you mean `--hosts`? See gallery lab up --help."),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

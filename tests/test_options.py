@@ -10,7 +10,7 @@ from pathlib import Path
 import papermill
 import pytest
 
-from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
+from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.options import CommandLine, checked, command_line, from_mapping, options_table, parameters_source, parse_command_line
 
@@ -37,7 +37,10 @@ def test_dashes_and_underscores_are_the_same() -> None:
         (("--lr", "nan"), ("lr", "nan", "at least 0")),
         (("--amp_level=O2",), ("amp_level=O2", "not offered", "O1")),
         (("--amp_level=O7",), ("amp_level", "O0 or O1")),
-        (("--batch_sise", "4"), ("batch_sise", "Did you mean `batch_size`")),
+        (("--batch_sise", "4"), ("`--batch_sise`", "Did you mean `--batch_size`?")),
+        (("--batch-sise=4",), ("`--batch-sise=4`", "Did you mean `--batch-size`?")),
+        (("--no-kernel",), ("Did you mean `--no-kernels`?",)),
+        (("batch_size", "4"), ("Did you mean `--batch_size`?",)),
         (("--master_port", "70000"), ("master_port", "between 1 and 65535")),
         (("stray",), ("stray",)),
         (("--batch_size",), ("expected one argument",)),
@@ -48,6 +51,30 @@ def test_a_wrong_value_names_the_option_the_value_and_what_is_allowed(words: tup
         parse(*words)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("600", 600), ("90s", 90), ("10m", 600), ("2h", 7200), ("1h30m", 5400), ("1.5h", 5400), ("1d", 86400), (30, 30)],
+)
+def test_an_option_in_seconds_takes_a_duration(written: str | int, seconds: float) -> None:
+    assert from_mapping(BatchConfig, {"deadline": written}).deadline == seconds
+
+
+@pytest.mark.parametrize("written", ["", "10 apples", "m", "1m2h", "-5m", "10m 5", "h"])
+def test_what_is_no_duration_is_refused_with_the_forms_that_are(written: str) -> None:
+    with pytest.raises(InputError, match=r"deadline='.*seconds, or such as 90s, 10m, 2h, 1h30m"):
+        from_mapping(BatchConfig, {"deadline": written})
+
+
+def test_other_numbers_take_no_duration() -> None:
+    with pytest.raises(InputError, match="memory_limit='10m' must be a number"):
+        from_mapping(BatchConfig, {"memory_limit": "10m"})
+
+
+def test_every_table_and_help_of_an_option_in_seconds_shows_the_forms() -> None:
+    assert "| seconds, or such as 90s, 10m, 2h, 1h30m |" in options_table(BatchConfig)
+    assert "90s, 10m, 2h, 1h30m]" in CommandLine("test", "", (BatchConfig,)).parser().format_help().replace("\n", " ").replace("  ", "")
 
 
 def test_an_unknown_notebook_parameter_gets_a_suggestion() -> None:
@@ -104,5 +131,5 @@ def test_operands_stand_anywhere_among_the_options_and_come_last() -> None:
     line, words = CommandLine("test", "", (TrainConfig,), operands), ["one", "--batch_size=4", "two"]
     config, namespace = line.parse(words)
     assert (config.batch_size, namespace.names) == (4, ["one", "two"])
-    with pytest.raises(InputError, match="Did you mean `batch_size`"):
+    with pytest.raises(InputError, match="Did you mean `--batch_size`"):
         line.parse([*words, "--batch_sise=4"])

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.options import CommandLine
+from gallery_lib.options import CommandLine, default_of
 
 
 def _compare_operands(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("batches", nargs="*", metavar="BATCH", help="none, or two: before and after, instead of any option")
 
+
+_LENGTH = "it trains for warmup_steps + rounds × block_steps steps"
+_ONE_HOST = "the variants take turns on one host; launch_single_task.py trains on several"
+_WHY_FIXED = {
+    "compiler_opt": "it trains with and without",
+    "dry_run": "launch_single_task.py has it",
+    "run_dir": "it makes a new folder below runs/; GALLERY_RUNS_DIR chooses another place",
+    "log_interval": "it logs every step",
+    **dict.fromkeys(("max_steps", "epochs"), _LENGTH),
+    **dict.fromkeys(("nnodes", "node_rank", "master_addr", "master_port"), _ONE_HOST),
+}
+_DEFAULTS = {f.name: default_of(f) for cls in (TrainConfig, LaunchConfig) for f in dataclasses.fields(cls)}
 
 LINE = CommandLine(
     "gallery compare",
@@ -20,7 +33,8 @@ LINE = CommandLine(
     "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or files in benchmarks/results/, compares those.",
     (TrainConfig, LaunchConfig, CompareConfig),
     _compare_operands,
-    {"compiler_opt": False, "dry_run": False},
+    {name: _DEFAULTS[name] for name in _WHY_FIXED},
+    _WHY_FIXED,
 )
 
 

@@ -1,0 +1,19 @@
+"""Durations as people write them: `90`, `90s`, `10m`, `2h`, `1h30m`."""
+
+from __future__ import annotations
+
+import re
+
+FORMS = "seconds, or such as 90s, 10m, 2h, 1h30m"
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_NUMBER = r"\d+(?:\.\d+)?"
+_WRITTEN = re.compile("".join(rf"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in _SECONDS), re.IGNORECASE)
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds that `text` means: `1h30m` is 5400. Raises ValueError for anything else."""
+    text = text.strip()
+    written = _WRITTEN.fullmatch(text)
+    if not text or written is None:
+        return float(text)
+    return sum(float(number) * _SECONDS[unit] for unit, number in written.groupdict(default="0").items())

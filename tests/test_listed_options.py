@@ -1,0 +1,120 @@
+"""What a help lists, the command takes; what it does not take, it does not list, and says why."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_task
+
+from gallery_lib import cli, command
+from gallery_lib.commands import compare
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.measure import compare as measure
+from gallery_lib.options import CommandLine, choices
+
+VALUES = {"model": f"{tiny_task.__file__}:TASK", "rate": "1gbit", "confidence": "0.9", "amp_dtype": "bf16", "deadline": "10m"}
+"""Of options whose value is not any number or word."""
+
+
+def example(line: CommandLine, name: str) -> str:
+    """A value that the option may have."""
+    if name in VALUES:
+        return VALUES[name]
+    for cls in line.classes:
+        for f in fields(cls):
+            if f.name == name:
+                offered = choices(cls, name)
+                is_number = "int" in str(f.type) or "float" in str(f.type)
+                return offered[0] if offered else str(max(f.metadata["minimum"] or 0, 1)) if is_number else "word"
+    return "word"
+
+
+def lines(line: CommandLine) -> Iterator[CommandLine]:
+    """The command line, or those of its actions."""
+    if not line.actions:
+        yield line
+    for action in line.actions.values():
+        yield from lines(action)
+
+
+def listed(line: CommandLine) -> list[tuple[str, list[str]]]:
+    """(spelling, words that follow it) of each option in the help as it is printed."""
+    text = line.parser().format_help().partition("show this help")[2]
+    spelled = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", "\n".join(re.findall(r"^ {2}-.*$", text, re.MULTILINE))))
+    found = []
+    for action in line.shown_options():
+        takes = 0 if action.nargs == 0 else action.nargs if isinstance(action.nargs, int) else 1
+        found += [(spelling, [example(line, action.dest)] * takes) for spelling in action.option_strings if spelling in spelled]
+    assert spelled <= {spelling for spelling, _ in found} | {"--help", "-h"}
+    return found
+
+
+LAUNCH = CommandLine("launch_single_task.py", "", (TrainConfig, LaunchConfig))
+COMMANDS = [line for command in cli._COMMANDS.values() for line in lines(command.line)]
+
+
+def operands_of(line: CommandLine) -> list[str]:
+    """Words for what has to stand there."""
+    needed = [action for action in line.parser()._actions if not action.option_strings and action.nargs in (None, "+")]
+    return [str(action.choices[0]) if isinstance(action.choices, Sequence) else "word" for action in needed]
+
+
+@pytest.mark.parametrize("line", [*COMMANDS, LAUNCH], ids=lambda line: line.prog)
+def test_each_option_in_the_help_is_taken(line: CommandLine) -> None:
+    for spelling, values in listed(line):
+        line.parse([spelling, *values, *operands_of(line)])
+
+
+class Reached(GalleryError):
+    """Everything was checked, and the comparison would begin."""
+
+
+def reached(*arguments: Any) -> None:
+    raise Reached
+
+
+@pytest.mark.parametrize(("spelling", "values"), listed(compare.LINE), ids=lambda value: str(value))
+def test_gallery_compare_begins_with_each_option_in_its_help(spelling: str, values: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure.reference, "reference_for", reached)
+    with pytest.raises(Reached):
+        compare.main(["--model", VALUES["model"], spelling, *values])
+
+
+@pytest.mark.parametrize("name", compare.LINE.fixed)
+def test_gallery_compare_lists_no_option_that_it_decides_itself_and_says_why(name: str) -> None:
+    assert f"--{name}" not in compare.LINE.parser().format_help()
+    with pytest.raises(InputError, match=rf"^gallery compare has no `--{name}`: {re.escape(compare.LINE.why_fixed[name])}"):
+        compare.LINE.parse([f"--{name}", "1"])
+
+
+@pytest.mark.parametrize("script", sorted((Path(__file__).parent.parent / "data_prep").glob("*.py")), ids=lambda path: path.stem)
+def test_each_option_in_the_help_of_a_data_command_is_taken(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", [str(script), *words])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(script), run_name="__main__")
+        return ended.value.code
+
+    begun = 77  # its work, which is not done here
+    monkeypatch.setattr(command, "exit_code_of", lambda body, **said: begun)
+    assert run("--help") == 0
+    usage, _, options = capsys.readouterr().out.partition("options:")
+    operands = re.findall(r"^ {2}([A-Za-z]+)  ", usage, re.MULTILINE)
+    found = re.findall(r"^ {2}(--[\w-]+)(?:, --[\w-]+)*(?: (\{.*?\}|[A-Z_]+))?", options, re.MULTILINE)
+    assert found
+    values = {option: metavar.strip("{}").split(",")[0] if metavar.startswith("{") else "1" for option, metavar in found if metavar}
+    required = {option: value for option, value in values.items() if re.search(rf"(?<!\[){option} ", usage)}
+    for option, _ in found:
+        given = {**required, option: values.get(option)}
+        words = [word for pair in given.items() for word in pair if word is not None]
+        assert run(*words, *operands) == begun, option
