@@ -1,6 +1,6 @@
 """Everything that `gallery bench` can measure on this machine, in one command, with the figures put where they are published.
 
-    python3 benchmarks/bench.py MACHINE                        small inputs, all tasks in all variants: results/MACHINE/bench-small.json and .png
+    python3 benchmarks/bench.py MACHINE                        all tasks, small inputs: results/MACHINE/bench-small.json, .png
     python3 benchmarks/bench.py MACHINE --profile large        larger images and longer sequences: bench-large.json
     python3 benchmarks/bench.py MACHINE --run 2                a second run beside the first: bench-small-2.json
     python3 benchmarks/bench.py MACHINE --only resnet50        some tasks only
@@ -33,6 +33,7 @@ from gallery_lib.errors import GalleryError
 from gallery_lib.launcher import launch
 from gallery_lib.options import choices
 from gallery_lib.results import Results
+
 
 def trained(batch_size: int, steps: int, folder: Path) -> Results:
     """ResNet-50 at 224² with the accelerated backend at O1. Raises GalleryError when it does not fit."""

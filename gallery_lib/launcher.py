@@ -178,6 +178,9 @@ class Job:
         elif reports:
             reason = f"rank {reports[0]['rank']} failed with {reports[0]['type']}: {reports[0]['message']}"
             detail = "\n" + reports[0]["traceback"].rstrip()
+            if own_line := reports[0]["own_line"]:
+                reason = reason.rstrip(".")
+                detail = f"\n  {own_line}\nThe whole traceback is in {self.run_dir}/log-rank{reports[0]['rank']}.txt."
         elif code > 128 and code - 128 in set(signal.Signals):
             reason, detail = f"its processes were ended by {signal.Signals(code - 128).name}, from outside or because memory ran out", ""
         else:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import io
-import linecache
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib import hardware, options, paths
-from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
+from gallery_lib import hardware, options, own_cell, paths
+from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig, YourModelConfig
 from gallery_lib.errors import InputError
 from gallery_lib.report import tables
 from gallery_lib.table import markdown_table
@@ -93,7 +93,11 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
 
     Raises InputError, which stops the notebook, for an unknown parameter, a wrong type or an impossible value.
     """
-    asked = options.from_mapping(NotebookConfig, given_parameters() if parameters is None else parameters)
+    return _settled(task_name, options.from_mapping(NotebookConfig, given_parameters() if parameters is None else parameters))
+
+
+def _settled(task_name: str, asked: NotebookConfig | YourModelConfig, more_rows: Sequence[Sequence[str]] = ()) -> Settings:
+    """Return the settings that follow from checked parameters, and show them with `more_rows`."""
     from gallery_lib import precision, tasks  # not before the parameters are checked
 
     task = tasks.get(task_name)
@@ -103,36 +107,60 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
     values = dict(task.full if profile == "full" else task.quick)
     sizes = (*tasks.SIZES, "rounds", "starts", "block_steps")
     for name in sizes:
-        if (chosen := getattr(asked, name)) is not None:
+        if (chosen := getattr(asked, name, None)) is not None:
             values[name] = chosen
     compare_values = {f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values}
-    same = {name: getattr(asked, name) for name in ("amp_dtype", "data_dir", "seed")}
+    same = {name: getattr(asked, name, None) for name in ("amp_dtype", "data_dir", "seed")}
     same["amp_level"] = precision.chosen_level(asked.amp_level, device)
     train = options.from_mapping(TrainConfig, {**values, **same, "model": task_name})
-    processes = asked.processes or min(devices, 8)
+    processes = (asked.processes or min(devices, 8)) if isinstance(asked, NotebookConfig) else 1
     if processes > devices:
         raise InputError(f"processes={processes}: this host has {devices} device(s).")
     result = Settings(task, profile, train, options.from_mapping(CompareConfig, compare_values), processes)
     rows = [["setting", "value"], ["profile", profile], ["processes", f"1 and {processes}" if processes > 1 else "1"]]
     shown = {**options.to_mapping(result.train), **options.to_mapping(result.compare)}
     rows += [[name, str(shown[name])] for name in ("amp_level", *sizes, "data_dir", "seed") if shown.get(name) is not None]
-    display_markdown(markdown_table(rows))
+    display_markdown(markdown_table([*rows, *more_rows]))
     return result
 
 
-def your_settings(build_model: Callable[[], Any], batch_size: int) -> Settings:
-    """Make a task of the cell that defines `build_model`, `loss` and `make_batch`, and settle the parameters for it.
+def your_settings(build_model: Callable[[], Any], batch_size: int, parameters: dict[str, Any] | None = None) -> Settings:
+    """Make a task of the cell that defines `build_model`, `loss` and `make_batch`, try it, and settle the parameters for it.
 
-    The cell's source is written to `task.py` in a new run directory, where the training processes import it from.
+    The cell's source is written to a file in a new run directory, where the training processes import it from. One forward
+    and backward pass is made in this kernel. Raises InputError, with the cell's line, for a mistake in the functions; then
+    nothing is left of the directory.
     """
-    source = "".join(linecache.getlines(build_model.__code__.co_filename))
-    missing = [name for name in ("build_model", "loss", "make_batch") if f"def {name}(" not in source]
-    if missing:
-        raise InputError(f"the cell that defines build_model must define {' and '.join(missing)} as well.")
-    path = paths.new_run_dir("your-model") / "task.py"
-    call = f"task_from(build_model, loss, make_batch, batch_size={batch_size})"
-    path.write_text(f"{source}\n\nfrom gallery_lib.tasks.domains.own_functions import task_from\n\nTASK = {call}\n")
-    return settings(f"{path}:TASK")
+    given = given_parameters() if parameters is None else parameters
+    source = own_cell.source_of(build_model)
+    known = {f.name for f in dataclasses.fields(YourModelConfig)}
+    own_cell.refuse_names_of_other_cells(source, [name for name in given if name not in known])
+    size = batch_size if given.get("batch_size") is None else given["batch_size"]
+    asked = options.from_mapping(YourModelConfig, {**given, "batch_size": size})
+    folder = paths.new_run_dir("your-model")
+    try:
+        path = own_cell.write_task(folder, source, asked.batch_size, asked.optimizer, asked.learning_rate)
+        return _tried(f"{path}:TASK", asked)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+
+
+def _tried(task_name: str, asked: YourModelConfig) -> Settings:
+    """Settle the parameters after a pass of the task, and show them with what it trains with and the first loss."""
+    import torch
+
+    from gallery_lib import precision, tasks
+    from gallery_lib.measure import first_pass
+
+    device = hardware.device_type()
+    level = precision.chosen_level(asked.amp_level, device)
+    train = TrainConfig(model=task_name, amp_level=level, amp_dtype=asked.amp_dtype, seed=asked.seed)
+    loss = first_pass.try_once(train, torch.device(device))
+    optimizer = tasks.get(task_name).optimizer
+    arguments = "".join(f", {name} {value:g}" for name, value in optimizer.arguments.items())
+    trained_with = [["optimizer", f"{optimizer.name}{arguments}"], ["learning_rate", f"{optimizer.lr:g}"]]
+    return _settled(task_name, asked, [*trained_with, ["loss of the first batch", f"{loss:.4g}"]])
 
 
 def show_machine() -> None:

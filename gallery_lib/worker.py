@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gallery_lib import mistakes
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import GalleryError
 from gallery_lib.options import parse_command_line
@@ -52,10 +53,12 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
         return 0
     except BaseException as error:
         if run_dir:
+            own_line = mistakes.line_of(error)
             report = {
                 "rank": int(rank),
                 "type": type(error).__name__,
-                "message": _own_message(error),
+                "message": mistakes.words(error) if own_line and mistakes.is_known(error) else _own_message(error),
+                "own_line": str(own_line) if own_line else None,
                 "traceback": traceback.format_exc(),
                 "exit_code": error.exit_code if isinstance(error, GalleryError) else 1,
             }

@@ -27,12 +27,17 @@ import generated  # noqa: E402
 from gallery_lib import hardware, tasks  # noqa: E402
 from gallery_lib.batch.measured_code import STALE, is_stale, newest_results  # noqa: E402
 from gallery_lib.batch.shares import CPU_ONLY  # noqa: E402
-from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig  # noqa: E402
+from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig  # noqa: E402
 from gallery_lib.options import parameters_source  # noqa: E402
 from gallery_lib.stats import Ratio  # noqa: E402
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
-OPTIONS = {"data_parallel": WalkConfig, "communication": WireConfig, "performance_data": PerformanceDataConfig}
+OPTIONS = {
+    "data_parallel": WalkConfig,
+    "communication": WireConfig,
+    "performance_data": PerformanceDataConfig,
+    "your_model": YourModelConfig,
+}
 """Of the notebooks whose parameters are not those of a task's notebook."""
 THUMBNAILS = Path("..") / "docs" / "images" / "thumbnails"  # as the notebooks link to them
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.batch.notebook_file import NotebookFile
-from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig
+from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
 from gallery_lib.errors import InputError
 from gallery_lib.options import check_value, option
 
-_OF_THE_GALLERY = (NotebookConfig, WalkConfig, WireConfig, PerformanceDataConfig)
+_OF_THE_GALLERY = (NotebookConfig, YourModelConfig, WalkConfig, WireConfig, PerformanceDataConfig)
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 

@@ -21,7 +21,7 @@ from gallery_lib import paths
 from gallery_lib.batch import parameters
 from gallery_lib.batch.measured_code import add_files, code_digest, package_sources, scripts_of
 from gallery_lib.batch.notebook_file import NotebookFile, read_notebook
-from gallery_lib.config import NotebookConfig
+from gallery_lib.config import NotebookConfig, YourModelConfig
 from gallery_lib.errors import InputError, did_you_mean
 
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "tokenizers", "numpy", "ipykernel", "nbclient", "papermill")
@@ -129,7 +129,7 @@ def plan(names: Sequence[str], profile: str | None = None, given: Mapping[str, A
             path=path,
             parameters=chosen[path],
             cells=len(notebook.cells),
-            measures=classes[path] is NotebookConfig,
+            measures=classes[path] in (NotebookConfig, YourModelConfig),
             digest=digest(path, chosen[path]),
             code=code_digest(path),
         )

@@ -9,7 +9,7 @@ from gallery_lib.config.backend import Comm, Compiler, Compute, Config, Loader, 
 from gallery_lib.config.communication import ConvergenceConfig, RecordConfig, ReplayConfig, WaysConfig
 from gallery_lib.config.gallery import BatchConfig, BenchConfig, SiteConfig
 from gallery_lib.config.lab import LabConfig, LabNameConfig, LabRunConfig
-from gallery_lib.config.notebooks import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig
+from gallery_lib.config.notebooks import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
 from gallery_lib.config.training import CompareConfig, LaunchConfig, TrainConfig
 
 __all__ = [
@@ -37,5 +37,6 @@ __all__ = [
     "WalkConfig",
     "WaysConfig",
     "WireConfig",
+    "YourModelConfig",
     "backend_config",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gallery_lib.config.training import NO_LOSS_PARITY
-from gallery_lib.options import option
+from gallery_lib.options import option, same_as
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,26 @@ class NotebookConfig:
     block_steps: int | None = option(None, "steps in one turn; default: the profile's", unit="steps", minimum=2)
     data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
     seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
+
+
+@dataclass(frozen=True)
+class YourModelConfig:
+    """The parameters of the notebook your_model."""
+
+    profile: Literal["auto", "quick", "full"] = option(
+        "auto", "how much is measured: quick is a minute or two on two cores; auto is full on a GPU, else quick"
+    )
+    optimizer: Literal["adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adadelta"] = option(
+        "adamw", "optimizer of torch.optim; sgd has a momentum of 0.9"
+    )
+    learning_rate: float | None = option(None, "learning rate; default: torch's for the optimizer", minimum=0.0)
+    amp_level: Literal["auto", "O0", "O1"] = same_as(NotebookConfig, "amp_level")
+    amp_dtype: Literal["auto", "bf16", "fp16"] = same_as(NotebookConfig, "amp_dtype")
+    batch_size: int | None = option(None, "samples per step; default: that of the call of your_settings", unit="samples", minimum=1)
+    rounds: int | None = same_as(NotebookConfig, "rounds")
+    starts: int = same_as(NotebookConfig, "starts")
+    block_steps: int | None = same_as(NotebookConfig, "block_steps")
+    seed: int = same_as(NotebookConfig, "seed")
 
 
 @dataclass(frozen=True)

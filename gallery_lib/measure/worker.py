@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gallery_lib import worker
+from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
 from gallery_lib.dropout import without_dropout
-from gallery_lib.measure import probe, recipes, work
+from gallery_lib.measure import first_pass, float64, probe, recipes, work
 from gallery_lib.measure.turns import TurnClient
 from gallery_lib.results import write_json
 from gallery_lib.train import Observer, Session, train
@@ -115,15 +116,7 @@ class Reference(Probing):
 
     def model_built(self, model: nn.Module) -> None:
         super().model_built(model)
-        model.double()
-
-        def to_float64(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-            def widened(value: Any) -> Any:
-                return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-            return tuple(widened(a) for a in args), {k: widened(v) for k, v in kwargs.items()}
-
-        model.register_forward_pre_hook(to_float64, with_kwargs=True)
+        float64.widen(model)
 
     def after_training(self, session: Session) -> None:
         session.optimizer.state.clear()  # memory that the probe can use; nothing is trained any more
@@ -134,6 +127,8 @@ def body(config: TrainConfig) -> None:
     """Train in the role that the environment names."""
     role = Role(**json.loads(os.environ[ROLE_VARIABLE]))
     assert config.run_dir is not None
+    if role.address is None and ".py:" in config.model and process_group.rank() == 0:
+        first_pass.try_once(config, process_group.device())  # the reference comes first, and is not timed
     observer = (Variant if role.address else Reference)(role, Path(config.run_dir))
     train(config, observer, recipes.recipe(role.recipe))
 

@@ -14,6 +14,7 @@ _USED_BY = {
     config.LaunchConfig: "`python launch_single_task.py`, `gallery compare`, and `launch()` in Python.",
     config.CompareConfig: "`gallery compare`.",
     config.NotebookConfig: "The notebooks of tasks: in their parameters cell, or with `-p NAME VALUE` of `papermill` and `gallery run`.",
+    config.YourModelConfig: "The notebook `your_model`, likewise.",
     config.WalkConfig: "The notebook `data_parallel`, likewise.",
     config.WireConfig: "The notebook `communication`, likewise.",
     config.PerformanceDataConfig: "The notebook `performance_data`, likewise.",

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from gallery_lib import mistakes
 from gallery_lib.config import TrainConfig
-from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.errors import GalleryError, InputError, did_you_mean
 from gallery_lib.tasks.task import Head, Splits, Task
 
 __all__ = ["SIZES", "Head", "Splits", "Task", "data_of", "get", "names", "of", "with_sizes"]
@@ -67,7 +68,12 @@ def _from_file(file: str, attribute: str) -> Task:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except GalleryError:
+        raise
+    except Exception as error:
+        raise InputError(mistakes.told(error, mistakes.Line(str(path), 1))) from error
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         found = [name for name, value in vars(module).items() if isinstance(value, Task)]

@@ -13,7 +13,7 @@ from tiny_notebooks import write_notebook
 
 from gallery_lib.batch import parameters, plan
 from gallery_lib.batch.notebook_file import read_notebook
-from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig
+from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
 from gallery_lib.errors import InputError
 from gallery_lib.options import check_value
 
@@ -22,6 +22,7 @@ EXPECTED = {
     "data_parallel": WalkConfig,
     "index": parameters.NoParameters,
     "performance_data": PerformanceDataConfig,
+    "your_model": YourModelConfig,
 }
 OWN = 'steps: int = 3\nname = "x"\nrate: float = None\nquiet = False'
 

@@ -94,11 +94,13 @@ def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.whole_machine
-def test_a_failing_rank_raises_with_its_traceback_and_the_log(tmp_path: Path) -> None:
+def test_a_failing_rank_raises_with_its_line_of_code_and_the_log(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as caught:
         launch(config("FAILING", run_dir=str(tmp_path / "run")), TWO)
     assert "ValueError: planted failure" in str(caught.value)
-    assert "_failing_loss" in str(caught.value)
+    assert 'tiny_task.py, line 95: raise ValueError("planted failure")' in str(caught.value)
+    assert "Traceback" not in str(caught.value)  # it is in the log that is named
+    assert "log-rank0.txt" in str(caught.value)
     assert "Last log lines" in str(caught.value)
     assert not (tmp_path / "run" / "results.json").exists()
 

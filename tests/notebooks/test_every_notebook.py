@@ -16,7 +16,7 @@ from small_tasks import SMALL
 YOUR_MODEL = "your_model"
 TURNS = {"rounds": 4, "block_steps": 2}
 OTHERS: dict[str, dict[str, Any]] = {
-    YOUR_MODEL: {**TURNS, "processes": 1},
+    YOUR_MODEL: TURNS,
     "data_parallel": {"images": 32, "image_size": 32, "batch_size": 4, "epochs": 1, "log_steps": 4},
     "communication": {},  # executed in test_wire.py, and with a lab in tests/cluster/test_notebook.py
     "index": {},

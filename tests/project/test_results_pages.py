@@ -121,15 +121,3 @@ def test_what_no_page_would_show_is_refused(pages: Any, results: Path) -> None:
     (folder / "machine.yaml").unlink()
     with pytest.raises(InputError, match=r"machine\.yaml is missing\. Write it"):
         pages.pages(results)
-
-
-def test_each_bench_gets_its_own_file_and_tts_angular_its_own_length(benchmark_module: Callable[[str], Any]) -> None:
-    parts = benchmark_module("bench").parts
-    assert parts([], large=False, gpu=False) == {"bench-small": []}
-    assert parts(["resnet50"], large=True, gpu=True) == {"bench-large": ["resnet50"]}
-    two = parts(["resnet50", "tts_angular"], large=True, gpu=False)
-    assert list(two) == ["bench-large", "bench-large-tts_angular"]
-    assert two["bench-large"][:2] == ["resnet50", "--image_size=224"]
-    assert two["bench-large-tts_angular"][:2] == ["tts_angular", "--sequence_length=50"]
-    assert list(parts(["tts_angular"], large=True, gpu=False)) == ["bench-large-tts_angular"]
-    assert len(parts([], large=True, gpu=False)["bench-large"]) == 10 + 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,19 +10,36 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from gallery_lib import mistakes
 from gallery_lib.config import TrainConfig
-from gallery_lib.errors import InputError
+from gallery_lib.data.nesting import tensors_in
+from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.task import Splits, Task
 
 BATCHES = 256
 HELD_OUT_BATCHES = 8
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw": ("AdamW", {}),
+    "adam": ("Adam", {}),
+    "sgd": ("SGD", {"momentum": 0.9}),
+    "rmsprop": ("RMSprop", {}),
+    "radam": ("RAdam", {}),
+    "nadam": ("NAdam", {}),
+    "adamax": ("Adamax", {}),
+    "adagrad": ("Adagrad", {}),
+    "adadelta": ("Adadelta", {}),
+}
+"""torch.optim's class, and arguments, by the name that a reader gives."""
 MakeBatch = Callable[[int, torch.Generator], Any]
 """(batch size, generator) → a batch: any nesting of tensors whose first dimension is the batch's."""
 
 
 class MadeBatches(Dataset[Any]):
-    """Item i is a whole batch, made from a generator that depends on (seed, i) alone."""
+    """Item i is a whole batch, made from a generator that depends on (seed, i) alone.
+
+    Raises InputError for a batch without tensors, and for one of another size.
+    """
 
     def __init__(self, make_batch: MakeBatch, batch_size: int, batches: int, seed: int) -> None:
         self.make_batch, self.batch_size, self.batches, self.seed = make_batch, batch_size, batches, seed
@@ -30,12 +48,51 @@ class MadeBatches(Dataset[Any]):
         return self.batches
 
     def __getitem__(self, index: int) -> Any:
-        return self.make_batch(self.batch_size, torch.Generator().manual_seed(1_000_003 * self.seed + index))
+        batch = self.make_batch(self.batch_size, torch.Generator().manual_seed(1_000_003 * self.seed + index))
+        if problem := _problem(batch, self.batch_size):
+            raise mistakes.at_return(self.make_batch, problem)
+        return batch
 
     @staticmethod
     def collate(items: list[Any]) -> Any:
         """The one item of a batch is the batch."""
         return items[0]
+
+
+def _problem(batch: Any, batch_size: int) -> str:
+    """Return what is wrong with a batch, and what to do; "" where nothing is."""
+    if batch is None:
+        return "make_batch returns nothing (None). Is a `return` missing?"
+    tensors = list(tensors_in(batch))
+    if not tensors:
+        kind = type(batch[0] if isinstance(batch, (tuple, list)) and batch else batch).__name__
+        convert = "`torch.from_numpy(array)` makes an array a tensor" if kind == "ndarray" else "return tensors, in any nesting"
+        return f"make_batch returns {kind}, with no tensor in it: {convert}."
+    if not any(batch_size in tensor.shape for tensor in tensors):
+        shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors[:3])
+        return f"make_batch({batch_size}, generator) returns {shapes}, of another size than {batch_size}. Use its first argument."
+    return ""
+
+
+def _check_call(function: Callable[..., Any], name: str, *handed: str) -> None:
+    """Raise InputError where `function` cannot be called with so many arguments."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*handed)
+    except TypeError:
+        call = f"{name}({', '.join(handed)})"
+        raise mistakes.at_definition(
+            function, f"`{name}` is called as `{call}`, and takes {signature}. Give it these arguments, and others a default."
+        ) from None
+
+
+def optimizer_spec(name: str, learning_rate: float | None) -> OptimizerSpec:
+    """Return the optimizer of that name with torch's defaults, and no weight decay. Raises InputError for an unknown name."""
+    if name not in OPTIMIZERS:
+        raise InputError(f"optimizer={name!r} is not offered.{did_you_mean(name, OPTIMIZERS)} Known: {', '.join(OPTIMIZERS)}.")
+    kind, arguments = OPTIMIZERS[name]
+    default = inspect.signature(getattr(torch.optim, kind)).parameters["lr"].default
+    return OptimizerSpec(kind, lr=default if learning_rate is None else learning_rate, arguments=arguments)
 
 
 def task_from(
@@ -44,13 +101,19 @@ def task_from(
     make_batch: MakeBatch,
     *,
     batch_size: int = 8,
-    lr: float = 1e-3,
+    optimizer: str = "adamw",
+    lr: float | None = None,
     name: str = "your_model",
 ) -> Task:
-    """A task that trains `build_model()` with AdamW on `loss(model, batch)` over batches from `make_batch`.
+    """Return a task that trains `build_model()` on `loss(model, batch)` over batches from `make_batch`.
 
-    The held-out metric is the loss itself. The batch size is fixed: a run that asks for another raises InputError.
+    `optimizer` is a name from OPTIMIZERS; `lr` is torch's default for it when left out. The held-out metric is the loss
+    itself. The batch size is fixed: a run that asks for another raises InputError. So does a function that cannot be called
+    in this way.
     """
+    _check_call(build_model, "build_model")
+    _check_call(loss, "loss", "model", "batch")
+    _check_call(make_batch, "make_batch", "batch_size", "generator")
 
     def data(config: TrainConfig) -> Splits:
         if config.batch_size not in (None, batch_size):
@@ -73,7 +136,7 @@ def task_from(
         loss=loss,
         metrics=metrics,
         chance=lambda splits: {},
-        optimizer=OptimizerSpec("AdamW", lr=lr),
+        optimizer=optimizer_spec(optimizer, lr),
         flops_per_sample=0.0,
         quick={"rounds": 8, "block_steps": 4, "parity_steps": 2},
         full={"warmup_steps": 10, "rounds": 20, "block_steps": 20},
