@@ -6,9 +6,13 @@ python launch_single_task.py --nproc_per_node=1 --amp_level=O1 --batch_size=128 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # a checkout works without being installed
 
-from gallery_lib.cli import launch_single_task
+from gallery_lib.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
+    run_in_prepared_environment()
+
+    from gallery_lib.cli import launch_single_task
+
     sys.exit(launch_single_task(sys.argv[1:]))

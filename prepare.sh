@@ -24,7 +24,7 @@ Usage: bash prepare.sh [options]
 Makes .venv from requirements.lock, registers the Jupyter kernel "Gallery" in it, and makes the mock data.
 
   --run NOTEBOOK     also execute notebooks/NOTEBOOK.ipynb, into runs/notebooks/, and print its table
-  -p NAME VALUE      with --run: a parameter of the notebook; may be repeated
+  -p NAME VALUE      with --run: a parameter of the notebook, checked before anything is made; may be repeated
   --lab              then start JupyterLab, on this machine alone and with a token, with copies of the notebooks in my_notebooks/
   --test             also install the tools for development (as root, Debian's chromium and iproute2 too), and run checks and tests
   --into-current     use the active environment instead of .venv: install what is missing there, leave its torch alone
@@ -123,7 +123,7 @@ read_options() {
                 shift 2
                 ;;
             -p)
-                if (($# < 3)); then stop "-p needs a name and a value: -p steps 20"; fi
+                if (($# < 3)); then stop "-p needs a name and a value: -p batch_size 32"; fi
                 PARAMETERS+=(-p "$2" "$3")
                 shift 3
                 ;;
@@ -163,6 +163,12 @@ find_notebook() {
     done
     if ((${#known[@]} == 0)); then stop "--run $name: there are no notebooks in notebooks/."; fi
     stop "--run $name: no such notebook.$(closest "$(basename "$name" .ipynb)" "${known[@]}")" "There are: ${known[*]}"
+}
+
+# check_parameters: refuses what the notebook of --run does not take, as `gallery run` does. Takes no package but the gallery's.
+check_parameters() {
+    if ((${#PARAMETERS[@]} == 0)); then return; fi
+    "$PYTHON" -m gallery_lib.batch.parameters "$NOTEBOOK" "${PARAMETERS[@]}" || exit 2
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -295,6 +301,7 @@ need_disk() {
 
 check_machine() {
     find_python
+    if [[ -n $PYTHON ]]; then check_parameters; fi
     need "${NEEDED[@]}"
     if ((TEST)); then
         get_browser
@@ -393,7 +400,7 @@ assert spec and spec.origin and root in pathlib.Path(spec.origin).parents
 for requirement in importlib.metadata.requires("gallery_lib"):
     if "extra ==" not in requirement:
         importlib.metadata.version(re.match(r"[\w.-]+", requirement)[0])
-assert pathlib.Path(sys.prefix, "share/jupyter/kernels/gallery/kernel.json").is_file()
+assert '"PATH"' in pathlib.Path(sys.prefix, "share/jupyter/kernels/gallery/kernel.json").read_text()
 PY
 }
 
@@ -408,6 +415,7 @@ environment_is_ready() {
 install_failed() {
     stop "the packages could not be installed; the reason is above." \
         "Without network or behind a proxy: set HTTPS_PROXY, or UV_DEFAULT_INDEX for a package index of your own." \
+        "For \"invalid peer certificate\": UV_SYSTEM_CERTS=1 trusts what this machine trusts, SSL_CERT_FILE=FILE the certificates in FILE." \
         "Run the same command again afterwards: what was downloaded is kept." "$@"
 }
 
@@ -479,7 +487,8 @@ prepare_environment() {
     fi
     if ((INTO_CURRENT)); then add_to_current; else make_venv; fi
     say "      registering the Jupyter kernel \"Gallery\""
-    "$PY" -m ipykernel install --sys-prefix --name gallery --display-name "Gallery" >/dev/null ||
+    # The kernel's PATH begins with its environment, so that `!python` in a cell is the notebook's own Python.
+    "$PY" -m ipykernel install --sys-prefix --name gallery --display-name "Gallery" --env PATH "$(dirname "$PY"):\${PATH}" >/dev/null ||
         stop "the Jupyter kernel could not be registered; the reason is above."
     write_stamp
 }
@@ -595,7 +604,7 @@ finish_step
 if ((LAB && RUN_CODE == 0)); then
     exec "$PY" -m gallery_lib.jupyterlab "$ROOT"
 fi
-if [[ -z $RUN ]]; then
-    if ((INTO_CURRENT)); then say "Ready: bash prepare.sh --into-current --lab"; else say "Ready: bash prepare.sh --lab"; fi
+if ((RUN_CODE == 0)); then
+    "$PY" -m gallery_lib.next_steps "$START_FOLDER" $( ((INTO_CURRENT)) && echo --into-current)
 fi
 exit "$RUN_CODE"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Check that features of your own can be trained on: FOLDER/train and FOLDER/val, each with a manifest.tsv or Kaldi's files.
 
-    python data_prep/check_features.py FOLDER --task tts_angular          # labels are speakers
-    python data_prep/check_features.py FOLDER --task speech_transformer   # labels are transcripts
-    python data_prep/check_features.py FOLDER --task tts_angular --full   # reads every value, not only every header
+    python3 data_prep/check_features.py FOLDER --task tts_angular          # labels are speakers
+    python3 data_prep/check_features.py FOLDER --task speech_transformer   # labels are transcripts
+    python3 data_prep/check_features.py FOLDER --task tts_angular --full   # reads every value, not only every header
 
 Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
 """
@@ -16,6 +16,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
+
 from gallery_lib.command import exit_code_of
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.speech.feature_check import check_features
@@ -23,8 +28,8 @@ from gallery_lib.data.speech.feature_manifest import KaldiLabels
 
 # Kaldi's file of labels, values a frame, what makes mock data, and tokens that the model has for transcripts
 TASKS: dict[str, tuple[KaldiLabels, int, str, int | None]] = {
-    "tts_angular": ("utt2spk", 40, "python data_prep/mock_speakers.py", None),
-    "speech_transformer": ("text", 80, "python data_prep/mock_speech.py", 4233),
+    "tts_angular": ("utt2spk", 40, "python3 data_prep/mock_speakers.py", None),
+    "speech_transformer": ("text", 80, "python3 data_prep/mock_speech.py", 4233),
 }
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Check that a folder of your own can be trained on: FOLDER/train/CLASS/… and FOLDER/val/CLASS/…, images of any usual format.
 
-    python data_prep/check_imagenet.py FOLDER            # layout, and a few images per class
-    python data_prep/check_imagenet.py FOLDER --full     # decodes every image to its end: minutes for a million
+    python3 data_prep/check_imagenet.py FOLDER            # layout, and a few images per class
+    python3 data_prep/check_imagenet.py FOLDER --full     # decodes every image to its end: minutes for a million
 
 Names what a run would leave out, too: other endings, hidden and empty files, broken links, files in no class folder.
 
@@ -16,6 +16,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
 
 from gallery_lib.command import exit_code_of
 from gallery_lib.data.images.folder_check import check_image_folder

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Check that a folder of your own can be trained on: FOLDER/train/images/NAME.jpg with FOLDER/train/masks/NAME.png, and val/.
 
-    python data_prep/check_segmentation.py FOLDER            # layout, and some images and masks
-    python data_prep/check_segmentation.py FOLDER --full     # reads all of them
+    python3 data_prep/check_segmentation.py FOLDER            # layout, and some images and masks
+    python3 data_prep/check_segmentation.py FOLDER --full     # reads all of them
 
 Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
 """
@@ -14,6 +14,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
 
 from gallery_lib.command import exit_code_of
 from gallery_lib.data.images.segmentation_check import check_segmentation_folder

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Make mock ImageNet: JPEG files in ImageNet's own layout and of its decoding cost, to train and measure with.
 
-    python data_prep/mock_imagenet.py                                  # small: 840 images, 89 MB, some seconds
-    python data_prep/mock_imagenet.py --preset imagenet-sized          # 1.35 million images, 145 GB, hours
-    python data_prep/mock_imagenet.py --classes 100 --out my_images    # in between
-    python data_prep/mock_imagenet.py --verify                         # is what is there still what was made?
+    python3 data_prep/mock_imagenet.py                                  # small: 840 images, 89 MB, some seconds
+    python3 data_prep/mock_imagenet.py --preset imagenet-sized          # 1.35 million images, 145 GB, hours
+    python3 data_prep/mock_imagenet.py --classes 100 --out my_images    # in between
+    python3 data_prep/mock_imagenet.py --verify                         # is what is there still what was made?
 
 May be interrupted at any time; the same command goes on. Exit code 0: complete; 1: verify found problems, or writing
 failed; 2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/images/mock_imagenet.py.
@@ -18,6 +18,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
 
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make a mock segmentation data set: 640×959 photographs as JPEG, and the masks of their objects as PNG.
 
-    python data_prep/mock_segmentation.py                                 # 80 images, some seconds
-    python data_prep/mock_segmentation.py --train 5000 --out my_shapes    # more of them
+    python3 data_prep/mock_segmentation.py                                 # 80 images, some seconds
+    python3 data_prep/mock_segmentation.py --train 5000 --out my_shapes    # more of them
 
 Appears as a whole or not at all; a second call finds it complete. Exit code 0: complete; 1: writing failed; 2: bad
 input; 130: Ctrl-C. The work is done by gallery_lib/data/images/mock_segmentation.py.
@@ -15,6 +15,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
 
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make mock features for speaker verification: .npy files [frames, 40] of made-up speakers, listed in manifests.
 
-    python data_prep/mock_speakers.py                                # 304 speakers, 1216 utterances, seconds
-    python data_prep/mock_speakers.py --train 5000 --out my_speakers
+    python3 data_prep/mock_speakers.py                                # 304 speakers, 1216 utterances, seconds
+    python3 data_prep/mock_speakers.py --train 5000 --out my_speakers
 
 Appears as a whole or not at all; a second call finds it complete. Exit code 0: complete; 1: writing failed; 2: bad
 input; 130: Ctrl-C. The work is done by gallery_lib/data/speech/mock_speakers.py.
@@ -15,6 +15,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
 
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of

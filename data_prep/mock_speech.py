@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make mock speech: filter banks of utterances in a made-up language, with transcripts, to train and measure with.
 
-    python data_prep/mock_speech.py                                    # 980 utterances, 75 MB, some seconds
-    python data_prep/mock_speech.py --characters 4230 --words 20000 --train 20000 --out my_speech    # nearer to Mandarin
+    python3 data_prep/mock_speech.py                                    # 980 utterances, 75 MB, some seconds
+    python3 data_prep/mock_speech.py --characters 4230 --words 20000 --train 20000 --out my_speech    # nearer to Mandarin
 
 May be interrupted at any time: the folder appears when it is complete. Exit code 0: it is there; 1: writing failed;
 2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/speech/mock_speech.py.
@@ -16,6 +16,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
 
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make tokenised text for the language models: two sub-word vocabularies, and the text in the pieces of each.
 
-    python data_prep/text.py                         # English that every machine has, some seconds, a few MB
-    python data_prep/text.py --data_dir FOLDER       # your own .txt files (UTF-8), found below FOLDER
+    python3 data_prep/text.py                         # English that every machine has, some seconds, a few MB
+    python3 data_prep/text.py --data_dir FOLDER       # your own .txt files (UTF-8), found below FOLDER
 
 What is there already is read through, and refused where it is damaged. Other files than .txt are counted and named.
 
@@ -18,6 +18,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
 
 from gallery_lib.command import exit_code_of
 from gallery_lib.data.folder_walk import printable

@@ -17,6 +17,7 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import CommandLine, parse_command_line
 from gallery_lib.table import text_columns
+from gallery_lib.version import version_text
 
 
 def _guarded(body: Callable[[], int | None]) -> int:
@@ -27,6 +28,9 @@ def launch_single_task(arguments: Sequence[str]) -> int:
     """Train one task; the options are those of TrainConfig and LaunchConfig."""
 
     def body() -> None:
+        if "--version" in arguments:
+            print(version_text())
+            return
         config, launch_config = parse_command_line(
             arguments, TrainConfig, LaunchConfig, prog="launch_single_task.py", description="Train one task of the gallery, over torchrun."
         )
@@ -123,7 +127,8 @@ Colours and progress
 Exit codes
   0 done; 1 a run failed, or a regression was found; 2 bad input, and nothing was started; 130 interrupted
 
-`gallery COMMAND --help` has the options of each. Training one task: python launch_single_task.py --help"""
+`gallery COMMAND --help` has the options of each. Training one task: python3 launch_single_task.py --help
+`gallery --version` names the versions. In a shell where no environment is active, `gallery` is .venv/bin/gallery"""
 
 
 def help_page() -> str:
@@ -143,6 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def body() -> int | None:
         if not words or words[0] in ("-h", "--help", "help"):
             print(help_page())
+            return None
+        if words[0] == "--version":
+            print(version_text())
             return None
         if words[0] not in _COMMANDS:
             raise InputError(f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: {', '.join(_COMMANDS)}.")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
+import select
 import signal
 import sys
 import threading
@@ -11,7 +14,7 @@ from types import FrameType
 
 from gallery_lib.errors import GalleryError
 
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED, READER_GONE, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGPIPE, 128 + signal.SIGTERM
 
 
 class _Terminated(SystemExit):
@@ -34,12 +37,38 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _reader_of_output_is_gone() -> bool:
+    """Return whether standard output is a pipe from which nobody reads any more."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+    except io.UnsupportedOperation:  # it is no file: something in this process collects it
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
 def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupted: str) -> int:
     """Run `body` and return the exit code: its own (None is 0), that of a GalleryError, 130 after Ctrl-C, 143 after SIGTERM.
 
-    The error's text, after `error_prefix`, or the line `interrupted` goes to standard error. Anything else that is
-    raised is a defect of ours, and keeps its traceback.
+    The error's text, after `error_prefix`, or the line `interrupted` goes to standard error. A command whose output nobody
+    reads any more (`… | head`) ends in silence with 141, as other commands do. Anything else that is raised is a defect of
+    ours, and keeps its traceback.
     """
+    try:
+        try:
+            return _ended(body, error_prefix, interrupted)
+        finally:
+            if sys.stdout is not None:  # it is None where the shell has closed it
+                sys.stdout.flush()  # else Python does it at its very end, and says what failed
+    except BrokenPipeError:
+        if not _reader_of_output_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be written
+        return READER_GONE
+
+
+def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) -> int:
+    """Run `body` and return the exit code; an error and an interruption become one line."""
     try:
         with _sigterm_raises():
             return body() or 0

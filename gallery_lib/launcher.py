@@ -244,7 +244,7 @@ def launch(
     job = start(config, launch, show_log=show_log, ahead=ahead)
     bar: Progress | None = None
     try:
-        line = shlex.join(["python", "launch_single_task.py", *options.command_line(job.launch, job.config)])
+        line = shlex.join(["python3", "launch_single_task.py", *options.command_line(job.launch, job.config)])
         print("$ " + line.encode("utf-8", "backslashreplace").decode(), flush=True)  # a folder's name may be any bytes
         while job.running():
             total = job.total_steps()

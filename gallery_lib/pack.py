@@ -28,7 +28,7 @@ and the commands of its data.
 
     bash prepare.sh --run {name}            # set up, make mock data, run the notebook, print the comparison
     bash prepare.sh --lab                   # or open it in JupyterLab and run its cells
-    .venv/bin/python launch_single_task.py --model {name} --amp_level=O1 --compiler-opt
+    python3 launch_single_task.py --model {name} --amp_level=O1 --compiler-opt
 
 Python 3.11 or newer and, on a machine without a GPU, a C++ compiler are needed beforehand; `prepare.sh` names what is
 missing. `--data_dir` takes real data; `data_prep/` has the commands for it. Licence: Apache-2.0.

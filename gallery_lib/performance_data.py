@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 HOW = """**Not measured**: there is no sweep in {place}. From the checkout's folder, this makes one (hours for eleven models):
 
 ```
-python benchmarks/ddp_lab.py record --model alexnet --out timelines/alexnet.json
-python benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 --out runs/sweep
+python3 benchmarks/ddp_lab.py record --model alexnet --out timelines/alexnet.json
+python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 --out runs/sweep
 ```
 
 The first line is repeated for each model; `--batch_size` and `--image_size` are those of its quick profile unless given. Then run this

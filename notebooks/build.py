@@ -1,7 +1,7 @@
 """Builds the notebooks: those of tasks from `template.md` and a page per task in `pages/`, others from `whole/`.
 
-    python notebooks/build.py            write notebooks/NAME.ipynb for every page
-    python notebooks/build.py --check    say which of them differ from what would be written (exit code 1)
+    python3 notebooks/build.py            write notebooks/NAME.ipynb for every page
+    python3 notebooks/build.py --check    say which of them differ from what would be written (exit code 1)
 
 The notebooks are never edited by hand. Cell ids are counted, so the same sources give the same bytes. Figures in the
 index that were measured with other code than what is here are marked; --check leaves these marks out, since any change of the
@@ -16,20 +16,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+FOLDER = Path(__file__).resolve().parent
+sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "docs")]  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
+
+import generated
 import jupytext
 import nbformat
 
-FOLDER = Path(__file__).resolve().parent
-sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "docs")]
-
-import generated  # noqa: E402
-
-from gallery_lib import hardware, tasks  # noqa: E402
-from gallery_lib.batch.measured_code import STALE, is_stale, newest_results  # noqa: E402
-from gallery_lib.batch.shares import CPU_ONLY  # noqa: E402
-from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig  # noqa: E402
-from gallery_lib.options import parameters_source  # noqa: E402
-from gallery_lib.stats import Ratio  # noqa: E402
+from gallery_lib import hardware, tasks
+from gallery_lib.batch.measured_code import STALE, is_stale, newest_results
+from gallery_lib.batch.shares import CPU_ONLY
+from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
+from gallery_lib.options import parameters_source
+from gallery_lib.stats import Ratio
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 OPTIONS = {

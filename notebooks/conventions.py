@@ -16,15 +16,20 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
+
+from gallery_lib.batch.measured_code import is_stale, newest_results
+from gallery_lib.batch.notebook_file import Cell, NotebookFile, read_notebook
+from gallery_lib.batch.parameters import options_class
+from gallery_lib.errors import InputError
+from gallery_lib.options import parameters_source
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from gallery_lib.batch.measured_code import is_stale, newest_results  # noqa: E402
-from gallery_lib.batch.notebook_file import Cell, NotebookFile, read_notebook  # noqa: E402
-from gallery_lib.batch.parameters import options_class  # noqa: E402
-from gallery_lib.errors import InputError  # noqa: E402
-from gallery_lib.options import parameters_source  # noqa: E402
-
 MAX_CODE_LINES = 30
 KERNEL = "gallery"
 HEADER = (("a title", r"\A# \S"), ("what one learns", r"\*\*You will learn\*\* \S"), ("what one needs", r"\*\*You need\*\* \S"))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import platform
 import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from gallery_lib.cli import _COMMANDS, EXAMPLES, help_page, main
+from gallery_lib.cli import _COMMANDS, EXAMPLES, help_page, launch_single_task, main
 
 
 def test_the_help_page_has_every_command_in_a_group_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +24,14 @@ def test_the_help_page_has_every_command_in_a_group_and_fits_a_terminal(capsys: 
     for name, command in _COMMANDS.items():
         assert re.search(rf"^{command.group}\n(  .*\n)*  {name} +{re.escape(command.does)}$", page, re.MULTILINE)
     assert max(map(len, page.splitlines())) <= 120
+
+
+def test_the_version_names_the_gallery_torch_and_python(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    declared = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
+    line = f"gallery_lib {declared}, torch {importlib.metadata.version('torch')}, Python {platform.python_version()}\n"
+    assert main(["--version"]) == 0
+    assert launch_single_task(["--version"]) == 0
+    assert capsys.readouterr().out == 2 * line
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

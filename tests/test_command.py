@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gallery_lib.command import exit_code_of
+
 AT_WORK = """
 import sys, tempfile, time
 from gallery_lib.command import exit_code_of
@@ -33,3 +35,47 @@ def test_a_command_that_is_stopped_tidies_up(tmp_path: Path, sent: signal.Signal
     _, said = process.communicate(timeout=30)
     assert (process.returncode, said) == (code, "stopped\n")
     assert list(tmp_path.iterdir()) == []
+
+
+PRINTING = """
+import sys
+from gallery_lib.command import exit_code_of
+
+def body():
+    for number in range({lines}):
+        print(number)
+    return {code}
+
+sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
+"""
+
+
+@pytest.mark.parametrize(("lines", "code"), [(2, 0), (2, 3), (100_000, 0)])
+def test_a_command_whose_output_nobody_reads_any_more_ends_in_silence(lines: int, code: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRINTING.format(lines=lines, code=code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (141, "")
+
+
+def test_another_broken_pipe_stays_a_defect_of_ours() -> None:
+    def body() -> None:
+        raise BrokenPipeError("a process that was to read has ended")
+
+    with pytest.raises(BrokenPipeError):
+        exit_code_of(body, error_prefix="error", interrupted="stopped")
+
+
+@pytest.mark.parametrize("command", ["gallery_lib --help", "gallery_lib list", "gallery_lib run --help", "gallery_lib.cli show nowhere"])
+def test_the_gallery_command_can_be_piped_into_head(command: str) -> None:
+    piped = f"{sys.executable} -m {command} 2>&1 | head -n 0"
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_command_without_standard_output_ends_as_it_would() -> None:
+    done = subprocess.run(["bash", "-c", f"{sys.executable} -m gallery_lib list >&-"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

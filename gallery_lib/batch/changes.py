@@ -1,4 +1,4 @@
-"""What changed between two batches of notebooks, on one machine or on two: `gallery compare BEFORE AFTER`.
+"""What changed between two batches of notebooks, or two single ones, on one machine or on two: `gallery compare BEFORE AFTER`.
 
 A speed-up comes with an interval, so its change has one too, and only a change whose interval does not hold 1 is
 marked: the rest is noise. Parity that is lost and a notebook that no longer passes are regressions as well. Speed-ups
@@ -16,6 +16,7 @@ from typing import Any
 
 from gallery_lib import stats
 from gallery_lib.batch.record import REPORT_FILE
+from gallery_lib.batch.single_notebook import executed_notebook, read_single
 from gallery_lib.batch.summary import duration, speedup
 from gallery_lib.errors import InputError
 from gallery_lib.report.tables import text_table
@@ -46,13 +47,14 @@ class Batch:
 
 
 def read_batch(path: Path | str) -> Batch:
-    """The batch in a folder that `gallery run` wrote, its `report.json`, or a file that `benchmarks/gallery.py` wrote.
+    """Return the batch in a folder of `gallery run` or `prepare.sh --run`, in a `report.json`, or in a file of `benchmarks/gallery.py`.
 
     Raises InputError for anything else.
     """
     file = Path(path) / REPORT_FILE if Path(path).is_dir() else Path(path)
+    executed = None if file.exists() else executed_notebook(Path(path))
     try:
-        content = json.loads(file.read_text())
+        content = read_single(executed) if executed else json.loads(file.read_text())
         machine = content["machine"] if "machine" in content else content["environment"]
         notebooks = {
             name: {
@@ -66,7 +68,9 @@ def read_batch(path: Path | str) -> Batch:
         facts = {name: machine.get(name) for name in ("cpu", "cores", "python")}
         return Batch(notebooks, {**facts, "torch": machine.get("torch", "").partition("+")[0]})  # less the name of its build
     except FileNotFoundError:
-        raise InputError(f"{file} does not exist: give two folders of `gallery run`, or two files of benchmarks/gallery.py.") from None
+        raise InputError(
+            f"{file} does not exist: give two folders of `gallery run` or `prepare.sh --run`, or two files of benchmarks/gallery.py."
+        ) from None
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
         raise InputError(f"{file} holds no batch of notebooks.") from None
 
@@ -117,6 +121,7 @@ def text(before: Batch, after: Batch) -> str:
     rows = [["notebook", "before", "after", "after / before", ""], *([c.what, c.before, c.after, c.change, c.mark] for c in found)]
     regressions = sum(change.regression for change in found)
     count = "no regression beyond the intervals" if not regressions else f"{regressions} regression(s) beyond the intervals"
-    differing = [f"{name}: {value} → {after.machine[name]}" for name, value in before.machine.items() if value != after.machine[name]]
+    machines = [(name, value, after.machine[name]) for name, value in before.machine.items()]
+    differing = [f"{name}: {value} → {later}" for name, value, later in machines if value and later and value != later]
     elsewhere = f"\nNot measured under the same conditions ({'; '.join(differing)})." if differing else ""
     return f"{text_table(rows)}\n\n{count}; durations have no interval and are not judged.{elsewhere}"

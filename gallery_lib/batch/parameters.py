@@ -3,19 +3,25 @@
 papermill takes any name and any type: a misspelt one is a warning in its log, and `batch_size=abc` is run. The cell tagged
 `parameters` says what there is: where it declares one of the gallery's options classes, that class is asked, ranges
 included; in any other notebook the names, annotations and defaults of the cell itself are.
+
+`python -m gallery_lib.batch.parameters NOTEBOOK -p NAME VALUE …` checks them with the standard library alone, which is how
+`prepare.sh --run` does it before there is an environment.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.batch.notebook_file import NotebookFile
+from gallery_lib.batch.notebook_file import NotebookFile, read_notebook
+from gallery_lib.command import exit_code_of
 from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
-from gallery_lib.errors import InputError
+from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import check_value, option
 
 _OF_THE_GALLERY = (NotebookConfig, YourModelConfig, WalkConfig, WireConfig, PerformanceDataConfig)
@@ -65,6 +71,30 @@ def names(cls: type) -> list[str]:
     return [f.name for f in dataclasses.fields(cls)]
 
 
+def check_names(given: Mapping[str, Any], classes: Sequence[type]) -> None:
+    """Raise InputError for a parameter that none of the notebooks has."""
+    known = list(dict.fromkeys(name for cls in classes for name in names(cls)))
+    for name in given:
+        if name not in known:
+            there = f" Known: {', '.join(known)}." if known else " These notebooks have no parameters."
+            raise InputError(f"unknown parameter `{name}`.{did_you_mean(name, known)}{there}")
+
+
 def fitting(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `values` that the notebook has, with the types that it expects. InputError for one that does not fit."""
     return {name: check_value(cls, name, value) for name, value in values.items() if name in names(cls)}
+
+
+def main() -> None:
+    """Check the parameters on the command line. Raises InputError for one that the notebook does not take."""
+    parser = argparse.ArgumentParser(description="Check parameters of a notebook.")
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("-p", nargs=2, action="append", default=[], dest="given", metavar=("NAME", "VALUE"))
+    arguments = parser.parse_args()
+    cls, given = options_class(read_notebook(arguments.notebook), arguments.notebook), dict(arguments.given)
+    check_names(given, [cls])
+    fitting(cls, given)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted"))

@@ -86,14 +86,6 @@ def digest(path: Path, values: Mapping[str, Any]) -> str:
     return result.hexdigest()[:24]
 
 
-def _check_names(given: Mapping[str, Any], classes: Sequence[type]) -> None:
-    known = list(dict.fromkeys(name for cls in classes for name in parameters.names(cls)))
-    for name in given:
-        if name not in known:
-            there = f" Known: {', '.join(known)}." if known else " These notebooks have no parameters."
-            raise InputError(f"unknown parameter `{name}`.{did_you_mean(name, known)}{there}")
-
-
 def _check_kernels(notebooks: Mapping[Path, NotebookFile]) -> None:
     from jupyter_client.kernelspec import KernelSpecManager
 
@@ -119,7 +111,7 @@ def plan(names: Sequence[str], profile: str | None = None, given: Mapping[str, A
     """
     notebooks = {path: read_notebook(path) for path in _found(names)}
     classes = {path: parameters.options_class(notebook, path) for path, notebook in notebooks.items()}
-    _check_names(given or {}, list(classes.values()))
+    parameters.check_names(given or {}, list(classes.values()))
     values = {**profile_values(profile), **(given or {})}
     chosen = {path: parameters.fitting(cls, values) for path, cls in classes.items()}
     _check_kernels(notebooks)

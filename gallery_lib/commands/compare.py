@@ -30,7 +30,8 @@ _DEFAULTS = {f.name: default_of(f) for cls in (TrainConfig, LaunchConfig) for f 
 LINE = CommandLine(
     "gallery compare",
     "Train a task as baseline and with the accelerated backend, in turns, and say what the difference is.\n"
-    "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or files in benchmarks/results/, compares those.",
+    "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or `prepare.sh --run`, or two files in\n"
+    "benchmarks/results/, compares those.",
     (TrainConfig, LaunchConfig, CompareConfig),
     _compare_operands,
     {name: _DEFAULTS[name] for name in _WHY_FIXED},

@@ -9,7 +9,7 @@ from gallery_lib.options import CommandLine
 
 
 def _doctor_operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="*", metavar="RUN", help="a run, whose steps are looked into; and the same on several processes")
+    parser.add_argument("folder", nargs="*", metavar="RUN", help="a run, a comparison or a notebook's folder; and one on several processes")
 
 
 LINE = CommandLine(

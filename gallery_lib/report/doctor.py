@@ -131,8 +131,11 @@ def advice(results: Results) -> list[str]:
 
 
 def run_text(run_dir: Path | str) -> str:
-    """Where the step of the run in `run_dir` went, and what to change. Raises InputError when nothing was measured there."""
-    results = measured_in(run_dir)
+    """Return where the step of each run in `run_dir` went, and what to change. Raises InputError when nothing was measured there."""
+    return "\n\n".join(_step_text(results) for results in measured_below(run_dir))
+
+
+def _step_text(results: Results) -> str:
     head = f"{results.task}, {results.config['amp_level']}, batch size {results.config['batch_size']}, {results.world_size} process(es)"
     return "\n".join([head, text_table(step_rows(results)), "", *(f"- {line}" for line in advice(results))])
 
@@ -150,6 +153,16 @@ def measured_in(folder: Path | str) -> Results:
         return Results(**list(json.loads(comparison.read_text())["variants"].values())[1])
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise InputError(f"{comparison} is damaged, or of another version ({type(error).__name__}: {error}). Measure again.") from None
+
+
+def measured_below(folder: Path | str) -> list[Results]:
+    """Return the results of a run or a comparison, or of each comparison (else each run) in the folder of a notebook."""
+    root, files = Path(folder), ("comparison.json", "results.json")
+    if not any((root / file).is_file() for file in files):
+        for file in files:
+            if inside := sorted(path.parent for path in root.rglob(file)):
+                return [measured_in(path) for path in inside]
+    return [measured_in(root)]
 
 
 def longer_by(one: Results, several: Results) -> dict[str, float]:
@@ -191,10 +204,15 @@ def _causes(one: Results, several: Results) -> dict[str, str]:
 
 
 def several_text(one_dir: Path | str, several_dir: Path | str) -> str:
-    """Why the run on several processes is as fast as it is, beside the one on one process; folders of runs or of comparisons."""
-    one, several = measured_in(one_dir), measured_in(several_dir)
-    if one.world_size != 1 or several.world_size < 2 or one.task != several.task:
+    """Return why the run on several processes is as fast as it is, beside the one on one process.
+
+    Both are folders of runs, of comparisons or of notebooks; one that holds both may be given twice.
+    """
+    ones = [results for results in measured_below(one_dir) if results.world_size == 1]
+    pairs = [(one, more) for more in measured_below(several_dir) for one in ones if more.world_size > 1 and one.task == more.task]
+    if not pairs:
         raise InputError("give the run on one process first, then one of the same task on several.")
+    one, several = pairs[0]
     n = several.world_size
     rates = one.samples_per_second["global"], several.samples_per_second["global"]
     gain = rates[1] / rates[0]

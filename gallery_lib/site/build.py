@@ -21,6 +21,7 @@ from gallery_lib import paths
 from gallery_lib.batch.measured_code import code_digest
 from gallery_lib.config import SiteConfig
 from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.extras import install_command
 from gallery_lib.processes import die_with_parent
 from gallery_lib.results import write_json
 from gallery_lib.site import check, documents, index, measured, notebooks, reference
@@ -36,8 +37,7 @@ def _checked_out(config: SiteConfig) -> tuple[Path, Path, Path | None]:
     missing = [name for name in TOOLS if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(
-            f"building the site takes tools that are not installed here ({', '.join(missing)}). Run in the checkout: "
-            "uv pip install -e '.[site]' (or pip install -e '.[site]'); bash prepare.sh --test brings them as well."
+            f"building the site takes tools that are not installed here ({', '.join(missing)}). Install them: {install_command('site')}"
         )
     root = paths.checkout()
     if root is None:

@@ -10,8 +10,8 @@ from gallery_lib import config, options
 from gallery_lib.table import markdown_table
 
 _USED_BY = {
-    config.TrainConfig: "`python launch_single_task.py`, `gallery compare`, and `launch()` in Python.",
-    config.LaunchConfig: "`python launch_single_task.py`, `gallery compare`, and `launch()` in Python.",
+    config.TrainConfig: "`python3 launch_single_task.py`, `gallery compare`, and `launch()` in Python.",
+    config.LaunchConfig: "`python3 launch_single_task.py`, `gallery compare`, and `launch()` in Python.",
     config.CompareConfig: "`gallery compare`.",
     config.NotebookConfig: "The notebooks of tasks: in their parameters cell, or with `-p NAME VALUE` of `papermill` and `gallery run`.",
     config.YourModelConfig: "The notebook `your_model`, likewise.",

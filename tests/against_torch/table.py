@@ -34,7 +34,7 @@ INTRODUCTION = """\
 
 Each cell is a training that was run twice: in plain PyTorch, and with `accelerate()`. Losses, parameters, buffers,
 gradients, samples, keys, hooks, optimizer states and learning rates of both were compared, on every process.
-`python -m tests.against_torch --table` writes this page; `python -m tests.against_torch --hours 1` draws
+`.venv/bin/python -m tests.against_torch --table` writes this page; `.venv/bin/python -m tests.against_torch --hours 1` draws
 combinations of the rows.
 
 - **same**: equal to the bit.

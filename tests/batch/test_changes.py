@@ -109,3 +109,35 @@ def test_a_problem_in_a_benchmarks_file_counts_as_failed(tmp_path: Path) -> None
     (tmp_path / "x.json").write_text(json.dumps(values))
     found = {name: entry["status"] for name, entry in read_batch(tmp_path / "x.json").notebooks.items()}
     assert found == {"alexnet": "failed", "resnet50": "passed", "tts_angular": "passed"}
+
+
+def leave_notebook(folder: Path, ratio: float, *, count: int | None = 1) -> str:
+    """Write what `prepare.sh --run tts_angular -p starts 2` leaves: the executed notebook, and a comparison in a folder beside it."""
+    code = {"cell_type": "code", "metadata": {}, "source": "1", "execution_count": count, "outputs": []}
+    noted = {"papermill": {"duration": 61.0, "parameters": {"starts": 2}}}
+    (folder / "comparison").mkdir(parents=True)
+    (folder / "tts_angular.ipynb").write_text(json.dumps({"nbformat": 4, "metadata": noted, "cells": [code]}))
+    environment = {"device": "cpu", "cpu": "a processor", "cores": 2, "python": "3.12.1", "torch": "2.15.0+cpu"}
+    variant = {"world_size": 1, "config": {"amp_level": "O1"}, "environment": environment, "metrics": {}, "techniques": {}}
+    comparison = {
+        **{"variants": {"baseline": variant, "compiler-opt": variant}, "verdict": "faster", "break_even_steps": 3, "chance": {}},
+        **{"speedup": {"ratio": ratio, "low": ratio * 0.98, "high": ratio * 1.02}, "parity": {"passed": True}},
+    }
+    (folder / "comparison" / "comparison.json").write_text(json.dumps(comparison))
+    return str(folder)
+
+
+def test_what_prepare_run_left_is_compared_like_a_batch_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = leave_notebook(tmp_path / "before", 1.5), leave_notebook(tmp_path / "after", 1.3)
+    assert main(["compare", before, after]) == 1
+    said = capsys.readouterr().out
+    assert "passed, 1 min 1 s" in said and "regression: a smaller speed-up" in said
+    batch = read_batch(before)
+    assert batch.notebooks["tts_angular"]["parameters"] == {"starts": 2}
+    assert batch.machine == {"cpu": "a processor", "cores": 2, "python": "3.12.1", "torch": "2.15.0"}
+    assert main(["compare", before, before]) == 0
+
+
+def test_a_notebook_whose_cells_did_not_all_run_has_failed(tmp_path: Path) -> None:
+    folder = leave_notebook(tmp_path / "run", 1.5, count=None)
+    assert read_batch(folder).notebooks["tts_angular"]["status"] == "failed"

@@ -54,7 +54,7 @@ def test_a_run_writes_its_directory_and_learns(tmp_path: Path, capsys: pytest.Ca
     assert json.loads((tmp_path / "run" / "config.json").read_text())["max_steps"] == 60
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
     shown = capsys.readouterr().out
-    assert "$ python launch_single_task.py" in shown
+    assert "$ python3 launch_single_task.py" in shown
     for word in ("parameters", "epoch 0", "step 60", "batch_size 8", "loss", "step_time", "samples/s", "peak_memory"):
         assert word in shown
     assert shown.count("parameters  ") == 1 and "emulated" not in shown

@@ -85,4 +85,4 @@ def test_without_a_sweep_the_notebook_says_not_measured_and_goes_on(checkout: Pa
     text, alternatives = shown(execute(checkout / "notebooks" / "performance_data.ipynb", tmp_path / "executed", asked, kernel).code)
     assert alternatives == []
     assert text.count("**Not measured**: no sweep was read above.") == 1 + len(tasks.names()) + 1
-    assert "python benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2" in text
+    assert "python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2" in text

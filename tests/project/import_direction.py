@@ -38,6 +38,9 @@ FLOORS: dict[float, tuple[str, ...]] = {
         "processes",
         "command",
         "table",
+        "prepared_python",
+        "extras",
+        "version",
     ),
     1: ("compiler", "precision", "dropout", "optim", "kernels", "comm", "data", "models"),
     1.3: ("tune",),  # chooses among what the parts on floor 1 offer
@@ -50,12 +53,12 @@ FLOORS: dict[float, tuple[str, ...]] = {
     3.2: ("spawn", "torchrun"),
     3: ("supervisor", "worker", "script", "cluster"),
     4: ("measure",),
-    5: ("completion", "report", "pack"),
+    5: ("completion", "report", "pack", "next_steps"),
     5.5: ("batch",),  # its summary uses the tables
     5.7: ("site",),  # shows what a batch left
     5.9: ("commands",),  # what the words behind `gallery` do
-    6: ("cli", "jupyterlab", "notebook", "__main__"),
-    6.5: ("walk", "wire", "performance_data"),
+    6: ("cli", "jupyterlab", "notebook"),
+    6.5: ("walk", "wire", "performance_data", "__main__"),
 }
 NEIGHBOURS_ALLOWED = (0, 1)  # floors on which one room may import another
 OUTSIDE = ("tests", "benchmarks", "data_prep", "launch_single_task")  # stand on the package, so it may not import them

@@ -109,6 +109,20 @@ def test_a_comparison_stands_for_its_second_variant(measured: Results, tmp_path:
     assert "No part of the step takes longer than alone" in doctor.several_text(tmp_path / "one", tmp_path / "two")
 
 
+def test_a_notebooks_folder_stands_for_the_comparisons_in_it(measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "resnet50.ipynb").touch()
+    for name, results in zip(("one", "two"), on_two(measured), strict=True):
+        variants = {"baseline": dataclasses.asdict(measured), "compiler-opt": dataclasses.asdict(results)}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "comparison.json").write_text(json.dumps({"variants": variants}))
+    assert main(["doctor", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.index("1 process(es)") < said.index("2 process(es)")
+    assert main(["doctor", str(tmp_path), str(tmp_path)]) == 0
+    assert "scaling efficiency 40%" in capsys.readouterr().out
+    assert main(["doctor", str(tmp_path / "two"), str(tmp_path / "one")]) == 2
+
+
 def test_wrong_folders_end_with_2_and_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(tmp_path)]) == 2
     assert "did not finish" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from gallery_lib.errors import InputError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 SPLITS = ("train", "val")
-MAKE_COMMAND = "python data_prep/mock_imagenet.py"
+MAKE_COMMAND = "python3 data_prep/mock_imagenet.py"
 OUTSIDE = "in no class folder"
 
 

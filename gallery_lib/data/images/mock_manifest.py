@@ -160,7 +160,7 @@ def verify(root: Path | str) -> list[str]:
     spec = read_spec(root)
     if spec is None:
         what = "does not exist" if not root.exists() else "holds no mock data set of this version (no readable manifest.json)"
-        raise InputError(f"{root} {what}. Make one with: python data_prep/mock_imagenet.py --out NEW_FOLDER")
+        raise InputError(f"{root} {what}. Make one with: python3 data_prep/mock_imagenet.py --out NEW_FOLDER")
     problems = []
     if not (root / SUMMARY).is_file():
         problems.append(f"incomplete: {root}: generation has not finished; run it again to go on")

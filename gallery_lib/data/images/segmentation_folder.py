@@ -27,7 +27,7 @@ from gallery_lib.data.item_random import of_item
 from gallery_lib.errors import InputError
 
 MASK_EXTENSION = ".png"
-MAKE_COMMAND = "python data_prep/mock_segmentation.py"
+MAKE_COMMAND = "python3 data_prep/mock_segmentation.py"
 
 
 def finish_batch(

@@ -23,7 +23,7 @@ from gallery_lib.data.speech.feature_check import PER_ITEM, by_speaker
 from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, refuse_missing_files, shape
 from gallery_lib.errors import InputError
 
-MAKE_COMMAND = "python data_prep/mock_speakers.py"
+MAKE_COMMAND = "python3 data_prep/mock_speakers.py"
 Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
 
 

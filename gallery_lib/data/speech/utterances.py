@@ -35,7 +35,7 @@ STACKED, STRIDE = 4, 3
 FRAME_MULTIPLE, TARGET_MULTIPLE = 16, 4
 IGNORED = -100
 """The label of what pads targets; torch's own default."""
-MAKE_COMMAND = "python data_prep/mock_speech.py"
+MAKE_COMMAND = "python3 data_prep/mock_speech.py"
 
 
 class SpeechBatch(NamedTuple):

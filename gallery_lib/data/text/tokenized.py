@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 SPLITS = ("train", "held_out")
-MAKE_COMMAND = "python data_prep/text.py"
+MAKE_COMMAND = "python3 data_prep/text.py"
 _MANIFEST = "manifest.json"
 _DEFAULT_KEY = "default"
 

@@ -193,7 +193,7 @@ def test_the_command_ends_with_0_or_2_and_one_message(tsv: Path, tmp_path: Path)
     for arguments, said in (
         ((root, "--task", "tts_angular"), "has 4 values a frame; it must have 40"),
         ((kaldi_root, "--task", "tts_angular", "--dims", "4"), "3 speakers are both in train/ and in val/"),
-        ((tmp_path / "none", "--task", "speech_transformer"), "Mock data, in a folder of its own: python data_prep/mock_speech.py"),
+        ((tmp_path / "none", "--task", "speech_transformer"), "Mock data, in a folder of its own: python3 data_prep/mock_speech.py"),
     ):
         bad = run(*arguments)
         assert bad.returncode == 2 and said in bad.stderr and "Traceback" not in bad.stderr

@@ -281,7 +281,7 @@ def test_changed_text_is_tokenised_anew(text_files: Path, tmp_path: Path) -> Non
 
 def test_text_that_was_not_made_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
-    with pytest.raises(InputError, match=rf"no text to train on in {tmp_path}.*python data_prep/text.py"):
+    with pytest.raises(InputError, match=rf"no text to train on in {tmp_path}.*python3 data_prep/text.py"):
         text.find(None, "wordpiece")
 
 

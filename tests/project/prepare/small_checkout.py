@@ -85,6 +85,23 @@ class Checkout:
         (self.root / name).unlink()
 
 
+ACTIVE_PYTHON = f"""#!/usr/bin/env bash
+if [[ "$*" == *sys.executable* ]]; then echo "$0"; exit; fi
+if [[ "$1" == -m || "$1" == *.py ]]; then echo "python $*" >> "$NOTES"; exit; fi
+exec "{sys.executable}" "$@"
+"""
+
+NOTEBOOK = """{"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"name": "gallery"}}, "cells": [{
+  "cell_type": "code", "metadata": {"tags": ["parameters"]}, "execution_count": null, "outputs": [],
+  "source": "profile: str = 'auto'\\nbatch_size: int | None = None"}]}
+"""
+
+
+def record_active_python(copy: Checkout) -> None:
+    """Make the copy's python3 one that notes modules and scripts that it is asked to run, for `--into-current`."""
+    write_script(copy.bin / "python3", ACTIVE_PYTHON)
+
+
 def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
     """A copy of `checkout` below `tmp_path`, in a folder with a space, since some folders have one."""
     root, bin = tmp_path / "check out", tmp_path / "bin"
@@ -95,7 +112,7 @@ def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
     for name in ("prepare.sh", "pyproject.toml", "requirements.lock"):
         shutil.copy(checkout / name, root)
     for name in ("resnet50", "vgg16"):
-        (root / f"notebooks/{name}.ipynb").write_text("{}")
+        (root / f"notebooks/{name}.ipynb").write_text(NOTEBOOK)
     for tool in TOOLS:
         (bin / tool).symlink_to(shutil.which(tool) or pytest.skip(f"no {tool} here"))
     write_script(bin / "python3", f'#!/usr/bin/env bash\nexec "{sys.executable}" "$@"\n')

@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import version
 
 import pytest
-from project.prepare.small_checkout import write_script
+from project.prepare.small_checkout import record_active_python, write_script
 
 
 def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy, tmp_path):
@@ -19,12 +19,17 @@ def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy
     places = [notes.index(words) for words in order]
     assert places == sorted(places)
     assert "[3/3]" in first.stdout
-    assert "Ready" in first.stdout
+    assert notes.splitlines()[-1] == f"python -m gallery_lib.next_steps {tmp_path}"
 
     second = copy.run()
     assert second.returncode == 0
     assert "already there" in second.stdout
     assert "uv pip" not in copy.notes()
+
+
+def test_the_kernel_finds_the_commands_of_its_environment(copy):
+    copy.run()
+    assert f"--display-name Gallery --env PATH {copy.root}/.venv/bin:${{PATH}}\n" in copy.notes()
 
 
 def test_test_adds_the_tools_to_the_same_environment(copy):
@@ -107,19 +112,13 @@ def test_two_at_once_install_once(copy):
 
 
 def test_into_current_installs_what_is_missing_there_and_keeps_its_torch(copy):
-    write_script(
-        copy.bin / "python3",
-        f"""#!/usr/bin/env bash
-if [[ "$*" == *sys.executable* ]]; then echo "$0"; exit; fi
-if [[ "$1" == -m || "$1" == *.py ]]; then echo "python $*" >> "$NOTES"; exit; fi
-exec "{sys.executable}" "$@"
-""",
-    )
+    record_active_python(copy)
     result = copy.run("--into-current")
     assert result.returncode == 0, result.stderr
     notes = copy.notes()
     assert f"uv pip install --python {copy.bin}/python3 -r .cache/into-current-required -c .cache/into-current-kept" in notes
     assert "--sys-prefix" in notes
+    assert notes.splitlines()[-1] == f"python -m gallery_lib.next_steps {copy.root} --into-current"
     assert f"torch=={version('torch')}\n" in (copy.root / ".cache/into-current-kept").read_text()
     assert not (copy.root / ".venv").exists()
 

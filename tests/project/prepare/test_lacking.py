@@ -80,6 +80,7 @@ def test_a_failed_install_ends_with_2_and_names_the_network(copy):
     result = copy.run()
     assert result.returncode == 2
     assert "Without network" in result.stderr
+    assert "UV_SYSTEM_CERTS=1" in result.stderr
 
 
 def test_a_foreign_venv_is_left_alone(copy):

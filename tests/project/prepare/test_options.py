@@ -31,8 +31,13 @@ def test_help_names_every_option(copy):
         (["--run", "resnet5"], "Did you mean resnet50?"),
         (["--run", "nothing-like-it"], "There are: resnet50 vgg16"),
         (["--run", "resnet50", "--run", "vgg16"], "twice"),
-        (["--run", "resnet50", "-p", "steps"], "a name and a value"),
-        (["-p", "steps", "20"], "--run"),
+        (["--run", "resnet50", "-p", "batch_size"], "a name and a value"),
+        (
+            ["--run", "resnet50", "-p", "batch", "3"],
+            "error: unknown parameter `batch`. Did you mean `batch_size`?",
+        ),
+        (["--run", "resnet50", "-p", "batch_size", "many"], "error: batch_size='many' must be a whole number"),
+        (["-p", "batch_size", "20"], "--run"),
         (["--lab", "--test"], "do not go together"),
     ],
 )

@@ -9,13 +9,13 @@ import pytest
 
 @pytest.mark.parametrize("name", ["resnet50", "resnet50.ipynb", "notebooks/resnet50.ipynb"])
 def test_run_executes_the_notebook_in_a_folder_of_its_own_and_shows_what_it_measured(copy, name):
-    result = copy.run("--run", name, "-p", "steps", "20", "-p", "profile", "full")
+    result = copy.run("--run", name, "-p", "batch_size", "20", "-p", "profile", "full")
     assert result.returncode == 0, result.stderr
     (folder,) = (copy.root / "runs/notebooks").iterdir()
     assert folder.name.endswith("-resnet50")
     notes = copy.notes()
     assert f"-m papermill {copy.root}/notebooks/resnet50.ipynb {folder}/resnet50.ipynb -k gallery" in notes
-    assert "-p steps 20 -p profile full" in notes
+    assert "-p batch_size 20 -p profile full" in notes
     assert f"runs in {folder}\n" in notes
     assert f"-m gallery_lib.cli show {folder}" in notes
     assert str(folder / "resnet50.ipynb") in result.stdout

@@ -1,0 +1,14 @@
+"""Run the `gallery` command from a checkout with any Python: `python3 -m gallery_lib show runs/night`."""
+
+from __future__ import annotations
+
+import sys
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
+
+    from gallery_lib.cli import main
+
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""A fresh clone of this checkout with an environment in `.venv`, as `prepare.sh` leaves them, and a plain shell in it.
+
+The clone has the files that git tracks, as they are in the working tree. Its environment is a `.venv` of its own around the
+packages that are installed for this interpreter, so that its commands import the clone's `gallery_lib`. Mock data and compiler
+caches are those of the checkout. Nothing is installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gallery_lib import paths
+
+SYSTEM_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A folder with the sources, and the home folder of who uses it."""
+
+    root: Path
+    home: Path
+
+    def run(self, command: str, *, folder: Path | None = None, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+        """Run the command as it stands in a shell that knows of no environment: no activation, no PYTHONPATH, the system's PATH."""
+        search = ":".join([*SYSTEM_FOLDERS, str(Path(sys.base_prefix) / "bin")])  # the last for machines whose system has no Python
+        return subprocess.run(
+            ["env", "-i", f"HOME={self.home}", f"PATH={search}", "bash", "--norc", "--noprofile", "-c", command],
+            cwd=folder or self.root,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+
+
+def _tracked_files(checkout: Path) -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=checkout, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.split("\0") if name and (checkout / name).is_file()]
+
+
+def _make_environment(root: Path, packages: Sequence[Path]) -> None:
+    """Make `root/.venv`, whose Python finds `root` first and then `packages`, with the commands that are installed here."""
+    venv, here = root / ".venv", Path(sys.prefix) / "bin"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--prompt", "gallery", str(venv)], check=True, timeout=60)
+    site = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(venv), "platbase": str(venv)}))
+    site.joinpath("clone.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys([root, *packages])))
+    for command in here.iterdir():
+        own = venv / "bin" / command.name
+        if own.exists() or not command.is_file():
+            continue
+        if command.read_bytes()[:2] != b"#!":
+            own.symlink_to(command)
+            continue
+        text = command.read_text(encoding="utf-8")  # a script, which names its interpreter
+        for folder in (here, here.resolve()):
+            text = text.replace(f"{folder}/python", f"{venv}/bin/python")
+        own.write_text(text, encoding="utf-8")
+        own.chmod(0o755)
+
+
+def add_prepared(root: Path) -> None:
+    """Add to the sources at `root` what `prepare.sh` makes: the environment, and `.cache` with the mock data."""
+    _make_environment(root, [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")])
+    paths.cache_dir().mkdir(exist_ok=True)
+    (root / ".cache").symlink_to(paths.cache_dir())
+
+
+def fresh_clone(checkout: Path, folder: Path) -> Clone:
+    """Return a clone of the checkout in `folder/clone`, without an environment."""
+    clone = Clone(folder / "clone", folder / "home")
+    clone.home.mkdir()
+    for name in _tracked_files(checkout):
+        (clone.root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(checkout / name, clone.root / name)
+    return clone

@@ -1,0 +1,278 @@
+"""Every command that a document shows is carried out as it stands: in a fresh clone with what `prepare.sh` makes, in a plain shell.
+
+Words such as FOLDER stand for what a reader has; WORDS says what they are here. A command that takes long, or needs what a test may
+not have, is in INSTEAD with the reason and the check that is made in its place. All others have to end with exit code 0.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import tarfile
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from project.documented_commands import Command, commands_in, documented
+from project.fresh_clone import Clone, add_prepared, fresh_clone
+from project.prepare.small_checkout import record_active_python, small_checkout
+
+from gallery_lib.cli import _COMMANDS
+from gallery_lib.pack import README, pack
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKED = "resnet18"
+COMMANDS = documented(CHECKOUT)
+PACKED_COMMANDS = list(commands_in(README.format(title="ResNet-18", name=PACKED), "the packed README"))
+
+TINY = "tests/tiny_task.py:TASK"
+WORDS = {
+    r"check_imagenet": {"FOLDER": ".cache/data/imagenet-small"},
+    r"check_segmentation": {"FOLDER": ".cache/data/segmentation-small"},
+    r"check_features.*speech": {"FOLDER": ".cache/data/speech-small"},
+    r"check_features.*tts": {"FOLDER": ".cache/data/speakers-small"},
+    r"gallery (show|doctor)": {"FOLDER": "runs/one", "RUN": "runs/one", "RUN_ON_ONE": "runs/one", "RUN_ON_SEVERAL": "runs/two"},
+    r"gallery compare": {"BEFORE": "tests/batch/sets/before.json", "AFTER": "tests/batch/sets/before.json", "path/to/file.py:TASK": TINY},
+    r".*": {"${name}": "resnet50", "mobilenet_v3": "resnet50"},
+}
+"""What stands for a reader's own, by the commands (the beginning of a pattern's match) in which it is written."""
+
+
+def with_words(text: str) -> str:
+    """Return the command with what stands here for a reader's own files."""
+    for pattern, words in WORDS.items():
+        if re.search(pattern, text):
+            for word, value in words.items():
+                text = re.sub(rf"(?<![\w/]){re.escape(word)}(?![\w/])", value, text)
+    return text
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What is done instead
+
+
+@dataclass(frozen=True)
+class Instead:
+    """A check in the place of commands that match; `where` begins the place in which they are shown."""
+
+    pattern: str
+    why: str
+    check: Callable[[Clone, str], None]
+    where: str = ""
+
+    def takes(self, command: Command) -> bool:
+        return command.where.startswith(self.where) and re.match(self.pattern, command.text, re.DOTALL) is not None
+
+
+def succeeds(clone: Clone, text: str) -> str:
+    done = clone.run(text)
+    assert done.returncode == 0, f"{text}\nended with {done.returncode}:\n{done.stderr[-2000:]}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def words_of(text: str) -> list[str]:
+    return shlex.split(text.replace("\\\n", " "), comments=True)
+
+
+def with_options(options: str) -> Callable[[Clone, str], None]:
+    """Carry it out with more options, of which the last counts."""
+    return lambda clone, text: void(succeeds(clone, f"{shlex.join(words_of(text))} {options}"))
+
+
+def void(_: object) -> None:
+    """Return nothing."""
+
+
+def sets_up(clone: Clone, text: str) -> None:
+    """Carry out the real prepare.sh with the same options; what it would install and execute is noted instead."""
+    copy = small_checkout(CHECKOUT, clone.home / f"{abs(hash(text))}")
+    if "--into-current" in text:
+        record_active_python(copy)
+    bash, script, *options = words_of(text)
+    assert (bash, script) == ("bash", "prepare.sh")
+    done = copy.run(*options)
+    assert done.returncode == 0, done.stderr
+    assert copy.notes()
+
+
+def has_valid_options(_: Clone, text: str) -> None:
+    """Check a `gallery` command's options as the command does before it starts anything."""
+    gallery, name, *words = words_of(text)
+    assert gallery == ".venv/bin/gallery"
+    _COMMANDS[name].line.parse(words)
+
+
+def has_help_with_its_options(clone: Clone, text: str) -> None:
+    """Check that the script is there, can be started, and lists each option in its help."""
+    words = words_of(text)
+    first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
+    help_text = succeeds(clone, f"{shlex.join(words[:first])} --help")
+    for word in words[first:]:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in help_text, f"{text}: the help does not list {word}"
+
+
+def torchrun_takes(clone: Clone, text: str) -> None:
+    """Check torchrun's options with its own parser, and those of a script of ours by its help."""
+    from torch.distributed.run import get_args_parser
+
+    assert (clone.root / ".venv/bin/torchrun").exists()
+    asked = get_args_parser().parse_args(words_of(text)[1:])
+    script = ["-m", asked.training_script] if asked.module else [asked.training_script]
+    if script != ["train.py"]:  # the reader's
+        has_help_with_its_options(clone, shlex.join([".venv/bin/python", *script, *asked.training_script_args]))
+
+
+def is_a_module(clone: Clone, text: str) -> None:
+    """Check that the module can be imported."""
+    python, _, module, *_ = words_of(text)
+    succeeds(clone, f"{python} -c 'import {module}'")
+
+
+def knows_tests(_: Clone, text: str) -> None:
+    """Check that the folders of tests and their marks are there."""
+    words = words_of(text)[3:]
+    declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    marks = {mark.partition(":")[0] for mark in declared}
+    if "-m" in words:
+        expression = words.pop(words.index("-m") + 1)
+        words.remove("-m")
+        assert set(re.findall(r"\w+", expression)) - {"not", "or", "and"} <= marks
+    assert all((CHECKOUT / word).exists() for word in words)
+
+
+def notebook_takes_parameters(clone: Clone, text: str) -> None:
+    """Check that papermill starts, and the parameters as `gallery run` does."""
+    papermill, notebook, _, *parameters = words_of(text)
+    succeeds(clone, f"{papermill} --version")
+    succeeds(clone, f".venv/bin/python -m gallery_lib.batch.parameters {shlex.join([notebook, *parameters])}")
+
+
+def locks_likewise(_: Clone, text: str) -> None:
+    """Check that `prepare.sh --lock` uses these options."""
+    script = (CHECKOUT / "prepare.sh").read_text()
+    assert all(word in script for word in words_of(text)[3:-1])
+
+
+SMALL = "--image_size=32 --batch_size=2 --max_steps=3 --no_evaluate"
+INSTEAD = [
+    Instead(r"bash prepare\.sh", "installs for minutes, as tests/project/prepare says, and executes notebooks", sets_up),
+    Instead(r"python3 launch_single_task\.py (?!.*--nnodes)", "trains for minutes: small images", with_options(SMALL), "README"),
+    Instead(r"python3 launch_single_task\.py ", "trains for minutes, or needs several machines", with_options("--dry_run")),
+    Instead(
+        r"\.venv/bin/gallery compare --(model|image_size|batch_size|amp_level)",
+        "trains for minutes: fewer turns",
+        with_options("--batch_size=2 --rounds=4 --block_steps=2 --parity_steps=1"),
+        "README",
+    ),
+    Instead(r"\.venv/bin/gallery (compare --|bench|run|site|pack)(?!.*--help)", "takes minutes", has_valid_options),
+    Instead(r"\.venv/bin/gallery lab (up|run|down)", "needs root or user namespaces; tests/cluster carries them out", has_valid_options),
+    Instead(r"\.venv/bin/papermill", "executes a notebook; tests/notebooks executes each", notebook_takes_parameters),
+    Instead(r"python3 benchmarks/|\.venv/bin/python benchmarks/", "measures for minutes to hours", has_help_with_its_options),
+    Instead(r"\.venv/bin/torchrun", "needs several machines, or a script of the reader's", torchrun_takes),
+    Instead(r"\.venv/bin/python -m pytest", "runs tests", knows_tests),
+    Instead(r"\.venv/bin/python -m tests\.against_torch", "draws trainings for an hour", has_help_with_its_options),
+    Instead(r"\.venv/bin/python tests/cuda_on_host/mutation\.py", "compiles each kernel three times", has_help_with_its_options),
+    Instead(r"\.venv/bin/python -m gallery_lib\.kernels\.resources", "compiles every kernel", is_a_module),
+    Instead(r"\.venv/bin/mypy", "takes a minute, and prepare.sh --test does it", with_options("--version")),
+    Instead(r"uv pip compile", "is what prepare.sh --lock does", locks_likewise),
+]
+
+
+def instead_of(command: Command) -> Instead | None:
+    """Return the check in place of the command; None when it is carried out."""
+    return next((entry for entry in INSTEAD if entry.takes(command)), None)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The tests
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """A clone with what the documents' commands find: mock data, and a run on one process and on two."""
+    made = fresh_clone(CHECKOUT, tmp_path_factory.mktemp("documented"))
+    add_prepared(made.root)
+    for script in ("mock_imagenet", "mock_segmentation", "mock_speech", "mock_speakers"):
+        succeeds(made, f"python3 data_prep/{script}.py")
+    for name, processes in (("one", 1), ("two", 2)):
+        options = f"--model {TINY} --max_steps 8 --workers 0 --threads 1 --nproc_per_node {processes} --run_dir runs/{name}"
+        succeeds(made, f"mkdir -p runs && python3 launch_single_task.py {options}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """A task's archive, unpacked on a machine where prepare.sh has been run in it."""
+    folder = tmp_path_factory.mktemp("packed")
+    with tarfile.open(pack(PACKED, folder / "out.tar.gz")) as archive:
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    unpacked = Clone(folder / f"gallery-{PACKED}", folder / "home")
+    unpacked.home.mkdir()
+    add_prepared(unpacked.root)
+    return unpacked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_documented_command_works_as_it_stands(command: Command, clone: Clone) -> None:
+    entry, text = instead_of(command), with_words(command.text)
+    if entry:
+        entry.check(clone, text)
+    else:
+        succeeds(clone, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PACKED_COMMANDS, ids=str)
+def test_a_command_of_a_packed_task_works_as_it_stands(command: Command, packed: Clone) -> None:
+    if command.text.startswith("bash prepare.sh"):
+        sets_up(packed, command.text)
+    else:
+        with_options(SMALL)(packed, command.text)
+
+
+@pytest.mark.parametrize("entry", INSTEAD, ids=lambda entry: entry.pattern)
+def test_a_check_that_is_made_instead_still_has_its_command(entry: Instead) -> None:
+    assert any(instead_of(command) is entry for command in COMMANDS), "no document shows such a command any more: remove the entry"
+
+
+@pytest.mark.parametrize("pattern", WORDS)
+def test_words_that_stand_for_something_are_still_written(pattern: str) -> None:
+    texts = [command.text for command in COMMANDS if re.search(pattern, command.text)]
+    for word in WORDS[pattern]:
+        assert any(word in text for text in texts), f"no document's command has {word} any more: remove it"
+
+
+def test_commands_are_found_in_blocks_and_in_sentences_and_names_are_no_commands() -> None:
+    text = """
+Run `gallery show runs/night`, which `gallery compare` and `gallery lab up` know.
+
+    bash prepare.sh --lab   # a comment
+    model = build_model()
+
+```console
+$ python3 one.py \\
+      --two
+printed by it
+```
+```python
+python = 3
+```
+"""
+    assert [command.text for command in commands_in(text, "x")] == [
+        "gallery show runs/night",
+        "bash prepare.sh --lab   # a comment",
+        "python3 one.py \\\n--two",
+    ]
+
+
+def test_each_document_shows_commands() -> None:
+    shown = {command.where.rpartition(":")[0] for command in COMMANDS}
+    assert {"README.md", "CONTRIBUTING.md", "docs/guides/numbers.md", "notebooks/template.md", "notebooks/pages/resnet50.md"} <= shown
+    assert len(PACKED_COMMANDS) >= 3
+    assert shutil.which("bash")

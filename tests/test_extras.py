@@ -1,0 +1,46 @@
+"""The hint how to install an extra names a command that works with what is there."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from gallery_lib import extras, paths
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout in a folder with a space, on a machine without uv."""
+    root = tmp_path / "check out"
+    root.mkdir()
+    monkeypatch.setattr(paths, "checkout", lambda: root)
+    monkeypatch.setattr(extras.shutil, "which", lambda name: None)
+    return root
+
+
+def test_uv_on_path_is_used_for_this_python_within_the_lock(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras.shutil, "which", lambda name: f"/usr/bin/{name}")
+    (root / "requirements.lock").touch()
+    words = ["/usr/bin/uv", "pip", "install", "--python", sys.executable, "-e", f"{root}[site]", "-c", f"{root}/requirements.lock"]
+    assert shlex.split(extras.install_command("site")) == words
+
+
+def test_without_it_the_uv_that_prepare_sh_got_is(root: Path) -> None:
+    uv = root / ".cache" / "uv-tool" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    uv.touch()
+    assert shlex.split(extras.install_command("site"))[:5] == [str(uv), "pip", "install", "--python", sys.executable]
+
+
+@pytest.mark.parametrize(
+    ("has_pip", "command"),
+    [(True, [sys.executable, "-m", "pip", "install", "-e", "{root}[site]"]), (False, ["bash", "{root}/prepare.sh", "--test"])],
+)
+def test_without_any_uv_pip_is_and_without_pip_prepare_sh(
+    root: Path, monkeypatch: pytest.MonkeyPatch, has_pip: bool, command: list[str]
+) -> None:
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: object() if has_pip else None)
+    assert shlex.split(extras.install_command("site")) == [word.format(root=root) for word in command]

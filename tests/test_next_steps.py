@@ -1,0 +1,47 @@
+"""The three commands with which prepare.sh ends, as a shell in the folder where it was called needs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gallery_lib.next_steps import commands
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout in a folder with a space."""
+    root = tmp_path / "check out"
+    (root / "notebooks").mkdir(parents=True)
+    for name in ("index", "resnet50", "hf_Bert"):
+        (root / "notebooks" / f"{name}.ipynb").touch()
+    return root
+
+
+def test_in_the_checkout_they_are_short(root: Path) -> None:
+    assert commands(root, root, into_current=False) == [
+        "bash prepare.sh --lab",
+        ".venv/bin/python launch_single_task.py --model resnet50 --batch_size 16 --image_size 64 --compiler-opt",
+        ".venv/bin/gallery compare --model resnet50 --batch_size 16 --image_size 64",
+    ]
+
+
+def test_from_elsewhere_they_have_the_path_quoted(root: Path, tmp_path: Path) -> None:
+    lab, train, compare = commands(root, tmp_path, into_current=False)
+    assert lab == f"bash '{root}/prepare.sh' --lab"
+    assert train.startswith(f"'{root}/.venv/bin/python' '{root}/launch_single_task.py' --model")
+    assert compare.startswith(f"'{root}/.venv/bin/gallery' compare")
+
+
+def test_into_the_current_environment_there_is_no_venv(root: Path) -> None:
+    lab, train, compare = commands(root, root, into_current=True)
+    assert lab == "bash prepare.sh --lab --into-current"
+    assert train.startswith("python3 launch_single_task.py --model")
+    assert compare.startswith("python3 -m gallery_lib compare --model")
+
+
+def test_a_packed_task_is_the_one_that_is_there(root: Path) -> None:
+    for name in ("index", "resnet50"):
+        (root / "notebooks" / f"{name}.ipynb").unlink()
+    assert "--model hf_Bert --batch_size 4 --sequence_length 32" in commands(root, root, into_current=False)[1]
