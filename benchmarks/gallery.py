@@ -1,6 +1,6 @@
 """Run the notebooks one after another, as `gallery run` does, and write down what came out.
 
-    python benchmarks/gallery.py --out benchmarks/results/MACHINE/gallery.json [--only resnet50 …] [--thumbnails]
+    python3 benchmarks/gallery.py --out benchmarks/results/MACHINE/gallery.json [--only resnet50 …]
     python benchmarks/gallery.py --of runs/20261122-040500-gallery --out …     the figures of a `gallery run` on this machine
 
 Each notebook runs with its default parameters, unless `-p NAME VALUE` gives others to those that have them, in the
@@ -12,8 +12,6 @@ was measured with, so that it can be marked once that has changed.
 from __future__ import annotations
 
 import argparse
-import base64
-import io
 import json
 import sys
 from pathlib import Path
@@ -26,9 +24,7 @@ from gallery_lib.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-import nbformat
 from common import conditions, out_file, write_result
-from PIL import Image
 
 from gallery_lib import paths
 from gallery_lib.batch import plan, schedule, summary
@@ -37,35 +33,17 @@ from gallery_lib.command import INTERRUPTED, exit_code_of
 from gallery_lib.config import BatchConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-THUMBNAILS = ROOT / "docs" / "images" / "thumbnails"
-THUMBNAIL_PIXELS = (240, 160)
-
-
-def thumbnail(executed: Path, target: Path) -> None:
-    """The picture of what the model has learned, else the notebook's last one, made small."""
-    pictures = []
-    for cell in nbformat.read(executed, as_version=4).cells:
-        for output in cell.get("outputs", []):
-            if png := output.get("data", {}).get("image/png"):
-                pictures.append(("show_predictions" in cell.source, png))
-    if not pictures:
-        return
-    chosen = next((png for wanted, png in pictures if wanted), pictures[0][1])
-    image = Image.open(io.BytesIO(base64.b64decode(chosen))).convert("RGB")
-    image.thumbnail((2 * THUMBNAIL_PIXELS[0], 2 * THUMBNAIL_PIXELS[1]))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    image.quantize(64).save(target, optimize=True)
 
 
 class Writer(schedule.Observer):
     """Brings the file up to date after each notebook."""
 
-    def __init__(self, folder: Path, out: Path | None, thumbnails: bool, about: dict[str, Any]) -> None:
-        self.folder, self.out, self.thumbnails, self.about = folder, out, thumbnails, about
+    def __init__(self, out: Path | None, about: dict[str, Any]) -> None:
+        self.out, self.about = out, about
         self.kept: dict[str, Any] = json.loads(out.read_text())["notebooks"] if out and out.exists() else {}
 
     def ended(self, name: str, record: Record) -> None:
-        """Print the outcome, make the picture, write the file."""
+        """Print the outcome and write the file."""
         problem = None if record.status == "passed" else f"{record.status}: {record.reason}"
         ratios = [
             f"{c['processes']} process(es): {c['verdict']}" + (f" {c['speedup']['ratio']:.2f}×" if c["speedup"] else "")
@@ -74,8 +52,6 @@ class Writer(schedule.Observer):
         print(f"{name:26} {record.seconds:6.0f} s  {problem or 'ran'}  {'; '.join(ratios)}", flush=True)
         if record.status == "not run":
             return
-        if self.thumbnails and problem is None and record.folder:
-            thumbnail(self.folder / record.folder / f"{name}.ipynb", THUMBNAILS / f"{name}.png")
         date = (record.date or "")[:10]
         measured = {"seconds": record.seconds, "problem": problem, "comparisons": record.comparisons, "date": date, "code": record.code}
         self.kept[name] = measured
@@ -89,7 +65,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=known, default=[n for n in known if n != "index"], help="some notebooks only")
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter, for all that have it")
-    parser.add_argument("--thumbnails", action="store_true", help=f"also write pictures to {THUMBNAILS.relative_to(ROOT)}")
     parser.add_argument("--out", type=out_file, help="JSON file to write or bring up to date")
     parser.add_argument("--of", type=Path, metavar="BATCH", help="run nothing: take what `gallery run` has left in this folder")
     arguments = parser.parse_args()
@@ -98,13 +73,13 @@ def main() -> int:
         profile = {"profile": report.options["profile"]} if report.options.get("profile") else {}
         about = {**conditions(), "command": report.command, "date": report.began[:10], "parameters": profile}
         del about["load_average_before"]  # of another time
-        writer = Writer(arguments.of, arguments.out, arguments.thumbnails, about)
+        writer = Writer(arguments.out, about)
         for name in (name for name in arguments.only if name in report.notebooks):
             writer.ended(name, report.notebooks[name])
         return 0 if report.passed else 1
     planned = plan.plan(arguments.only, given=dict(arguments.p))
     folder = paths.new_run_dir("gallery")
-    writer = Writer(folder, arguments.out, arguments.thumbnails, {**conditions(), "parameters": dict(arguments.p)})
+    writer = Writer(arguments.out, {**conditions(), "parameters": dict(arguments.p)})
     _, report = schedule.run(planned, BatchConfig(out=str(folder)), command=sys.argv, observer=writer)
     print(f"{summary.totals(report)} Executed notebooks: {folder}")
     return INTERRUPTED if report.interrupted_by else 0 if report.passed else 1

@@ -122,7 +122,7 @@ def git_revision(folder: Path) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """What a figure must be read with: hardware and versions (see DESIGN's schema 1)."""
+    """What a figure must be read with: hardware and versions."""
     import torch
 
     from gallery_lib.paths import checkout
@@ -142,6 +142,13 @@ def environment() -> dict[str, Any]:
         "hostname_hash": hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12],
         "git": git_revision(root) if root else None,
     }
+
+
+def machine_name(environment: dict[str, Any]) -> str:
+    """The accelerators, else the cores, without versions: `2 cores of a CPU` or `8 × a GPU`."""
+    if environment.get("device", "cpu") != "cpu":
+        return str(environment["device"])
+    return f"{environment['cores']} cores of {environment['cpu']}"
 
 
 def describe(environment: dict[str, Any]) -> str:

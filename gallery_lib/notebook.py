@@ -1,8 +1,9 @@
 """What the notebooks call: each cell is one line of this module.
 
 `settings` checks the parameters and settles what they leave open; `compare` measures; the `show_…` functions display
-a table as Markdown and a figure as PNG with alternative text, which need neither JavaScript nor trust. What brings torch
-is imported where it is needed: a wrong parameter is to be refused before the seconds that this takes.
+a table as Markdown and a figure as PNG with alternative text, which need neither JavaScript nor trust. What not every reader
+needs is folded (report/folded.py). What brings torch is imported where it is needed: a wrong parameter is to be refused before
+the seconds that this takes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from gallery_lib import hardware, options, own_cell, paths
 from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig, YourModelConfig
 from gallery_lib.errors import InputError
 from gallery_lib.report import tables
-from gallery_lib.table import markdown_table
+from gallery_lib.report.folded import figure_in_words, unfolded
+from gallery_lib.table import Rows, markdown_table, number
 
 if TYPE_CHECKING:
     from gallery_lib.measure.comparison import Comparison
@@ -40,20 +42,23 @@ class Settings:
 
 
 def display_markdown(text: str) -> None:
-    """Show Markdown, with itself as the plain-text form."""
+    """Show Markdown, with itself as the plain-text form, unfolded."""
     from IPython.display import display
 
-    display({"text/markdown": text, "text/plain": text}, raw=True)
+    display({"text/markdown": text, "text/plain": unfolded(text)}, raw=True)
 
 
-def display_figure(figure: Any, alternative: str) -> None:
-    """Show a matplotlib figure as PNG with alternative text, which JupyterLab leaves out: so it stands below as well."""
+def display_figure(figure: Any, alternative: str, rows: Rows | None) -> None:
+    """Show a matplotlib figure as PNG with alternative text; below it, folded, that text and the rows of a table that says the same.
+
+    JupyterLab leaves alternative text out, so it stands there for those who need it. `rows` is None where the table follows.
+    """
     from IPython.display import display
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     display({"image/png": buffer.getvalue(), "text/plain": alternative}, metadata={"image/png": {"alt": alternative}}, raw=True)
-    display_markdown(alternative)
+    display_markdown(figure_in_words(alternative, rows))
 
 
 def _assigned_names(source: str) -> list[str] | None:
@@ -119,7 +124,11 @@ def _settled(task_name: str, asked: NotebookConfig | YourModelConfig, more_rows:
     result = Settings(task, profile, train, options.from_mapping(CompareConfig, compare_values), processes)
     rows = [["setting", "value"], ["profile", profile], ["processes", f"1 and {processes}" if processes > 1 else "1"]]
     shown = {**options.to_mapping(result.train), **options.to_mapping(result.compare)}
-    rows += [[name, str(shown[name])] for name in ("amp_level", *sizes, "data_dir", "seed") if shown.get(name) is not None]
+    units = {f.name: f.metadata["unit"] for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
+    for name in ("amp_level", *sizes, "data_dir", "seed"):
+        if shown.get(name) is not None:
+            is_input = name in ("image_size", "sequence_length")
+            rows.append([name, task.input_size(result.train) if is_input else f"{shown[name]} {units[name]}".rstrip()])
     display_markdown(markdown_table([*rows, *more_rows]))
     return result
 
@@ -166,7 +175,9 @@ def _tried(task_name: str, asked: YourModelConfig) -> Settings:
 def show_machine() -> None:
     """What this machine is, and what follows from it."""
     environment = hardware.environment()
-    rows = [["this machine", ""], *([name.replace("_", " "), str(value)] for name, value in environment.items() if value not in (None, []))]
+    shown = {**environment, "memory": f"{number(environment['memory_bytes'] / 2**30)} GiB", "isa": ", ".join(environment["isa"])}
+    del shown["memory_bytes"], shown["hostname_hash"]
+    rows = [["this machine", ""], *([name, str(value)] for name, value in shown.items() if value not in (None, ""))]
     notes = []
     if environment["device"] == "cpu" and not hardware.computes_in_bf16("cpu"):
         notes.append("This CPU has no bfloat16 units: O1 is slower than O0 here, so `amp_level=auto` chooses O0.")
@@ -177,14 +188,42 @@ def show_machine() -> None:
     display_markdown("\n\n".join([markdown_table(rows), *notes]))
 
 
+def show_results() -> None:
+    """The newest result of each notebook that measures: this machine's own, else the committed one of the machine nearest to it."""
+    from gallery_lib import tasks
+    from gallery_lib.batch import latest
+    from gallery_lib.report import speedups
+
+    titles = {**{name: tasks.get(name).title for name in tasks.names()}, "your_model": "Your own model"}
+    here = hardware.environment()
+    own = latest.own_results(paths.runs_dir(), titles, here)
+    root = paths.checkout()
+    committed = latest.nearest(root / "benchmarks" / "results", here) if root else None
+    others = {n: s for n, s in committed.speedups(titles).items() if n not in own} if committed else {}
+    shown = [{**others, **own}[name] for name in titles if name in own or name in others]
+    if not shown:
+        display_markdown("Nothing has been measured yet: run a notebook, or all of them with `gallery run`.")
+        return
+    display_figure(speedups.figure(shown), speedups.figure_text(shown), None)
+    measured_here = sum(one.machine == speedups.HERE for one in shown)
+    notes = [f"Measured on this machine: {measured_here or 'none'} of {len(titles)} notebooks. Run one, then this cell again."]
+    notes += [latest.code_note(own.values(), here["git"]), latest.busy_note(shown)]
+    if committed and others:
+        which = "All figures here" if len(others) == len(shown) else f"Those of the other {len(others)}"
+        notes.append(f"{which} were {committed.described}: the machine nearest to this one in the repository.")
+    display_markdown("\n\n".join([markdown_table(speedups.rows(shown)), *filter(None, notes)]))
+
+
 def show_examples(shown: Examples) -> None:
     """A figure with its table, or a table alone."""
     from gallery_lib.report import examples
-    from gallery_lib.tasks.examples import Rows
+    from gallery_lib.tasks.examples import Matrices, Pictures
 
-    if not isinstance(shown, Rows):
-        display_figure(examples.figure(shown), examples.alternative_text(shown))
-    display_markdown(examples.markdown(shown))
+    rows = examples.table_rows(shown)
+    if isinstance(shown, Pictures | Matrices):
+        display_figure(examples.figure(shown), examples.alternative_text(shown), rows)
+    else:
+        display_markdown(markdown_table(rows))
 
 
 def show_data(settings: Settings) -> None:
@@ -193,7 +232,7 @@ def show_data(settings: Settings) -> None:
 
     splits: Any = tasks.data_of(settings.train)
     said = "".join(f"\n- {line}" for line in splits.notices())
-    display_markdown(f"{len(splits.train)} items to train on, {len(splits.held_out)} held out." + (f"\n{said}" if said else ""))
+    display_markdown(f"{len(splits.train):,} items to train on, {len(splits.held_out):,} held out." + (f"\n{said}" if said else ""))
     if settings.task.data_examples is not None:
         show_examples(settings.task.data_examples(splits))
 
@@ -250,7 +289,7 @@ def compare_on_several(settings: Settings) -> Comparison | None:
 
 
 def show_comparison(comparison: Comparison | None) -> None:
-    """The verdict and the tables."""
+    """The verdict, and the tables folded."""
     if comparison is None:
         display_markdown("**Not measured**: this machine has one device, so there is no run on several.")
         return
@@ -261,32 +300,31 @@ def show_throughput(comparison: Comparison) -> None:
     """Throughput since launch."""
     from gallery_lib.report import plots
 
-    display_figure(plots.throughput(comparison), plots.throughput_text(comparison))
-    display_markdown(markdown_table(plots.throughput_rows(comparison)))
+    display_figure(plots.throughput(comparison), plots.throughput_text(comparison), plots.throughput_rows(comparison))
 
 
 def show_losses(comparison: Comparison) -> None:
     """Loss curves."""
     from gallery_lib.report import plots
 
-    display_figure(plots.losses(comparison), plots.losses_text(comparison))
-    display_markdown(markdown_table(plots.losses_rows(comparison)))
+    display_figure(plots.losses(comparison), plots.losses_text(comparison), plots.losses_rows(comparison))
 
 
 def show_step_times(comparison: Comparison) -> None:
     """Step-time distributions."""
     from gallery_lib.report import plots
 
-    display_figure(plots.step_times(comparison), plots.step_times_text(comparison))
-    display_markdown(markdown_table(plots.step_times_rows(comparison)))
+    display_figure(plots.step_times(comparison), plots.step_times_text(comparison), plots.step_times_rows(comparison))
 
 
 def show_break_even(comparison: Comparison) -> None:
-    """When the start-up has paid."""
-    from gallery_lib.report import plots
+    """When the longer start-up has paid, or why it has not."""
+    from gallery_lib.report import plots, verdict
 
-    display_figure(plots.break_even(comparison), plots.break_even_text(comparison))
-    display_markdown(markdown_table(plots.break_even_rows(comparison)))
+    if comparison.break_even_steps is None:
+        display_markdown(verdict.break_even_line(comparison))
+        return
+    display_figure(plots.break_even(comparison), plots.break_even_text(comparison), plots.break_even_rows(comparison))
 
 
 def show_scaling(one: Comparison, several: Comparison | None) -> None:
@@ -294,19 +332,9 @@ def show_scaling(one: Comparison, several: Comparison | None) -> None:
     if several is None:
         show_comparison(None)
         return
-    n = several.baseline.world_size
-    rows = [["", "1 process", f"{n} processes", "scaling efficiency"]]
-    for name in one.variants:
-        alone, together = one.variants[name].samples_per_second["global"], several.variants[name].samples_per_second["global"]
-        rows.append([name, f"{alone:.1f} samples/s", f"{together:.1f} samples/s", f"{together / alone / n:.0%}"])
-    note = ""
-    if one.baseline.environment["device"] == "cpu":
-        batches = f"{one.baseline.config['batch_size']} samples a step here, {several.baseline.config['batch_size']} a process there"
-        note = f"\n\nOne process already uses every CPU core; several share the same cores ({batches}), so no gain is to be expected."
-    display_markdown(markdown_table(rows) + note)
+    display_markdown(tables.scaling_markdown(one, several))
 
 
 def show_techniques(comparison: Comparison) -> None:
     """What the backend did in this run."""
-    rows = [["technique", "in this run"], *([name, what] for name, what in comparison.candidate.techniques.items())]
-    display_markdown(markdown_table(rows))
+    display_markdown(markdown_table(tables.techniques_rows(comparison.candidate.techniques)))

@@ -213,7 +213,7 @@ def default_of(f: dataclasses.Field[Any]) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser, cls: type, *, skip: Sequence[str] = ()) -> None:
-    """One `--option` per field of `cls`, with underscores as the seed commands have them, or with dashes."""
+    """One `--option` per field of `cls`, with underscores, as torchrun has them, or with dashes."""
     group = parser.add_argument_group((cls.__doc__ or cls.__name__).splitlines()[0].rstrip("."))
     for f in fields(cls):
         if f.name in skip:

@@ -79,12 +79,13 @@ def show_scatter(sweep: Sweep | None) -> None:
     from gallery_lib import tasks
     from gallery_lib.report import sweep_plots
 
-    missing = sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models]))
-    if sweep.cells:
-        display_figure(sweep_plots.scatter(sweep), sweep_plots.scatter_text(sweep))
-        display_markdown(sweep_plots.gains_text(sweep))
-        display_markdown(markdown_table(sweep_plots.gains_rows(sweep)))
-    display_markdown(markdown_table(sweep_plots.scatter_rows(sweep, missing)))
+    rows = sweep_plots.scatter_rows(sweep, sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models])))
+    if not sweep.cells:
+        display_markdown(markdown_table(rows))
+        return
+    display_figure(sweep_plots.scatter(sweep), sweep_plots.scatter_text(sweep), rows)
+    display_markdown(sweep_plots.gains_text(sweep))
+    display_markdown(markdown_table(sweep_plots.gains_rows(sweep)))
 
 
 def show_model(sweep: Sweep | None, model: str) -> None:
@@ -101,8 +102,8 @@ def show_model(sweep: Sweep | None, model: str) -> None:
         display_markdown(f"**Not measured**: {model} on {', '.join(map(str, sweep.hosts))} hosts ({reasons}).")
     for cells in recordings:
         display_markdown(markdown_table([["setting", "value"], *_settings_of(cells[0])]))
-        display_figure(sweep_plots.throughput(cells, sweep.hosts), sweep_plots.throughput_text(cells, sweep.hosts))
-        display_markdown(markdown_table(sweep_plots.throughput_rows(cells, sweep.hosts, missing)))
+        rows = sweep_plots.throughput_rows(cells, sweep.hosts, missing)
+        display_figure(sweep_plots.throughput(cells, sweep.hosts), sweep_plots.throughput_text(cells, sweep.hosts), rows)
 
 
 def show_other_models(sweep: Sweep | None) -> None:

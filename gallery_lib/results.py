@@ -40,7 +40,7 @@ class Results:
     page_faults: float  # minor ones of rank 0's process in a step after the warm-up, the median
     skipped_steps: int
     techniques: dict[str, str]  # what the accelerated backend did, or why it did not (`kernels`: those that ran); empty for the baseline
-    data: dict[str, Any] = field(default_factory=dict)  # items of train and held_out, notices, classes and outputs of the head
+    data: dict[str, Any] = field(default_factory=dict)  # items of train and held_out, input size, notices, classes and outputs of the head
     status: str = "finished"
     schema: int = SCHEMA
 

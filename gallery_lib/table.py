@@ -1,10 +1,14 @@
-"""Rows of text as a table, for a terminal and for Markdown; the first row is the header. Needs no torch."""
+"""Rows of text as a table, for a terminal and for Markdown, and figures in words; the first row is the header. Needs no torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 Rows = Sequence[Sequence[str]]
+_SIGNIFICANT_DIGITS = 3
+_SMALLEST_PLAIN = 1e-3
+"""Smaller figures are written with an exponent."""
 
 
 def markdown_table(rows: Rows) -> str:
@@ -29,6 +33,24 @@ def text_table(rows: Rows) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in _widths(rows)), *lines[1:]])
 
 
+def number(value: float) -> str:
+    """Return a measured value with three significant digits and thousands separators: `0.125`, `38.1`, `24,600`."""
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    if abs(value) < _SMALLEST_PLAIN:
+        return f"{value:.2g}"
+    rounded = float(f"{value:.{_SIGNIFICANT_DIGITS}g}")  # before its digits are counted: 9.999 has one more than it seems
+    decimals = _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(0, decimals)}f}"
+
+
 def seconds(value: float) -> str:
-    """`12.3 ms` or `1.23 s`."""
-    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
+    """Return a duration with its unit: `12.3 ms`, `1.23 s` or `410 s`."""
+    return f"{number(value * 1000)} ms" if value < 1 else f"{number(value)} s"
+
+
+def rate(samples_per_second: float) -> str:
+    """Return a throughput with its unit: `38.1 samples/s`."""
+    return f"{number(samples_per_second)} samples/s"

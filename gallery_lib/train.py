@@ -297,9 +297,10 @@ def _techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dic
 
 
 def _data_facts(session: Session) -> dict[str, Any]:
-    """Return what the results say of the data: items, what its sets leave out, and outputs of a head that follows it."""
+    """Return what the results say of the data: items, size of one, what its sets leave out, and outputs of a head that follows it."""
     splits: Any = session.splits
     facts: dict[str, Any] = {"train": len(splits.train), "held_out": len(splits.held_out), "notices": splits.notices()}
+    facts |= {"input": size} if (size := session.task.input_size(session.config)) else {}
     head, classes = session.task.head, getattr(splits.train, "classes", None)
     if head is not None and classes is not None:
         facts |= {"classes": len(classes), "outputs": head.outputs}

@@ -55,8 +55,7 @@ def show_bytes(settings: WireConfig) -> None:
     sent = {name: wire_bytes.sent_bytes(shapes, format, settings.hosts) for name, format in formats.items()}
     parameters = sum(torch.Size(shape).numel() for shape in shapes)
     counted = wire_plots.Bytes(settings.model, parameters, settings.hosts, rates.bits_per_second(settings.rate), sent)
-    display_figure(wire_plots.bytes_sent(counted), wire_plots.bytes_text(counted))
-    display_markdown(markdown_table(wire_plots.bytes_rows(counted)))
+    display_figure(wire_plots.bytes_sent(counted), wire_plots.bytes_text(counted), wire_plots.bytes_rows(counted))
     display_markdown(
         f"{parameters:,} parameters in {len(shapes)} tensors; one process on each of {settings.hosts} hosts. Computed, not measured: "
         "without what TCP adds, and without the time that rounding takes."
@@ -85,8 +84,7 @@ def show_effects(effects: Effects | NotMeasured) -> None:
         return
     from gallery_lib.report import wire_plots
 
-    display_figure(wire_plots.waterfall(effects), wire_plots.waterfall_text(effects))
-    display_markdown(markdown_table(wire_plots.waterfall_rows(effects)))
+    display_figure(wire_plots.waterfall(effects), wire_plots.waterfall_text(effects), wire_plots.waterfall_rows(effects))
     notes = [f"{effects.parameters:,} parameters; {effects.hosts}, an {wire_plots.EMULATED}. {hardware.describe(hardware.environment())}."]
     if effects.processes_on_each == 1:
         notes.append("Hierarchical averaging does not apply: there is one process on each host (parameter `processes`).")
@@ -110,8 +108,7 @@ def show_buckets(effects: Effects | NotMeasured) -> None:
         return
     from gallery_lib.report import wire_plots
 
-    display_figure(wire_plots.buckets(effects), wire_plots.buckets_text(effects))
-    display_markdown(markdown_table(wire_plots.buckets_rows(effects)))
+    display_figure(wire_plots.buckets(effects), wire_plots.buckets_text(effects), wire_plots.buckets_rows(effects))
 
 
 def learn_digits(settings: WireConfig) -> list[Scores]:
@@ -125,5 +122,4 @@ def show_learned(trainings: list[Scores]) -> None:
     """What each format has learned, and whether that is within the noise of fp32."""
     from gallery_lib.report import wire_plots
 
-    display_figure(wire_plots.learned(trainings), wire_plots.learned_text(trainings))
-    display_markdown(markdown_table(wire_plots.learned_rows(trainings)))
+    display_figure(wire_plots.learned(trainings), wire_plots.learned_text(trainings), wire_plots.learned_rows(trainings))

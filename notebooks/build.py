@@ -3,9 +3,9 @@
     python3 notebooks/build.py            write notebooks/NAME.ipynb for every page
     python3 notebooks/build.py --check    say which of them differ from what would be written (exit code 1)
 
-The notebooks are never edited by hand. Cell ids are counted, so the same sources give the same bytes. Figures in the
-index that were measured with other code than what is here are marked; --check leaves these marks out, since any change of the
-code may call for them.
+The notebooks are never edited by hand. Cell ids are counted, so the same sources give the same bytes. The figures in the
+index's table are the committed ones of one machine, which is named below it; what this machine has measured is shown when the
+index runs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import string
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ import generated
 import jupytext
 import nbformat
 
-from gallery_lib import hardware, tasks
-from gallery_lib.batch.measured_code import STALE, is_stale, newest_results
+from gallery_lib import tasks
+from gallery_lib.batch.latest import Committed
+from gallery_lib.batch.measured_code import newest_results
 from gallery_lib.batch.shares import CPU_ONLY
 from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
 from gallery_lib.options import parameters_source
-from gallery_lib.stats import Ratio
+from gallery_lib.table import markdown_table
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 OPTIONS = {
@@ -43,7 +45,6 @@ OPTIONS = {
     "your_model": YourModelConfig,
 }
 """Of the notebooks whose parameters are not those of a task's notebook."""
-THUMBNAILS = Path("..") / "docs" / "images" / "thumbnails"  # as the notebooks link to them
 
 
 def sections(page: Path) -> dict[str, str]:
@@ -58,48 +59,34 @@ def sections(page: Path) -> dict[str, str]:
     return {name: "\n".join(lines).strip() for name, lines in result.items()}
 
 
-def last_runs() -> tuple[dict[str, dict[str, Any]], str]:
-    """What benchmarks/gallery.py last wrote down, by notebook; and the conditions, in a sentence."""
-    results = newest_results(RESULTS)
-    if results is None:
-        return {}, "Not measured yet: benchmarks/gallery.py has not been run."
-    path, newest = results
-    described = hardware.describe(newest["environment"])
-    return newest["notebooks"], f"Measured on {newest['date']}, on {described} (benchmarks/results/{path.relative_to(RESULTS)})."
-
-
-def outcome(run: dict[str, Any] | None, notebook: Path) -> tuple[str, str]:
-    """Duration and speed-up of a notebook's last verified run, for the index."""
-    if run is None or run["problem"]:
-        return "not measured", "not measured"
-    mark = STALE if is_stale(run, notebook) else ""
-    duration = f"{run['seconds'] / 60:.1f} min{mark}"
-    alone = [c for c in run["comparisons"] if c["processes"] == 1]
-    if not alone:
-        return duration, "no comparison"
-    speedup = alone[0]["speedup"]
-    text = str(Ratio(**speedup)) if speedup else "not comparable"
-    return duration, f"{text}, {alone[0]['amp_level']}{mark}"
+def _duration(run: Mapping[str, Any] | None) -> str:
+    return "not measured" if run is None or run["problem"] else f"{run['seconds'] / 60:.1f} min"
 
 
 def index() -> dict[str, str]:
     """The index's table of notebooks, and the conditions of its figures."""
-    runs, conditions = last_runs()
-    rows = ["| | notebook | domain | hardware | duration | speed-up |", "|---|---|---|---|---|---|"]
-    for page in pages():
-        if page.stem == "index":
-            continue
-        if page.stem in tasks.names():
-            task = tasks.get(page.stem)
-            title, domain = task.title, task.domain
-        else:
-            title, domain = page.read_text().partition("\n# ")[2].partition("\n")[0], "any"
-        duration, speedup = outcome(runs.get(page.stem), FOLDER / f"{page.stem}.ipynb")
-        picture = THUMBNAILS / f"{page.stem}.png"
-        image = f'<img src="{picture}" width="120" alt="A picture from the notebook {title}">' if (FOLDER / picture).exists() else ""
-        needs = "2 CPU cores" if page.stem in CPU_ONLY else "2 CPU cores, or GPUs"
-        rows.append(f"| {image} | [{title}]({page.stem}.ipynb) | {domain} | {needs} | {duration} | {speedup} |")
-    return {"table": "\n".join(rows), "conditions": conditions}
+    newest = newest_results(RESULTS)
+    committed = Committed(*newest) if newest else None
+    runs = committed.content["notebooks"] if committed else {}
+    found = {page.stem: page for page in pages() if page.stem != "index"}
+    titles = {name: title_of(page) for name, page in found.items()}
+    speedups = committed.speedups(titles) if committed else {}
+    rows = [["notebook", "domain", "hardware", "took", "speed-up (99 % interval)"]]
+    for name in found:
+        domain = tasks.get(name).domain if name in tasks.names() else "any"
+        needs = "2 CPU cores" if name in CPU_ONLY else "2 CPU cores, or GPUs"
+        one, took = speedups.get(name), _duration(runs.get(name))
+        speedup = f"{one.in_words}, {one.conditions}" if one else "compares nothing" if took != "not measured" else "not measured"
+        rows.append([f"[{titles[name]}]({name}.ipynb)", domain, needs, took, speedup])
+    conditions = f"Figures of this table: {committed.described}." if committed else "No figures are committed yet."
+    return {"table": markdown_table(rows), "conditions": conditions}
+
+
+def title_of(page: Path) -> str:
+    """The title of the notebook that a page makes."""
+    if page.stem in tasks.names():
+        return tasks.get(page.stem).title
+    return page.read_text().partition("\n# ")[2].partition("\n")[0]
 
 
 def text_of(page: Path) -> str:
@@ -143,10 +130,10 @@ def main() -> int:
         target = FOLDER / f"{page.stem}.ipynb"
         text = render(page)
         before = target.read_text() if target.exists() else ""
-        if before.replace(STALE, "") != text.replace(STALE, ""):
+        if before != text:
             different.append(target.name)
-        if before != text and not check:
-            target.write_text(text)
+            if not check:
+                target.write_text(text)
     if check and different:
         print(f"not up to date: {', '.join(different)}. Run: python notebooks/build.py", file=sys.stderr)
         return 1

@@ -151,8 +151,7 @@ def stale_figures(folder: Path, results: Path) -> list[str]:
     stale = [name for name, notebook in notebooks.items() if notebook.exists() and is_stale(content["notebooks"][name], notebook)]
     if not stale:
         return []
-    file = f"{path.parent.name}/{path.name}"
-    return [f"note: {file} was measured with other code than this for {', '.join(stale)}; notebooks/build.py marks that in the index"]
+    return [f"note: {path.parent.name}/{path.name} was measured with other code than this for {', '.join(stale)}"]
 
 
 def main(folder: Path, results: Path = ROOT / "benchmarks" / "results") -> int:

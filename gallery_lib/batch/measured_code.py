@@ -73,7 +73,13 @@ def is_stale(measured: Mapping[str, Any], notebook: Path) -> bool:
     return measured.get("code") != code_digest(notebook)
 
 
+def gallery_files(folder: Path) -> dict[Path, dict[str, Any]]:
+    """What benchmarks/gallery.py has written into the folder of results: a file for each machine, and its content."""
+    paths = [*folder.glob("*/gallery.json"), *folder.glob("gallery-*.json")]
+    return {path: json.loads(path.read_text()) for path in sorted(paths)}
+
+
 def newest_results(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the newest `MACHINE/gallery.json` in the folder, which benchmarks/gallery.py wrote, and its content."""
-    files = {path: json.loads(path.read_text()) for path in folder.glob("*/gallery.json")}
+    """Return the newest of these files, and its content."""
+    files = gallery_files(folder)
     return max(files.items(), key=lambda item: (item[1]["date"], item[0].parent.name)) if files else None

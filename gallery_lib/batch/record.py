@@ -92,7 +92,7 @@ def comparisons_in(folder: Path) -> list[dict[str, Any]]:
                 "verdict": values["verdict"],
                 "speedup": values["speedup"],
                 "parity_passed": values["parity"]["passed"],
-                "break_even_steps": values["break_even_steps"],
+                "break_even_steps": values["break_even_steps"] if values["verdict"] == "faster" else None,
                 "metrics": {variant: results["metrics"] for variant, results in values["variants"].items()},
                 "chance": values["chance"],
                 "techniques": variants[1]["techniques"],

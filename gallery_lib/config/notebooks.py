@@ -57,7 +57,7 @@ class YourModelConfig:
 
 @dataclass(frozen=True)
 class WalkConfig:
-    """The parameters of the notebook data_parallel; sizes default to the seed's on a GPU, to small ones on a CPU."""
+    """The parameters of the notebook data_parallel; sizes default to large ones on a GPU, to small ones on a CPU."""
 
     images: int | None = option(None, "random training images; default: 6400 on a GPU, else 128", unit="images", minimum=8)
     image_size: int | None = option(

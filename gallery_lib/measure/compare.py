@@ -17,6 +17,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.measure import lineup, parity, reference
 from gallery_lib.measure.comparison import Comparison, Parity, break_even_steps
 from gallery_lib.measure.lineup import Measured, Turns, Variant
+from gallery_lib.measure.machine_load import Watch
 from gallery_lib.measure.reference import Reference
 from gallery_lib.processes import interruptible
 from gallery_lib.progress import Progress
@@ -77,6 +78,7 @@ def compare(
         if getattr(first, name) != getattr(second, name):
             raise InputError(f"variants must have the same {name}: {getattr(first, name)} and {getattr(second, name)}.")
     memory.check(first, launch.nproc_per_node, compared=2)  # two variants, or one in float64
+    watch = Watch()
     probed = parity.probe_batches(config.amp_level for config in variants.values())
     warmup = max(first.warmup_steps, options_.parity_steps, probed)
     task_name = first.model.rsplit(":", 1)[-1]
@@ -88,13 +90,14 @@ def compare(
         exact = reference.reference_for(exact_config, launch, lambda what: bar.update(0, f"{task_name}: {what}"))
         runs = {name: Variant(config) for name, config in variants.items()}
         folders = lineup.folders_of_starts(folder, options_.starts)
-        starts = [lineup.take_turns(runs, launch, turns, each, bar, task_name) for each in folders]
+        starts = [lineup.take_turns(runs, launch, turns, each, bar, task_name, at_pause=watch.at_pause) for each in folders]
         bar.update(bar.count, where)
     baseline, candidate = starts[0].values()
     if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
         exact = reference.run_reference(exact_config, launch)
     before, after = variants
     pairs = [(start[before], start[after]) for start in starts]
+    load = watch.seen({name: variant.rounds for name, variant in starts[0].items()})
     verdict_of_parity = judge_all(pairs, exact, options_.parity_steps)
     speedup = speedup_of_all(pairs, options_.confidence) if verdict_of_parity.passed else None
     outcome = Comparison(
@@ -103,9 +106,11 @@ def compare(
         variants={name: variant.results for name, variant in starts[0].items()},
         speedup=speedup,
         parity=verdict_of_parity,
-        break_even_steps=break_even_steps(baseline.results, candidate.results) if speedup else None,
+        break_even_steps=break_even_steps(baseline.results, candidate.results) if speedup and speedup.verdict == "faster" else None,
         verdict=speedup.verdict if speedup else "not comparable",
         chance=_chance(first),
+        confidence=options_.confidence,
+        load=load,
     )
     write_json(folder / "comparison.json", outcome.as_json())
     return outcome

@@ -11,6 +11,7 @@ from typing import Any
 
 from gallery_lib import stats
 from gallery_lib.errors import InputError
+from gallery_lib.measure.machine_load import MachineLoad
 from gallery_lib.results import Results, check_folder
 
 
@@ -23,6 +24,7 @@ class Check:
     worst: float
     limit: float
     where: str
+    baselines: float | None = None  # the baseline's own distance from float64 there, where the limit is made of it
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,10 @@ class Parity:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out. `variants` holds the baseline first; `speedup` is None when parity failed."""
+    """What came out. `variants` holds the baseline first; `speedup` is None when parity failed.
+
+    `break_even_steps` is None unless the second variant is measurably faster.
+    """
 
     task: str
     folder: str
@@ -51,6 +56,8 @@ class Comparison:
     break_even_steps: int | None
     verdict: str
     chance: dict[str, float]
+    confidence: float | None = None  # level of the speed-up's interval; None: of a comparison that did not keep it
+    load: MachineLoad | None = None  # what else wanted the machine; None: not looked at
 
     @property
     def baseline(self) -> Results:
@@ -73,6 +80,8 @@ class Comparison:
             "break_even_steps": self.break_even_steps,
             "verdict": self.verdict,
             "chance": self.chance,
+            "confidence": self.confidence,
+            "load": dataclasses.asdict(self.load) if self.load else None,
         }
 
 
@@ -97,7 +106,9 @@ def read_comparison(folder: Path | str) -> Comparison:
 
 
 def _from_json(folder: str, values: dict[str, Any]) -> Comparison:
-    checks = [Check(**{**c, "worst": float(c["worst"]), "limit": float(c["limit"])}) for c in values["parity"]["checks"]]
+    numbers = ("worst", "limit", "baselines")  # an infinite one is text
+    found: list[dict[str, Any]] = values["parity"]["checks"]
+    checks = [Check(**{**c, **{name: float(c[name]) for name in numbers if c.get(name) is not None}}) for c in found]
     speedup = stats.Ratio(**values["speedup"]) if values["speedup"] else None
     return Comparison(
         task=values["task"],
@@ -105,7 +116,9 @@ def _from_json(folder: str, values: dict[str, Any]) -> Comparison:
         variants={name: Results(**results) for name, results in values["variants"].items()},
         speedup=speedup,
         parity=Parity(values["parity"]["passed"], checks),
-        break_even_steps=values["break_even_steps"],
+        break_even_steps=values["break_even_steps"] if values["verdict"] == "faster" else None,  # older ones kept it in any case
         verdict=values["verdict"],
         chance=values["chance"],
+        confidence=values.get("confidence"),
+        load=MachineLoad.from_json(values["load"]) if values.get("load") else None,
     )

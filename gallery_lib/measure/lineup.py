@@ -198,11 +198,13 @@ def take_turns(
     label: str,
     *,
     dropped: dict[str, GalleryError] | None = None,
+    at_pause: Callable[[], None] = lambda: None,
 ) -> dict[str, Measured]:
     """Run the variants, in turns, each in a run directory of its name below `folder`.
 
     Where `dropped` is given, variants that fail are put there with their error, and the others go on; else the error
-    is raised. Raises InputError for options that make no sense, RunFailed when a run fails.
+    is raised. `at_pause` is called before the first turn and after each round of turns, when every variant waits. Raises
+    InputError for options that make no sense, RunFailed when a run fails.
     """
     runs = _Lineup(launch, turns, bar, label, dropped)
     measured: dict[str, Measured] = {}
@@ -216,10 +218,12 @@ def take_turns(
                 runs.guarded(name, functools.partial(runs.wait_imported, name))
             for name in [name for name in group if name in runs.jobs]:
                 runs.guarded(name, functools.partial(runs.warm_up, name, variants[name].start_up_limit_seconds))
+        at_pause()
         for number in range(turns.rounds):
             order = list(runs.jobs) if number % 2 == 0 else list(reversed(runs.jobs))
             for name in order:
                 runs.guarded(name, lambda name=name, number=number: runs.take_turn(name, number))  # type: ignore[misc]
+            at_pause()
         for name in list(runs.jobs):
 
             def finish(name: str = name) -> None:

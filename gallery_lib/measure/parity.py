@@ -48,12 +48,12 @@ def probe_batches(amp_levels: Iterable[str]) -> int:
     return max(PROBE_BATCHES[level] for level in amp_levels)
 
 
-def _worst(name: str, rows: list[tuple[float, float, str]]) -> Check:
-    """The check made of (value, limit, where) rows: the row that comes nearest to, or furthest over, its limit."""
+def _worst(name: str, rows: list[tuple[float, float, str, float | None]]) -> Check:
+    """The check made of (value, limit, where, the baseline's own value) rows: the one nearest to, or furthest over, its limit."""
     if not rows:
         return Check(name, False, math.inf, 0.0, "nothing to compare")
-    value, limit, where = max(rows, key=lambda row: _share_of_limit(row[0], row[1]))
-    return Check(name, all(v <= bound for v, bound, _ in rows), value if value == value else math.inf, limit, where)
+    value, limit, where, own = max(rows, key=lambda row: _share_of_limit(row[0], row[1]))
+    return Check(name, all(row[0] <= row[1] for row in rows), value if value == value else math.inf, limit, where, own)
 
 
 def _share_of_limit(value: float, limit: float) -> float:
@@ -76,11 +76,12 @@ def check_start(baseline: dict[str, Any], candidate: dict[str, Any], exact: dict
 
 def check_losses(baseline: list[float | None], candidate: list[float | None], exact: list[float | None], amp_level: str) -> Check:
     """Check 1, over the steps that all three have."""
-    rows, largest = [], 0.0
+    rows: list[tuple[float, float, str, float | None]] = []
+    largest = 0.0
     for step, (b, c, e) in enumerate(zip(baseline, candidate, exact, strict=False), 1):
         b, c, e = _number(b), _number(c), _number(e)
         largest = max(largest, abs(b - e))
-        rows.append((abs(c - e), ERROR_FACTOR * largest + LOSS_TOLERANCE[amp_level] * abs(e), f"step {step}"))
+        rows.append((abs(c - e), ERROR_FACTOR * largest + LOSS_TOLERANCE[amp_level] * abs(e), f"step {step}", largest))
     return _worst("losses", rows)
 
 
@@ -101,10 +102,10 @@ def check_gradients(
 ) -> Check:
     """Check 2."""
     tolerance = GRADIENT_TOLERANCE[amp_level] if same_precision else ACROSS_PRECISIONS_GRADIENT_TOLERANCE
-    rows = []
+    rows: list[tuple[float, float, str, float | None]] = []
     for name in _counted(exact):
         error, own = (_own_error(probe, exact, name) for probe in (candidate, baseline))
-        rows.append((error, ERROR_FACTOR * own + tolerance, name))
+        rows.append((error, ERROR_FACTOR * own + tolerance, name, own))
     return _worst("gradients", rows)
 
 
@@ -126,17 +127,18 @@ def _allowed(baseline_error: float, amp_level: str) -> float:
 
 def check_gradient_scale(baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any], amp_level: str) -> Check:
     """Check 3."""
-    rows, tolerance, batches, against_float64 = [], SCALE_TOLERANCE[amp_level], candidate["batches"], 0
+    rows: list[tuple[float, float, str, float | None]] = []
+    tolerance, batches, against_float64 = SCALE_TOLERANCE[amp_level], candidate["batches"], 0
     for name in _counted(exact):
         error, own = (_own_error(probe, exact, name) for probe in (candidate, baseline))
         deviation = _deviation(candidate, baseline, name, batches)
         noise = _length_of_noise(own, error)
         explained = abs(noise) if noise * deviation > 0 else 0.0  # more noise makes no gradient shorter
-        row = abs(deviation), tolerance + explained, name
+        row = abs(deviation), tolerance + explained, name, None
         if row[0] > row[1] and exact["batches"] >= batches and error <= _allowed(own, amp_level):
             off = abs((1.0 + _deviation(candidate, exact, name, batches)) / (1.0 + _length_of_noise(0.0, error)) - 1.0)
             if off <= tolerance:
-                row, against_float64 = (off, tolerance, name), against_float64 + 1
+                row, against_float64 = (off, tolerance, name, None), against_float64 + 1
         rows.append(row)
     check = _worst("gradient scale", rows)
     note = f"{check.where}; {against_float64} parameter(s) held against float64 instead of the baseline"

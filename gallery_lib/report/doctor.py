@@ -18,7 +18,7 @@ from gallery_lib.compiler import allocator, small_convolutions
 from gallery_lib.errors import InputError
 from gallery_lib.measure.process_spread import page_faults_part
 from gallery_lib.results import Results, read_results
-from gallery_lib.table import Rows, seconds, text_table
+from gallery_lib.table import Rows, rate, seconds, text_table
 
 PHASES = {
     "input": "waiting for the batch",
@@ -216,7 +216,9 @@ def several_text(one_dir: Path | str, several_dir: Path | str) -> str:
     n = several.world_size
     rates = one.samples_per_second["global"], several.samples_per_second["global"]
     gain = rates[1] / rates[0]
-    lines = [f"{one.task}: {rates[0]:.1f} samples/s on one process, {rates[1]:.1f} on {n}: {gain:.2f}× (scaling efficiency {gain / n:.0%})"]
+    shared = several.environment["device"] == "cpu"  # then n processes have the cores of one, and no n-fold gain to be held against
+    efficiency = "on the same cores" if shared else f"scaling efficiency {gain / n:.0%}"
+    lines = [f"{one.task}: {rate(rates[0])} on one process, {rate(rates[1])} on {n}: {gain:.2f}× ({efficiency})"]
     rows = [["phase", "1 process", f"{n} processes"]]
     for name, meaning in {**PHASES, "exposed_communication": "  of it communication alone"}.items():
         a, b = one.phase_seconds.get(name), several.phase_seconds.get(name)

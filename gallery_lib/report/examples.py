@@ -7,7 +7,8 @@ import re
 import numpy as np
 from matplotlib.figure import Figure
 
-from gallery_lib.table import markdown_table
+from gallery_lib.table import Rows as TableRows
+from gallery_lib.table import number
 from gallery_lib.tasks.examples import Examples, Matrices, Pictures, Rows
 
 _MARKUP = re.compile(r"[\\`*_\[\]<>|#~$]")  # what Markdown would read as something else than text
@@ -25,8 +26,8 @@ def alternative_text(examples: Pictures | Matrices) -> str:
     return f"{' and '.join(examples.values)}, as colours: {examples.description}."
 
 
-def markdown(examples: Examples) -> str:
-    """The same as a table (captions of pictures; for matrices their mean and range)."""
+def table_rows(examples: Examples) -> TableRows:
+    """The same as the rows of a Markdown table (captions of pictures; for matrices their mean and range)."""
     if isinstance(examples, Rows):
         rows = [list(examples.header), *(list(row) for row in examples.rows)]
     elif isinstance(examples, Pictures):
@@ -34,10 +35,10 @@ def markdown(examples: Examples) -> str:
     else:
         rows = [["", "size", "mean", "lowest", "highest"]]
         rows += [
-            [title, "×".join(map(str, m.shape)), f"{m.mean():.2f}", f"{m.min():.2f}", f"{m.max():.2f}"]
+            [title, "×".join(map(str, m.shape)), *(number(float(value)) for value in (m.mean(), m.min(), m.max()))]
             for title, m in examples.values.items()
         ]
-    return markdown_table([[_MARKUP.sub(r"\\\g<0>", cell).replace("\n", " ") for cell in row] for row in rows])
+    return [[_MARKUP.sub(r"\\\g<0>", cell).replace("\n", " ") for cell in row] for row in rows]
 
 
 def _grid(pictures: Pictures) -> Figure:
@@ -47,8 +48,8 @@ def _grid(pictures: Pictures) -> Figure:
     height, width = pictures.images[0].shape[:2]
     cell = 9.2 / columns
     drawn = Figure(figsize=(cell * columns, (cell * height / width + 0.16 * lines + 0.1) * rows), layout="constrained")
-    for number, (image, caption) in enumerate(zip(pictures.images, pictures.captions, strict=True), 1):
-        axes = drawn.add_subplot(rows, columns, number)
+    for place, (image, caption) in enumerate(zip(pictures.images, pictures.captions, strict=True), 1):
+        axes = drawn.add_subplot(rows, columns, place)
         axes.imshow(image)
         axes.set_title(caption, fontsize=7)
         axes.axis("off")

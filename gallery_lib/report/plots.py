@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from gallery_lib.log import each_step_seconds
 from gallery_lib.measure.comparison import Comparison
+from gallery_lib.report import verdict
 from gallery_lib.results import Results
-from gallery_lib.table import Rows, seconds
+from gallery_lib.table import Rows, number, rate, seconds
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 LINES = ("-", "--", "-.", ":")
@@ -63,7 +64,7 @@ def throughput(comparison: Comparison) -> Figure:
 def throughput_text(comparison: Comparison) -> str:
     """Alternative text of `throughput`."""
     parts = [
-        f"{name} trains nothing for {ends[0]:.0f} s and then {run.samples_per_second['global']:.1f} samples/s"
+        f"{name} trains nothing for {seconds(ends[0])} and then {rate(run.samples_per_second['global'])}"
         for (name, (ends, _)), run in zip(timelines(comparison).items(), comparison.variants.values(), strict=True)
     ]
     return "Line plot of throughput over the time since launch: " + "; ".join(parts) + "."
@@ -74,7 +75,7 @@ def throughput_rows(comparison: Comparison) -> Rows:
     rows = [["", "trains nothing for", "then", "start-up included"]]
     for (name, (ends, _)), run in zip(timelines(comparison).items(), comparison.variants.values(), strict=True):
         rates = run.samples_per_second
-        rows.append([name, seconds(ends[0]), f"{rates['global']:.1f} samples/s", f"{rates['whole_run']:.1f} samples/s"])
+        rows.append([name, seconds(ends[0]), rate(rates["global"]), rate(rates["whole_run"])])
     return rows
 
 
@@ -89,7 +90,7 @@ def losses(comparison: Comparison) -> Figure:
 
 
 def _loss(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.2f}"
+    return "not finite" if value is None else number(value)
 
 
 def losses_text(comparison: Comparison) -> str:
@@ -127,7 +128,8 @@ def step_times(comparison: Comparison) -> Figure:
 def step_times_text(comparison: Comparison) -> str:
     """Alternative text of `step_times`."""
     parts = [
-        f"{name}: half below {np.median(ms):.0f} ms, 95 % below {np.percentile(ms, 95):.0f} ms" for name, ms in _steady(comparison).items()
+        f"{name}: half below {number(np.median(ms))} ms, 95 % below {number(np.percentile(ms, 95))} ms"
+        for name, ms in _steady(comparison).items()
     ]
     return "Cumulative distribution of step times: " + "; ".join(parts) + "."
 
@@ -136,7 +138,7 @@ def step_times_rows(comparison: Comparison) -> Rows:
     """Table of `step_times`."""
     rows = [["share of steps", *(f"{name}, at most" for name in comparison.variants)]]
     steady = _steady(comparison).values()
-    return rows + [[f"{share} %", *(f"{np.percentile(ms, share):.0f} ms" for ms in steady)] for share in (5, 25, 50, 75, 95, 100)]
+    return rows + [[f"{share} %", *(f"{number(np.percentile(ms, share))} ms" for ms in steady)] for share in (5, 25, 50, 75, 95, 100)]
 
 
 def _seconds_after(run: Results, steps: int) -> float:
@@ -162,7 +164,7 @@ def break_even(comparison: Comparison) -> Figure:
             marker="o",
             color="black",
             linestyle="",
-            label=f"break-even: {steps} steps",
+            label=f"break-even: {steps:,} steps",
         )
     axes.set_ylim(bottom=0)
     axes.legend()
@@ -171,13 +173,11 @@ def break_even(comparison: Comparison) -> Figure:
 
 def break_even_text(comparison: Comparison) -> str:
     """Alternative text of `break_even`."""
-    from gallery_lib.report.tables import break_even_line
-
-    return "Line plot of time since launch by steps trained. " + break_even_line(comparison)
+    return "Line plot of time since launch by steps trained. " + verdict.break_even_line(comparison)
 
 
 def break_even_rows(comparison: Comparison) -> Rows:
     """Table of `break_even`, with the break-even point if there is one."""
     counts = sorted({0, comparison.break_even_steps or 0, _steps_shown(comparison)})
     rows = [["steps trained", *(f"{name}, since launch" for name in comparison.variants)]]
-    return rows + [[str(n), *(seconds(_seconds_after(run, n)) for run in comparison.variants.values())] for n in counts]
+    return rows + [[f"{n:,}", *(seconds(_seconds_after(run, n)) for run in comparison.variants.values())] for n in counts]

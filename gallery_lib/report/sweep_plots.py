@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from gallery_lib.measure.replay.sweep import Cell, Sweep
-from gallery_lib.table import Rows, seconds
+from gallery_lib.table import Rows, rate, seconds
 
 REPLAY = "time-dilated replay, emulated link"
 NOT_MEASURED = "not measured"
-STATED_GAINS = "5 % to 200 %"
-"""On the page that this follows, of the product that it describes."""
 COLOURS = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-"""Okabe-Ito; the first four are that page's: blue, orange, red and green for 1, 2, 4 and 8 machines."""
+"""Okabe-Ito; the first four, blue, orange, red and green, are for 1, 2, 4 and 8 hosts."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 _WIDTH = 0.38
 
@@ -30,10 +28,6 @@ def _hosts(count: int) -> str:
 
 def _gain(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.0f} %"
-
-
-def _rate(samples_per_second: float) -> str:
-    return f"{samples_per_second:.3g} samples/s" if samples_per_second < 100 else f"{samples_per_second:.0f} samples/s"
 
 
 def _of(cell: Cell) -> str:
@@ -100,11 +94,11 @@ def scatter_rows(sweep: Sweep, missing: Mapping[tuple[str, int], str]) -> Rows:
 
 
 def gains_text(sweep: Sweep) -> str:
-    """The range of acc_ratio beside the stated one, and whether it is higher where DDP scales worse."""
+    """Return the range of acc_ratio, and whether it is higher where DDP scales worse."""
     ordered = sorted(sweep.cells, key=lambda cell: cell.acc_ratio)
     ends = " to ".join(f"{cell.ratio} ({_of(cell)})" for cell in (ordered[0], ordered[-1]))
     gains = f"gains of {_gain(ordered[0].acc_ratio)} to {_gain(ordered[-1].acc_ratio)}"
-    text = f"acc_ratio of {len(ordered)} measurements: {ends}; {gains}. The page that this follows states {STATED_GAINS}, for its product."
+    text = f"acc_ratio of {len(ordered)} measurements: {ends}; {gains}."
     several = sorted((cell for cell in _points(sweep) if cell.hosts > 1), key=lambda cell: cell.ddp_acc or 0.0)
     if len(several) < 4:
         return text
@@ -166,7 +160,7 @@ def throughput_text(cells: Sequence[Cell], hosts: Sequence[int]) -> str:
     for count in hosts:
         if count in there:
             cell = there[count]
-            rates = f"DDP {_rate(cell.ddp_rate)}, accelerated {_rate(cell.chosen_rate)}, {cell.ratio}"
+            rates = f"DDP {rate(cell.ddp_rate)}, accelerated {rate(cell.chosen_rate)}, {cell.ratio}"
             parts.append(f"{_hosts(count)}: {rates}")
         else:
             parts.append(f"{_hosts(count)}: {NOT_MEASURED}")
@@ -182,8 +176,8 @@ def throughput_rows(cells: Sequence[Cell], hosts: Sequence[int], missing: Mappin
             rows.append([str(count), *[NOT_MEASURED] * 3, missing.get((cells[0].model, count), ""), NOT_MEASURED, ""])
             continue
         cell = there[count]
-        ddp = f"{seconds(cell.ddp_step_seconds)}, {_rate(cell.ddp_rate)}"
-        ours = f"{seconds(cell.chosen_step_seconds)}, {_rate(cell.chosen_rate)}"
+        ddp = f"{seconds(cell.ddp_step_seconds)}, {rate(cell.ddp_rate)}"
+        ours = f"{seconds(cell.chosen_step_seconds)}, {rate(cell.chosen_rate)}"
         scaling = NOT_MEASURED if cell.ddp_acc is None else f"{cell.ddp_acc:.2f}"
         rows.append([str(count), ddp, ours, str(cell.ratio), cell.ratio.verdict, scaling, cell.chosen])
     return rows

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gallery_lib import hardware
 from gallery_lib.errors import InputError
+from gallery_lib.report import verdict
+from gallery_lib.report.folded import folded
 from gallery_lib.results import Results, check_folder, data_lines, read_results
-from gallery_lib.table import Rows, markdown_table, text_table
+from gallery_lib.table import Rows, markdown_table, number, rate, text_table
 from gallery_lib.table import seconds as _seconds
 
 if TYPE_CHECKING:
@@ -16,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def _gibibytes(value: int | None) -> str:
-    return "no GPU" if value is None else f"{value / 2**30:.2f} GiB"
+    return "no GPU" if value is None else f"{number(value / 2**30)} GiB"
 
 
-def precision_of(results: Results) -> str:
-    """`O1 (autocast)` or `O0 (fp32)`."""
-    return "O1 (autocast)" if results.config["amp_level"] == "O1" else "O0 (fp32)"
+def _losses(results: Results) -> str:
+    first, last = results.loss["first"], results.loss["last"]
+    return "not finite" if None in (first, last) else f"{number(first)} → {number(last)}"
 
 
 def results_rows(results: Results) -> Rows:
@@ -29,24 +31,24 @@ def results_rows(results: Results) -> Rows:
     rows = [["figure", "value"]]
     rows += [[f"step time {name}", _seconds(results.step_seconds[name])] for name in ("p50", "p75", "p90", "p95")]
     rates = results.samples_per_second
+    start_up, compiling = (_seconds(results.startup_seconds[name]) for name in ("total", "compile"))
     rows += [
-        ["steady state, all processes", f"{rates['global']:.1f} samples/s"],
-        ["steady state, per device", f"{rates['per_device']:.1f} samples/s"],
-        ["whole run, with start-up", f"{rates['whole_run']:.1f} samples/s"],
-        ["start-up", f"{results.startup_seconds['total']:.1f} s, of which compiling {results.startup_seconds['compile']:.1f} s"],
+        ["steady state, all processes", rate(rates["global"])],
+        ["steady state, per device", rate(rates["per_device"])],
+        ["whole run, with start-up", rate(rates["whole_run"])],
+        ["start-up", f"{start_up}, of which compiling {compiling}" if results.startup_seconds["compile"] else start_up],
         ["peak memory, host", _gibibytes(results.peak_memory_bytes["host"])],
         ["peak memory, device", _gibibytes(results.peak_memory_bytes["device"])],
-        ["loss, first and last", f"{results.loss['first']} → {results.loss['last']}"],
+        ["loss, first → last", _losses(results)],
     ]
-    rows += [[f"held-out {name}", f"{value:.3f}"] for name, value in results.metrics.items()]
+    rows += [[f"held-out {name}", number(value)] for name, value in results.metrics.items()]
     return rows + [[f"backend: {name}", what] for name, what in results.techniques.items()]
 
 
 def results_text(results: Results) -> str:
     """One run, for a terminal."""
-    title = (
-        f"{results.task}, {results.world_size} process(es), {precision_of(results)}, batch size {results.config['batch_size']} a process"
-    )
+    processes = f"{results.world_size} process{'' if results.world_size == 1 else 'es'}"
+    title = f"{verdict.task_name(results.task)}, {processes}, {verdict.precision(results)}, {verdict.batch(results)}"
     return f"\n{title}\n{text_table(results_rows(results))}"
 
 
@@ -57,95 +59,54 @@ def comparison_rows(comparison: Comparison) -> Rows:
     rows = [["", *names]]
     rows += [[f"step time {name}", *(_seconds(r.step_seconds[name]) for r in both)] for name in ("p50", "p75", "p90", "p95")]
     rows += [
-        ["steady state", *(f"{r.samples_per_second['global']:.1f} samples/s" for r in both)],
-        ["whole run, with start-up", *(f"{r.samples_per_second['whole_run']:.1f} samples/s" for r in both)],
-        ["start-up", *(f"{r.startup_seconds['total']:.1f} s" for r in both)],
-        ["… of which compiling", *(f"{r.startup_seconds['compile']:.1f} s" for r in both)],
+        ["steady state", *(rate(r.samples_per_second["global"]) for r in both)],
+        ["whole run, with start-up", *(rate(r.samples_per_second["whole_run"]) for r in both)],
+        ["start-up", *(_seconds(r.startup_seconds["total"]) for r in both)],
+        ["… of which compiling", *(_seconds(t) if (t := r.startup_seconds["compile"]) else "none" for r in both)],
         ["peak memory, host", *(_gibibytes(r.peak_memory_bytes["host"]) for r in both)],
         ["page faults a step, host", *(f"{r.page_faults:,.0f}" for r in both)],
         ["peak memory, device", *(_gibibytes(r.peak_memory_bytes["device"]) for r in both)],
-        [
-            "loss, first → last",
-            *(
-                f"{r.loss['first']:.3f} → {r.loss['last']:.3f}" if None not in (r.loss["first"], r.loss["last"]) else "not finite"
-                for r in both
-            ),
-        ],
+        ["loss, first → last", *map(_losses, both)],
     ]
     for name, value in comparison.baseline.metrics.items():
-        label = f"held-out {name}" + (f" (chance {comparison.chance[name]:.2f})" if name in comparison.chance else "")
-        rows.append([label, f"{value:.3f}", f"{comparison.candidate.metrics[name]:.3f}"])
+        label = f"held-out {name}" + (f" (chance {number(comparison.chance[name])})" if name in comparison.chance else "")
+        rows.append([label, number(value), number(comparison.candidate.metrics[name])])
     return rows
 
 
 def parity_rows(comparison: Comparison) -> Rows:
-    """The checks, with the worst value met and the limit that held there."""
-    rows = [["parity check", "worst", "limit", "where", ""]]
+    """The checks, with the worst value met, the limit that held there, and what is compared."""
+    rows = [["parity check", "worst", "limit", "where", "", "what is compared, and why the limit is there"]]
     return rows + [
-        [c.name, f"{c.worst:.2g}", f"{c.limit:.2g}", c.where, "passed" if c.passed else "FAILED"] for c in comparison.parity.checks
+        [c.name, number(c.worst), number(c.limit), c.where, "passed" if c.passed else "FAILED", verdict.asked_by(c)]
+        for c in comparison.parity.checks
     ]
 
 
-def verdict_line(comparison: Comparison) -> str:
-    """The answer in one sentence."""
-    if comparison.speedup is None:
-        failed = "; ".join(
-            f"{c.name}: {c.worst:.2g} where {c.limit:.2g} is allowed ({c.where})" for c in comparison.parity.checks if not c.passed
-        )
-        return f"not comparable: the two do not compute the same training ({failed}), so no speed-up is given."
-    s = comparison.speedup
-    first, second = comparison.variants
-    return f"{second} against {first}: {s.ratio:.2f}× in steady state (interval {s.low:.2f} to {s.high:.2f}): {comparison.verdict}."
+def _parity_text(comparison: Comparison) -> str:
+    """The checks for a terminal: what is compared stands below the table, where there is room."""
+    explained = [f"  {check.name}: {verdict.asked_by(check)}" for check in comparison.parity.checks]
+    return "\n".join([text_table([row[:-1] for row in parity_rows(comparison)]), *explained])
 
 
-def break_even_line(comparison: Comparison) -> str:
-    """After how many steps the longer start-up has paid."""
-    if comparison.speedup is None:
-        return "Break-even: not given, since the variants are not comparable."
-    if comparison.break_even_steps is None:
-        return "Break-even: never on this machine, since its steps are not shorter."
-    if comparison.break_even_steps == 0:
-        return "Break-even: at once, since its start-up is not longer."
-    steps = comparison.break_even_steps
-    minutes = steps * comparison.candidate.step_seconds["p50"] / 60
-    return f"Break-even: after {steps} steps ({minutes:.1f} minutes of training), the longer start-up has paid for itself."
-
-
-def conditions_line(comparison: Comparison) -> str:
-    """What the figures must be read with."""
-    r = comparison.baseline
-    pair = " and ".join(dict.fromkeys(precision_of(v) for v in comparison.variants.values()))
-    size = f", images {r.config['image_size']}²" if r.config.get("image_size") else ""
-    return (
-        f"{r.task}, {pair}, batch size {r.config['batch_size']} a process{size}, {r.world_size} process(es) × "
-        f"{r.config['threads']} thread(s); baseline: PyTorch eager, default layout and allocator. {hardware.describe(r.environment)}"
-    )
-
-
-def caution_line(comparison: Comparison) -> str:
-    """What makes the baseline slower than what one would pick instead, or ''."""
-    r = comparison.baseline
-    if r.config["amp_level"] == "O0" or not hardware.emulated_bf16(r.environment):
-        return ""
-    return (
-        "Read with care: this CPU has no bfloat16 units, so the baseline emulates them, and eager fp32 (O0) would be faster than it. "
-        "Compare at O0 to see what is gained over that."
-    )
+def techniques_rows(techniques: Mapping[str, str]) -> Rows:
+    """What the backend did in a run."""
+    return [["technique", "in this run"], *([name, what] for name, what in techniques.items())]
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """A comparison, for a terminal."""
+    """A comparison, for a terminal: the verdict, then the details."""
     techniques = [f"  {name}: {what}" for name, what in comparison.candidate.techniques.items()]
     parts = [
         "",
-        conditions_line(comparison),
+        *verdict.lines(comparison),
+        "",
+        verdict.conditions_line(comparison),
         text_table(comparison_rows(comparison)),
         "",
-        text_table(parity_rows(comparison)),
+        _parity_text(comparison),
         "",
-        verdict_line(comparison),
-        *filter(None, [caution_line(comparison)]),
-        break_even_line(comparison),
+        verdict.break_even_line(comparison),
         *(f"Data: {line}" for line in data_lines(comparison.baseline.data)),
         "What the backend did:",
         *techniques,
@@ -155,15 +116,53 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """A comparison, for a notebook."""
-    return "\n\n".join(
-        [
-            " ".join(filter(None, [f"**{verdict_line(comparison)}**", caution_line(comparison), break_even_line(comparison)])),
-            markdown_table(comparison_rows(comparison)),
-            markdown_table(parity_rows(comparison)),
-            f"*{conditions_line(comparison)}*",
-        ]
-    )
+    """A comparison, for a notebook: the verdict, with the details folded."""
+    first, *others = verdict.lines(comparison)
+    details = [
+        markdown_table(comparison_rows(comparison)),
+        markdown_table(parity_rows(comparison)),
+        verdict.break_even_line(comparison),
+        f"*{verdict.conditions_line(comparison)}*",
+    ]
+    return "\n\n".join([f"**{first}**", *others, folded("Details: times, memory, parity, conditions", "\n\n".join(details))])
+
+
+def scaling_rows(one: Comparison, several: Comparison) -> Rows:
+    """Throughput on one process beside that on several, and their ratio; with devices of their own, how well they add up.
+
+    Processes that share the cores of one CPU have no more to compute with than one, so nothing is called their efficiency.
+    """
+    n = several.baseline.world_size
+    shared = one.baseline.environment["device"] == "cpu"
+    rows = [["", "1 process", f"{n} processes", f"{n} processes over 1"] + ([] if shared else ["scaling efficiency"])]
+    for name in one.variants:
+        alone, together = (c.variants[name].samples_per_second["global"] for c in (one, several))
+        row = [name, rate(alone), rate(together), f"{together / alone:.2f}×"]
+        rows.append(row if shared else [*row, f"{together / alone / n:.0%}"])
+    return rows
+
+
+def scaling_note(one: Comparison, several: Comparison) -> str:
+    """What the rows of `scaling_rows` are to be read with; '' where they need nothing."""
+    n, batches = several.baseline.world_size, [c.baseline.config["batch_size"] for c in (one, several)]
+    gains = [several.variants[name].samples_per_second["global"] / one.variants[name].samples_per_second["global"] for name in one.variants]
+    if one.baseline.environment["device"] == "cpu":
+        note = (
+            f"One process already has every CPU core, and {n} share the same cores ({batches[0]} samples a step alone, {batches[1]} a "
+            "process together). So no gain is to be expected"
+        )
+        return f"{note}; where there is one, one process does not keep all cores at work." if max(gains) > 1 else f"{note}."
+    if max(gains) > n:
+        return (
+            "More than 100 %: the two columns were measured one after the other, not in turns, so the machine was slower for the first. "
+            "Read it as 100 %."
+        )
+    return ""
+
+
+def scaling_markdown(one: Comparison, several: Comparison) -> str:
+    """The same for a notebook."""
+    return "\n\n".join(filter(None, [markdown_table(scaling_rows(one, several)), scaling_note(one, several)]))
 
 
 def folder_text(folder: Path | str) -> str:

@@ -1,7 +1,8 @@
-"""The front page: every notebook with its picture, what it needs, what came out, and what helped.
+"""The front page: every notebook with what came out as a picture, what it needs, and what helped.
 
 It is a plain list; `docs/static/gallery.js` adds the filter, from the values that each item carries. What a notebook
-needs is estimated from its task's own declarations; what helped is only said where it was measured.
+needs is estimated from its task's own declarations; what helped is only said where it was measured. The picture is drawn of
+the measurement that the item names; without one it is the first figure of the executed notebook.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import jinja2
 from gallery_lib import tasks
 from gallery_lib.batch.shares import CPU_ONLY
 from gallery_lib.config import TrainConfig
+from gallery_lib.report import speedups
+from gallery_lib.report.speedups import Speedup
 from gallery_lib.site.measured import Measurement, mark, speedup_text
-from gallery_lib.site.notebooks import Source
+from gallery_lib.site.notebooks import Source, first_figure
 from gallery_lib.tasks import memory
 
-THUMBNAILS = "thumbnails"
+CARDS = "cards"
 _HOST_GIBIBYTES = (4, 8, 16, 32)
 _GPU_GIBIBYTES = (16, 24, 40, 80)
 NOT_MEASURED = "not measured"
@@ -38,8 +41,10 @@ class Entry:
     needs: str
     measured: str
     helped: tuple[str, ...]
-    thumbnail: str | None  # as the page links to it
+    picture: str | None  # as the page links to it
+    alternative: str  # text of the picture
     executed: bool
+    other_code: bool  # was measured with other code than what is here
 
 
 def _host(gibibytes: int) -> str:
@@ -65,16 +70,21 @@ def hardware_of(name: str) -> tuple[tuple[str, ...], str]:
     return tuple(will_do), f"two CPU cores and {host:.1f} GiB; at full size a GPU with {gpu:.0f} GiB (estimated)"
 
 
-def outcome(measurements: list[Measurement], digests: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """What came out on one process, and what helped; of several measurements the first counts.
+def counted(measurements: list[Measurement]) -> Measurement | None:
+    """The measurement that the front page shows: the first on one process, of a notebook rather than of a waterfall."""
+    alone = [m for m in measurements if m.processes == 1]
+    return next((m for m in alone if not m.told_apart), next(iter(alone), None))
+
+
+def outcome(measurements: list[Measurement]) -> tuple[str, tuple[str, ...]]:
+    """What came out on one process, and what helped.
 
     Where a waterfall was measured, it says which techniques did it. Else they are named together where the backend was faster.
     """
-    alone = [m for m in measurements if m.processes == 1]
-    if not alone:
+    first, alone = counted(measurements), [m for m in measurements if m.processes == 1]
+    if first is None:
         return NOT_MEASURED, (NOT_MEASURED,)
-    first = next((m for m in alone if not m.told_apart), alone[0])
-    text = f"{speedup_text(first)}, {first.precision}, on {first.machine}{mark(first, digests)}"
+    text = f"{speedup_text(first)}, {first.precision}, on {first.machine}"
     if apart := [m for m in alone if m.told_apart]:
         return text, apart[0].techniques or ("no technique by itself",)
     if first.verdict != "faster":
@@ -82,14 +92,30 @@ def outcome(measurements: list[Measurement], digests: Mapping[str, str]) -> tupl
     return text, first.techniques if first.techniques else ("not recorded",)
 
 
-def entry(source: Source, measurements: list[Measurement], digests: Mapping[str, str], thumbnails: Path) -> Entry:
-    """The front page's item for a notebook.
+def _draw(source: Source, first: Measurement | None, picture: Path) -> str | None:
+    """Write the picture of an item and return its alternative text; None where there is nothing to show."""
+    if first is not None:
+        one = Speedup(source.name, source.title, first.speedup, first.verdict, first.precision, first.machine, first.date)
+        speedups.card(one).savefig(picture, dpi=110)
+        return speedups.card_text(one)
+    found = first_figure(source.path)
+    if found is None:
+        return None
+    png, alternative = found
+    picture.write_bytes(png)
+    return alternative
+
+
+def entry(source: Source, measurements: list[Measurement], digests: Mapping[str, str], pictures: Path) -> Entry:
+    """The front page's item for a notebook; its picture is written into the folder `pictures`.
 
     `measurements` are of all notebooks, those that count first in front; `digests` name the code that is here, by notebook.
     """
     hardware, needs = hardware_of(source.name)
-    measured, helped = outcome([m for m in measurements if m.name == source.name], digests)
-    has_picture = (thumbnails / f"{source.name}.png").is_file()
+    own = [m for m in measurements if m.name == source.name]
+    measured, helped = outcome(own)
+    first = counted(own)
+    alternative = _draw(source, first, pictures / f"{source.name}.png")
     return Entry(
         name=source.name,
         title=source.title,
@@ -99,8 +125,10 @@ def entry(source: Source, measurements: list[Measurement], digests: Mapping[str,
         needs=needs,
         measured=measured,
         helped=helped,
-        thumbnail=f"_static/{THUMBNAILS}/{source.name}.png" if has_picture else None,
+        picture=f"_static/{CARDS}/{source.name}.png" if alternative else None,
+        alternative=alternative or "",
         executed=source.executed,
+        other_code=first is not None and bool(mark(first, digests)),
     )
 
 

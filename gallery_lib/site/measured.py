@@ -17,6 +17,7 @@ from gallery_lib.batch.evidence import RUNS_FOLDER
 from gallery_lib.batch.measured_code import STALE
 from gallery_lib.batch.record import comparisons_in, read_report
 from gallery_lib.errors import InputError
+from gallery_lib.hardware import machine_name
 from gallery_lib.measure.outcome import OURS, Bench, Outcome, read_bench
 from gallery_lib.stats import Ratio
 
@@ -34,17 +35,11 @@ class Measurement:
     machine: str
     told_apart: bool = False  # whether `techniques` were measured one after another: those that made it faster
     code: str | None = None  # digest of the code that was measured; None: not recorded
+    date: str = ""
 
 
 # --------------------------------------------------------------------------------------------------------------
 # Reading
-
-
-def machine_name(environment: dict[str, Any]) -> str:
-    """The accelerators, else the cores, without versions: `2 cores of a CPU` or `8 × a GPU`."""
-    if environment.get("device", "cpu") != "cpu":
-        return str(environment["device"])
-    return f"{environment['cores']} cores of {environment['cpu']}"
 
 
 def techniques_used(recorded: dict[str, str] | None) -> tuple[str, ...] | None:
@@ -111,14 +106,15 @@ def _read(path: Path) -> tuple[tuple[bool, str], list[Measurement]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("kind") in ("bench", "waterfall"):
             bench = read_bench(path)
-            return (False, max((outcome.date for outcome in bench.tasks.values()), default="")), _of_bench(bench)
+            date = max((outcome.date for outcome in bench.tasks.values()), default="")
+            return (False, date), [dataclasses.replace(found, date=date) for found in _of_bench(bench)]
         machine, date = machine_name(content["environment"]), content["date"]
         if "notebooks" in content:
             runs = content["notebooks"].items()
             found = [_of_notebook(name, each, machine, run.get("code")) for name, run in runs for each in run["comparisons"]]
         else:
             found = [_of_comparison(each, machine) for each in filter(_is_comparison, content.get("comparisons", []))]
-        return (True, date), found
+        return (True, date), [dataclasses.replace(each, date=date) for each in found]
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no file of results that can be read ({type(error).__name__}: {error}).") from None
 

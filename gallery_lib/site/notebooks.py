@@ -118,6 +118,16 @@ def _as_page(output: dict[str, Any], figure_name: str, folder: Path, where: str)
     return {"output_type": "display_data", "metadata": {}, "data": {"text/markdown": f"![{_escaped(alternative)}]({figure_name})"}}
 
 
+def first_figure(path: Path) -> tuple[bytes, str] | None:
+    """The first figure that a notebook shows, as PNG, with its alternative text; None without outputs."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    for output in (output for cell in cells for output in cell.get("outputs", [])):
+        alternative = output.get("metadata", {}).get("image/png", {}).get("alt")
+        if alternative and (png := output.get("data", {}).get("image/png")):
+            return base64.b64decode("".join(png)), alternative
+    return None
+
+
 def write_page(source: Source, folder: Path) -> None:
     """`NAME.ipynb` in `folder`, for MyST-NB, with its figures beside it. Raises RunFailed for a figure without words."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ TASK = Task(
     domain="computer vision",
     batch_size=1,
     image_size=640,
+    image_width=segmentation.width_of,
     build_model=build_model,
     data=segmentation.images,
     loss=segmentation.loss,

@@ -32,6 +32,7 @@ TASK = Task(
     domain="speech recognition",
     batch_size=32,
     sequence_length=160,
+    length_unit="frames",
     build_model=build_model,
     data=partial(speech_recognition.utterances, vocabulary_size=VOCABULARY),
     loss=speech_recognition.loss,

@@ -78,12 +78,20 @@ class Task:
     full: dict[str, Any] = field(default_factory=dict)  # options for a GPU
     image_size: int | None = None  # height in pixels, where inputs are images
     sequence_length: int | None = None  # tokens or frames, where inputs are sequences
+    image_width: Callable[[int], int] = lambda height: height  # in pixels, of images of a height
+    length_unit: str = "tokens"  # what `sequence_length` counts
     samples_per_item: int = 1  # of the data set: two utterances of a speaker are two samples
     summary: Callable[[Mapping[str, Tensor]], dict[str, float]] | None = None
     data_commands: tuple[str, ...] = ()  # in data_prep/: what makes its mock data, and what checks or prepares real data
     data_examples: Callable[[Splits], Examples] | None = None  # a look at the training data
     predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = None  # of models by title, on held-out data
     head: Head | None = None  # None: the model's outputs are its own business
+
+    def input_size(self, config: TrainConfig) -> str:
+        """Return how large one sample is: `64×64 pixels` (width × height), `32 tokens`; '' where neither size is an option."""
+        if config.image_size:
+            return f"{self.image_width(config.image_size)}×{config.image_size} pixels"
+        return f"{config.sequence_length} {self.length_unit}" if config.sequence_length else ""
 
     def with_outputs(self, outputs: int) -> Task:
         """Return the task with so many outputs: model, parameters, operations and activations; itself if it has them.

@@ -28,6 +28,7 @@ TASK = Task(
     domain="speech",
     batch_size=64,
     sequence_length=50,
+    length_unit="frames",
     samples_per_item=2,
     build_model=build_model,
     data=speaker_verification.utterances,

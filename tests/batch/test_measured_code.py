@@ -1,4 +1,4 @@
-"""A figure is stale once the code that it measured has changed, and only then; the index says so."""
+"""A figure is stale once the code that it measured has changed, and only then; the index names the code of its figures."""
 
 from __future__ import annotations
 
@@ -87,32 +87,27 @@ def build(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     return module
 
 
-def test_the_index_marks_a_stale_figure_and_the_check_does_not_mind(
+def test_the_index_names_machine_and_code_of_its_figures_once_and_marks_no_row(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results, index = tmp_path / "benchmarks" / "results" / "x" / "gallery.json", tmp_path / "notebooks" / "index.ipynb"
+    results, index = tmp_path / "benchmarks" / "results" / "a-machine" / "gallery.json", tmp_path / "notebooks" / "index.ipynb"
     results.parent.mkdir(parents=True)
     machine = {"cores": 2, "cpu": "A CPU", "isa": [], "memory_bytes": 2**34, "device": "cpu", "python": "3.11", "torch": "2.15"}
-
-    def measured(code: str | None) -> None:
-        run = {"seconds": 90.0, "problem": None, "comparisons": [], "code": code}
-        results.write_text(json.dumps({"date": "2026-11-21", "environment": machine, "notebooks": {"resnet50": run}}))
 
     def built(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["build.py", *words])
         return build.main()
 
-    measured(None)
     assert built() == 0
-    assert "| 1.5 min (stale) |" in index.read_text()  # nobody knows with which code
-    measured(code_digest(tmp_path / "notebooks" / "resnet50.ipynb"))
-    assert built() == 0
-    assert "| 1.5 min |" in index.read_text()
-    measured("of last week")
-    assert built("--check") == 0
-    assert "| 1.5 min |" in index.read_text()
-    assert built() == 0
-    assert "| 1.5 min (stale) |" in index.read_text()
-    results.write_text(results.read_text().replace("90.0", "120.0"))
+    assert "No figures are committed yet." in index.read_text()
+    alone = {"processes": 1, "amp_level": "O0", "verdict": "no measurable difference", "speedup": {"ratio": 1.2, "low": 0.9, "high": 1.5}}
+    run = {"seconds": 90.0, "problem": None, "comparisons": [alone], "code": "of last week"}
+    content = {"date": "2026-11-21", "environment": {**machine, "git": "abc123"}, "notebooks": {"resnet50": run}}
+    results.write_text(json.dumps(content))
     assert built("--check") == 1
     assert "not up to date: index.ipynb" in capsys.readouterr().err
+    assert built() == 0
+    said = index.read_text()
+    assert "| 1.5 min | 1.20× (0.90 to 1.50), no measurable difference, fp32 |" in said
+    assert said.count("2 cores of A CPU") == said.count("with code version abc123") == 1
+    assert "stale" not in said

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import made_comparison
 import pytest
 from tiny_task import config
 
@@ -37,6 +38,9 @@ def test_a_slower_variant_is_called_slower_and_the_result_reads_back(tmp_path: P
     assert outcome.speedup.high < 0.7  # 20 ms are many times a step of this task
     again = read_comparison(tmp_path)
     assert again == dataclasses.replace(outcome, folder=str(tmp_path))
+    assert again.confidence == 0.99
+    assert again.load is not None and set(again.load.drift) == {"baseline", "candidate"}
+    assert again.load.start_up is not None and again.load.turns is not None
     assert comparison_text(again) in folder_text(tmp_path)
     written = json.loads((tmp_path / "comparison.json").read_text())
     assert {"task", "variants", "speedup", "parity", "break_even_steps", "verdict"} <= set(written)
@@ -80,6 +84,17 @@ def test_variants_of_different_batch_size_are_refused() -> None:
 def test_a_comparison_over_several_hosts_is_refused() -> None:
     with pytest.raises(InputError, match="nnodes=2: a comparison runs on one host"):
         compare({"a": config(), "b": config()}, LaunchConfig(nnodes=2, master_addr="192.0.2.1"), progress=False)
+
+
+def test_a_comparison_of_an_older_version_is_read_and_has_no_break_even_without_a_gain(tmp_path: Path) -> None:
+    found = made_comparison.comparison(made_comparison.NO_DIFFERENCE, 40)
+    path = made_comparison.write(found, tmp_path / "old")
+    values = json.loads(path.read_text())
+    del values["confidence"], values["load"]
+    for check in values["parity"]["checks"]:
+        del check["baselines"]
+    path.write_text(json.dumps(values))
+    assert read_comparison(path.parent) == dataclasses.replace(found, folder=str(path.parent), break_even_steps=None)
 
 
 @pytest.mark.parametrize("content", ['{"parity"', "[]", '{"parity": {"checks": []}}'])

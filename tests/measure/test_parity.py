@@ -37,6 +37,14 @@ def test_rounding_noise_passes() -> None:
     assert judged(noisy(EXACT, 1e-3, 2)).passed
 
 
+def test_a_check_keeps_the_baselines_own_distance_that_its_limit_is_made_of() -> None:
+    checks = {check.name: check for check in judged(noisy(EXACT, 2e-3, 2)).checks}
+    gradients = checks["gradients"]
+    assert gradients.baselines is not None and gradients.limit == pytest.approx(3 * gradients.baselines + 3e-2)
+    assert checks["losses"].baselines == 0.0
+    assert checks["gradient scale"].baselines is None and checks["same start"].baselines is None
+
+
 def test_runs_that_saw_other_batches_are_not_comparable() -> None:
     other = probe(EXACT) | {"first_batches": ["another"]}
     check = check_start(probe(EXACT), other, probe(EXACT))

@@ -121,7 +121,7 @@ def test_figures_of_other_code_are_noted_and_break_nothing(checkout: Path, tmp_p
     (tmp_path / "x" / "gallery.json").write_text(json.dumps({"date": "2026-11-21", "notebooks": values}))
     code, words = check(checkout, checkout / "notebooks", tmp_path)
     assert code == 0
-    assert "note: x/gallery.json was measured with other code than this for alexnet, resnet50;" in words
+    assert "x/gallery.json was measured with other code than this for alexnet, resnet50\n" in words
 
 
 def test_a_folder_without_notebooks_does_not_pass(checkout: Path, tmp_path: Path) -> None:

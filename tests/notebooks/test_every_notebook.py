@@ -46,7 +46,10 @@ def each(names: Iterable[str]) -> Any:
 
 
 def shown(code: list[Any]) -> tuple[str, list[Any]]:
-    """All Markdown that was displayed, and the figures; neither needs JavaScript or HTML that a reader has to trust."""
+    """All Markdown that was displayed, and the figures; neither needs JavaScript or HTML that a reader has to trust.
+
+    The one HTML in the Markdown is `<details>`, which JupyterLab keeps in a notebook that is not trusted.
+    """
     outputs = [output for cell in code for output in cell.outputs if output.output_type in ("display_data", "execute_result")]
     assert all("text/html" not in output.data and "application/javascript" not in output.data for output in outputs)
     figures = [output for output in outputs if "image/png" in output.data]
@@ -57,8 +60,8 @@ def shown(code: list[Any]) -> tuple[str, list[Any]]:
 def check_a_tasks_notebook(executed: Executed, comparisons: int) -> None:
     """It shows what each task's notebook shows, for so many comparisons, and baseline and backend train alike."""
     text, figures = shown(executed.code)
-    assert len(figures) >= 4
-    for part in ("step time p50", "start-up", "gradient scale", "compiler-opt against baseline", "Break-even", "before", "after"):
+    assert len(figures) >= 3
+    for part in ("step time p50", "start-up", "gradient scale", "PyTorch eager in fp32", "reak-even", "before", "after"):
         assert part in text
     found = [json.loads(path.read_text()) for path in executed.runs.rglob("comparison.json")]
     assert len(found) == comparisons
@@ -79,14 +82,15 @@ def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(run: Callable[
 def test_a_tasks_notebook_compares_on_several_processes(run: Callable[..., Executed]) -> None:
     executed = run("tts_angular", processes=2)
     check_a_tasks_notebook(executed, comparisons=2)
-    assert "scaling efficiency" in shown(executed.code)[0]
+    text = shown(executed.code)[0]
+    assert "2 processes over 1" in text and "share the same cores" in text and "efficiency" not in text
 
 
 @pytest.mark.slow
 @each([YOUR_MODEL])
 def test_a_readers_own_model_is_measured_like_the_tasks(run: Callable[..., Executed], name: str) -> None:
     text, _ = shown(run(name).code)
-    assert "compiler-opt against baseline" in text
+    assert "PyTorch eager in" in text and "parity passed" in text
 
 
 @pytest.mark.slow
@@ -96,8 +100,11 @@ def test_the_walk_to_several_processes_runs(run: Callable[..., Executed]) -> Non
 
 
 @pytest.mark.slow
-def test_the_index_shows_this_machine(run: Callable[..., Executed]) -> None:
-    assert "this machine" in shown(run("index").code)[0]
+def test_the_index_shows_this_machine_and_the_committed_results_of_the_nearest(run: Callable[..., Executed]) -> None:
+    text, figures = shown(run("index").code)
+    assert "this machine" in text and "Measured on this machine: none of" in text
+    assert "the machine nearest to this one in the repository" in text and "[ResNet-50](resnet50.ipynb)" in text
+    assert len(figures) == 1 and "hatched" not in text
 
 
 def test_the_committed_notebooks_are_what_their_sources_give(checkout: Path) -> None:

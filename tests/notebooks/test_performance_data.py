@@ -72,7 +72,7 @@ def test_the_notebook_shows_every_model_of_a_sweep_and_names_the_others(checkout
         *(f"Bar chart of {model}'s throughput by number of hosts" for model in synthetic_sweep.MODELS),
     ]
     assert "| rate of each host's link | 10gbit, emulated |" in text and "| stretch | 8 |" in text
-    assert "gains of +0 % to +70 %. The page that this follows states 5 % to 200 %" in text
+    assert "gains of +0 % to +70 %." in text
     assert "| hf_Bert | 8 | not measured | not measured | no reason recorded |" in text
     assert text.count("**Not measured**") == len(tasks.names()) - len(synthetic_sweep.MODELS)
     assert "| precision | O1 (bfloat16) |" in text and "| batch size of a process | 32 (the task's own: 128) |" in text

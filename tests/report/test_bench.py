@@ -81,7 +81,7 @@ def test_a_bench_is_read_back_as_it_was_written(tmp_path: Path, capsys: pytest.C
 
 def test_a_variant_shows_its_speed_or_why_it_has_none() -> None:
     by_name = {cells[0]: cells for cells in report.task_rows(bench().tasks["a"], "bench")}
-    assert by_name["ours"][1] == "500.0 ms"
+    assert by_name["ours"][1] == "500 ms"
     assert "2.00× (1.90 to 2.10)" in by_name["ours"]
     assert "60 (60%)" in by_name["ours"]  # of the fastest product, 100 GFLOP/s
     assert "1.60× (1.50 to 1.70)" in by_name["fabric"]

@@ -5,73 +5,75 @@ import json
 from pathlib import Path
 
 import pytest
+from made_comparison import FASTER, changed, comparison
 
-from gallery_lib.measure.comparison import Check, Comparison, Parity
 from gallery_lib.report import plots, tables
-from gallery_lib.results import Results
+from gallery_lib.report.folded import unfolded
 from gallery_lib.stats import Ratio
-from gallery_lib.table import markdown_table, text_table
-
-ENVIRONMENT = {"device": "cpu", "cpu": "A CPU", "cores": 2, "isa": ["avx2"], "memory_bytes": 2**34, "python": "3", "torch": "2"}
+from gallery_lib.table import markdown_table, number, rate, seconds, text_table
 
 
-def results(p50: float) -> Results:
-    return Results(
-        task="resnet50",
-        config={"amp_level": "O0", "batch_size": 16, "image_size": 48, "threads": 2},
-        environment=ENVIRONMENT,
-        world_size=1,
-        nodes=1,
-        steps=20,
-        warmup_steps=2,
-        loss={"first": 7.0, "last": None, "curve": [[1, 7.0], [2, None]]},
-        metrics={"top1": 0.5},
-        step_seconds={"p50": p50, "p75": p50, "p90": p50, "p95": p50, "mean": p50},
-        samples_per_second={"per_device": 16 / p50, "global": 16 / p50, "whole_run": 3.0},
-        startup_seconds={"total": 10.0, "compile": 0.0},
-        page_faults=0.0,
-        phase_seconds={"input": 0.01, "forward": 0.3, "backward": 0.5, "optimizer": 0.1},
-        peak_memory_bytes={"host": 2**30, "device": None},
-        skipped_steps=0,
-        techniques={},
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        *((0.0, "0"), (0.25, "0.250"), (1.0, "1.00"), (9.999, "10.0"), (38.07, "38.1"), (24576.0, "24,600"), (-0.5, "-0.500")),
+        *((0.00123, "0.00123"), (0.000123, "0.00012"), (999.9, "1,000"), (float("inf"), "not finite")),
+    ],
+)
+def test_a_measured_value_has_three_significant_digits_and_thousands_separators(value: float, said: str) -> None:
+    assert number(value) == said
+
+
+def test_durations_and_rates_have_units() -> None:
+    assert [seconds(value) for value in (0.0123, 0.5, 1.234, 410.0)] == ["12.3 ms", "500 ms", "1.23 s", "410 s"]
+    assert rate(5333.3) == "5,330 samples/s"
+
+
+def test_the_verdict_comes_first_and_the_details_below_it_in_both_forms() -> None:
+    found = comparison(FASTER, 40)
+    text, markdown = tables.comparison_text(found), tables.comparison_markdown(found)
+    assert text.splitlines()[1].startswith("resnet50: 2.00× as fast as PyTorch eager in fp32")
+    assert markdown.startswith("**resnet50: 2.00× as fast as PyTorch eager in fp32")
+    details = (
+        "32.0 samples/s",
+        "64.0 samples/s",
+        "no GPU",
+        "held-out top1 (chance 0.100)",
+        "not finite",
+        "batch size 16, images 48 pixels high",
     )
-
-
-def comparison(speedup: Ratio | None, steps: int | None) -> Comparison:
-    check = Check("losses", speedup is not None, 0.5, 0.1, "step 2")
-    return Comparison(
-        task="resnet50",
-        folder="runs/x",
-        variants={"baseline": results(0.5), "compiler-opt": results(0.25)},
-        speedup=speedup,
-        parity=Parity(speedup is not None, [check]),
-        break_even_steps=steps,
-        verdict=speedup.verdict if speedup else "not comparable",
-        chance={"top1": 0.1},
-    )
-
-
-def test_a_speedup_is_given_with_interval_verdict_and_break_even() -> None:
-    text = tables.comparison_text(comparison(Ratio(2.0, 1.9, 2.1), 40))
-    for part in ("2.00× in steady state (interval 1.90 to 2.10): faster", "after 40 steps", "32.0 samples/s", "64.0 samples/s", "no GPU"):
-        assert part in text
-    assert "held-out top1 (chance 0.10)" in text
-    assert "not finite" in text
+    before, _, folded = markdown.partition("<details>")
+    for part in details:
+        assert part in text and part in folded and part not in before
+    assert "<details>" not in unfolded(markdown) and all(part in unfolded(markdown) for part in details)
 
 
 def test_without_parity_no_speedup_appears_anywhere() -> None:
     for text in (tables.comparison_text(comparison(None, None)), tables.comparison_markdown(comparison(None, None))):
         assert "not comparable" in text
-        assert "losses: 0.5 where 0.1 is allowed (step 2)" in text
-        assert "× in steady state" not in text
+        assert "losses: 0.500 where 0.100 is allowed, step 2" in text
+        assert "as fast as" not in text
         assert "FAILED" in text
 
 
-def test_break_even_has_words_for_every_case() -> None:
-    fast = Ratio(2.0, 1.9, 2.1)
-    assert "at once" in tables.break_even_line(comparison(fast, 0))
-    assert "never" in tables.break_even_line(comparison(fast, None))
-    assert "not comparable" in tables.break_even_line(comparison(None, None))
+@pytest.mark.parametrize(("rate_of_two", "reason"), [(60.0, False), (70.0, True)])
+def test_processes_that_share_cores_have_no_efficiency(rate_of_two: float, reason: bool) -> None:
+    one = changed(comparison(FASTER, 40), samples_per_second={"global": 64.0})
+    several = changed(one, world_size=2, samples_per_second={"global": rate_of_two}, config={"batch_size": 8})
+    said = tables.scaling_markdown(one, several)
+    assert "efficiency" not in said and "%" not in said
+    assert f"| {rate_of_two / 64:.2f}× |" in said
+    assert "2 share the same cores (16 samples a step alone, 8 a process together)" in said
+    assert ("one process does not keep all cores at work" in said) == reason
+
+
+@pytest.mark.parametrize(("rate_of_two", "efficiency", "reason"), [(120.0, "94%", False), (140.0, "109%", True)])
+def test_more_than_all_of_the_efficiency_has_its_reason(rate_of_two: float, efficiency: str, reason: bool) -> None:
+    one = changed(comparison(FASTER, 40), samples_per_second={"global": 64.0}, environment={"device": "2 × A GPU"})
+    several = changed(one, world_size=2, samples_per_second={"global": rate_of_two})
+    said = tables.scaling_markdown(one, several)
+    assert efficiency in said and "scaling efficiency" in said
+    assert ("More than 100 %: the two columns were measured one after the other" in said) == reason
 
 
 def test_tables_are_rectangular_in_both_forms() -> None:
@@ -99,19 +101,5 @@ def test_every_plot_has_a_table_of_what_it_shows(tmp_path: Path) -> None:
         (tmp_path / name / "steps.jsonl").write_text(json.dumps({"each_step_seconds": [9.0] * 2 + [step] * 18}) + "\n")
     assert plots.losses_rows(outcome) == [["step", "baseline", "compiler-opt"], ["1", "7.00", "7.00"], ["2", "not finite", "not finite"]]
     assert plots.step_times_rows(outcome)[3] == ["50 %", "500 ms", "250 ms"]
-    assert plots.break_even_rows(outcome)[1:] == [["0", "10.00 s", "10.00 s"], ["40", "30.00 s", "20.00 s"], ["60", "40.00 s", "25.00 s"]]
-    assert plots.throughput_rows(outcome)[1][2:] == ["32.0 samples/s", "3.0 samples/s"]
-
-
-@pytest.mark.parametrize(("amp_level", "isa", "said"), [("O1", ["avx2"], True), ("O1", ["avx2", "avx512_bf16"], False), ("O0", [], False)])
-def test_a_baseline_that_emulates_bfloat16_is_to_be_read_with_care(amp_level: str, isa: list[str], said: bool) -> None:
-    found = comparison(Ratio(20.0, 19.0, 21.0), 3)
-    variants = {
-        name: dataclasses.replace(
-            results, config={**results.config, "amp_level": amp_level}, environment={**results.environment, "isa": isa}
-        )
-        for name, results in found.variants.items()
-    }
-    found = dataclasses.replace(found, variants=variants)
-    for text in (tables.comparison_text(found), tables.comparison_markdown(found)):
-        assert ("eager fp32 (O0) would be faster" in text) == said
+    assert plots.break_even_rows(outcome)[1:] == [["0", "10.0 s", "10.0 s"], ["40", "30.0 s", "20.0 s"], ["60", "40.0 s", "25.0 s"]]
+    assert plots.throughput_rows(outcome)[1][2:] == ["32.0 samples/s", "3.00 samples/s"]

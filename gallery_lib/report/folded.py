@@ -1,0 +1,28 @@
+"""Parts of a notebook's output that are folded away until a reader opens them.
+
+`<details>` is HTML that JupyterLab keeps in the Markdown of a notebook that is not trusted, and that GitHub and the site
+show as well. The plain-text form of an output has everything unfolded.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gallery_lib.table import Rows, markdown_table
+
+IN_WORDS = "The same in words and figures"
+
+
+def folded(title: str, content: str) -> str:
+    """Return Markdown of which only the title is seen until it is opened."""
+    return f"<details>\n<summary>{title}</summary>\n\n{content}\n\n</details>"
+
+
+def unfolded(markdown: str) -> str:
+    """Return the text with what was `folded` standing below its title."""
+    return re.sub(r"<details>\n<summary>(.*?)</summary>\n\n(.*?)\n\n</details>", r"\1:\n\n\2", markdown, flags=re.DOTALL)
+
+
+def figure_in_words(alternative: str, rows: Rows | None) -> str:
+    """Return, folded, the alternative text of a figure and its table."""
+    return folded(IN_WORDS, f"{alternative}\n\n{markdown_table(rows)}") if rows else folded("The same in words", alternative)

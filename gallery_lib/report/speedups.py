@@ -1,0 +1,99 @@
+"""The speed-ups of several notebooks as one picture and one table, and that of one notebook as a small picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from gallery_lib.stats import Ratio
+from gallery_lib.table import Rows
+
+_COLOURS = {"faster": "#0072B2", "no measurable difference": "#999999", "slower": "#D55E00"}
+_GREY = "#CCCCCC"
+_HEIGHT = 0.62
+HERE = "this machine"
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """What a notebook's comparison on one process came to, and where. `ratio` is None where parity failed."""
+
+    name: str  # of the notebook
+    title: str
+    ratio: Ratio | None
+    verdict: str
+    conditions: str  # precision and sizes
+    machine: str  # HERE, or another one's name
+    date: str  # ISO 8601
+    code: str | None = None  # version of the code that was measured; None: not recorded
+    busy: bool = False  # the machine had something else to do
+
+    @property
+    def in_words(self) -> str:
+        """The speed-up with its interval, and that it is none where the interval holds 1."""
+        if self.ratio is None:
+            return self.verdict
+        return f"{self.ratio}" + ("" if self.verdict == "faster" else f", {self.verdict}")
+
+
+def rows(speedups: Sequence[Speedup]) -> Rows:
+    """A line for each notebook, with a link to it."""
+    header = ["notebook", "speed-up (interval)", "measured with", "measured on", "date"]
+    return [header, *([f"[{s.title}]({s.name}.ipynb)", s.in_words, s.conditions, s.machine, s.date[:10]] for s in speedups)]
+
+
+def figure(speedups: Sequence[Speedup]) -> Figure:
+    """A bar a notebook with its interval, and the line of PyTorch eager; hatched where another machine was measured."""
+    drawn = Figure(figsize=(7.0, 1.0 + 0.34 * len(speedups)), layout="constrained")
+    axes = drawn.subplots()
+    for place, one in enumerate(speedups):
+        _bar(axes, place, one, hatched=one.machine != HERE)
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set(yticks=range(len(speedups)), yticklabels=[s.title for s in speedups], xlabel="speed-up over PyTorch eager (line at 1)")
+    axes.set_ylim(len(speedups) - 0.4, -0.6)  # the first at the top
+    axes.set_xlim(0, 1.25 * max([1.0, *(s.ratio.high for s in speedups if s.ratio)]))
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_axisbelow(True)
+    elsewhere = any(s.machine != HERE for s in speedups)
+    axes.set_title("Accelerated backend over PyTorch eager" + (", hatched: another machine" if elsewhere else ""))
+    return drawn
+
+
+def _bar(axes: Any, place: float, one: Speedup, *, hatched: bool) -> None:
+    if one.ratio is None:
+        axes.text(0.05, place, one.verdict, va="center")
+        return
+    error = [[one.ratio.ratio - one.ratio.low], [one.ratio.high - one.ratio.ratio]]
+    colour, hatch = _COLOURS.get(one.verdict, _GREY), "///" if hatched else None
+    axes.barh(place, one.ratio.ratio, height=_HEIGHT, color=colour, hatch=hatch, edgecolor="white", xerr=error, capsize=3)
+    axes.text(one.ratio.high, place, f"  {one.ratio.ratio:.2f}×", va="center")
+
+
+def figure_text(speedups: Sequence[Speedup]) -> str:
+    """Alternative text of `figure`."""
+    machines = dict.fromkeys(s.machine for s in speedups)
+    parts = [f"on {machine}: " + "; ".join(f"{s.title} {s.in_words}" for s in speedups if s.machine == machine) for machine in machines]
+    return "Bar chart of speed-ups over PyTorch eager with their intervals, " + ". And ".join(parts) + "."
+
+
+def card(one: Speedup) -> Figure:
+    """One notebook's result, small: a bar for PyTorch eager at 1 and one for the accelerated backend with its interval."""
+    drawn = Figure(figsize=(3.2, 1.5), layout="constrained")
+    axes = drawn.subplots()
+    axes.barh(0, 1.0, height=_HEIGHT, color=_GREY)
+    _bar(axes, 1, one, hatched=False)
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set(yticks=[0, 1], yticklabels=["PyTorch\neager", "accele-\nrated"], title=one.title)
+    axes.set_ylim(1.5, -0.5)
+    axes.set_xlim(0, 1.35 * max(1.0, one.ratio.high if one.ratio else 1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(one.conditions, fontsize=8)
+    return drawn
+
+
+def card_text(one: Speedup) -> str:
+    """Alternative text of `card`."""
+    return f"{one.title}: accelerated backend over PyTorch eager, {one.in_words}; {one.conditions}, on {one.machine}."

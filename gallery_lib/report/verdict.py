@@ -1,0 +1,181 @@
+"""A comparison in sentences: the verdict in one line, what to read it with, and why a check that passed may be believed.
+
+The line is the same in a terminal, in a notebook and in `gallery show`. Details stand below it (tables.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gallery_lib import hardware
+from gallery_lib.results import Results
+from gallery_lib.table import number
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.comparison import Check, Comparison
+
+BASELINE = "PyTorch eager"
+"""What the variant called `baseline` is."""
+
+
+def precision(results: Results) -> str:
+    """Return what a run computes in: `fp32`, or `bf16 autocast`."""
+    if results.config["amp_level"] == "O0":
+        return "fp32"
+    asked = results.config.get("amp_dtype", "auto")
+    dtype = "bf16" if asked == "auto" and results.environment["device"] == "cpu" else asked
+    return "autocast" if dtype == "auto" else f"{dtype} autocast"
+
+
+def input_size(results: Results) -> str:
+    """Return how large a sample is, `64×64 pixels` or `32 tokens`; '' where it is not recorded."""
+    if recorded := results.data.get("input"):
+        return str(recorded)
+    if height := results.config.get("image_size"):  # of a run that did not record it
+        return f"images {height} pixels high"
+    length = results.config.get("sequence_length")
+    return f"{length} tokens or frames" if length else ""
+
+
+def batch(results: Results) -> str:
+    """Return what a step takes: `batch size 16, 64×64 pixels`."""
+    a_process = " a process" if results.world_size > 1 else ""
+    return ", ".join(filter(None, [f"batch size {results.config['batch_size']}{a_process}", input_size(results)]))
+
+
+def task_name(task: str) -> str:
+    """Return a task's name: of one in a file, the file's name and the object's."""
+    file, _, name = task.rpartition(":")
+    return f"{file.replace(chr(92), '/').rpartition('/')[2]}:{name}" if file else task
+
+
+def _subject(comparison: Comparison) -> str:
+    results = comparison.baseline
+    where = f" on {results.world_size} processes" if results.world_size > 1 else ""
+    return f"{task_name(comparison.task)}{where}"
+
+
+def _compared_with(comparison: Comparison) -> str:
+    """Return the baseline and the precision: `PyTorch eager in fp32`."""
+    first = next(iter(comparison.variants))
+    name = BASELINE if first == "baseline" else first
+    before, after = precision(comparison.baseline), precision(comparison.candidate)
+    return f"{name} in {before}" if before == after else f"{name} in {before}, itself in {after}"
+
+
+def duration(seconds: float) -> str:
+    """Return `34 s`, `3.3 min` or `2.1 h`."""
+    if seconds < 60:
+        return f"{number(seconds)} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _break_even(comparison: Comparison) -> str:
+    """Return what is said of the longer start-up; '' where nothing can be, without a gain for one."""
+    steps = comparison.break_even_steps
+    if comparison.verdict != "faster" or steps is None:
+        return ""
+    if steps == 0:
+        return "its start-up is no longer"
+    time = duration(steps * comparison.candidate.step_seconds["p50"])
+    return f"start-up paid for after {steps:,} step{'' if steps == 1 else 's'} ({time})"
+
+
+def one_line(comparison: Comparison) -> str:
+    """Return the verdict: model, speed-up with its interval, parity and break-even, or which check failed."""
+    subject, other = _subject(comparison), _compared_with(comparison)
+    ratio = comparison.speedup
+    if ratio is None:
+        failed = "; ".join(
+            f"{c.name}: {number(c.worst)} where {number(c.limit)} is allowed, {c.where}" for c in comparison.parity.checks if not c.passed
+        )
+        return f"{subject}: not comparable with {other}, since it does not compute the same training ({failed}), so no speed-up is given."
+    level = "interval" if comparison.confidence is None else f"{100 * comparison.confidence:.4g} % interval"
+    interval = f"{level} {ratio.low:.2f} to {ratio.high:.2f}"
+    if comparison.verdict == "no measurable difference":
+        said = f"no measurable difference from {other} ({ratio.ratio:.2f}×, {interval})"
+    else:
+        slower = ", so slower" if comparison.verdict == "slower" else ""
+        said = f"{ratio.ratio:.2f}× as fast as {other} ({interval}){slower}"
+    return f"{subject}: " + ", ".join(filter(None, [said, "same training (parity passed)", _break_even(comparison)])) + "."
+
+
+def busy_line(comparison: Comparison) -> str:
+    """Return what else wanted the machine; '' for a quiet one."""
+    reasons = comparison.load.reasons() if comparison.load else []
+    return f"The machine was busy: {'; '.join(reasons)}; repeat it when it is quiet." if reasons else ""
+
+
+def caution_line(comparison: Comparison) -> str:
+    """What makes the baseline slower than what one would pick instead, or ''."""
+    r = comparison.baseline
+    if r.config["amp_level"] == "O0" or not hardware.emulated_bf16(r.environment):
+        return ""
+    return (
+        "Read with care: this CPU has no bfloat16 units, so the baseline emulates them, and eager fp32 (O0) would be faster than it. "
+        "Compare at O0 to see what is gained over that."
+    )
+
+
+def lines(comparison: Comparison) -> list[str]:
+    """Return the verdict, and below it what a reader must know before any figure."""
+    return [*filter(None, [one_line(comparison), busy_line(comparison), caution_line(comparison)])]
+
+
+def break_even_line(comparison: Comparison) -> str:
+    """Return, as a sentence, after how many steps the longer start-up has paid, or why there is no such number."""
+    if comparison.speedup is None:
+        return "There is no break-even: the two are not comparable."
+    if comparison.verdict == "no measurable difference":
+        return "There is no break-even: there is no measurable difference between the steps of the two."
+    if comparison.verdict == "slower":
+        return "There is no break-even: steps are not shorter on this machine."
+    said = _break_even(comparison)
+    return f"Break-even: {said}." if said else "There is no break-even: over all steps, those of both take as long in the median."
+
+
+def conditions_line(comparison: Comparison) -> str:
+    """What the figures must be read with."""
+    r = comparison.baseline
+    pair = " and ".join(dict.fromkeys(map(precision, comparison.variants.values())))
+    processes = f"{r.world_size} process{'' if r.world_size == 1 else 'es'}"
+    threads = f"{r.config['threads']} thread{'' if r.config['threads'] == 1 else 's'}"
+    return (
+        f"{task_name(r.task)}, {pair}, {batch(r)}, {processes} × {threads}; "
+        f"baseline: PyTorch eager, default layout and allocator. {hardware.describe(r.environment)}"
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Parity
+
+
+_ASKED = {
+    "same start": "Whether baseline, candidate and a float64 run begin with the same weights and batches, to the bit. Counted is what "
+    "differs.",
+    "losses": "How far a loss of the candidate is from that of the same training in float64.",
+    "gradients": "How far a parameter's gradient is from the same gradient in float64, relative to its length: 0 is the same, 1 is as far "
+    "off as a gradient of zeros.",
+    "gradient scale": "How much longer or shorter a parameter's gradient is than the baseline's, over several batches, as a part of its "
+    "length. A wrong factor shows here, and rounding hardly does.",
+}
+
+
+def asked_by(check: Check) -> str:
+    """Return what a check compares, relative to what, and why its limit is where it is."""
+    said = _ASKED.get(check.name, "")
+    if check.baselines is None or not math.isfinite(check.limit):
+        return said
+    return (
+        f"{said} The baseline itself is {number(check.baselines)} off there, by rounding alone. So the limit is three times that and a "
+        f"tolerance, together {number(check.limit)}; {number(check.worst)} is {_judged(check)}."
+    )
+
+
+def _judged(check: Check) -> str:
+    if not check.passed:
+        return "more than rounding explains"
+    return (
+        "no more than the baseline's own" if check.worst <= (check.baselines or 0.0) else "within what rounding in another order explains"
+    )
