@@ -42,7 +42,9 @@ def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> 
     if options.backend not in _BACKENDS:
         known = ", ".join(sorted(_BACKENDS))
         raise InputError(f"unknown compiler backend `{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}.")
-    return _BACKENDS[options.backend](model, options, device)
+    done = _BACKENDS[options.backend](model, options, device)
+    go_through(model, _with_guards_on_hooks)
+    return done
 
 
 def read_ahead() -> None:
@@ -94,10 +96,8 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     found = regions.find(model) if options.repeated_blocks_once else None
     if found is None:
         model.compile(backend=name, options=compile_options or None)
-        go_through(model, _with_guards_on_hooks)
         return done
     regions.compile_regions(model, found, backend=name, options=compile_options or None)
-    go_through(model, _with_guards_on_hooks)
     return f"{done}, {found.blocks} repeated blocks compiled once for each of {len(found.groups)} kinds"
 
 

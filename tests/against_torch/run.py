@@ -64,6 +64,10 @@ def run(case: Case, server: Server) -> Verdict:
         if raised := [r for r in ours if r["outcome"] == "raised"]:
             if any(r["outcome"] == "raised" and "RanOutError" not in r["message"] for r in plain):
                 return Verdict(case, RAISES, [raised[0]["message"].splitlines()[0]])
+            if case.config in COMPILED:
+                compiled, _ = _side(case, "compiled", server, folder)
+                if any(r["outcome"] == "raised" and r["message"] == raised[0]["message"] for r in compiled):
+                    return Verdict(case, AS_COMPILE, [f"raised: {_one_line(raised[0])}"])
             return Verdict(case, FAILED, [f"raised: {_one_line(raised[0])}"])
         if raised := [r for r in plain if r["outcome"] == "raised"]:
             return Verdict(case, FAILED, [f"process: plain PyTorch raises, the product does not: {_one_line(raised[0])}"])
