@@ -39,7 +39,7 @@ class Others:
     """CPU time that processes outside the comparison took over a period, in cores."""
 
     cores: float
-    name: str  # of the process that took most; "" where none of them is visible from here
+    name: str  # of the program whose processes took most; "" where none of them is visible from here
     its_cores: float
 
 
@@ -78,7 +78,7 @@ class MachineLoad:
 def _of_others(others: Others | None, cores: int, when: str) -> str:
     if others is None or others.cores <= OTHER_CORES:
         return ""
-    most = f", most of it `{others.name}` ({others.its_cores:.1f})" if others.name else ""
+    most = f", most of all `{others.name}` ({others.its_cores:.1f})" if others.name else ""
     return f"other processes took {others.cores:.1f} of {cores} cores {when}{most}"
 
 
@@ -137,21 +137,19 @@ def others_between(looks: Sequence[Look], *, with_hidden: bool) -> Others | None
     """
     if len(looks) < 2 or looks[-1].at <= looks[0].at:
         return None
-    taken: dict[tuple[int, float], float] = {}
-    names: dict[tuple[int, float], str] = {}
+    taken: dict[str, float] = {}  # by program: a build, say, is many short processes
     for before, after in pairwise(looks):
         for process, (name, spent) in after.others.items():
             born = before.others.get(process, (name, 0.0))[1]
-            taken[process] = taken.get(process, 0.0) + max(0.0, spent - born)
-            names[process] = name
+            taken[name] = taken.get(name, 0.0) + max(0.0, spent - born)
     elapsed = looks[-1].at - looks[0].at
     visible = sum(taken.values())
     busy, own = (getattr(looks[-1], name) - getattr(looks[0], name) for name in ("busy", "own"))
     hidden = max(0.0, busy - own) if with_hidden else 0.0
-    most = max(taken, key=lambda process: taken[process], default=None)
+    most = max(taken, key=lambda name: taken[name], default=None)
     if most is None or taken[most] == 0.0:
         return Others(hidden / elapsed, "", 0.0)
-    return Others(max(visible, hidden) / elapsed, names[most], taken[most] / elapsed)
+    return Others(max(visible, hidden) / elapsed, most, taken[most] / elapsed)
 
 
 def drift(rounds: Sequence[Sequence[float]]) -> float | None:

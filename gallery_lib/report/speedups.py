@@ -52,13 +52,14 @@ def figure(speedups: Sequence[Speedup]) -> Figure:
     for place, one in enumerate(speedups):
         _bar(axes, place, one, hatched=one.machine != HERE)
     axes.axvline(1.0, color="black", linewidth=1)
-    axes.set(yticks=range(len(speedups)), yticklabels=[s.title for s in speedups], xlabel="speed-up over PyTorch eager (line at 1)")
+    axes.set(yticks=range(len(speedups)), yticklabels=[s.title for s in speedups], xlabel="times as fast as PyTorch eager (the line)")
     axes.set_ylim(len(speedups) - 0.4, -0.6)  # the first at the top
     axes.set_xlim(0, 1.25 * max([1.0, *(s.ratio.high for s in speedups if s.ratio)]))
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
-    elsewhere = any(s.machine != HERE for s in speedups)
-    axes.set_title("Accelerated backend over PyTorch eager" + (", hatched: another machine" if elsewhere else ""))
+    notes = ["grey: no measurable difference"] if any(s.verdict == "no measurable difference" for s in speedups) else []
+    notes += ["hatched: another machine"] if any(s.machine != HERE for s in speedups) else []
+    drawn.suptitle("\n".join(filter(None, ["Accelerated backend over PyTorch eager", "; ".join(notes)])), fontsize=10)
     return drawn
 
 

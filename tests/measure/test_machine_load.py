@@ -26,6 +26,11 @@ def test_the_process_that_took_most_is_named_and_all_are_added_up() -> None:
     assert others_between(looks, with_hidden=False) == Others(pytest.approx(0.9), "compiler", pytest.approx(0.8))
 
 
+def test_many_short_processes_of_one_program_are_added_up_under_its_name() -> None:
+    begun = Look(10.0, 0.5, 0.0, 0.0, 100.0, 0.0, {(number, 5.0): ("cc1plus", 2.0) for number in range(4)} | {(9, 1.0): ("editor", 3.0)})
+    assert others_between([seen(0.0), begun], with_hidden=False) == Others(pytest.approx(1.1), "cc1plus", pytest.approx(0.8))
+
+
 def test_a_process_that_began_meanwhile_counts_and_one_that_ended_keeps_what_was_seen_of_it() -> None:
     looks = [seen(0.0), seen(5.0, short=2.0), seen(10.0)]
     assert others_between(looks, with_hidden=False) == Others(pytest.approx(0.2), "short", pytest.approx(0.2))

@@ -92,9 +92,9 @@ def test_sizes_have_units_also_of_runs_that_did_not_record_them(data: dict, conf
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        ({"turns": Others(1.2, "cc1plus", 0.9)}, "other processes took 1.2 of 2 cores during the turns, most of it `cc1plus` (0.9)"),
+        ({"turns": Others(1.2, "cc1plus", 0.9)}, "other processes took 1.2 of 2 cores during the turns, most of all `cc1plus` (0.9)"),
         ({"turns": Others(0.6, "", 0.0)}, "other processes took 0.6 of 2 cores during the turns"),
-        ({"start_up": Others(0.9, "rsync", 0.9)}, "other processes took 0.9 of 2 cores before the turns, most of it `rsync` (0.9)"),
+        ({"start_up": Others(0.9, "rsync", 0.9)}, "other processes took 0.9 of 2 cores before the turns, most of all `rsync` (0.9)"),
         ({"stolen": 0.07}, "the hypervisor gave 7% of the CPU time to other machines"),
         ({"load_average": [9.2, 8.1]}, "the load average was 9.2 before and 8.1 after, on 2 cores"),
         ({"drift": {"baseline": 0.22}}, "steps of baseline took 22% longer in the last third of its turns than in the first"),
