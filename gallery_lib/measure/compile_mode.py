@@ -1,8 +1,8 @@
 """Which of torch.compile's modes is the fastest for a task on this machine: found by measurement, then kept.
 
-`torch.compile-best` takes turns with itself in another mode for a few steps. A mode that fails, or whose start-up takes too long, is
-dropped with the reason. The default mode stays unless another is faster by more than noise. What was found is kept in the cache folder
-for the same options, code, versions and machine; delete the file to have it measured anew.
+`torch.compile-best` takes turns with itself in another mode for a few steps. A mode that fails is dropped with the reason, and so is one
+other than the default whose start-up takes too long. The default mode stays unless another is faster by more than noise. What was
+found is kept in the cache folder for the same options, code, versions and machine; delete the file to have it measured anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gallery_lib.results import write_json
 from gallery_lib.table import seconds
 
 START_UP_LIMIT_SECONDS = 300.0
-"""Of a mode; compiling a model for the first time takes 15 to 90 s on two cores."""
+"""Of a mode other than the default, which takes 15 to 90 s on two cores when a model is compiled for the first time."""
 LEAST_GAIN = 1.02
 """How many times as fast as the default mode another one has to be: less is within the noise of these few steps."""
 TURNS = Turns(warmup_steps=4, rounds=4, block_steps=4, probe_batches=1)
@@ -94,7 +94,8 @@ def choose(config: TrainConfig, modes: Mapping[str, Variant], folder: Path, bar:
     path = _path(config, modes)
     if kept := _kept(path, modes):
         return kept
-    limited = {mode: dataclasses.replace(variant, start_up_limit_seconds=START_UP_LIMIT_SECONDS) for mode, variant in modes.items()}
+    limits = {mode: None if mode == DEFAULT_MODE else START_UP_LIMIT_SECONDS for mode in modes}
+    limited = {mode: dataclasses.replace(variant, start_up_limit_seconds=limits[mode]) for mode, variant in modes.items()}
     failed: dict[str, GalleryError] = {}
     found = lineup.take_turns(limited, LaunchConfig(), TURNS, folder, bar, label, dropped=failed)
     rounds = {mode: found[mode].rounds for mode in modes if mode in found}
