@@ -24,6 +24,7 @@ if __name__ == "__main__":
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of
 from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate
+from gallery_lib.progress import busy
 
 
 def main() -> int:
@@ -34,8 +35,14 @@ def main() -> int:
     parser.add_argument("--val", type=int, default=SegmentationSpec.val, help="held-out images (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SegmentationSpec.seed, help="seed of all images (default: %(default)s)")
     args = parser.parse_args()
+
+    def body() -> None:
+        with busy("making images and masks", patience=1.0):
+            done = generate(args.out, SegmentationSpec(args.train, args.val, args.seed))
+        print(done)
+
     return exit_code_of(
-        lambda: print(generate(args.out, SegmentationSpec(args.train, args.val, args.seed))),
+        body,
         error_prefix="mock_segmentation",
         interrupted="mock_segmentation: interrupted; nothing was left behind",
     )

@@ -24,6 +24,7 @@ if __name__ == "__main__":
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of
 from gallery_lib.data.speech.mock_speakers import SpeakerSpec, generate
+from gallery_lib.progress import busy
 
 
 def main() -> int:
@@ -35,8 +36,14 @@ def main() -> int:
     parser.add_argument("--utterances", type=int, default=SpeakerSpec.utterances, help="of each speaker (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SpeakerSpec.seed, help="seed of everything (default: %(default)s)")
     args = parser.parse_args()
+
+    def body() -> None:
+        with busy("making mock speakers", patience=1.0):
+            done = generate(args.out, SpeakerSpec(args.train, args.val, args.utterances, args.seed))
+        print(done)
+
     return exit_code_of(
-        lambda: print(generate(args.out, SpeakerSpec(args.train, args.val, args.utterances, args.seed))),
+        body,
         error_prefix="mock_speakers",
         interrupted="mock_speakers: interrupted; nothing was left behind",
     )

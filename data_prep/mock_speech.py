@@ -25,6 +25,7 @@ if __name__ == "__main__":
 from gallery_lib import paths
 from gallery_lib.command import exit_code_of
 from gallery_lib.data.speech.mock_speech import SpeechSpec, generate
+from gallery_lib.progress import busy
 
 
 def main() -> int:
@@ -39,8 +40,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help=f"seed of language and utterances (default: {default.seed})")
     values = vars(parser.parse_args())
     root = values.pop("out") or paths.data_dir("speech-small")
+
+    def body() -> None:
+        with busy("making mock speech", patience=1.0):
+            done = generate(root, dataclasses.replace(default, **{name: value for name, value in values.items() if value is not None}))
+        print(done)
+
     return exit_code_of(
-        lambda: print(generate(root, dataclasses.replace(default, **{name: value for name, value in values.items() if value is not None}))),
+        body,
         error_prefix="mock_speech",
         interrupted=f"mock_speech: interrupted; {root} was not made",
     )

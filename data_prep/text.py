@@ -27,6 +27,7 @@ if __name__ == "__main__":
 from gallery_lib.command import exit_code_of
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.text.tokenized import prepare
+from gallery_lib.progress import busy
 
 
 def main() -> int:
@@ -37,7 +38,8 @@ def main() -> int:
     args = parser.parse_args()
 
     def body() -> None:
-        done = prepare(args.data_dir, args.out)
+        with busy("reading the text and making its vocabulary", patience=1.0):
+            done = prepare(args.data_dir, args.out)
         counts = "; ".join(f"{kind}: {count['train']:,} + {count['held_out']:,}" for kind, count in done.tokens.items())
         state = f"made now in {done.seconds:.1f} s" if done.made else "complete already"
         print(f"{printable(done.root)}: {done.source}; training and held-out tokens, {counts}; {state}", *done.notices, sep="\n")

@@ -39,13 +39,15 @@ def launch_single_task(arguments: Sequence[str]) -> int:
 
             print(launcher.dry_run(config, launch_config))
             return
+        from gallery_lib.phases import IMPORTS
+        from gallery_lib.progress import Progress
         from gallery_lib.torchrun import Torchrun
 
-        with Torchrun(config, launch_config) as ahead:  # it imports torch while this process does
-            from gallery_lib import launcher
-            from gallery_lib.report import tables
-
-            results = launcher.launch(config, launch_config, ahead=ahead)
+        with Progress() as progress, Torchrun(config, launch_config) as ahead:  # it imports torch while this process does
+            with progress.ticking(IMPORTS):
+                from gallery_lib import launcher
+                from gallery_lib.report import tables
+            results = launcher.launch(config, launch_config, progress=progress, ahead=ahead)
         if results is not None:
             print(tables.results_text(results))
             print(f"results: {results.config['run_dir']}/results.json")
@@ -121,8 +123,8 @@ Completion, from the next shell on
   gallery completion zsh > "${fpath[1]}/_gallery"
 
 Colours and progress
-  A terminal gets bars and a table that is kept up to date; a file, a pipe and a terminal that calls itself dumb get a
-  plain line now and then. NO_COLOR=1 switches colours off.
+  A terminal gets a line or a table that is kept up to date; a file, a pipe and a terminal that calls itself dumb get a
+  plain line when a phase begins and now and then. NO_COLOR=1 switches colours off.
 
 Exit codes
   0 done; 1 a run failed, or a regression was found; 2 bad input, and nothing was started; 130 interrupted

@@ -1,4 +1,4 @@
-"""Starts the processes of a training run with torchrun, shows how it goes, and ends all of them when it should.
+"""Starts the processes of a training run with torchrun, shows in which phase it is, and ends all of them when it should.
 
 `launch(config)` waits for the result; `start(config)` returns a Job at once (measure/ has two alive). Both raise
 InputError before anything is started when the request makes no sense, and RunFailed, with the failing rank's
@@ -8,7 +8,6 @@ supervisor: an interrupt, a killed kernel or a killed worker ends every one of t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -19,23 +18,28 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gallery_lib import hardware, options, paths, tasks
+from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError, RunFailed
 from gallery_lib.log import last_step
+from gallery_lib.phases import IMPORTS, PHASES_FILE, Phase
 from gallery_lib.precision import autocast_dtype
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE, can_fork, end_supervised, interruptible, supervised
-from gallery_lib.progress import Progress
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at, can_fork, end_supervised, interruptible, supervised
+from gallery_lib.progress import Progress, shown_on
 from gallery_lib.results import Results, read_results
+from gallery_lib.run_view import RunView
 from gallery_lib.spawn import HELD_FILE, HELD_VARIABLE
 from gallery_lib.tasks import memory
 from gallery_lib.torchrun import Torchrun, environment_of
 
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+_LOOK_SECONDS = 0.2
+_MAKES_IT_NO_LONGER = ("run_dir", "seed", "tensorboard", "log_interval", "lr", "weight_decay")
 
 
 def _check(config: TrainConfig, launch: LaunchConfig) -> None:
@@ -95,14 +99,16 @@ class Job:
         command: list[str],
         environment: Mapping[str, str],
         *,
-        show_log: bool,
+        say: Callable[[str], None] | None,
         ahead: Torchrun | None = None,
     ) -> None:
         assert config.run_dir is not None
         self.config, self.launch, self.command = config, launch, command
         self.run_dir = Path(config.run_dir)
         self.last_lines: deque[str] = deque(maxlen=20)
-        self._show_log = show_log
+        self.began = time.time() if ahead is None else began_at()  # seconds since the epoch
+        self._say = say
+        self._cache = Path(environment.get("TORCHINDUCTOR_CACHE_DIR") or cache.environment()["TORCHINDUCTOR_CACHE_DIR"])
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
             self._process = (
@@ -117,8 +123,8 @@ class Job:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.last_lines.append(line.rstrip("\n"))
-            if self._show_log:
-                print(line, end="", flush=True)
+            if self._say is not None:
+                self._say(line.rstrip("\n"))
 
     def running(self) -> bool:
         """Whether the run has not ended yet."""
@@ -136,11 +142,12 @@ class Job:
         """Steps logged so far."""
         return last_step(self.run_dir)
 
-    def total_steps(self) -> int | None:
-        """Steps that the run will take, once it has said so."""
-        with contextlib.suppress(OSError, json.JSONDecodeError):
-            return json.loads((self.run_dir / "config.json").read_text())["max_steps"]
-        return None
+    def view(self, progress: Progress, *, name: str = "", part: str | None = None, command: Mapping[str, Any] | None = None) -> RunView:
+        """Return what shows the phases of this run, see RunView; `command` is what tells it from others with the same options."""
+        asked = {option: value for option, value in options.to_mapping(self.config).items() if option not in _MAKES_IT_NO_LONGER}
+        what = {**asked, "processes": self.launch.nproc_per_node, "hosts": self.launch.nnodes, **(command or {})}
+        before = IMPORTS if self.launch.node_rank == 0 else f"running on host {self.launch.node_rank}, phases are shown on host 0"
+        return RunView(progress, self.run_dir, Phase(before, self.began), what, self._cache, name=name, part=part)
 
     def stop(self) -> None:
         """End every process of the run; returns when they are gone."""
@@ -196,7 +203,7 @@ def start(
     *,
     module: str = "gallery_lib.worker",
     environment: Mapping[str, str] | None = None,
-    show_log: bool = False,
+    say: Callable[[str], None] | None = None,
     torchrun: bool = True,
     held: bool = False,
     ahead: Torchrun | None = None,
@@ -206,7 +213,7 @@ def start(
     Args:
         module: what each process runs with `python -m`; it takes the options of TrainConfig.
         environment: more variables for the processes.
-        show_log: pass rank 0's log lines on to standard output.
+        say: gets rank 0's log lines as they come.
         torchrun: False starts the processes of a run on one host directly, which saves the seconds of torchrun's own start.
         held: such a run waits after its imports for `Job.release()`.
         ahead: a torchrun, started for these very options, to use.
@@ -218,13 +225,14 @@ def start(
         config = dataclasses.replace(config, run_dir=str(paths.new_run_dir(name)))
     assert config.run_dir is not None
     Path(config.run_dir).mkdir(parents=True, exist_ok=True)
-    for old in [*Path(config.run_dir).glob("error-rank*.json"), *Path(config.run_dir).glob(HELD_FILE)]:
-        old.unlink()
+    for name in ("error-rank*.json", HELD_FILE, PHASES_FILE):
+        for old in Path(config.run_dir).glob(name):
+            old.unlink()
     command = torchrun_command(config, launch, module) if torchrun else _direct_command(config, launch, module)
     variables = {**environment_of(config, launch), **(environment or {}), **({HELD_VARIABLE: "1"} if held else {})}
     if ahead is not None and (not torchrun or ahead.environment != variables):
         raise ValueError("that torchrun was started for other options")
-    return Job(config, launch, command, variables, show_log=show_log, ahead=ahead)
+    return Job(config, launch, command, variables, say=say, ahead=ahead)
 
 
 @interruptible("the run")
@@ -233,30 +241,27 @@ def launch(
     launch: LaunchConfig | None = None,
     *,
     show_log: bool = True,
-    progress: bool = True,
+    progress: bool | Progress = True,
     ahead: Torchrun | None = None,
 ) -> Results | None:
-    """Run to the end and return what was measured, with a progress bar and rank 0's log on the way.
+    """Run to the end and return what was measured; the phase that the run is in and rank 0's log are shown on the way.
 
     Prints the equivalent command line first. Raises RunFailed when a process fails, InputError on bad input, Interrupted
-    when it is stopped.
+    when it is stopped. `progress` may be one that is open already.
     """
-    job = start(config, launch, show_log=show_log, ahead=ahead)
-    bar: Progress | None = None
-    try:
-        line = shlex.join(["python3", "launch_single_task.py", *options.command_line(job.launch, job.config)])
-        print("$ " + line.encode("utf-8", "backslashreplace").decode(), flush=True)  # a folder's name may be any bytes
-        while job.running():
-            total = job.total_steps()
-            if bar is None and total:
-                bar = Progress("training", total, enabled=progress)
-            if bar is not None:
-                bar.update(job.steps_done())
-            time.sleep(0.2)
-        if bar is not None:
-            bar.update(job.steps_done())
-        return job.result()
-    finally:
-        if bar is not None:
-            bar.close()
-        job.stop()
+    with shown_on(progress) as shown:
+        job = start(config, launch, say=shown.say if show_log else None, ahead=ahead)
+        try:
+            line = shlex.join(["python3", "launch_single_task.py", *options.command_line(job.launch, job.config)])
+            shown.say("$ " + line.encode("utf-8", "backslashreplace").decode())  # a folder's name may be any bytes
+            view = job.view(shown)
+            while job.running():
+                view.look()
+                time.sleep(_LOOK_SECONDS)
+            ended = time.time()
+            view.look()
+            results = job.result()
+            view.keep(ended)
+            return results
+        finally:
+            job.stop()

@@ -30,7 +30,7 @@ from gallery_lib import hardware, optim, options, paths, precision, stats, tasks
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
-from gallery_lib.compiler import allocator
+from gallery_lib.compiler import allocator, compilations
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.data.early_workers import EarlyWorkers
@@ -39,6 +39,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.kernels import calls, usage
 from gallery_lib.log import RunLog
 from gallery_lib.optim.updates import Updates
+from gallery_lib.phases import DATA, ENDING, EVALUATION, MODEL, TRAINING, WARM_UP, PhaseLog
 from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at
 from gallery_lib.recipe import Plain, Recipe
 from gallery_lib.results import Results, data_lines, write_results
@@ -62,6 +63,7 @@ class Session:
     updates: Updates
     autocast_dtype: torch.dtype | None
     log: RunLog
+    phases: PhaseLog
     clock: StepClock
     techniques: dict[str, str]
     propagate: Callable[[Tensor], Any]
@@ -155,6 +157,8 @@ def _training_state_bytes(task: Task) -> int:
 def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
     """Everything that a run needs, before its first step."""
     assert config.threads is not None and config.run_dir is not None
+    phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)
+    phases.begin(DATA)
     torch.set_num_threads(config.threads)
     task = tasks.of(config)
     splits = task.data(config)
@@ -163,6 +167,7 @@ def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
         loader.begin()
     if config.compiler_opt and allocator.active() and process_group.device().type == "cpu":
         allocator.touch_ahead(_training_state_bytes(task))  # while one core imports, draws weights and traces
+    phases.begin(MODEL)
     torch.manual_seed(config.seed)
     model = task.build_model()
     observer.model_built(model)
@@ -189,6 +194,7 @@ def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
         updates=Updates(ready.optimizer, scaler, schedule, config.max_grad_norm),
         autocast_dtype=ready.autocast_dtype,
         log=RunLog(Path(config.run_dir), rank=process_group.rank(), tensorboard=config.tensorboard),
+        phases=phases,
         clock=StepClock(ready.loader.device.type),
         techniques=ready.techniques,
         propagate=ready.propagate,
@@ -245,15 +251,21 @@ def evaluate(session: Session) -> dict[str, float]:
     return session.task.summary(means) if session.task.summary else {name: float(mean) for name, mean in means.items()}
 
 
-def _run_steps(session: Session, total_steps: int, observer: Observer) -> list[list[float]]:
+def _run_steps(session: Session, warmup: int, total_steps: int, observer: Observer) -> list[list[float]]:
     """Train, logging every `log_interval` steps; returns the loss curve [[step, loss], …], every step."""
-    config, clock = session.config, session.clock
+    config, clock, phases = session.config, session.clock, session.phases
     curve: list[list[float]] = []
+    if warmup:
+        phases.begin(WARM_UP)
+    else:
+        phases.begin(TRAINING, total=total_steps)
     clock.start()
     for epoch, step, batch in _batches(session, total_steps):
         clock.phase_done("input")
         observer.before_step(session, step, batch)
         session.step(batch)
+        if step + 1 == warmup:  # the last step that does not count notes it
+            phases.begin(TRAINING, count=warmup, total=total_steps)
         clock.step_done()
         if (step + 1) % config.log_interval == 0 or step + 1 == total_steps:
             since = len(curve)
@@ -346,11 +358,15 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 session.log.say(f"data  {line}")
         session.model.train()
         ready_seconds = time.time() - launched_at
-        curve = _run_steps(session, total_steps, observer)
+        with compilations.observed(session.phases.compilation_began, session.phases.compilation_ended):
+            curve = _run_steps(session, warmup, total_steps, observer)
         durations = session.clock.read()
         trained_seconds = ready_seconds + sum(durations)
         observer.after_training(session)
+        if config.evaluate:
+            session.phases.begin(EVALUATION)
         metrics = evaluate(session) if config.evaluate else {}
+        session.phases.begin(ENDING)
         if metrics:
             session.log.metrics(metrics, total_steps)
         step_seconds = stats.percentiles(durations[warmup:])

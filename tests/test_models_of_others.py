@@ -80,7 +80,7 @@ def test_an_accelerated_model_computes_the_same_gradients(build: Any, capfd: pyt
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
     assert list(accelerated.state_dict()) == keys
     said = capfd.readouterr().err
-    assert f"compiling {type(plain).__name__}: usually 20 to 60 s" in said
+    assert f"compiling {type(plain).__name__}; later starts take it from the cache" in said
     breaks = techniques(accelerated).get("graph breaks")
     if build is branching:
         assert breaks and breaks.startswith("1: ") and "ata-dependent" in breaks

@@ -1,4 +1,4 @@
-"""Progress, and what it turns into where nothing can be drawn over; colours go when that is asked for."""
+"""Progress: a clock for each phase, estimates with grounds only, and three outlets; colours go when that is asked for."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import re
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gallery_lib.progress import Progress, shown_on
+
 BAR = """
 from gallery_lib.progress import Progress
-bar = Progress("training", 3, line_seconds=0.0)
-for step in (1, 2, 3):
-    bar.update(step)
-bar.close()
+with Progress(line_seconds=0.0) as progress:
+    progress.show("data")
+    for step in (1, 2, 3):
+        progress.show("training", count=step, total=3)
 """
 TABLE = """
 from gallery_lib.batch import live
@@ -56,15 +59,133 @@ def elsewhere(code: str, checkout: Path) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
-def test_a_bar_is_drawn_over_on_a_terminal(checkout: Path) -> None:
-    shown = on_a_terminal(BAR, checkout)
-    assert "3/3" in shown and "\r" in shown.replace("\r\n", "\n")
+class Clock:
+    """Seconds that the test lets pass."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
-def test_a_bar_becomes_plain_lines_in_a_file_and_on_a_dumb_terminal(checkout: Path) -> None:
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def progress(clock: Clock) -> Progress:
+    """One whose every line is printed."""
+    return Progress(line_seconds=0.0, clock=clock)
+
+
+@pytest.fixture
+def last(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """What was shown last."""
+    return lambda: capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_clock_of_a_phase_ticks_while_nothing_changes(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+    progress.show("data")
+    clock.seconds += 4
+    progress.show("compiling, graph 1")
+    for elapsed in (0, 1, 2):
+        assert last() == f"compiling, graph 1: {elapsed} s; {4 + elapsed} s in all"
+        clock.seconds += 1
+        progress.show("compiling, graph 1")
+
+
+def test_a_phase_that_began_before_it_was_noticed_counts_from_its_beginning(
+    progress: Progress, clock: Clock, last: Callable[[], str]
+) -> None:
+    progress.show("data")
+    clock.seconds += 70
+    progress.show("model", began=clock.seconds - 5)
+    assert last() == "model: 5 s; 1 min 10 s in all"
+    progress.finish()
+    assert last() == "done in 1 min 10 s: data 1 min 5 s, model 5 s"
+
+
+def test_the_pace_of_another_phase_is_no_estimate(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+    progress.show("warm-up", count=0, total=3)
+    clock.seconds += 90
+    progress.show("training", count=3, total=40, first=3)
+    assert last() == "training: 3 of 40 steps, 0 s; 1 min 30 s in all"
+
+
+def test_a_phase_has_an_estimate_once_its_own_steps_are_grounds_for_one(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+    progress.show("training", total=40)
+    for step in range(1, 41):
+        clock.seconds += 1
+        progress.show("training", count=step, total=40)
+        assert ("of about 40 s" in last()) == (step >= 8)
+
+
+def test_each_that_takes_part_must_have_had_a_turn(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+    for turn in range(12):
+        progress.show("turns", count=turn, total=20, unit="turns", least=9)
+        assert ("of about" in last()) == (turn >= 9)
+        clock.seconds += 5
+
+
+def test_what_a_phase_took_last_time_is_said_until_it_takes_longer(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+    progress.show("compiling, graph 1", expected=40.0)
+    clock.seconds += 39
+    progress.show("compiling, graph 1", expected=40.0)
+    assert last() == "compiling, graph 1: 39 s of about 40 s, as last time"
+    clock.seconds += 2
+    progress.show("compiling, graph 1", expected=40.0)
+    assert last() == "compiling, graph 1: 41 s"
+
+
+def test_a_terminal_has_one_line_that_fits_and_leaves_what_took_how_long(checkout: Path) -> None:
+    shown = on_a_terminal(BAR, checkout).replace("\r\n", "\n")
+    assert shown.count("\n") == 1 and shown.endswith("\r\x1b[Kdone in 0 s\n")
+    states = shown.split("\r")
+    assert states[1] == "data: 0 s\x1b[K"
+    assert states[2].startswith("training: █") and "1 of 3 steps, 0 s" in states[2]
+    assert all(len(state) <= 100 + len("\x1b[K\n") for state in states)
+
+
+def test_a_line_of_the_log_stands_above_what_is_shown(checkout: Path) -> None:
+    shown = on_a_terminal(BAR.replace("for step", "progress.say('a line')\n    for step"), checkout).replace("\r\n", "\n")
+    assert "\r\x1b[Ka line\n\rdata: 0 s\x1b[K" in shown
+
+
+def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_line_away(checkout: Path) -> None:
+    code = "import time\nfrom gallery_lib.progress import busy\ntry:\n    with busy('imports'):\n        time.sleep(2.5)\n        1 / 0\n"
+    shown = on_a_terminal(code + "except ZeroDivisionError:\n    print('failed')", checkout).replace("\r\n", "\n")
+    states = [state.removesuffix("\x1b[K") for state in shown.split("\r")[1:]]
+    assert states == ["imports: 0 s", "imports: 1 s", "imports: 2 s", "\x1b[Kfailed\n"]
+
+
+def test_short_work_that_need_not_be_shown_is_not(checkout: Path) -> None:
+    code = "import time\nfrom gallery_lib.progress import busy\nfor seconds in (0.1, 2.5):\n    with busy('listing', patience=1.0):\n"
+    assert elsewhere(code + "        time.sleep(seconds)", checkout)[1] == "listing: 1 s\n"
+
+
+def test_a_file_and_a_dumb_terminal_get_plain_lines(checkout: Path) -> None:
     for shown in (elsewhere(BAR, checkout)[1], on_a_terminal(BAR, checkout, TERM="dumb").replace("\r\n", "\n")):
         assert "\r" not in shown and "\x1b" not in shown
-        assert [line.partition(" [")[0][-3:] for line in shown.splitlines()] == ["1/3", "2/3", "3/3"]
+        assert shown.splitlines() == ["data: 0 s", *(f"training: {step} of 3 steps, 0 s" for step in (1, 2, 3)), "done in 0 s"]
+
+
+def test_a_file_gets_a_line_when_a_phase_begins_and_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(line_seconds=10.0, clock=clock)
+    progress.show("data")
+    for _ in range(25):
+        progress.show("compiling, graph 1")
+        clock.seconds += 1
+    assert capsys.readouterr().err.splitlines() == ["data: 0 s", *(f"compiling, graph 1: {seconds} s" for seconds in (0, 10, 20))]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_is_not_wanted_is_not_shown(given: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with shown_on(Progress(enabled=False) if given else False) as progress:
+        progress.show("data")
+        progress.say("a line of the log")
+    assert capsys.readouterr() == ("a line of the log\n", "")
 
 
 def test_the_table_of_a_batch_has_colours_unless_they_are_switched_off(checkout: Path) -> None:

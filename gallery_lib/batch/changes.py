@@ -17,8 +17,9 @@ from typing import Any
 from gallery_lib import stats
 from gallery_lib.batch.record import REPORT_FILE
 from gallery_lib.batch.single_notebook import executed_notebook, read_single
-from gallery_lib.batch.summary import duration, speedup
+from gallery_lib.batch.summary import speedup
 from gallery_lib.errors import InputError
+from gallery_lib.progress import duration
 from gallery_lib.report.tables import text_table
 
 

@@ -29,6 +29,7 @@ from gallery_lib.batch.plan import Planned
 from gallery_lib.batch.shares import Share
 from gallery_lib.config import BatchConfig
 from gallery_lib.log import last_step
+from gallery_lib.phases import PHASES_FILE, TRAINING, TURNS, read_phases
 from gallery_lib.processes import end_supervised, search_path
 
 LOOK_FOR_PROCESSES_SECONDS = 1.0
@@ -49,16 +50,26 @@ def _held_bytes(process: psutil.Process, *, shared_once: bool = False) -> int:
     return 0
 
 
+def _run_at_work(folder: Path) -> Path | None:
+    """Return the directory of the run below the folder whose phase is the newest, among those that have not ended."""
+    begun = {file.parent: phases[-1].began for file in folder.rglob(PHASES_FILE) if (phases := read_phases(file.parent))}
+    alive = [run_dir for run_dir in begun if not (run_dir / "results.json").exists()]
+    return max(alive, key=begun.__getitem__, default=None)
+
+
 def progress(folder: Path, cells: int) -> str:
-    """How far the notebook of that folder is, of `cells` cells: `cell 5 of 24, step 40 of 66`, say."""
+    """How far the notebook of that folder is, of `cells` cells: `cell 5 of 24, training, step 40 of 66`, say."""
     cell = evidence.started_cell(evidence.read_log(folder))
     if cell is None:
         return "starting"
     text = f"cell {cell} of {cells}"
-    for config in (folder / RUNS_FOLDER).rglob("config.json"):
-        if not (config.parent / "results.json").exists() and (step := last_step(config.parent)):
-            return f"{text}, step {step} of {json.loads(config.read_text())['max_steps']}"
-    return text
+    run_dir = _run_at_work(folder / RUNS_FOLDER)
+    if run_dir is None:
+        return text
+    phase, step = read_phases(run_dir)[-1], last_step(run_dir)
+    counted = phase.name in (TRAINING, TURNS) and step
+    steps = f", step {step} of {json.loads((run_dir / 'config.json').read_text())['max_steps']}" if counted else ""
+    return f"{text}, {phase.label}{steps}"
 
 
 class Execution:

@@ -23,6 +23,7 @@ _SOURCES = (".py", ".cu", ".cuh")
 _NOT_MEASURED = (
     *("batch", "report", "site", "cli.py", "commands", "completion.py", "jupyterlab.py", "pack.py", "measure/replay"),
     *("__main__.py", "command.py", "extras.py", "next_steps.py", "prepared_python.py", "version.py"),
+    *("outlets.py", "progress.py", "expected_durations.py", "run_view.py"),
     *("config/__init__.py", "config/gallery.py", "config/lab.py"),
 )
 _ONLY_FOR = {

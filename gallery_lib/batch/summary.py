@@ -7,6 +7,7 @@ from typing import Any
 
 from gallery_lib.batch.evidence import Status, signature
 from gallery_lib.batch.record import Record, Report
+from gallery_lib.progress import duration
 from gallery_lib.report.tables import text_table
 from gallery_lib.stats import Ratio
 
@@ -21,11 +22,6 @@ def groups(report: Report) -> list[tuple[str, list[str]]]:
         if record.status not in ("passed", "not run"):
             found.setdefault(signature(record.status, record.reason), []).append(name)
     return sorted(found.items(), key=lambda group: (-len(group[1]), group[1]))
-
-
-def duration(seconds: float) -> str:
-    """`34 s` or `3 min 5 s`."""
-    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
 
 
 def speedup(comparison: Mapping[str, Any]) -> str:

@@ -30,13 +30,18 @@ LINE = CommandLine(
 def main(arguments: Sequence[str]) -> int:
     """Carry out the command with these words behind it; returns the exit code."""
     asked, namespace = LINE.parse(arguments)
-    from gallery_lib.measure import bench as measure
-    from gallery_lib.report import bench as report
+    from gallery_lib.phases import IMPORTS
+    from gallery_lib.progress import busy
+
+    with busy(IMPORTS):
+        from gallery_lib.measure import bench as measure
+        from gallery_lib.report import bench as report
 
     def write(folder: Path, found: Bench) -> None:
         picture = f"{found.kind}.png"
-        report.figure(found).savefig(folder / picture, dpi=120)
-        (folder / f"{found.kind}.md").write_text(report.markdown(found, picture), encoding="utf-8")
+        with busy("tables and picture"):
+            report.figure(found).savefig(folder / picture, dpi=120)
+            (folder / f"{found.kind}.md").write_text(report.markdown(found, picture), encoding="utf-8")
 
     folder, found = measure.run(namespace.tasks, asked, command=["gallery", "bench", *arguments], done=write)
     print(report.text(found))

@@ -1,6 +1,6 @@
 """What the user is told about compilation: that it is going on, and where it had to break the graph.
 
-A compiled model compiles at its first call, for half a minute or so, in silence; and where Dynamo cannot follow the
+A compiled model compiles at its first call, for a minute or more, in silence; and where Dynamo cannot follow the
 code (a branch on a value, say) it compiles the pieces and runs the rest as it is, in silence too. Both are said here:
 the wait when it begins, the breaks when they are known, once per model.
 """
@@ -40,7 +40,7 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
         before, began = _breaks(), time.monotonic()
-        _say(f"compiling {name}: usually 20 to 60 s, afterwards from the cache")
+        _say(f"compiling {name}; later starts take it from the cache")
         result = compiled(*args, **kwargs)
         if model._compiled_call_impl is first_call:
             model._compiled_call_impl = compiled

@@ -199,14 +199,15 @@ def run(
     earlier: dict[str, Outcome] = read_bench(file).tasks if asked.resume and file.exists() else {}
     measured_with = {name: value for name, value in options.to_mapping(asked).items() if name not in ("resume", "out")}
     bench = Bench(kind, shlex.join(command), measured_with, hardware.environment(), _versions(), dict(earlier))
-    for name, line in lines.items():
+    for number, (name, line) in enumerate(lines.items(), 1):
         digest = _digest(line, asked.alive)
         if name in earlier and earlier[name].digest == digest and earlier[name].reason is None:
             continue
         if name in earlier:
             why = "it failed" if earlier[name].digest == digest else "it was with other options, another package, or on another machine"
             print(f"{name} is measured again: the last time {why}.", file=sys.stderr, flush=True)
-        outcome = task_bench.measure(line, asked.alive, digest, paths.free_name(folder, name), progress=progress)
+        label = f"{name} ({number} of {len(lines)})" if len(lines) > 1 else name
+        outcome = task_bench.measure(line, asked.alive, digest, paths.free_name(folder, name), label=label, progress=progress)
         bench = dataclasses.replace(bench, tasks={**bench.tasks, name: outcome})
         write_bench(file, bench)
         done(folder, bench)

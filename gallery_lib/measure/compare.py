@@ -6,7 +6,6 @@ variants train in turns (lineup.py says how) and evaluate. Speeds are only given
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from gallery_lib.measure.lineup import Measured, Turns, Variant
 from gallery_lib.measure.machine_load import Watch
 from gallery_lib.measure.reference import Reference
 from gallery_lib.processes import interruptible
-from gallery_lib.progress import Progress
+from gallery_lib.progress import Progress, shown_on
 from gallery_lib.results import write_json
 from gallery_lib.tasks import memory
 
@@ -55,7 +54,7 @@ def compare(
     options_: CompareConfig | None = None,
     *,
     folder: Path | None = None,
-    progress: bool = True,
+    progress: bool | Progress = True,
 ) -> Comparison:
     """Compare two variants of a task; the first is the baseline.
 
@@ -63,7 +62,7 @@ def compare(
     evaluated; with `starts`, so often: then the speed-up is the geometric mean, parity must hold each time, and the rest
     is of the first. Writes `comparison.json` into `folder` (a new one below runs/ when left out), beside a run directory
     per variant. Raises InputError when the variants cannot be compared, RunFailed when one of them fails,
-    Interrupted when it is stopped.
+    Interrupted when it is stopped. `progress` may be one that is open already.
     """
     launch, options_ = options.checked(launch or LaunchConfig()), options.checked(options_ or CompareConfig())
     if len(variants) != 2:
@@ -84,17 +83,16 @@ def compare(
     task_name = first.model.rsplit(":", 1)[-1]
     folder = folder or paths.new_run_dir(f"compare-{task_name}-{launch.nproc_per_node}p")
     turns = Turns(warmup, options_.rounds, options_.block_steps, probed)
-    where = f"{task_name} on {launch.nproc_per_node} process(es)"
     exact_config = reference.configuration(lineup.configuration(first, turns, folder / "reference"), options_.parity_steps, probed)
-    with contextlib.closing(Progress(where, 2 * turns.total_steps * options_.starts, enabled=progress)) as bar:
-        exact = reference.reference_for(exact_config, launch, lambda what: bar.update(0, f"{task_name}: {what}"))
-        runs = {name: Variant(config) for name, config in variants.items()}
-        folders = lineup.folders_of_starts(folder, options_.starts)
-        starts = [lineup.take_turns(runs, launch, turns, each, bar, task_name, at_pause=watch.at_pause) for each in folders]
-        bar.update(bar.count, where)
-    baseline, candidate = starts[0].values()
-    if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
-        exact = reference.run_reference(exact_config, launch)
+    runs = {name: Variant(config) for name, config in variants.items()}
+    folders = lineup.folders_of_starts(folder, options_.starts)
+    of_reference = f"{task_name}, {reference.PART}"
+    with shown_on(progress) as shown:
+        exact = reference.reference_for(exact_config, launch, shown, of_reference)
+        starts = [lineup.take_turns(runs, launch, turns, each, shown, task_name, at_pause=watch.at_pause) for each in folders]
+        baseline, candidate = starts[0].values()
+        if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
+            exact = reference.run_reference(exact_config, launch, shown, of_reference)
     before, after = variants
     pairs = [(start[before], start[after]) for start in starts]
     load = watch.seen({name: variant.rounds for name, variant in starts[0].items()})
@@ -121,7 +119,7 @@ def _chance(config: TrainConfig) -> dict[str, float]:
 
 
 def compare_backend(
-    config: TrainConfig, launch: LaunchConfig | None = None, options_: CompareConfig | None = None, *, progress: bool = True
+    config: TrainConfig, launch: LaunchConfig | None = None, options_: CompareConfig | None = None, *, progress: bool | Progress = True
 ) -> Comparison:
     """The task as `baseline` and with the accelerated backend, `compiler-opt`, everything else equal."""
     variants = {

@@ -80,16 +80,11 @@ def _kept(path: Path, modes: Mapping[str, Variant]) -> Choice | None:
         raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). Delete it, and the modes are measured anew.") from None
 
 
-def steps(config: TrainConfig, modes: Mapping[str, Variant]) -> int:
-    """Return how many steps `choose` will train: 0 where the choice is kept."""
-    return 0 if not modes or _path(config, modes).exists() else TURNS.total_steps * len(modes)
-
-
 def _path(config: TrainConfig, modes: Mapping[str, Variant]) -> Path:
     return paths.cache_dir() / "compile_modes" / f"{key(config, modes)}.json"
 
 
-def choose(config: TrainConfig, modes: Mapping[str, Variant], folder: Path, bar: Progress, label: str) -> Choice:
+def choose(config: TrainConfig, modes: Mapping[str, Variant], folder: Path, progress: Progress, label: str) -> Choice:
     """Return the kept choice among `modes`, or measure now, with runs in `folder`, and keep it where a mode could be measured."""
     path = _path(config, modes)
     if kept := _kept(path, modes):
@@ -97,7 +92,7 @@ def choose(config: TrainConfig, modes: Mapping[str, Variant], folder: Path, bar:
     limits = {mode: None if mode == DEFAULT_MODE else START_UP_LIMIT_SECONDS for mode in modes}
     limited = {mode: dataclasses.replace(variant, start_up_limit_seconds=limits[mode]) for mode, variant in modes.items()}
     failed: dict[str, GalleryError] = {}
-    found = lineup.take_turns(limited, LaunchConfig(), TURNS, folder, bar, label, dropped=failed)
+    found = lineup.take_turns(limited, LaunchConfig(), TURNS, folder, progress, label, dropped=failed)
     rounds = {mode: found[mode].rounds for mode in modes if mode in found}
     choice = decide(rounds, {mode: lineup.reason_of(error) for mode, error in failed.items()})
     if found:

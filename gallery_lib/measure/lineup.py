@@ -25,8 +25,10 @@ from gallery_lib.log import each_step_seconds
 from gallery_lib.measure import probe, process_spread
 from gallery_lib.measure.turns import TurnServer
 from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
+from gallery_lib.phases import ENDING, IMPORTS, TURNS, Phase
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results
+from gallery_lib.run_view import RunView
 
 _LOOK_SECONDS = 0.1
 
@@ -98,16 +100,21 @@ def reason_of(error: GalleryError) -> str:
 class _Lineup:
     """The runs that are alive."""
 
-    def __init__(self, launch: LaunchConfig, turns: Turns, bar: Progress, label: str, dropped: dict[str, GalleryError] | None) -> None:
-        self.launch, self.turns, self.bar, self.label, self.dropped = launch, turns, bar, label, dropped
+    def __init__(
+        self,
+        variants: Mapping[str, Variant],
+        launch: LaunchConfig,
+        turns: Turns,
+        progress: Progress,
+        label: str,
+        dropped: dict[str, GalleryError] | None,
+    ) -> None:
+        self.variants, self.launch, self.turns, self.progress, self.label, self.dropped = variants, launch, turns, progress, label, dropped
         self.world_size = launch.nproc_per_node
         self.server = TurnServer()
         self.jobs: dict[str, Job] = {}
-        self._done_before = bar.count
-
-    def say(self, what: str) -> None:
-        """What is going on, on the progress bar."""
-        self.bar.update(self._done_before + sum(job.steps_done() for job in self.jobs.values()), f"{self.label}: {what}")
+        self.views: dict[str, RunView] = {}
+        self._turns_began: float | None = None
 
     def guarded(self, name: str, action: Callable[[], None]) -> None:
         """Do it; if the variant `name` fails, it drops out, or the error is raised where nothing may drop out."""
@@ -120,12 +127,15 @@ class _Lineup:
             if name in self.jobs:
                 self.jobs.pop(name).stop()
 
-    def wait_idle(self, name: str, what: str, limit_seconds: float | None = None) -> None:
-        """Returns when `name` has done its part. Raises when it has ended instead, or takes longer than the limit."""
+    def wait_idle(self, name: str, look: Callable[[], None], limit_seconds: float | None = None) -> None:
+        """Return when `name` has done its part; call `look` on the way.
+
+        Raises when it has ended instead, or takes longer than the limit.
+        """
         began = time.monotonic()
 
         def check() -> None:
-            self.say(what)
+            look()
             if limit_seconds is not None and time.monotonic() - began > limit_seconds:
                 raise RunFailed(f"its start-up took longer than the limit of {limit_seconds:.0f} s")
             if not self.jobs[name].running():
@@ -153,31 +163,49 @@ class _Lineup:
             held=True,
         )
 
-    def wait_imported(self, name: str) -> None:
-        """Returns when it is held. Raises when it has ended instead."""
+    def wait_imported(self, name: str, together: Sequence[str]) -> None:
+        """Returns when it is held. Raises when it has ended instead. `together` are those that import side by side."""
         job = self.jobs[name]
         while not job.held():
-            self.say(f"{name} starts")
+            self.progress.show(f"{self.label}, {' and '.join(together)}: {IMPORTS}", part=IMPORTS)
             if not job.running():
                 job.result()
             time.sleep(_LOOK_SECONDS)
 
     def warm_up(self, name: str, limit_seconds: float | None) -> None:
         """Let it go on, and wait until it has done its warm-up and its probe."""
+        variant = self.variants[name]
+        own = {"recipe": list(variant.recipe), "environment": dict(variant.environment)}
+        view = self.views[name] = self.jobs[name].view(self.progress, name=f"{self.label}, {name}", command=own)
+        view.go_on(Phase(IMPORTS, time.time()), f"start of {name}")
         self.jobs[name].release()
-        self.wait_idle(name, f"{name} starts", limit_seconds)
+        self.wait_idle(name, view.look, limit_seconds)
 
-    def take_turn(self, name: str, number: int) -> None:
-        """One block of steps."""
+    def take_turn(self, name: str, number: int, of: int) -> None:
+        """One block of steps: turn `number`, from 0, of so many."""
+        began = self._turns_began = self._turns_began or time.time()
+        alive = len(self.jobs)
+
+        def look() -> None:
+            label = f"{self.label}, {TURNS}, now {name}"
+            self.progress.show(label, part=TURNS, count=number, total=of, unit=TURNS, least=alive, began=began)
+
         self.server.go(name)
-        self.wait_idle(name, f"{name}, turn {number + 1} of {self.turns.rounds}")
+        look()
+        self.wait_idle(name, look)
 
     def finish(self, name: str, run_dir: Path) -> Measured:
         """Let it evaluate, where it is to, and end."""
-        self.say(f"{name} ends")
+        job, view = self.jobs[name], self.views[name]
+        view.go_on(Phase(ENDING, time.time()), ENDING)
         self.server.go(name)
-        results = self.jobs[name].result()
+        while job.running():
+            view.look()
+            time.sleep(_LOOK_SECONDS)
+        ended = time.time()
+        results = job.result()
         assert results is not None
+        view.keep(ended)
         found = probe.load(run_dir / PROBE_FILE)
         (run_dir / PROBE_FILE).unlink()
         return Measured(results, found, rounds_of(each_step_seconds(run_dir), self.turns.warmup_steps, self.turns.block_steps))
@@ -194,7 +222,7 @@ def take_turns(
     launch: LaunchConfig,
     turns: Turns,
     folder: Path,
-    bar: Progress,
+    progress: Progress,
     label: str,
     *,
     dropped: dict[str, GalleryError] | None = None,
@@ -203,10 +231,10 @@ def take_turns(
     """Run the variants, in turns, each in a run directory of its name below `folder`.
 
     Where `dropped` is given, variants that fail are put there with their error, and the others go on; else the error
-    is raised. `at_pause` is called before the first turn and after each round of turns, when every variant waits. Raises
-    InputError for options that make no sense, RunFailed when a run fails.
+    is raised. What is going on is shown on `progress`, after `label`. `at_pause` is called before the first turn and after
+    each round of turns, when every variant waits. Raises InputError for options that make no sense, RunFailed when a run fails.
     """
-    runs = _Lineup(launch, turns, bar, label, dropped)
+    runs = _Lineup(variants, launch, turns, progress, label, dropped)
     measured: dict[str, Measured] = {}
     try:
         names = list(variants)
@@ -215,14 +243,14 @@ def take_turns(
             for name in group:
                 runs.guarded(name, lambda name=name: runs.begin(name, variants[name], folder / name))  # type: ignore[misc]
             for name in [name for name in group if name in runs.jobs]:
-                runs.guarded(name, functools.partial(runs.wait_imported, name))
+                runs.guarded(name, functools.partial(runs.wait_imported, name, together=group))
             for name in [name for name in group if name in runs.jobs]:
                 runs.guarded(name, functools.partial(runs.warm_up, name, variants[name].start_up_limit_seconds))
         at_pause()
         for number in range(turns.rounds):
             order = list(runs.jobs) if number % 2 == 0 else list(reversed(runs.jobs))
-            for name in order:
-                runs.guarded(name, lambda name=name, number=number: runs.take_turn(name, number))  # type: ignore[misc]
+            for place, name in enumerate(order, number * len(order)):
+                runs.guarded(name, functools.partial(runs.take_turn, name, place, turns.rounds * len(order)))
             at_pause()
         for name in list(runs.jobs):
 

@@ -14,7 +14,7 @@ import hashlib
 import json
 import platform
 import shutil
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,9 +26,14 @@ from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.launcher import start
 from gallery_lib.measure import probe
 from gallery_lib.measure.worker import FIRST_BATCHES, PROBE_FILE, WORKER, Role
+from gallery_lib.progress import Progress
 from gallery_lib.results import read_results, write_json
 
+PART = "reference in float64"
+"""What the run is called where it is shown."""
+
 _LOSSES_FILE = "losses.json"
+_LOOK_SECONDS = 0.2
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
 _IRRELEVANT = ("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads", "log_interval", "tensorboard")
 
@@ -85,14 +90,23 @@ def kept_reference(config: TrainConfig, world_size: int) -> Reference | None:
     return _read(folder, kept=True) if folder.is_dir() else None
 
 
-def run_reference(config: TrainConfig, launch: LaunchConfig) -> Reference:
-    """Run it (`config` is `configuration(…)` with a run directory, which is removed) and keep it for the next time."""
+def run_reference(config: TrainConfig, launch: LaunchConfig, progress: Progress | None = None, label: str = PART) -> Reference:
+    """Run it (`config` is `configuration(…)` with a run directory, which is removed) and keep it for the next time.
+
+    Its phases are shown on `progress`, after `label`.
+    """
     assert config.run_dir is not None and config.max_steps is not None
     run_dir, world_size = Path(config.run_dir), launch.nproc_per_node
     role = Role("reference", None, 0, config.max_steps, min(config.max_steps, FIRST_BATCHES))
     job = start(config, launch, module=WORKER, environment=role.environment(), torchrun=False)
     try:
+        view = job.view(progress or Progress(enabled=False), name=label, part=PART, command={"role": PART})
+        while job.running():
+            view.look()
+            time.sleep(_LOOK_SECONDS)
+        ended = time.time()
         job.result()
+        view.keep(ended)
     finally:
         job.stop()
     losses = [loss for _, loss in read_results(run_dir).loss["curve"]]
@@ -111,10 +125,6 @@ def run_reference(config: TrainConfig, launch: LaunchConfig) -> Reference:
     return result
 
 
-def reference_for(config: TrainConfig, launch: LaunchConfig, say: Callable[[str], None]) -> Reference:
-    """The kept one, or one that is run now; `say` is told when it is run."""
-    kept = kept_reference(config, launch.nproc_per_node)
-    if kept is not None:
-        return kept
-    say("reference in float64")
-    return run_reference(config, launch)
+def reference_for(config: TrainConfig, launch: LaunchConfig, progress: Progress, label: str = PART) -> Reference:
+    """Return the kept one, or one that is run now, shown on `progress`."""
+    return kept_reference(config, launch.nproc_per_node) or run_reference(config, launch, progress, label)

@@ -7,7 +7,6 @@ the mode of torch.compile is found that the best forms of the peers are compiled
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import time
@@ -146,14 +145,14 @@ class _Measurement:
         self.exact: Reference | None = None
         self.tried_modes: str | None = None
 
-    def find_mode(self, bar: Progress, label: str) -> None:
+    def find_mode(self, progress: Progress, label: str) -> None:
         """Find the mode of torch.compile for the best forms, where there is a choice."""
         if not self.line.modes:
             return
-        choice = compile_mode.choose(self.line.config, self.line.modes, self.folder / "modes", bar, f"{label}: torch.compile's modes")
+        choice = compile_mode.choose(self.line.config, self.line.modes, self.folder / "modes", progress, f"{label}: torch.compile's modes")
         self.line, self.tried_modes = in_mode(self.line, choice), choice.said
 
-    def run_group(self, names: list[str], turns: Turns, bar: Progress, label: str) -> None:
+    def run_group(self, names: list[str], turns: Turns, progress: Progress, label: str) -> None:
         """The baseline and the variants `names`, in turns, started as often as is asked."""
         number = len(self.groups)
         folder = self.folder / f"group{number + 1}"
@@ -161,7 +160,7 @@ class _Measurement:
         starts: list[dict[str, Measured]] = []
         for where in lineup.folders_of_starts(folder, self.line.compare.starts):
             failed: dict[str, GalleryError] = {}
-            starts.append(lineup.take_turns(chosen, LaunchConfig(), turns, where, bar, label, dropped=failed))
+            starts.append(lineup.take_turns(chosen, LaunchConfig(), turns, where, progress, label, dropped=failed))
             for name, error in failed.items():
                 (where / name).mkdir(parents=True, exist_ok=True)
                 (where / name / "failure.txt").write_text(f"{error}\n")
@@ -224,10 +223,10 @@ class _Measurement:
         return found
 
 
-def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progress: bool = True) -> Outcome:
-    """Measure a task. Nothing that fails is raised: the reason is part of the outcome."""
+def measure(line: Line, alive: int | None, digest: str, folder: Path, *, label: str = "", progress: bool = True) -> Outcome:
+    """Measure a task. Nothing that fails is raised: the reason is part of the outcome. `label`, or its name, is what it is called."""
     began, date = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    label = line.config.model.rsplit(":", 1)[-1]
+    label = label or line.config.model.rsplit(":", 1)[-1]
     run = _Measurement(line, folder)
     reason: str | None = None
     limits: dict[str, float] = {}
@@ -236,23 +235,22 @@ def measure(line: Line, alive: int | None, digest: str, folder: Path, *, progres
         sized = tasks.with_sizes(line.config)
         sizes = {name: getattr(sized, name) for name in ("batch_size", "image_size", "sequence_length") if getattr(sized, name)}
         together = list(groups([name for name in line.variants if name != line.baseline], alive_at_a_time(line.config, alive)))
-        limits = machine_limits()
         probed_batches = max(parity.PROBE_BATCHES.values())
         warmup = max(line.config.warmup_steps, line.compare.parity_steps, probed_batches)
         turns = Turns(warmup, line.compare.rounds, line.compare.block_steps, probed_batches)
         run_config = lineup.configuration(line.config, turns, folder / "reference")
         exact_config = reference.configuration(run_config, line.compare.parity_steps, probed_batches)
-        total_steps = turns.total_steps * (len(line.variants) - 1 + len(together)) * line.compare.starts
-        total_steps += compile_mode.steps(line.config, line.modes)
-        with contextlib.closing(Progress(label, total_steps, enabled=progress)) as bar:
-            exact = reference.reference_for(exact_config, LaunchConfig(), lambda what: bar.update(0, f"{label}: {what}"))
-            run.find_mode(bar, label)
+        of_reference = f"{label}, {reference.PART}"
+        with Progress(enabled=progress) as shown:
+            with shown.ticking(f"{label}: limits of this machine", part="limits of this machine"):
+                limits = machine_limits()
+            exact = reference.reference_for(exact_config, LaunchConfig(), shown, of_reference)
+            run.find_mode(shown, label)
             for names in together:
-                run.run_group(names, turns, bar, label)
-            bar.update(bar.count, label)
-        probed = next((variant.probe for group in run.groups for variant in group.starts[0].values()), None)
-        if probed is not None and exact.kept and not exact.belongs_to(probed):  # the data have changed
-            exact = reference.run_reference(exact_config, LaunchConfig())
+                run.run_group(names, turns, shown, label)
+            probed = next((variant.probe for group in run.groups for variant in group.starts[0].values()), None)
+            if probed is not None and exact.kept and not exact.belongs_to(probed):  # the data have changed
+                exact = reference.run_reference(exact_config, LaunchConfig(), shown, of_reference)
         run.judge(exact)
     except GalleryError as error:
         reason = lineup.reason_of(error)

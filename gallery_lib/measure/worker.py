@@ -24,6 +24,7 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.dropout import without_dropout
 from gallery_lib.measure import first_pass, float64, probe, recipes, work
 from gallery_lib.measure.turns import TurnClient
+from gallery_lib.phases import PROBE, TRAFFIC, TURNS
 from gallery_lib.results import write_json
 from gallery_lib.train import Observer, Session, train
 
@@ -75,6 +76,7 @@ class Probing(Observer):
 
     def probe(self, session: Session, *, restore: bool = True, count_flops: bool = False) -> None:
         """Run the probe and write what it found, from rank 0; `flops` are those of all its batches on this rank."""
+        session.phases.begin(PROBE)
         with FlopCounterMode(display=False) if count_flops else contextlib.nullcontext() as counter:
             result = probe.run_probe(session, self.initial, self.batches[: self.role.probe_batches], restore=restore)
         if counter is not None:
@@ -102,12 +104,14 @@ class Variant(Probing):
         session.clock.pause()
         if counted == 0:
             self.probe(session)
+            session.phases.begin(TURNS)
         self.turns.wait()
         session.clock.resume()
 
     def after_training(self, session: Session) -> None:
         self.turns.wait()
         if self.role.counts_traffic and session.log.rank == 0:
+            session.phases.begin(TRAFFIC)
             write_json(session.log.run_dir / TRAFFIC_FILE, work.step_traffic_bytes(session, self.first_batch))
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from gallery_lib import hardware
 from gallery_lib.batch.notebook_file import read_notebook
 from gallery_lib.batch.record import Record, Report, read_report
-from gallery_lib.batch.summary import duration
 from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.progress import duration
 
 LEFT_OUT = ("index",)
 """The site has an index of its own."""

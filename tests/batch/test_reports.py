@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gallery_lib.batch import files, junit, page, summary
+from gallery_lib.batch import files, junit, live, page, summary
 from gallery_lib.batch.record import Record, Report, read_report
 from gallery_lib.cli import main
 from gallery_lib.errors import InputError
@@ -52,6 +52,11 @@ def report() -> Report:
             "kept": record("passed", kept=True, attempts=2),
         },
     )
+
+
+def test_the_heading_counts_what_runs_waits_and_has_ended(report: Report) -> None:
+    assert live.heading(["unet"], report, 65.0) == "1 running, 1 waiting, 2 passed, 2 failed, 1 timeout; 1 min 5 s"
+    assert live.heading(["vit", "unet"], report, 66.0) == "2 running, 2 passed, 2 failed, 1 timeout; 1 min 6 s"
 
 
 def test_the_text_has_every_status_and_failures_of_the_same_kind_once(report: Report) -> None:

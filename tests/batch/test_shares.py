@@ -15,6 +15,7 @@ from gallery_lib.batch.execution import progress
 from gallery_lib.batch.shares import check, shares
 from gallery_lib.config import BatchConfig
 from gallery_lib.errors import InputError
+from gallery_lib.phases import TRAINING, TURNS, PhaseLog
 
 SMALL = [(f"notebook{i}", {}) for i in range(200)]
 
@@ -59,14 +60,19 @@ def test_a_share_confines_its_command_to_cores_of_its_own() -> None:
     assert not seen[0] & seen[1]
 
 
-def test_progress_tells_the_cell_and_the_step_of_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_progress_tells_the_cell_and_the_phase_of_the_run_that_is_at_work(tmp_path: Path) -> None:
     assert progress(tmp_path, 9) == "starting"
     (tmp_path / evidence.LOG_FILE).write_text("Executing Cell 4-----\nEnding Cell 4-----\nExecuting Cell 5-----\n")
     assert progress(tmp_path, 9) == "cell 5 of 9"
-    run = tmp_path / evidence.RUNS_FOLDER / "compare" / "baseline"
-    run.mkdir(parents=True)
+    waiting, run = (tmp_path / evidence.RUNS_FOLDER / "compare" / name for name in ("baseline", "compiler-opt"))
+    PhaseLog(waiting).begin(TURNS)
+    phases = PhaseLog(run)
+    phases.compilation_began()
+    assert progress(tmp_path, 9) == "cell 5 of 9, compiling, graph 1"
+    phases.begin(TRAINING, total=66)
     (run / "config.json").write_text('{"max_steps": 66}')
     (run / "steps.jsonl").write_text('{"step": 40}\n')
-    assert progress(tmp_path, 9) == "cell 5 of 9, step 40 of 66"
-    (run / "results.json").write_text("{}")
+    assert progress(tmp_path, 9) == "cell 5 of 9, training, step 40 of 66"
+    for run_dir in (waiting, run):
+        (run_dir / "results.json").write_text("{}")
     assert progress(tmp_path, 9) == "cell 5 of 9"

@@ -16,10 +16,11 @@ from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.images.file_check import Finding, examine
 from gallery_lib.data.images.folder_listing import SPLITS, Listing, list_split
 from gallery_lib.errors import InputError
-from gallery_lib.progress import Progress
+from gallery_lib.progress import Progress, busy
 
 _SAMPLES_PER_CLASS = 2
 _SHOWN = 5
+_PATIENCE_SECONDS = 1.0
 _CHUNK = 1024  # files examined before the next ones are asked for: memory does not grow with the folder
 
 
@@ -54,14 +55,15 @@ def check_image_folder(root: Path | str, split: str | None = None, full: bool = 
     """
     root = Path(root).expanduser()
     listings: dict[str, Listing] = {}
-    for name in SPLITS if split is None else (split,):
-        train = listings.get("train")
-        listings[name] = list_split(root, name, train.classes if train else None)
+    with busy("listing the folder", _PATIENCE_SECONDS) if progress else contextlib.nullcontext():
+        for name in SPLITS if split is None else (split,):
+            train = listings.get("train")
+            listings[name] = list_split(root, name, train.classes if train else None)
     paths = [path for listing in listings.values() for path in _chosen(listing, full)]
     damaged, oddities = [], []
-    bar = Progress("images read", len(paths), enabled=progress and len(paths) > _CHUNK)
-    with ThreadPoolExecutor() as pool, contextlib.closing(bar):
+    with ThreadPoolExecutor() as pool, Progress(enabled=progress and len(paths) > _CHUNK) as shown:
         for start in range(0, len(paths), _CHUNK):
+            shown.show("reading", count=start, total=len(paths), unit="images")
             chunk = paths[start : start + _CHUNK]
             findings: list[Finding] = list(pool.map(examine, chunk))
             for path, finding in zip(chunk, findings, strict=True):
@@ -69,12 +71,11 @@ def check_image_folder(root: Path | str, split: str | None = None, full: bool = 
                     damaged.append(f"{printable(path)}: {finding.damage}")
                 if finding.oddity:
                     oddities.append(f"{printable(path)} {finding.oddity}")
-            bar.update(start + len(chunk))
     if damaged:
-        shown = damaged if full else damaged[:_SHOWN] + (["…"] if len(damaged) > _SHOWN else [])
+        named = damaged if full else damaged[:_SHOWN] + (["…"] if len(damaged) > _SHOWN else [])
         raise InputError(
             f"{len(damaged)} of {len(paths)} images read in {printable(root)} are unreadable or damaged. "
-            "Replace them, or move them out of the folder:\n  " + "\n  ".join(shown)
+            "Replace them, or move them out of the folder:\n  " + "\n  ".join(named)
         )
     return FolderSummary(
         root,

@@ -26,12 +26,11 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 
-from tqdm import tqdm
-
 from gallery_lib.data.images import mock_manifest as manifest
 from gallery_lib.data.images.mock_manifest import Entry, verify
 from gallery_lib.data.images.mock_render import SPLITS, MockSpec, encode, render
 from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.progress import Progress
 
 __all__ = ["PRESETS", "Generated", "MockSpec", "generate", "render", "verify"]
 
@@ -150,14 +149,18 @@ def _remaining(root: Path, spec: MockSpec) -> tuple[dict[str, Entry], list[Job]]
 
 def _make(root: Path, spec: MockSpec, jobs: list[Job], entries: dict[str, Entry], workers: int, progress: bool) -> None:
     """Make the images of `jobs`, recording each in the manifest and in `entries`."""
-    with (root / manifest.LINES).open("a", encoding="utf-8") as lines, _progress(len(jobs), progress) as advance:
+    with (root / manifest.LINES).open("a", encoding="utf-8") as lines, Progress(enabled=progress and bool(jobs)) as shown:
+        done = 0
+        shown.show("mock ImageNet", total=len(jobs), unit="images")
         lines.write("\n" if jobs else "")  # ends a line that an interrupted run may have left torn
 
         def record(made: list[Entry]) -> None:
+            nonlocal done
             lines.write("".join(entry.line() for entry in made))
             lines.flush()
             entries.update({entry.path: entry for entry in made})
-            advance(len(made))
+            done += len(made)
+            shown.show("mock ImageNet", count=done, total=len(jobs), unit="images")
 
         chunks = [jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK)]
         if min(workers, len(chunks)) > 1:
@@ -209,21 +212,3 @@ def _start_worker() -> None:
             os._exit(1)
 
         threading.Thread(target=follow, daemon=True).start()
-
-
-@contextmanager
-def _progress(total: int, enabled: bool) -> Iterator[Callable[[int], object]]:
-    """Yields advance(images): a bar on a terminal, else a line at every tenth."""
-    if enabled and total and sys.stderr.isatty():
-        with tqdm(total=total, unit="image", desc="mock ImageNet", smoothing=0.05) as bar:
-            yield bar.update
-        return
-    done = 0
-
-    def advance(images: int) -> None:
-        nonlocal done
-        before, done = done, done + images
-        if enabled and done * 10 // total > before * 10 // total:
-            print(f"mock ImageNet: {done} of {total} images", file=sys.stderr, flush=True)
-
-    yield advance

@@ -1,0 +1,100 @@
+"""How long the phases of a command took in earlier runs on this machine: the grounds for an estimate where nothing can be counted.
+
+Kept in `.cache/durations.json`, the last few runs of a command each. What a command is: its options, this machine, torch's version
+and this package's files. How long compilation takes depends on what the compiler's cache holds: nothing when it is empty (cold), the
+graphs of this command when an earlier run of it has used the same one (warm). Otherwise nobody knows, and nothing is expected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gallery_lib import hardware, paths
+from gallery_lib.phases import COMPILING, EVALUATION, TRAINING
+
+_RUNS_KEPT = 5
+_COMMANDS_KEPT = 200
+_RUNS_LOOKED_AT = 3
+_ALIKE = 1.5
+"""Durations further apart than this factor are no grounds for an estimate."""
+_EXPECTED = (COMPILING, TRAINING, EVALUATION)
+"""The phases that take as long as last time; the others depend on what is in memory or made already."""
+
+
+def _file() -> Path:
+    return paths.cache_dir() / "durations.json"
+
+
+def _read() -> dict[str, list[dict[str, Any]]]:
+    try:
+        return json.loads(_file().read_text())
+    except (OSError, json.JSONDecodeError):
+        return {}
+
+
+@functools.cache
+def _package_stamp() -> str:
+    """Return what changes whenever a file of this package does."""
+    package = Path(__file__).parent
+    stats = [(str(path.relative_to(package)), path.stat()) for path in sorted(package.rglob("*.py"))]
+    return hashlib.sha256(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]).encode()).hexdigest()
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "none"
+
+
+class Durations:
+    """What earlier runs of a command lead to expect, and where this one's durations are kept."""
+
+    def __init__(self, command: Mapping[str, Any], compiler_cache: Path) -> None:
+        facts = [dict(command), hardware.processor(), hardware.cores(), _torch_version(), _package_stamp()]
+        self._key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+        self._cache = str(compiler_cache)
+        self._runs = _read().get(self._key, [])
+        cold = not compiler_cache.is_dir() or not any(compiler_cache.iterdir())
+        warm = any(run["compiler_cache"] == self._cache for run in self._runs)
+        self._state = "cold" if cold else "warm" if warm else None
+
+    def _seconds(self, label: str) -> list[float]:
+        runs = [run for run in self._runs if not label.startswith(COMPILING) or (self._state and run["state"] == self._state)]
+        return [run["seconds"][label] for run in runs if label in run["seconds"]][-_RUNS_LOOKED_AT:]
+
+    def expected(self, label: str) -> float | None:
+        """Return the seconds that a phase is expected to take, None without grounds."""
+        seconds = self._seconds(label) if label.startswith(_EXPECTED) else []
+        if not seconds or max(seconds) > _ALIKE * min(seconds):
+            return None
+        return median(seconds)
+
+    def graphs(self) -> int | None:
+        """Return how many graphs the runs so far have compiled; None when there were none or they differ."""
+        counts = {sum(label.startswith(COMPILING) for label in run["seconds"]) for run in self._runs[-_RUNS_LOOKED_AT:]}
+        return counts.pop() or None if len(counts) == 1 else None
+
+    def keep(self, seconds: Mapping[str, float]) -> None:
+        """Keep what a run that went well took, by phase."""
+        run = {"state": self._state, "compiler_cache": self._cache, "seconds": {name: round(took, 2) for name, took in seconds.items()}}
+        everything = _read()
+        runs = [*everything.pop(self._key, []), run][-_RUNS_KEPT:]
+        everything[self._key] = runs  # the newest last
+        for key in list(everything)[:-_COMMANDS_KEPT]:
+            del everything[key]
+        file = _file()
+        new = file.with_name(f".{file.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs nothing but estimates
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new.write_text(json.dumps(everything))
+            new.replace(file)

@@ -1,0 +1,85 @@
+"""Runs a command on a terminal and records what a person would see: once a second, the last line that has text in it.
+
+The terminal is a pseudo-terminal of the standard library. What is understood of its language is what Progress uses: carriage
+return, new line, and `erase to the end of the line`. Recordings are kept in `runs/recordings`, for people.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import subprocess
+import termios
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RECORDINGS = Path(__file__).resolve().parent.parent / "runs" / "recordings"
+"""Kept after the tests, for people and as artefacts of continuous integration."""
+WIDTH = 120
+_ERASE = "\x1b[K"
+
+
+class _Screen:
+    """Lines of text, the last of which may be drawn over."""
+
+    def __init__(self) -> None:
+        self.lines, self.drawn = [""], [""]  # every state of every line, in order
+
+    def write(self, text: str) -> None:
+        for part in re.split(r"(\r\n|\n|\r)", text):
+            if part in ("\r\n", "\n"):
+                self.lines.append("")
+            elif part and part != "\r":
+                self.lines[-1] = part.replace(_ERASE, "")
+                self.drawn.append(self.lines[-1])
+
+    @property
+    def last(self) -> str:
+        """The last line with text in it."""
+        return next((line for line in reversed(self.lines) if line), "")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was seen. `samples` are the last line at each second, `drawn` every state that a line was ever in."""
+
+    code: int
+    seconds: float
+    samples: list[str]
+    drawn: list[str]
+    lines: list[str]  # what stands there at the end
+
+    def standstills(self) -> list[str]:
+        """Lines that were seen three times in a row, a second apart."""
+        threes = zip(self.samples, self.samples[1:], self.samples[2:], strict=False)
+        return [first for first, second, third in threes if first == second == third]
+
+
+def record(name: str, command: Sequence[str], environment: dict[str, str], timeout: float = 300.0) -> Recording:
+    """Run the command to its end and return what was seen; it is kept under the name."""
+    terminal, other_end = pty.openpty()
+    termios.tcsetwinsize(other_end, (30, WIDTH))
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=other_end, stderr=other_end, env=environment)
+    os.close(other_end)
+    screen, samples = _Screen(), list[str]()
+    try:
+        with contextlib.suppress(OSError):  # what the end of a terminal gives
+            while time.monotonic() - began < timeout:
+                if select.select([terminal], [], [], max(0.0, began + len(samples) + 1 - time.monotonic()))[0]:
+                    screen.write(os.read(terminal, 65536).decode(errors="replace"))
+                while time.monotonic() - began >= len(samples) + 1:
+                    samples.append(screen.last)
+    finally:
+        os.close(terminal)
+        process.terminate()
+    code = process.wait(timeout=60)
+    RECORDINGS.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{second:4} s  {line}\n" for second, line in enumerate(samples, 1))
+    (RECORDINGS / f"{name}.txt").write_text(f"$ {' '.join(command)}\n{text}\nat the end:\n" + "\n".join(screen.lines), encoding="utf-8")
+    return Recording(code, time.monotonic() - began, samples, screen.drawn, screen.lines)

@@ -1,0 +1,115 @@
+"""The first minute as a person sees it: a cold start on a terminal, second by second, and through a pipe."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from terminal_recording import WIDTH, Recording, record
+
+from gallery_lib.phases import read_phases, seconds_by_phase
+
+pytestmark = [pytest.mark.slow, pytest.mark.whole_machine, pytest.mark.timeout(600)]
+
+ESTIMATE = re.compile(r"^(?P<label>[^:]+): .*of about (?:(?P<minutes>\d+) min )?(?P<seconds>\d+) s")
+LABEL = re.compile(r"^([^:]+): ")
+
+
+@pytest.fixture
+def cold(checkout: Path, tmp_path: Path) -> dict[str, str]:
+    """Variables that give a command caches of its own, with nothing in them."""
+    own = {"GALLERY_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    return {**os.environ, **own, "TERM": "xterm-256color", "PYTHONPATH": str(checkout)}
+
+
+def training(checkout: Path, run_dir: Path) -> list[str]:
+    """A run that compiles, trains 30 steps of half a second and evaluates."""
+    options = ["--compiler-opt", "--workers=0", "--max_steps=30", "--log_interval=5", f"--run_dir={run_dir}"]
+    return [sys.executable, str(checkout / "launch_single_task.py"), f"--model={checkout}/tests/tiny_task.py:SLEEPING", *options]
+
+
+def comparison(checkout: Path) -> list[str]:
+    options = ["--workers=0", "--rounds=8", "--block-steps=3", "--parity-steps=2"]
+    return [sys.executable, "-m", "gallery_lib", "compare", "--model", f"{checkout}/tests/tiny_task.py:SLEEPING", *options]
+
+
+def estimates(recording: Recording) -> list[tuple[str, float]]:
+    """Every estimate that was shown: of which phase, and its seconds."""
+    found = [match for line in recording.drawn if (match := ESTIMATE.match(line))]
+    return [(match["label"], int(match["minutes"] or 0) * 60.0 + int(match["seconds"])) for match in found]
+
+
+def labels(lines: Sequence[str]) -> list[str]:
+    """What was going on, in order of appearance."""
+    return list(dict.fromkeys(match[1] for line in lines if (match := LABEL.match(line)) and ("; " in line or " s" in line)))
+
+
+def assert_it_moved_all_the_time(recording: Recording) -> None:
+    assert recording.code == 0, "\n".join(recording.lines)
+    assert recording.samples[1], "nothing was shown for two seconds"
+    assert not recording.standstills(), "\n".join(recording.samples)
+    assert all(len(line) < WIDTH for line in recording.drawn if ESTIMATE.match(line) or (LABEL.match(line) and " in all" in line))
+
+
+def in_order(wanted: Sequence[str], shown: Sequence[str]) -> bool:
+    """Whether the wanted ones appear, in that order."""
+    rest = iter(shown)
+    return all(label in rest for label in wanted)
+
+
+def test_a_cold_start_and_a_warm_one_show_their_phases_and_no_wrong_estimate(checkout: Path, tmp_path: Path, cold: dict[str, str]) -> None:
+    for name in ("cold", "warm"):
+        run_dir = tmp_path / name
+        seen = record(f"launch-{name}", training(checkout, run_dir), cold)
+        assert_it_moved_all_the_time(seen)
+        compiling = "compiling, graph 1" if name == "cold" else next(label for label in labels(seen.drawn) if "compiling" in label)
+        wanted = ["imports", "data", "model", "warm-up", compiling, "training", "evaluation", "ending"]
+        assert in_order(wanted, labels(seen.drawn)), labels(seen.drawn)
+        phases = read_phases(run_dir)
+        took = seconds_by_phase(phases, phases[-1].began)
+        shown = estimates(seen)
+        assert any(label == "training" for label, _ in shown)
+        for label, seconds in shown:
+            actual = took[label.partition(" of ")[0]]
+            assert abs(seconds - actual) <= actual / 2, (label, seconds, actual)
+        assert any(line.startswith("done in ") for line in seen.lines)
+        assert not any(LABEL.match(line) and " in all" in line for line in seen.lines), "something was left over"
+    assert any("of about" in line and "as last time" in line for line in seen.drawn if line.startswith("training"))
+
+
+def test_a_comparison_shows_whose_phase_it_is_and_no_wrong_estimate(checkout: Path, cold: dict[str, str]) -> None:
+    seen = record("compare-cold", comparison(checkout), cold)
+    assert_it_moved_all_the_time(seen)
+    shown = labels(seen.drawn)
+    wanted = ["imports", "SLEEPING, reference in float64", "SLEEPING, baseline and compiler-opt", "SLEEPING, baseline"]
+    assert in_order([*wanted, "SLEEPING, compiler-opt", "SLEEPING, turns, now baseline"], shown), shown
+    assert any(line.startswith("SLEEPING, compiler-opt: compiling, graph 1: ") for line in seen.drawn)
+    assert not any(line.startswith("SLEEPING, baseline: compiling") for line in seen.drawn)
+    (end,) = (line for line in seen.lines if line.startswith("done in "))
+    turns = re.search(r"turns (?:(\d+) min )?(\d+) s", end)
+    assert turns is not None
+    actual = int(turns[1] or 0) * 60 + int(turns[2])
+    of_turns = [seconds for label, seconds in estimates(seen) if "turns" in label]
+    assert of_turns and all(abs(seconds - actual) <= actual / 2 for seconds in of_turns), (of_turns, actual)
+
+
+@pytest.mark.parametrize("what", ["training", "comparison"])
+def test_a_pipe_gets_its_first_line_at_once_and_lines_keep_coming(checkout: Path, tmp_path: Path, cold: dict[str, str], what: str) -> None:
+    command = training(checkout, tmp_path / "run") if what == "training" else comparison(checkout)
+    began = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=cold) as process:
+        assert process.stderr is not None
+        lines = [(time.monotonic() - began, line) for line in process.stderr]
+    assert process.returncode == 0
+    times = [0.0, *(seconds for seconds, _ in lines)]
+    assert times[1] < 2.0
+    assert max(after - before for before, after in itertools.pairwise(times)) < 15.0
+    assert "\r" not in "".join(line for _, line in lines)
+    assert lines[-1][1].startswith("done in ")
