@@ -20,6 +20,7 @@ DATA = "data"
 MODEL = "model"
 WARM_UP = "warm-up"
 COMPILING = "compiling"
+BUILDING = "building own kernels"
 PROBE = "gradient probe"
 TRAINING = "training"
 TURNS = "turns"
@@ -71,9 +72,13 @@ class PhaseLog:
         self._graphs += 1
         self.begin(COMPILING, number=self._graphs)
 
+    def build_began(self) -> None:
+        """Note that kernels of ours are being built."""
+        self.begin(BUILDING)
+
     def compilation_ended(self) -> None:
-        """Note that what was going on before the compilation goes on."""
-        before = next((phase for phase in reversed(self._phases) if phase.name != COMPILING), None)
+        """Note that what was going on before the compilation, or build, goes on."""
+        before = next((phase for phase in reversed(self._phases) if phase.name not in (COMPILING, BUILDING)), None)
         if before is not None:
             self.begin(before.name, count=before.count, total=before.total)
 

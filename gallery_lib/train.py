@@ -154,10 +154,9 @@ def _training_state_bytes(task: Task) -> int:
     return (task.parameters or 0) * (one.element_size() + optim.first_step_bytes(optimizer))
 
 
-def _open(config: TrainConfig, observer: Observer, recipe: Recipe) -> Session:
+def _open(config: TrainConfig, phases: PhaseLog, observer: Observer, recipe: Recipe) -> Session:
     """Everything that a run needs, before its first step."""
     assert config.threads is not None and config.run_dir is not None
-    phases = PhaseLog(Path(config.run_dir), enabled=process_group.rank() == 0)
     phases.begin(DATA)
     torch.set_num_threads(config.threads)
     task = tasks.of(config)
@@ -342,7 +341,9 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
     try:
         process_group.ensure_initialized()
         config = resolve(config)
-        session = _open(config, observer, recipe)
+        phases = PhaseLog(Path(config.run_dir or ""), enabled=process_group.rank() == 0)
+        with compilations.observed(phases.compilation_began, phases.build_began, phases.compilation_ended):
+            session = _open(config, phases, observer, recipe)
         total_steps = config.max_steps or len(session.loader) * (config.epochs or 1)
         if config.max_steps and config.epochs:
             total_steps = min(config.max_steps, len(session.loader) * config.epochs)
@@ -358,15 +359,15 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 session.log.say(f"data  {line}")
         session.model.train()
         ready_seconds = time.time() - launched_at
-        with compilations.observed(session.phases.compilation_began, session.phases.compilation_ended):
+        with compilations.observed(phases.compilation_began, phases.build_began, phases.compilation_ended):
             curve = _run_steps(session, warmup, total_steps, observer)
         durations = session.clock.read()
         trained_seconds = ready_seconds + sum(durations)
         observer.after_training(session)
         if config.evaluate:
-            session.phases.begin(EVALUATION)
+            phases.begin(EVALUATION)
         metrics = evaluate(session) if config.evaluate else {}
-        session.phases.begin(ENDING)
+        phases.begin(ENDING)
         if metrics:
             session.log.metrics(metrics, total_steps)
         step_seconds = stats.percentiles(durations[warmup:])

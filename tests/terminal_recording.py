@@ -55,9 +55,10 @@ class Recording:
     lines: list[str]  # what stands there at the end
 
     def standstills(self) -> list[str]:
-        """Lines that were seen three times in a row, a second apart."""
+        """Lines that were seen three times in a row, a second apart, before the command had said its last."""
+        last = next((line for line in reversed(self.lines) if line), "")
         threes = zip(self.samples, self.samples[1:], self.samples[2:], strict=False)
-        return [first for first, second, third in threes if first == second == third]
+        return [first for first, second, third in threes if first == second == third != last]
 
 
 def record(name: str, command: Sequence[str], environment: dict[str, str], timeout: float = 300.0) -> Recording:

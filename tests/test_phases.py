@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from gallery_lib.compiler import compilations
 from gallery_lib.expected_durations import Durations
+from gallery_lib.kernels import builds
 from gallery_lib.phases import DATA, IMPORTS, MODEL, PHASES_FILE, TRAINING, WARM_UP, Phase, PhaseLog, read_phases, seconds_by_phase
 from gallery_lib.progress import Progress
 from gallery_lib.run_view import RunView
@@ -54,6 +57,22 @@ def test_after_a_compilation_goes_on_what_was_there_before(tmp_path: Path) -> No
         *("warm-up", "compiling, graph 2"),
         "warm-up",
     ]
+
+
+def test_compilations_of_forward_and_backward_and_builds_of_own_kernels_are_noticed() -> None:
+    said: list[str] = []
+    with compilations.observed(lambda: said.append("graph"), lambda: said.append("build"), lambda: said.append("done")):
+        model = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")
+        model(torch.ones(1, 2)).sum().backward()
+        first = list(said)
+        model(torch.ones(1, 2)).sum().backward()
+        assert said == first and said.count("graph") >= 1 and said[1::2] == ["done"] * (len(said) // 2)
+        with builds.under_way():
+            assert said[-1] == "build"
+        assert said[-1] == "done"
+    counted = len(said)
+    torch.compile(torch.nn.Linear(3, 3), backend="eager")(torch.ones(1, 3))
+    assert len(said) == counted
 
 
 def test_other_ranks_note_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Tells when torch begins to compile a graph and when it is done, of forward and backward passes alike, in any backend."""
+"""Tells when torch begins to compile a graph, or kernels of ours are being built, and when that is done.
+
+A graph is one of a forward or a backward pass, in any backend of torch.compile: Dynamo's own callbacks tell, which cost a call no time.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gallery_lib.kernels import builds
+
 
 @contextlib.contextmanager
-def observed(began: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
-    """Call `began` and `ended` around each compilation while the body runs: Dynamo's own callbacks, which cost a call no time."""
-    from torch._dynamo.callback import callback_handler
+def observed(graph_began: Callable[[], None], build_began: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
+    """Call `graph_began` or `build_began`, and `ended`, around each compilation while the body runs."""
+    from torch._dynamo.callback import callback_handler  # here: it takes a second
 
     def on_start(*arguments: Any) -> None:
-        began()
+        graph_began()
 
     def on_end(*arguments: Any) -> None:
         ended()
@@ -21,7 +26,8 @@ def observed(began: Callable[[], None], ended: Callable[[], None]) -> Iterator[N
     callback_handler.register_start_callback(on_start)
     callback_handler.register_end_callback(on_end)
     try:
-        yield
+        with builds.observed(build_began, ended):
+            yield
     finally:
         with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed them
             callback_handler.remove_start_callback(on_start)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from gallery_lib import paths
 from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.kernels import builds
 
 SOURCES = Path(__file__).parent / "cuda"
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -107,7 +108,8 @@ def compiled(source: str, defines: Defines, architecture: int, folder: Path = SO
     cubin, log = cache / f"{key}.cubin", cache / f"{key}.log"
     if cubin.is_file():  # written last
         return Compiled(cubin.read_bytes(), log.read_text(encoding="utf-8"), from_cache=True)
-    result = _compile(source, defines, architecture, folder)
+    with builds.under_way():
+        result = _compile(source, defines, architecture, folder)
     cache.mkdir(parents=True, exist_ok=True)
     _write_atomically(log, result.log.encode())
     _write_atomically(cubin, result.cubin)

@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 from gallery_lib import hardware, paths
+from gallery_lib.kernels import builds
 from gallery_lib.kernels.fallback import KernelsNotUsed
 
 SOURCES = Path(__file__).parent / "cpu"
@@ -51,7 +52,10 @@ def _built(compiler: str, source: Path) -> Path:
     built = cache / f"{source.stem}-{hashlib.sha256(everything.encode()).hexdigest()[:24]}.so"
     if not built.is_file():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:  # processes that build it at once each have one of their own
+        with (
+            builds.under_way(),
+            tempfile.TemporaryDirectory(dir=cache) as scratch,
+        ):  # one for each process that builds it
             new = Path(scratch) / built.name
             subprocess.run([*command, str(source), "-o", str(new)], check=True, capture_output=True, text=True)
             new.replace(built)

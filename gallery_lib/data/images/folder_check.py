@@ -61,9 +61,9 @@ def check_image_folder(root: Path | str, split: str | None = None, full: bool = 
             listings[name] = list_split(root, name, train.classes if train else None)
     paths = [path for listing in listings.values() for path in _chosen(listing, full)]
     damaged, oddities = [], []
-    with ThreadPoolExecutor() as pool, Progress(enabled=progress and len(paths) > _CHUNK) as shown:
+    with ThreadPoolExecutor() as pool, Progress(enabled=progress and len(paths) > _CHUNK) as said:
         for start in range(0, len(paths), _CHUNK):
-            shown.show("reading", count=start, total=len(paths), unit="images")
+            said.show("reading", count=start, total=len(paths), unit="images")
             chunk = paths[start : start + _CHUNK]
             findings: list[Finding] = list(pool.map(examine, chunk))
             for path, finding in zip(chunk, findings, strict=True):
