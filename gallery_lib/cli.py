@@ -39,12 +39,11 @@ def launch_single_task(arguments: Sequence[str]) -> int:
 
             print(launcher.dry_run(config, launch_config))
             return
-        from gallery_lib.phases import IMPORTS
         from gallery_lib.progress import Progress
         from gallery_lib.torchrun import Torchrun
 
         with Progress() as progress, Torchrun(config, launch_config) as ahead:  # it imports torch while this process does
-            with progress.ticking(IMPORTS):
+            with progress.importing():
                 from gallery_lib import launcher
                 from gallery_lib.report import tables
             results = launcher.launch(config, launch_config, progress=progress, ahead=ahead)

@@ -13,6 +13,9 @@ what it took in earlier runs (expected_durations.py).
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
 import sys
 import threading
 import time
@@ -23,6 +26,7 @@ from typing import Any
 from tqdm.std import Bar
 
 from gallery_lib.outlets import TICK_SECONDS, outlet
+from gallery_lib.phases import IMPORTS
 
 LINE_SECONDS = 10.0
 _BAR_WIDTH = 20
@@ -151,6 +155,34 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         finally:
             done.set()
             thread.join()
+
+    @contextlib.contextmanager
+    def importing(self) -> Iterator[None]:
+        """Show that the body imports libraries, in a command that has no threads yet.
+
+        A forked process draws: loading a library can hold the interpreter's lock for seconds, in which no thread would.
+        """
+        self.show(IMPORTS)
+        if not self.enabled or not self._outlet.own_thread:
+            yield
+            return
+        ended, ends = os.pipe()
+        drawer = os.fork()
+        if drawer == 0:
+            try:
+                os.close(ends)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                while not select.select([ended], [], [], TICK_SECONDS)[0]:  # it is closed also when the command is killed
+                    self.tick()
+            finally:
+                os._exit(0)
+        os.close(ended)
+        try:
+            yield
+        finally:
+            os.close(ends)
+            os.kill(drawer, signal.SIGKILL)
+            os.waitpid(drawer, 0)
 
     def say(self, line: str) -> None:
         """Print a line to standard output, above what is shown."""

@@ -61,7 +61,7 @@ class Recording:
         return [first for first, second, third in threes if first == second == third != last]
 
 
-def record(name: str, command: Sequence[str], environment: dict[str, str], timeout: float = 300.0) -> Recording:
+def record(name: str, command: Sequence[str], environment: dict[str, str], timeout: float = 500.0) -> Recording:
     """Run the command to its end and return what was seen; it is kept under the name."""
     terminal, other_end = pty.openpty()
     termios.tcsetwinsize(other_end, (30, WIDTH))

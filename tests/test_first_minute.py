@@ -16,7 +16,7 @@ from terminal_recording import WIDTH, Recording, record
 
 from gallery_lib.phases import read_phases, seconds_by_phase
 
-pytestmark = [pytest.mark.slow, pytest.mark.whole_machine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.whole_machine, pytest.mark.timeout(1200)]
 
 ESTIMATE = re.compile(r"^(?P<label>[^:]+): .*of about (?:(?P<minutes>\d+) min )?(?P<seconds>\d+) s")
 LABEL = re.compile(r"^([^:]+): ")

@@ -160,6 +160,21 @@ def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_l
     assert states == ["imports: 0 s", "imports: 1 s", "imports: 2 s", "\x1b[Kfailed\n"]
 
 
+def test_the_clock_of_imports_ticks_while_the_interpreter_is_locked(checkout: Path) -> None:
+    locked = "import ctypes\nfrom gallery_lib.progress import Progress\nwith Progress() as progress, progress.importing():\n"
+    code = locked + "    ctypes.PyDLL(None).usleep(2_500_000)"  # PyDLL keeps the lock
+    states = [state.removesuffix("\x1b[K") for state in on_a_terminal(code, checkout).replace("\r\n", "\n").split("\r")[1:]]
+    assert states == ["imports: 0 s", "imports: 1 s", "imports: 2 s", "\x1b[Kdone in 2 s: imports 2 s\n"]
+
+
+@pytest.mark.parametrize("ends_by", ["KeyboardInterrupt", "SIGKILL"])
+def test_the_process_that_draws_ends_with_the_command(checkout: Path, ends_by: str) -> None:
+    end = "raise KeyboardInterrupt" if ends_by == "KeyboardInterrupt" else "os.kill(os.getpid(), 9)"
+    code = f"import os\nfrom gallery_lib.progress import Progress\nwith Progress() as progress, progress.importing():\n    {end}"
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, capture_output=True, timeout=10, cwd=checkout)  # returns when nobody has its output open any more
+
+
 def test_short_work_that_need_not_be_shown_is_not(checkout: Path) -> None:
     code = "import time\nfrom gallery_lib.progress import busy\nfor seconds in (0.1, 2.5):\n    with busy('listing', patience=1.0):\n"
     assert elsewhere(code + "        time.sleep(seconds)", checkout)[1] == "listing: 1 s\n"

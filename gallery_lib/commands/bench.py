@@ -30,12 +30,13 @@ LINE = CommandLine(
 def main(arguments: Sequence[str]) -> int:
     """Carry out the command with these words behind it; returns the exit code."""
     asked, namespace = LINE.parse(arguments)
-    from gallery_lib.phases import IMPORTS
-    from gallery_lib.progress import busy
+    from gallery_lib.progress import Progress, busy
 
-    with busy(IMPORTS):
+    progress = Progress()
+    with progress.importing():
         from gallery_lib.measure import bench as measure
         from gallery_lib.report import bench as report
+    progress.clear()
 
     def write(folder: Path, found: Bench) -> None:
         picture = f"{found.kind}.png"

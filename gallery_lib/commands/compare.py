@@ -54,11 +54,10 @@ def main(arguments: Sequence[str]) -> int | None:
         if len(arguments) != 2 or len(namespace.batches) != 2:
             raise InputError(f"gallery compare takes two batches and no option, or options alone; got {' '.join(arguments)}.")
         return _compare_batches(*namespace.batches)
-    from gallery_lib.phases import IMPORTS
     from gallery_lib.progress import Progress
 
     with Progress() as progress:
-        with progress.ticking(IMPORTS):
+        with progress.importing():
             from gallery_lib.measure.compare import compare_backend
             from gallery_lib.report import tables
         comparison = compare_backend(config, launch_config, compare_config, progress=progress)
