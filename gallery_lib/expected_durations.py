@@ -68,20 +68,23 @@ class Durations:
         warm = any(run["compiler_cache"] == self._cache for run in self._runs)
         self._state = "cold" if cold else "warm" if warm else None
 
-    def _seconds(self, label: str) -> list[float]:
-        runs = [run for run in self._runs if not label.startswith(COMPILING) or (self._state and run["state"] == self._state)]
-        return [run["seconds"][label] for run in runs if label in run["seconds"]][-_RUNS_LOOKED_AT:]
+    def _alike(self) -> list[dict[str, Any]]:
+        """Return the last runs that found the compiler's cache as this one does."""
+        return [run for run in self._runs if self._state and run["state"] == self._state][-_RUNS_LOOKED_AT:]
 
     def expected(self, label: str) -> float | None:
         """Return the seconds that a phase is expected to take, None without grounds."""
-        seconds = self._seconds(label) if label.startswith(_EXPECTED) else []
+        if not label.startswith(_EXPECTED):
+            return None
+        runs = self._alike() if label.startswith(COMPILING) else self._runs[-_RUNS_LOOKED_AT:]
+        seconds = [run["seconds"][label] for run in runs if label in run["seconds"]]
         if not seconds or max(seconds) > _ALIKE * min(seconds):
             return None
         return median(seconds)
 
     def graphs(self) -> int | None:
-        """Return how many graphs the runs so far have compiled; None when there were none or they differ."""
-        counts = {sum(label.startswith(COMPILING) for label in run["seconds"]) for run in self._runs[-_RUNS_LOOKED_AT:]}
+        """Return how many graphs such runs have compiled; None when there were none or they differ."""
+        counts = {sum(label.startswith(COMPILING) for label in run["seconds"]) for run in self._alike()}
         return counts.pop() or None if len(counts) == 1 else None
 
     def keep(self, seconds: Mapping[str, float]) -> None:
