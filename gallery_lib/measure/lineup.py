@@ -187,8 +187,8 @@ class _Lineup:
         alive = len(self.jobs)
 
         def look() -> None:
-            label = f"{self.label}, {TURNS}, now {name}"
-            self.progress.show(label, part=TURNS, count=number, total=of, unit=TURNS, least=alive, began=began)
+            unit = f"{TURNS}, now {name}"
+            self.progress.show(f"{self.label}, {TURNS}", part=TURNS, count=number, total=of, unit=unit, least=alive, began=began)
 
         self.server.go(name)
         look()
