@@ -199,7 +199,8 @@ def test_bad_input_is_one_message_and_exit_code_2(checkout: Path, words: list[st
         pytest.skip("fp16 is refused on the CPU only; runs on a machine without a GPU")
     result = subprocess.run(command(checkout, *words), capture_output=True, text=True, timeout=120)
     assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
+    *before, message = result.stderr.splitlines()
+    assert message.startswith("error: ") and all(line.startswith("imports: ") for line in before)
     assert part in result.stderr
     assert "Traceback" not in result.stderr
     assert not runs_dir.exists()
