@@ -41,7 +41,7 @@ def line(**values: Any) -> task_bench.Line:
 
 
 def choose(where: task_bench.Line, folder: Path) -> Choice:
-    return compile_mode.choose(where.config, where.modes, folder, Progress("", 1, enabled=False), "tiny")
+    return compile_mode.choose(where.config, where.modes, folder, Progress(enabled=False), "tiny")
 
 
 def test_what_was_found_is_kept_for_the_same_task_options_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,10 +53,8 @@ def test_what_was_found_is_kept_for_the_same_task_options_and_machine(tmp_path: 
         return {mode: lineup.Measured(None, {}, turns(0.1 if mode == DEFAULT else 0.05)) for mode in variants}  # type: ignore[arg-type]
 
     monkeypatch.setattr(lineup, "take_turns", take_turns)
-    assert compile_mode.steps(line().config, line().modes) > 0
     first, again = (choose(line(), tmp_path) for _ in range(2))
     assert first == again and first.mode == AUTOTUNE and len(tried) == 1
-    assert compile_mode.steps(line().config, line().modes) == 0
     limits = {mode: variant.start_up_limit_seconds for mode, variant in tried[0].items()}
     assert limits == {DEFAULT: None, AUTOTUNE: compile_mode.START_UP_LIMIT_SECONDS}  # what is compared with must not drop out
     choose(line(batch_size=4), tmp_path)
@@ -107,7 +105,7 @@ def test_a_variant_whose_start_up_takes_too_long_drops_out_and_the_others_go_on(
         lineup.LaunchConfig(),
         lineup.Turns(4, 4, 2, 1),
         tmp_path,
-        Progress("", 1, enabled=False),
+        Progress(enabled=False),
         "tiny",
         dropped=dropped,
     )
