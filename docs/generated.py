@@ -15,10 +15,14 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 EXAMPLES = DOCS / "examples"
+PICTURES = DOCS / "images"
 PAGES = (DOCS.parent / "README.md", *sorted((DOCS / "guides").glob("*.md")))
+MACHINE = DOCS.parent / "benchmarks" / "results" / "epyc-avx512bf16-2core"
+"""Whose figures README shows: a machine that has small and large inputs of all tasks."""
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTEXT_LINES = 3
 
@@ -31,7 +35,70 @@ def diff() -> str:
     return "\n".join(["```diff", *kept[1:], "```"])
 
 
-PARTS: dict[str, Callable[[], str]] = {"diff": diff}
+def _benches(pattern: str) -> list[Any]:
+    from gallery_lib.measure.outcome import read_bench
+
+    return [read_bench(path) for path in sorted(MACHINE.glob(pattern))]
+
+
+def _input(task: Any, sizes: dict[str, Any]) -> str:
+    """Return batch and size of an input: `16 × 64×64 pixels`."""
+    from gallery_lib import options
+    from gallery_lib.config import TrainConfig
+
+    own = {name: size for name, size in sizes.items() if name in task.quick}
+    return f"{own['batch_size']} × {task.input_size(options.from_mapping(TrainConfig, {'model': task.name, **own}))}"
+
+
+def results() -> str:
+    """Return the table of README: each task with small and large inputs on one machine."""
+    from gallery_lib import hardware, tasks
+    from gallery_lib.measure.outcome import OURS
+    from gallery_lib.report.bench import mean_over_best, mean_over_tasks, over_best
+    from gallery_lib.table import markdown_table, number
+
+    small, large = _benches("bench-small.json")[0], {name: bench for bench in _benches("bench-large*.json") for name in bench.tasks}
+    rows = [["model", "small input", "eager", "best peer", "ours", "over eager", "over best peer", "large input", "over eager"]]
+    for name, outcome in small.tasks.items():
+        task, best = tasks.get(name), over_best(small, name)
+        speed = {variant: number(row.samples_per_second["global"]) for variant, row in outcome.rows.items() if row.reason is None}
+        peer = f"{speed[best[0]]} ({best[0]})" if best else "–"
+        bench = large[name]
+        big = bench.tasks[name]
+        rows.append(
+            [
+                *(task.title, _input(task, outcome.sizes), speed[outcome.baseline], peer, speed[OURS]),
+                *(str(outcome.ratio(outcome.baseline, OURS) or "–"), str(best[1]) if best else "–"),
+                *(_input(task, big.sizes), str(big.ratio(big.baseline, OURS) or "–")),
+            ]
+        )
+    mean, over_peers = mean_over_tasks(small, small.baseline)[0], mean_over_best(small)[0]
+    rows.append(["geometric mean", "", "", "", "", str(mean), str(over_peers), "", _mean_of(large)])
+    day = max(outcome.date for outcome in small.tasks.values())[:10]
+    about = f"Samples a second on {hardware.describe(small.environment)}, {day}."
+    return f"{about}\n\n{markdown_table(rows)}"
+
+
+def _mean_of(benches: dict[str, Any]) -> str:
+    """Return the geometric mean of ours over eager, each task of its own bench."""
+    from gallery_lib.measure.outcome import OURS
+    from gallery_lib.stats import geometric_mean
+
+    ratios = [outcome.ratio(outcome.baseline, OURS) for name, bench in benches.items() for outcome in [bench.tasks[name]]]
+    return str(geometric_mean([ratio for ratio in ratios if ratio is not None]))
+
+
+def picture() -> str:
+    """Draw README's picture; return the Markdown that shows it."""
+    from gallery_lib.report.bench import figure, figure_text
+
+    bench = _benches("bench-small.json")[0]
+    PICTURES.mkdir(exist_ok=True)
+    figure(bench).savefig(PICTURES / "speed-ups.png", dpi=110)
+    return f"![{figure_text(bench)}](docs/images/speed-ups.png)"
+
+
+PARTS: dict[str, Callable[[], str]] = {"diff": diff, "results": results, "picture": picture}
 
 
 def written(text: str) -> str:
@@ -50,6 +117,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page is not up to date")
     check = parser.parse_args().check
+    sys.path.insert(0, str(DOCS.parent))
+    from gallery_lib.prepared_python import run_in_prepared_environment
+
+    run_in_prepared_environment()
     different = [page for page in PAGES if page.read_text() != written(page.read_text())]
     if check and different:
         names = ", ".join(str(page.relative_to(DOCS.parent)) for page in different)
