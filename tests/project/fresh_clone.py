@@ -27,7 +27,7 @@ class Clone:
     root: Path
     home: Path
 
-    def run(self, command: str, *, folder: Path | None = None, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(self, command: str, *, folder: Path | None = None, seconds: float = 560) -> subprocess.CompletedProcess[str]:
         """Run the command as it stands in a shell that knows of no environment: no activation, no PYTHONPATH, the system's PATH."""
         search = ":".join([*SYSTEM_FOLDERS, str(Path(sys.base_prefix) / "bin")])  # the last for machines whose system has no Python
         return subprocess.run(
