@@ -115,7 +115,7 @@ def _tensors_apart(case: Case, where: str, ours: torch.Tensor, plain: torch.Tens
     rounded = {"autocast": FUSED_AUTOCAST if case.config == "inductor" else AUTOCAST}.get(case.loop, 0.0)
     bound = 0.0 if exact else max(BOUND.get(ours.dtype, 0.0), rounded)
     if not exact and where.startswith("losses"):  # a sum in float64 may have parts that are not
-        bound = max(bound, BOUND[MODELS[case.model].dtype])
+        bound = max(bound, BOUND.get(MODELS[case.model].dtype, BOUND[torch.float32]))
     scale = max(1.0, plain.to(wide).abs().nan_to_num(0.0).max().item())
     if apart <= bound * scale:
         return []
