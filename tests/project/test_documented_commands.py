@@ -163,10 +163,11 @@ def locks_likewise(_: Clone, text: str) -> None:
     assert all(word in script for word in words_of(text)[3:-1])
 
 
-SMALL = "--image_size=64 --batch_size=2 --max_steps=3 --no_evaluate"
+FEW_STEPS = "--model=alexnet --image_size=64 --batch_size=2 --max_steps=3 --no_evaluate"
+FEW_TURNS = f"--model={TINY} --rounds=4 --block_steps=2 --parity_steps=1"
 INSTEAD = [
     Instead(r"bash prepare\.sh", "installs for minutes, as tests/project/prepare says, and executes notebooks", sets_up),
-    Instead(r"python3 launch_single_task\.py (?!.*--nnodes)", "trains for minutes: small images", with_options(SMALL), "README"),
+    Instead(r"python3 launch_single_task\.py (?!.*--nnodes)", "trains for minutes: a few small steps", with_options(FEW_STEPS), "README"),
     Instead(
         r"python3 launch_single_task\.py .*--nnodes", "needs several machines, of 8 devices", with_options("--dry_run --nproc_per_node=1")
     ),
@@ -174,7 +175,7 @@ INSTEAD = [
     Instead(
         r"\.venv/bin/gallery compare --(model|image_size|batch_size|amp_level)",
         "trains for minutes: fewer turns",
-        with_options("--batch_size=2 --rounds=4 --block_steps=2 --parity_steps=1"),
+        with_options(FEW_TURNS),
         "README",
     ),
     Instead(r"\.venv/bin/gallery (compare --|bench|run|site|pack)(?!.*--help)", "takes minutes", has_valid_options),
@@ -242,7 +243,7 @@ def test_a_command_of_a_packed_task_works_as_it_stands(command: Command, packed:
     if command.text.startswith("bash prepare.sh"):
         sets_up(packed, command.text)
     else:
-        with_options(SMALL)(packed, command.text)
+        with_options(FEW_STEPS)(packed, command.text)
 
 
 @pytest.mark.parametrize("entry", INSTEAD, ids=lambda entry: entry.pattern)
