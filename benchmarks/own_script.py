@@ -19,6 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
+
 from common import conditions, exit_code, out_file, write_result
 
 from gallery_lib import hardware

@@ -14,6 +14,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+
+from gallery_lib.prepared_python import run_in_prepared_environment
+
+if __name__ == "__main__":
+    run_in_prepared_environment()
+
 import bench_summary
 from bench_summary import Run, runs_of
 from common import RESULTS

@@ -80,6 +80,9 @@ def build(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     for name in ("build.py", "template.md", "pages/resnet50.md", "whole/index.md"):
         (tmp_path / "notebooks" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(checkout / "notebooks" / name, tmp_path / "notebooks" / name)
+    shutil.copytree(checkout / "docs" / "examples", tmp_path / "docs" / "examples")
+    shutil.copy(checkout / "docs" / "generated.py", tmp_path / "docs")
+    monkeypatch.delitem(sys.modules, "generated", raising=False)
     spec = importlib.util.spec_from_file_location("build", tmp_path / "notebooks" / "build.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -103,7 +103,7 @@ def test_processes_that_were_not_started_by_torchrun_train_together(tmp_path: Pa
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment |= {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     if launcher == "mp.spawn":
-        processes = [[sys.executable, str(script), f"tcp://127.0.0.1:{free_port()}"]]
+        processes = [[sys.executable, str(script), f"file://{tmp_path}/store"]]
         places = [{}]
     else:
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -135,7 +135,7 @@ def test_a_group_that_is_made_after_accelerate_is_refused_at_the_first_call(tmp_
     )
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     done = subprocess.run(
-        [sys.executable, str(script), f"tcp://127.0.0.1:{free_port()}"],
+        [sys.executable, str(script), f"file://{tmp_path}/store"],
         env={**environment, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -42,5 +42,5 @@ def test_damaged_text_is_deleted_only_from_the_gallerys_own_cache(tmp_path: Path
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
     assert make_again(tmp_path / "cache" / "data" / "text").startswith(f"Delete {tmp_path}/cache/data/text ")
     assert (
-        make_again(tmp_path / "mine") == "Make it again in a new folder: python data_prep/text.py --data_dir TEXT_FOLDER --out NEW_FOLDER"
+        make_again(tmp_path / "mine") == "Make it again in a new folder: python3 data_prep/text.py --data_dir TEXT_FOLDER --out NEW_FOLDER"
     )

@@ -13,6 +13,7 @@ from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.measure import bench, compile_mode, lineup, task_bench
 from gallery_lib.measure.compile_mode import Choice, decide
 from gallery_lib.progress import Progress
+from gallery_lib.table import number
 
 TINY = f"{tiny_task.__file__}:TASK"
 DEFAULT, AUTOTUNE = "default", "max-autotune-no-cudagraphs"
@@ -26,12 +27,12 @@ def turns(seconds: float) -> list[list[float]]:
 def test_another_mode_has_to_be_faster_than_the_default_one_by_more_than_noise(other_seconds: float, mode: str) -> None:
     choice = decide({DEFAULT: turns(0.1), AUTOTUNE: turns(other_seconds)}, {})
     assert choice.mode == mode
-    assert choice.said == f"default 100.0 ms, {AUTOTUNE} {other_seconds * 1000:.1f} ms ({0.1 / other_seconds:.2f} times as fast)"
+    assert choice.said == f"default 100 ms, {AUTOTUNE} {number(other_seconds * 1000)} ms ({0.1 / other_seconds:.2f} times as fast)"
 
 
 def test_a_mode_that_is_dropped_is_named_with_its_reason() -> None:
     choice = decide({DEFAULT: turns(0.1)}, {AUTOTUNE: "its start-up took longer than the limit of 300 s"})
-    assert choice == Choice(DEFAULT, f"default 100.0 ms, {AUTOTUNE} dropped: its start-up took longer than the limit of 300 s")
+    assert choice == Choice(DEFAULT, f"default 100 ms, {AUTOTUNE} dropped: its start-up took longer than the limit of 300 s")
     assert decide({AUTOTUNE: turns(0.1)}, {DEFAULT: "it failed"}).mode == AUTOTUNE
     assert decide({}, {DEFAULT: "it failed", AUTOTUNE: "it failed"}).mode == DEFAULT
 

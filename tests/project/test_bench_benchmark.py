@@ -12,8 +12,8 @@ import pytest
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["a-machine", "--only", "resnet18", "--variants=best,ours", "--resume"], "bench-a-machine"),
-        (["a-machine", "--profile", "large", "--rounds", "4"], "bench-large-a-machine"),
+        (["a-machine", "--only", "resnet18", "--variants=best,ours", "--resume"], "bench-small"),
+        (["a-machine", "--profile", "large", "--rounds", "4"], "bench-large"),
     ],
 )
 def test_options_are_passed_on_and_each_size_of_input_has_files_of_its_own(
@@ -27,16 +27,16 @@ def test_options_are_passed_on_and_each_size_of_input_has_files_of_its_own(
         folder.mkdir(parents=True)
         for ending in ("json", "png"):
             (folder / f"bench.{ending}").write_text(ending)
-        (folder / "bench.md").write_text("![words](bench.png)")
         return 0
 
     monkeypatch.setenv("GALLERY_RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setattr(module, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(module, "results_file", lambda machine, file: tmp_path / "results" / machine / file)
+    monkeypatch.setattr(module.pages, "write", lambda: asked.append("pages written"))
     monkeypatch.setattr(module, "gallery", gallery)
     monkeypatch.setattr(module.hardware, "gpu_count", lambda: 0)
     monkeypatch.setattr("sys.argv", ["bench.py", *words])
     assert module.main() == 0
     assert all(word in asked for word in words if word not in ("a-machine", "--only", "--profile", "large"))
     assert f"--profile={'large' if 'large' in words else 'auto'}" in asked
-    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [f"{name}.json", f"{name}.md", f"{name}.png"]
-    assert (tmp_path / "results" / f"{name}.md").read_text() == f"![words]({name}.png)"
+    assert sorted(path.name for path in (tmp_path / "results" / "a-machine").iterdir()) == [f"{name}.json", f"{name}.png"]
+    assert asked[-1] == "pages written"

@@ -82,7 +82,7 @@ def test_a_machines_page_has_conditions_tasks_sources_and_what_was_not_run(pages
         "# A machine\n\nFor a test.",
         "| versions | python 3.11.7, torch 2.15.0 |",
         "| limits (matrix products by dtype, and memory) | copying 20 GB/s; float32 300 GFLOP/s |",
-        "| resnet50 | 16 × 64² | 100.0 ms → 100.0 ms | 2.00× (1.80 to 2.20) | 1.20× (1.08 to 1.32), torch.compile, at its best |",
+        "| resnet50 | 16 × 64² | 100 ms → 100 ms | 2.00× (1.80 to 2.20) | 1.20× (1.08 to 1.32), torch.compile, at its best |",
         "| hf_Bert | 4 × 32 tokens |",
         "- [bench-small-1.json](bench-small-1.json), [every variant](bench-small-1.md): 2026-11-21, `gallery bench`. The first.",
         "## Not run on this machine",

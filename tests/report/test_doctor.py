@@ -119,7 +119,7 @@ def test_a_notebooks_folder_stands_for_the_comparisons_in_it(measured: Results, 
     said = capsys.readouterr().out
     assert said.index("1 process(es)") < said.index("2 process(es)")
     assert main(["doctor", str(tmp_path), str(tmp_path)]) == 0
-    assert "scaling efficiency 40%" in capsys.readouterr().out
+    assert "0.80× (on the same cores)" in capsys.readouterr().out
     assert main(["doctor", str(tmp_path / "two"), str(tmp_path / "one")]) == 2
 
 

@@ -238,7 +238,7 @@ def test_a_run_says_once_what_its_folder_holds(tmp_path: Path, capsys: pytest.Ca
     )
     results = train(config)
     said = f"left out of {data}/train: 1 with another ending (class-0001/notes.txt)"
-    assert results.data == {"train": 9, "held_out": 3, "notices": [said], "classes": 3, "outputs": 3}
+    assert results.data == {"train": 9, "held_out": 3, "notices": [said], "classes": 3, "outputs": 3, "input": "32×32 pixels"}
     assert read_results(tmp_path / "run").data == results.data
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("data ")] == [
