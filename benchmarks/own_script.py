@@ -37,8 +37,8 @@ from gallery_lib.stats import ratio_of_medians
 EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
 FORMS = ("plain", "accelerated")
 WARMUP_STEPS = 10
-COMPARED_LOSSES = 5
-"""Losses that have to agree. Later ones part, as two correct runs with different rounding do."""
+COMPARED_LOSSES = 2
+"""Losses that have to agree. Later ones part: AdamW's first steps follow the sign of a gradient, which rounding may turn."""
 
 
 def run(form: str, options: Sequence[str], folder: Path) -> dict[str, list[float]]:

