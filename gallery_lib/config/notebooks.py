@@ -37,7 +37,7 @@ class NotebookConfig:
 
 @dataclass(frozen=True)
 class YourModelConfig:
-    """The parameters of the notebook your_model."""
+    """Parameters of the notebook your_model: the optimizer, precision and sizes of a reader's own task."""
 
     profile: Literal["auto", "quick", "full"] = option(
         "auto", "how much is measured: quick is a minute or two on two cores; auto is full on a GPU, else quick"

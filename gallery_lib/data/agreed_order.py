@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 from gallery_lib.comm import process_group
 from gallery_lib.data import digests
+from gallery_lib.data.length import length_of
 from gallery_lib.data.streams import announce_own_division
 from gallery_lib.errors import InputError
 
@@ -93,10 +94,8 @@ class ShardedSampler(Sampler[Any]):
 
     def _chunk_sizes(self) -> Iterator[int]:
         """Yield how many items to read next, in whole rounds; with a length, more than there are."""
-        try:
-            rounds = len(self.base) // self.world_size + 1
-        except (TypeError, NotImplementedError):
-            rounds = _FIRST_ROUNDS
+        length = length_of(self.base)
+        rounds = _FIRST_ROUNDS if length is None else length // self.world_size + 1
         while True:
             yield max(1, min(rounds, _MOST_AHEAD // self.world_size)) * self.world_size
             rounds *= 2

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gallery_lib.data.length import length_of
 from gallery_lib.data.nesting import members
 
 _PLAIN = (str, bytes, bool, int, float, complex, type(None), np.generic)
@@ -81,7 +82,7 @@ def of_data(dataset: Any) -> bytes:
 
 
 def _sample(data: Any, depth: int) -> Any:
-    length = _length(data)
+    length = length_of(data)
     if isinstance(data, (list, tuple, range, np.ndarray, Tensor)):
         return [
             length,
@@ -94,16 +95,9 @@ def _sample(data: Any, depth: int) -> Any:
         if name in ("dataset", "datasets", "tensors"):
             inner = list(value)[:64] if isinstance(value, (list, tuple)) else [value]
             parts += [name, [_sample(one, depth + 1) for one in inner]]
-        elif isinstance(value, (list, tuple, range, np.ndarray, Tensor)) and length and _length(value) == length:
+        elif isinstance(value, (list, tuple, range, np.ndarray, Tensor)) and length and length_of(value) == length:
             parts += [name, _sample(value, depth + 1)]
     return parts
-
-
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _named(value: Any, depth: int = 0) -> Any:

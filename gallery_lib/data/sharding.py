@@ -34,6 +34,7 @@ from gallery_lib.data import rank_samplers
 from gallery_lib.data.agreed_order import ShardedSampler, order_kind
 from gallery_lib.data.digests import of_data
 from gallery_lib.data.in_step import InStep
+from gallery_lib.data.length import length_of
 from gallery_lib.data.loader_copy import copied
 from gallery_lib.data.rank_samplers import Place
 from gallery_lib.data.streams import ShardedStream, announce_own_division, divides_itself
@@ -159,7 +160,7 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
         _Facts(
             "stream" if is_stream else f"map-style data, {order_kind(rank_samplers.outermost(loader))}",
             place,
-            _length(loader.dataset),
+            length_of(loader.dataset),
             b"" if is_stream or not check else of_data(loader.dataset),
         )
     )
@@ -200,13 +201,6 @@ def _announce_drawn_data(what: str) -> None:
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> bool:
@@ -255,7 +249,7 @@ def _with_sharded_sampler(loader: DataLoader[Any], rank: int, world_size: int, *
             rank,
             world_size,
             drop_last=drop_last,
-            samples=_length(loader.dataset),
+            samples=length_of(loader.dataset),
             check=check,
         )
 

@@ -20,7 +20,7 @@ def observed(began: Callable[[], None], ended: Callable[[], None]) -> Iterator[N
 
 @contextlib.contextmanager
 def under_way() -> Iterator[None]:
-    """Tell that the body builds."""
+    """Tell every observer when a build of own kernels begins, which is the `with` block, and when it ends."""
     observers = list(_observers)
     for began, _ in observers:
         began()

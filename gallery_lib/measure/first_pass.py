@@ -53,7 +53,7 @@ def _build(task: Task) -> nn.Module:
 
 
 def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
-    """Return the first batch, on the device."""
+    """Return the first training batch of the task, in its own nesting, with its tensors on `device`."""
     with _in_words(None):
         data: Any = task.data(config).train
         items = max(1, (config.batch_size or task.batch_size) // task.samples_per_item)

@@ -100,7 +100,7 @@ class Look:
 
 
 def _below(process: int, parents: Mapping[int, int]) -> set[int]:
-    """The process and all that stem from it."""
+    """Return the numbers of the process and of all its descendants; `parents` maps a process to its parent."""
     found, waiting = set(), [process]
     while waiting:
         found.add(number := waiting.pop())
@@ -169,7 +169,7 @@ class Watch:
         self._pauses: list[Look] = []
 
     def at_pause(self) -> None:
-        """Look again; every variant waits."""
+        """Read the counters once more. To be called while every variant waits, so that no measured step is disturbed."""
         self._pauses.append(look())
 
     def seen(self, rounds: Mapping[str, Sequence[Sequence[float]]]) -> MachineLoad:

@@ -20,7 +20,7 @@ from .product import COMPILED
 BOUND = {torch.float64: 1e-10, torch.complex64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 AUTOCAST = 2e-2
 """Bound where operations round to bfloat16."""
-FUSED_AUTOCAST = 0.6
+DECIDING_AUTOCAST = 0.6
 """The same where Inductor rounds at other places, so that a max pooling may choose another value: eager PyTorch's own
 gradients were up to 0.56 from float64's in 200 draws of the model `depthwise`."""
 
@@ -112,7 +112,7 @@ def _tensors_apart(case: Case, where: str, ours: torch.Tensor, plain: torch.Tens
     wide = torch.complex128 if ours.is_complex() else torch.float64
     apart = (ours.to(wide) - plain.to(wide)).abs()
     apart = torch.where(same, torch.zeros_like(apart), apart).nan_to_num(nan=float("inf")).max().item()
-    rounded = {"autocast": FUSED_AUTOCAST if case.config == "inductor" else AUTOCAST}.get(case.loop, 0.0)
+    rounded = {"autocast": DECIDING_AUTOCAST if case.config == "inductor" and MODELS[case.model].decides else AUTOCAST}.get(case.loop, 0.0)
     bound = 0.0 if exact else max(BOUND.get(ours.dtype, 0.0), rounded)
     if not exact and where.startswith("losses"):  # a sum in float64 may have parts that are not
         bound = max(bound, BOUND.get(MODELS[case.model].dtype, BOUND[torch.float32]))

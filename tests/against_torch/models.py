@@ -30,6 +30,7 @@ class Model:
     optimizers: tuple[str, ...] = ()  # only these; none: any
     rounds: str = ""  # why the product may round differently even in Config()'s eager form
     refusal: str = ""  # why an InputError is a right answer, on several processes
+    decides: bool = False  # whether rounding may choose another value of a max pooling
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -260,6 +261,7 @@ MODELS: dict[str, Model] = {
         lambda: _images(nn.Conv2d(3, 6, 3, groups=3), nn.MaxPool2d(2), flat=54),
         IMAGE,
         rounds=CONVOLUTION,
+        decides=True,
     ),
     "upsampling": Model(
         lambda: _images(nn.Conv2d(3, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.AvgPool2d(3), flat=32),
