@@ -1,0 +1,215 @@
+"""What stands between a model's calls and the average of its gradients: a DistributedDataParallel beside the model.
+
+Gradients are averaged whenever a backward pass goes through an output of the call: also through the second of two
+losses, a graph that is retained, or parameters that were frozen when the model was distributed. A gradient that
+arrives in another way (from `twin.encoder(x)`, say) would be each rank's own, and raises InputError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel.distributed import _find_tensors
+
+from gallery_lib.comm import topology, unfinished
+from gallery_lib.comm.accelerated import gradient_reducer, use_way
+from gallery_lib.comm.tuner import apply
+from gallery_lib.config import Comm
+from gallery_lib.errors import InputError, RunFailed
+
+DDP = nn.parallel.DistributedDataParallel
+
+
+class OneGraphDDP(DDP):
+    """DDP that may leave a compiled model one graph.
+
+    torch splits it at bucket boundaries, so that the first gradients are on their way while others are computed.
+    On CPUs of one host averaging and computing need the same cores: there it stays one graph.
+    """
+
+    one_graph = False
+
+    def _inside_ddp_forward(self) -> Any:
+        return contextlib.nullcontext() if self.one_graph else super()._inside_ddp_forward()
+
+
+class _CallAgain(Exception):
+    """Ends a call of the model that is to be made once more."""
+
+
+def _layout(parameters: list[nn.Parameter]) -> list[Any]:
+    return [(parameter.dtype, parameter.stride()) for parameter in parameters]
+
+
+class Distribution:
+    """What stands between a twin and its model: DDP, made anew when other parameters ask for gradients."""
+
+    def __init__(self, model: nn.Module, device: torch.device, options: Comm) -> None:
+        self.model, self.device, self.options = model, device, options
+        self.ddp: OneGraphDDP | None = None
+        self._all: list[nn.Parameter] = []
+        self.trained: list[nn.Parameter] = []
+        self._synchronized: dict[int, weakref.ref[nn.Parameter]] = {}  # by id, which another may get once it is gone
+        self._watches: list[Any] = []
+        self._look_at_parameters = True
+        self._layout: list[Any] = []
+        self._calling = False
+        self.synchronizes = True
+        self._local = False  # the last call was made in no_sync
+        self._expecting = False  # DDP is going to average the gradients that come next
+        self._in_backward = False
+        self._missing = 0  # gradients that DDP has not had since it was prepared
+        self._refresh()
+        self._look_at_parameters = True  # heads are replaced between accelerate() and the first call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model through DDP. Raises InputError where the last backward pass left parameters out."""
+        self._refresh()
+        ddp = self.ddp
+        if ddp is None:
+            return self.model(*args, **kwargs)
+        ddp.training, ddp.require_backward_grad_sync = self.model.training, self.synchronizes
+        self._calling = True
+        try:
+            output = ddp(*args, **kwargs)
+        except _CallAgain:
+            return self(*args, **kwargs)
+        except RuntimeError as error:
+            if "find_unused_parameters" not in str(error):
+                raise
+            if self._in_backward:
+                raise RunFailed(
+                    "the last backward pass ended with an error, so gradients of the ranks may be out of step. "
+                    "Mend that error: the training cannot go on after it."
+                ) from error
+            raise self.unused() from error
+        finally:
+            self._calling = False
+        if torch.is_grad_enabled():
+            self._in_backward, self._local, self._expecting = False, not self.synchronizes, self.synchronizes
+            if self.synchronizes:
+                self._missing = len(self.trained)
+                self._watch(output)
+        return output
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave the gradients of calls in this context unaveraged, to accumulate them."""
+        before, self.synchronizes = self.synchronizes, False
+        try:
+            yield
+        finally:
+            self.synchronizes = before
+
+    def join(self, **options: Any) -> Any:
+        """Return DDP's join context, for ranks with different numbers of batches."""
+        return contextlib.nullcontext() if self.ddp is None else self.ddp.join(**options)
+
+    def look_at_parameters(self) -> None:
+        """Have the next call look for parameters that were added or replaced; on the CPU each one does."""
+        self._look_at_parameters = True
+
+    def call_again_if_changed(self) -> None:
+        """Within a call: end it, to make it once more, if DDP does not fit the parameters any longer."""
+        if self._calling and self._layout != _layout(self.trained):
+            raise _CallAgain
+
+    def _refresh(self) -> None:
+        """Make DDP anew if the parameters that ask for gradients are others than it knows: a collective call then.
+
+        So it is where their strides or types have changed: DDP reads gradients by the strides that it was made with.
+        """
+        if self._look_at_parameters or self.device.type == "cpu":  # the walk takes time of the host, which a GPU may wait for
+            self._all, self._look_at_parameters = list(self.model.parameters()), False
+        trained = [parameter for parameter in self._all if parameter.requires_grad]
+        same = len(trained) == len(self.trained) and all(map(operator.is_, trained, self.trained))
+        layout = _layout(trained)
+        if same and layout == self._layout:
+            return
+        self._layout = layout
+        self.trained = trained
+        for watch in self._watches:
+            watch.remove()
+        if self.ddp is not None:
+            if gradient_reducer(self.ddp) is not None:
+                use_way(self.ddp, Comm())  # ends its threads and groups
+            self.ddp.reducer._remove_autograd_hooks()
+        self._watches, self.ddp, self._expecting = [], None, False
+        unfinished.note(self, False)
+        if not trained:
+            return
+        known = self._synchronized
+        new = [p for p in self._all if id(p) not in known or known[id(p)]() is not p]
+        known.update((id(p), weakref.ref(p)) for p in new)
+        self.ddp = OneGraphDDP(
+            self.model,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            find_unused_parameters=self.options.find_unused_parameters,
+            init_sync=bool(new),
+        )
+        self.ddp.one_graph = self.device.type == "cpu" and len(topology.find().hosts) == 1
+        if self.options != Comm(find_unused_parameters=self.options.find_unused_parameters):
+            apply(self.ddp, self.options)
+        arrived = weakref.WeakMethod(self._gradient_arrived)
+        self._watches = [parameter.register_post_accumulate_grad_hook(functools.partial(_call, arrived)) for parameter in trained]
+
+    def _watch(self, output: Any) -> None:
+        """Have every backward pass through `output` averaged; DDP itself does it with the first."""
+        outputs = [tensor for tensor in _find_tensors(output) if tensor.requires_grad]
+        reached = weakref.WeakMethod(self._output_reached)
+        for tensor in outputs:
+            tensor.register_hook(functools.partial(_call, reached, [*map(weakref.ref, outputs)]))
+
+    def _output_reached(self, outputs: list[weakref.ref[Tensor]], _gradient: Tensor) -> None:
+        if self._expecting or self._in_backward or self.ddp is None:
+            return
+        search = self.ddp.find_unused_parameters and not self.ddp.static_graph
+        alive = [tensor for reference in outputs if (tensor := reference()) is not None]
+        if self.ddp.reducer._rebuild_buckets():  # as before each forward pass
+            self.ddp._has_rebuilt_buckets = True
+        self.ddp.reducer.prepare_for_backward(alive if search else [])
+        self._expecting, self._missing = True, len(self.trained)
+
+    def _gradient_arrived(self, parameter: nn.Parameter) -> None:
+        self._missing -= 1
+        if self._in_backward or self._local or not self.synchronizes:
+            return
+        if self._expecting:
+            self._in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+            return
+        name = next((n for n, p in self.model.named_parameters() if p is parameter), "a parameter")
+        raise InputError(
+            f"the gradient of {name} does not come from a call of the model that accelerate() returned, so it would be "
+            "each rank's own. Call that model itself (parts of it, and model.module, are not averaged), or put the backward "
+            "pass into `with model.no_sync():` if that is meant."
+        )
+
+    def _backward_ended(self) -> None:
+        """Note whether DDP still waits: for the second of two losses, each with parameters of its own."""
+        self._in_backward = False
+        self._expecting = self._missing > 0 and not self.options.find_unused_parameters
+        unfinished.note(self, self._expecting)
+
+    def unused(self) -> InputError:
+        """Return the error for parameters that got no gradient in the last backward pass."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None] or ["a parameter"]
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        return InputError(
+            f"{names[0]}{more} got no gradient in the last backward pass, so gradients could not be averaged. "
+            "Set config.comm.find_unused_parameters = True, or leave such parameters out of the model."
+        )
+
+
+def _call(method: weakref.WeakMethod[Any], *arguments: Any) -> None:
+    """Call a bound method if its object is still there: hooks must not keep it alive."""
+    alive = method()
+    if alive is not None:
+        alive(*arguments)
