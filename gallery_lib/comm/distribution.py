@@ -66,6 +66,7 @@ class Distribution:
         self._expecting = False  # DDP is going to average the gradients that come next
         self._in_backward = False
         self._missing = 0  # gradients that DDP has not had since it was prepared
+        self._without: list[nn.Parameter] = []  # parameters of a compiled graph that got none
         self._refresh()
         self._look_at_parameters = True  # heads are replaced between accelerate() and the first call
 
@@ -95,7 +96,7 @@ class Distribution:
         if torch.is_grad_enabled():
             self._in_backward, self._local, self._expecting = False, not self.synchronizes, self.synchronizes
             if self.synchronizes:
-                self._missing = len(self.trained)
+                self._missing, self._without = len(self.trained), []
                 self._watch(output)
         return output
 
@@ -179,11 +180,16 @@ class Distribution:
 
     def _gradient_arrived(self, parameter: nn.Parameter) -> None:
         self._missing -= 1
+        nothing = parameter.grad is None  # a compiled graph comes by at all its parameters; DDP makes zeros of nothing
+        if nothing or self._without:
+            self._without = [p for p in self._without if p is not parameter] + [parameter] * nothing
         if self._in_backward or self._local or not self.synchronizes:
             return
         if self._expecting:
             self._in_backward = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+            return
+        if nothing:
             return
         name = next((n for n, p in self.model.named_parameters() if p is parameter), "a parameter")
         raise InputError(
@@ -194,13 +200,15 @@ class Distribution:
 
     def _backward_ended(self) -> None:
         """Note whether DDP still waits: for the second of two losses, each with parameters of its own."""
-        self._in_backward = False
-        self._expecting = self._missing > 0 and not self.options.find_unused_parameters
-        unfinished.note(self, self._expecting)
+        finds = self.options.find_unused_parameters
+        self._in_backward, self._expecting = False, self._missing > 0 and not finds
+        unfinished.note(self, self._expecting or (bool(self._without) and not finds))
 
     def unused(self) -> InputError:
         """Return the error for parameters that got no gradient in the last backward pass."""
-        names = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None] or ["a parameter"]
+        without = {id(p) for p in self._without}
+        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        names = [n for n, p in named if p.grad is None or id(p) in without] or ["a parameter"]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         return InputError(
             f"{names[0]}{more} got no gradient in the last backward pass, so gradients could not be averaged. "

@@ -24,6 +24,9 @@ DECIDING_AUTOCAST = 0.6
 """The same where Inductor rounds at other places, so that a max pooling may choose another value: eager PyTorch's own
 gradients were up to 0.56 from float64's in 200 draws of the model `depthwise`."""
 
+MIXING = ("gan", "clip")
+"""Loops in which numbers of another precision come into every gradient: what a network of float32 makes, or the norm of all."""
+
 VALUES = (
     "losses",
     "parameters",
@@ -114,7 +117,7 @@ def _tensors_apart(case: Case, where: str, ours: torch.Tensor, plain: torch.Tens
     apart = torch.where(same, torch.zeros_like(apart), apart).nan_to_num(nan=float("inf")).max().item()
     rounded = {"autocast": DECIDING_AUTOCAST if case.config == "inductor" and MODELS[case.model].decides else AUTOCAST}.get(case.loop, 0.0)
     bound = 0.0 if exact else max(BOUND.get(ours.dtype, 0.0), rounded)
-    if not exact and where.startswith("losses"):  # a sum in float64 may have parts that are not
+    if not exact and (where.startswith("losses") or case.loop in MIXING):  # a sum in float64 may have parts that are not
         bound = max(bound, BOUND.get(MODELS[case.model].dtype, BOUND[torch.float32]))
     scale = max(1.0, plain.to(wide).abs().nan_to_num(0.0).max().item())
     if apart <= bound * scale:

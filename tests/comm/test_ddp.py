@@ -69,6 +69,12 @@ def test_a_step_on_gradients_that_are_not_averaged_is_refused(two: Ranks) -> Non
         assert said.startswith("InputError: probe.weight (and 1 more) got no gradient")
 
 
+def test_compiled_parameters_that_no_output_depends_on_are_refused_and_not_decayed(two: Ranks) -> None:
+    for said, unchanged in two.call("twins.unused_in_a_compiled_graph", False):
+        assert said.startswith("InputError: probe.weight (and 1 more) got no gradient") and unchanged
+    assert two.call("twins.unused_in_a_compiled_graph", True) == [[True, True]] * 2
+
+
 def test_a_step_is_taken_after_two_losses_that_reach_all_parameters(two: Ranks) -> None:
     assert two.call("twins.two_losses_before_a_step") == [True, True]
 

@@ -90,7 +90,7 @@ def test_a_failing_run_shows_a_message_and_not_the_inside_of_the_package(kernel:
 def test_progress_is_one_output_that_is_updated(kernel: tuple, tmp_path: Path) -> None:
     _, client = kernel
     shown: list[dict] = []
-    values = config(max_steps=5, run_dir=str(tmp_path / "run"))
+    values = config("SLEEPING", max_steps=6, run_dir=str(tmp_path / "run"))
     code = f"from gallery_lib import launch\nfrom gallery_lib.config import *\nr = launch({values!r}, show_log=False)"
     client.execute_interactive(code, timeout=90, output_hook=shown.append)
     displayed = [m for m in shown if m["msg_type"] == "display_data"]
@@ -98,10 +98,9 @@ def test_progress_is_one_output_that_is_updated(kernel: tuple, tmp_path: Path) -
     assert len(displayed) == 1
     assert updates
     labels = [m["content"]["data"]["text/plain"].partition(":")[0] for m in [*displayed, *updates]]
-    noted = list(dict.fromkeys(phase.label for phase in read_phases(tmp_path / "run")))
-    assert {"warm-up", "training"} <= set(noted)
     drawn = list(dict.fromkeys(labels[:-1]))  # a phase that is over before anybody looks is not drawn
     assert drawn[0] == "imports" and "training" in drawn
-    assert drawn[1:] == [label for label in noted if label in drawn]
+    noted = iter([phase.label for phase in read_phases(tmp_path / "run")])  # a phase comes back after kernels were built
+    assert all(label in noted for label in drawn[1:])
     assert re.match(r"done in \d+ s", labels[-1])  # the last state is what a saved notebook holds
     assert {m["content"]["transient"]["display_id"] for m in [*displayed, *updates]} == {displayed[0]["content"]["transient"]["display_id"]}

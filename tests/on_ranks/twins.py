@@ -269,6 +269,31 @@ def unused(find: bool) -> list[Any]:
     return [twin.probe.weight.grad is None, twin.encoder.weight.grad is not None]
 
 
+def unused_in_a_compiled_graph(find: bool) -> list[Any]:
+    """What a step comes to when `probe` is computed in a compiled graph and no output depends on it."""
+
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.probe = nn.Linear(3, 4), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            encoded, _ = self.encoder(x), self.probe(x)
+            return encoded
+
+    model = Unused()
+    model.compile(backend="aot_eager")
+    twin = _twin(model, find_unused_parameters=find)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, weight_decay=0.1)
+    before = twin.probe.weight.detach().clone()
+    try:
+        twin(_input()).sum().backward()
+        optimizer.step()
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}", torch.equal(before, twin.probe.weight)]
+    return [twin.probe.weight.grad is None, torch.equal(before, twin.probe.weight)]
+
+
 def step_on_unaveraged_gradients(closure: bool) -> list[Any]:
     """What a single step comes to, which leaves `probe` out, and whether it changed weights before it was refused."""
     twin = _twin(_net())
