@@ -1,7 +1,7 @@
 """DDP's own way of averaging gradients and an accelerated one, in turns, in the processes that torchrun starts.
 
     python -m torch.distributed.run --nproc_per_node 2 benchmarks/ddp_benchmark.py --model resnet50 --precision amp --wire bf16
-    python benchmarks/ddp_benchmark.py diff before.json after.json
+    python3 benchmarks/ddp_benchmark.py diff before.json after.json
 
 The options of the accelerated way are those of `config.Comm`; with --tune all lossless ways take part. Each is trained for
 ROUNDS turns of BLOCK_STEPS steps, with real batches of the task; a step takes as long as on the slowest rank. Rates without a

@@ -1,10 +1,10 @@
 """Gradient averaging on a cluster lab: recorded timelines, replayed in real DDP over emulated links.
 
-    python benchmarks/ddp_lab.py record --model resnet50 --out timelines/resnet50.json
-    python benchmarks/ddp_lab.py run timelines/resnet50.json --ranks 4 --rate 1gbit --stretch 4 --wires exact,bf16,int8
-    python benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 --out runs/sweep
-    python benchmarks/ddp_lab.py validate --model resnet18 --rate 100mbit --wire bf16
-    python benchmarks/ddp_lab.py diff before.json after.json
+    python3 benchmarks/ddp_lab.py record --model resnet50 --out timelines/resnet50.json
+    python3 benchmarks/ddp_lab.py run timelines/resnet50.json --ranks 4 --rate 1gbit --stretch 4 --wires exact,bf16,int8
+    python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 --out runs/sweep
+    python3 benchmarks/ddp_lab.py validate --model resnet18 --rate 100mbit --wire bf16
+    python3 benchmarks/ddp_lab.py diff before.json after.json
 
 `record` trains a few steps in one process. `run` brings up a lab and lets DDP's own way and the others take turns. `sweep` does it
 for all timelines × numbers of hosts, with the tuner choosing among the lossless ways; begun again with the same folder it goes on,

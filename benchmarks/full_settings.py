@@ -1,6 +1,6 @@
 """Do the `full` settings run here? A few steps of every task at its full size, at O1 with the accelerated backend.
 
-    python benchmarks/full_settings.py --out benchmarks/results/MACHINE/full-size.json [--only resnet50 …] [--steps 3]
+    python3 benchmarks/full_settings.py --out benchmarks/results/MACHINE/full-size.json [--only resnet50 …] [--steps 3]
 
 A task that does not fit into memory says so before it starts, and its message is the outcome. What a step takes here
 is written down as it is: a few steps, not a measurement of speed.

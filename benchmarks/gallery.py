@@ -1,7 +1,7 @@
 """Run the notebooks one after another, as `gallery run` does, and write down what came out.
 
     python3 benchmarks/gallery.py --out benchmarks/results/MACHINE/gallery.json [--only resnet50 …]
-    python benchmarks/gallery.py --of runs/20261122-040500-gallery --out …     the figures of a `gallery run` on this machine
+    python3 benchmarks/gallery.py --of runs/20261122-040500-gallery --out …     the figures of a `gallery run` on this machine
 
 Each notebook runs with its default parameters, unless `-p NAME VALUE` gives others to those that have them, in the
 environment that runs this script. The table in `notebooks/index.ipynb` is made from the file. What is in the file for

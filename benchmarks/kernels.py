@@ -1,6 +1,6 @@
 """Own CUDA kernels on a GPU: are they right, and how fast are they? In less than eight minutes.
 
-    python benchmarks/kernels.py --out benchmarks/results/MACHINE/kernels.json
+    python3 benchmarks/kernels.py --out benchmarks/results/MACHINE/kernels.json
 
 First the tests marked `gpu`, then some of them again under compute-sanitizer's memcheck and racecheck where it is
 installed; then each kernel in turns with torch eager, torch.compile and a copy of as many bytes as it has to move, which

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Images per second of our ImageFolder against torchvision's, both through torch's DataLoader.
 
-    python benchmarks/loader.py                       # 1 and 2 worker processes, about four minutes
-    python benchmarks/loader.py --workers 4 --out benchmarks/results/MACHINE/loader-1.json
+    python3 benchmarks/loader.py                       # 1 and 2 worker processes, about four minutes
+    python3 benchmarks/loader.py --workers 4 --out benchmarks/results/MACHINE/loader-1.json
 
 Same files, same batch size, same number of workers with one torch thread each, and the same result in the main
 process: a normalised float32 [N, 3, 224, 224] batch, contiguous, after random resized crop and mirroring, of which

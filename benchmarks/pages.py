@@ -1,7 +1,7 @@
 """The pages of `results/`, made from the raw files: one for each machine, one for each bench, and a summary across machines.
 
-    python benchmarks/pages.py             write results/README.md, results/MACHINE/README.md and results/MACHINE/bench-….md
-    python benchmarks/pages.py --check     write nothing; exit code 1 where a page is not what would be written
+    python3 benchmarks/pages.py             write results/README.md, results/MACHINE/README.md and results/MACHINE/bench-….md
+    python3 benchmarks/pages.py --check     write nothing; exit code 1 where a page is not what would be written
 
 No figure on a page is typed by hand. A picture that is missing is drawn; delete it to have it drawn anew. To publish figures, put a raw
 file into its machine's folder under a name that `page_tables.py` knows (a new folder needs a `machine.yaml`), and run this.
@@ -35,7 +35,7 @@ from gallery_lib.report import sweep_plots
 from gallery_lib.table import Rows, markdown_table
 
 PAGE = "README.md"
-_MADE = "<!-- Made by `python benchmarks/pages.py` from the raw files beside it. Do not edit. -->"
+_MADE = "<!-- Made by `python3 benchmarks/pages.py` from the raw files beside it. Do not edit. -->"
 _SUMMARY = """# Results across machines
 
 What was measured on which machine, made from the raw files in the machines' folders. *Ours*: the accelerated backend. A ratio says how
@@ -130,7 +130,7 @@ def _bench_section(machine: Machine, runs: Sequence[Run]) -> list[str]:
 
 def _not_here(machine: Machine, runs: Sequence[Run]) -> str:
     missing = [
-        f"{size} inputs (`python benchmarks/bench.py MACHINE{flag}`)"
+        f"{size} inputs (`python3 benchmarks/bench.py MACHINE{flag}`)"
         for size, flag in (("small", ""), ("large", " --large"))
         if not any(r.size == size for r in runs)
     ]

@@ -1,6 +1,6 @@
 """How far apart are processes that run the same code, and what do page faults have to do with it?
 
-    python benchmarks/processes.py --out benchmarks/results/MACHINE/processes.json      # about ten minutes
+    python3 benchmarks/processes.py --out benchmarks/results/MACHINE/processes.json      # about ten minutes
 
 One process after another trains the small network of planted.py, or ResNet-50 at 64² in O1, eagerly: with glibc's allocator
 as it comes, and with large blocks kept (compiler/allocator.py). For each: page faults of a step and its time, medians, and the

@@ -1,7 +1,7 @@
 """ResNet-50 at 224², batch 16: compiler-opt against eager, in turns, with parity and the machine's own limits.
 
-    python benchmarks/resnet50.py --out benchmarks/results/MACHINE/resnet50.json          three runs of each, in half an hour
-    python benchmarks/resnet50.py --runs 1 --pairs O1                                      one pair, once
+    python3 benchmarks/resnet50.py --out benchmarks/results/MACHINE/resnet50.json          three runs of each, in half an hour
+    python3 benchmarks/resnet50.py --runs 1 --pairs O1                                      one pair, once
 
 Pairs: `O1` and `O0` (baseline and compiler-opt at that level), `fp32-O1` (eager fp32 against compiler-opt at O1).
 The ceiling is what the fastest matrix product of the machine would allow: its rate over the 24.5 GFLOP of an image.

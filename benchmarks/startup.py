@@ -1,6 +1,6 @@
 """How soon does a task train the second time? Each task twice in a row, with the accelerated backend at O1.
 
-    python benchmarks/startup.py --out benchmarks/results/MACHINE/startup.json [--only resnet50 …] [--steps 30]
+    python3 benchmarks/startup.py --out benchmarks/results/MACHINE/startup.json [--only resnet50 …] [--steps 30]
 
 Both runs are the same, at the sizes for a few cores. What the first has compiled, the second finds in the cache; `first` is cold
 only where the cache was. Start-up counts from the command, `launch_single_task.py`, which has nothing imported, to the end of the

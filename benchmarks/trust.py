@@ -1,7 +1,7 @@
 """Can the comparison be believed? Baseline against itself, and against planted defects.
 
-    python benchmarks/trust.py --out benchmarks/results/MACHINE/trust.json
-    python benchmarks/trust.py --out … --only "wrong gradient, O1"
+    python3 benchmarks/trust.py --out benchmarks/results/MACHINE/trust.json
+    python3 benchmarks/trust.py --out … --only "wrong gradient, O1"
 
 It takes an hour of a machine that does nothing else. What is already in the file is not measured again, so it
 can be interrupted and go on later; delete the file to begin anew.

@@ -10,7 +10,6 @@ Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from gallery_lib.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.speech.feature_check import check_features
 from gallery_lib.data.speech.feature_manifest import KaldiLabels
@@ -35,7 +34,7 @@ TASKS: dict[str, tuple[KaldiLabels, int, str, int | None]] = {
 
 def main() -> int:
     """Parse the command line, check the folder, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Check folders of acoustic features.")
+    parser = Parser(description="Check folders of acoustic features.")
     parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
     parser.add_argument("--task", choices=list(TASKS), required=True, help="what is to be trained on it")
     parser.add_argument("--dims", type=int, help="values a frame, instead of what the task's own model takes")

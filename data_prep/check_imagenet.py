@@ -11,7 +11,6 @@ Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -22,13 +21,13 @@ from gallery_lib.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 from gallery_lib.data.images.folder_check import check_image_folder
 
 
 def main() -> int:
     """Parse the command line, check the folder, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Check an ImageNet-like folder of images.")
+    parser = Parser(description="Check an ImageNet-like folder of images.")
     parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
     parser.add_argument("--split", choices=["train", "val"], help="check this split alone")
     parser.add_argument("--full", action="store_true", help="decode every image instead of a few per class")

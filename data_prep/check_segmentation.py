@@ -9,7 +9,6 @@ Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -20,13 +19,13 @@ from gallery_lib.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 from gallery_lib.data.images.segmentation_check import check_segmentation_folder
 
 
 def main() -> int:
     """Parse the command line, check the folder, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Check a folder of images and masks.")
+    parser = Parser(description="Check a folder of images and masks.")
     parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
     parser.add_argument("--full", action="store_true", help="read every image and mask instead of some")
     args = parser.parse_args()

@@ -12,7 +12,6 @@ failed; 2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/images/m
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from pathlib import Path
@@ -25,13 +24,13 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 from gallery_lib import paths
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 from gallery_lib.data.images.mock_imagenet import PRESETS, generate, verify
 
 
 def main() -> int:
     """Parse the command line, make or verify the data, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Make mock ImageNet, or verify what was made.")
+    parser = Parser(description="Make mock ImageNet, or verify what was made.")
     parser.add_argument("--out", type=Path, help="folder; default: where the gallery looks for this preset's data")
     parser.add_argument("--preset", choices=list(PRESETS), default="small", help="number of classes and images (default: small)")
     parser.add_argument("--classes", type=int, help="number of classes, 2 to 1000, instead of the preset's")

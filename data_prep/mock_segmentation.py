@@ -10,7 +10,6 @@ input; 130: Ctrl-C. The work is done by gallery_lib/data/images/mock_segmentatio
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -22,14 +21,14 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 from gallery_lib import paths
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate
 from gallery_lib.progress import busy
 
 
 def main() -> int:
     """Parse the command line, make the data, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Make a mock segmentation data set.")
+    parser = Parser(description="Make a mock segmentation data set.")
     parser.add_argument("--out", type=Path, default=paths.data_dir("segmentation-small"), help="folder; default: the gallery's own")
     parser.add_argument("--train", type=int, default=SegmentationSpec.train, help="training images (default: %(default)s)")
     parser.add_argument("--val", type=int, default=SegmentationSpec.val, help="held-out images (default: %(default)s)")

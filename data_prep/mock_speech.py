@@ -10,7 +10,6 @@ May be interrupted at any time: the folder appears when it is complete. Exit cod
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 from gallery_lib import paths
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 from gallery_lib.data.speech.mock_speech import SpeechSpec, generate
 from gallery_lib.progress import busy
 
@@ -31,7 +30,7 @@ from gallery_lib.progress import busy
 def main() -> int:
     """Parse the command line, make the data, and return the exit code."""
     default = SpeechSpec()
-    parser = argparse.ArgumentParser(description="Make mock speech.")
+    parser = Parser(description="Make mock speech.")
     parser.add_argument("--out", type=Path, help="folder; default: where the gallery looks for it")
     parser.add_argument("--characters", type=int, help=f"characters of the language, 2 to 4230 (default: {default.characters})")
     parser.add_argument("--words", type=int, help=f"words of the language (default: {default.words})")

@@ -13,7 +13,6 @@ The work is done by gallery_lib/data/text/tokenized.py.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from gallery_lib.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.text.tokenized import prepare
 from gallery_lib.progress import busy
@@ -32,7 +31,7 @@ from gallery_lib.progress import busy
 
 def main() -> int:
     """Parse the command line, make the text, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Make tokenised text for the language models.")
+    parser = Parser(description="Make tokenised text for the language models.")
     parser.add_argument("--data_dir", "--data-dir", type=Path, help="folder of .txt files; default: English of Python's standard library")
     parser.add_argument("--out", type=Path, help="folder to write; default: where the gallery looks for this text")
     args = parser.parse_args()

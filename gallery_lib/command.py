@@ -1,7 +1,8 @@
-"""How a command ends: one message and an exit code, whatever its body raises. Needs nothing but the standard library."""
+"""How a command begins and ends: its options, then one message and an exit code. Needs nothing but the standard library."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -11,10 +12,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
 
-from gallery_lib.errors import GalleryError
+from gallery_lib.errors import GalleryError, did_you_mean
 
 INTERRUPTED, READER_GONE, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGPIPE, 128 + signal.SIGTERM
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, which names the option that a misspelt one is most like."""
+
+    def error(self, message: str) -> NoReturn:
+        """See argparse."""
+        before, _, words = message.partition("unrecognized arguments: ")
+        if not before and words:
+            known = [option for action in self._actions for option in action.option_strings]
+            if meant := did_you_mean(words.split()[0].partition("=")[0], known):
+                message += f".{meant}"
+        super().error(message)
 
 
 class _Terminated(SystemExit):

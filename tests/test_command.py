@@ -6,14 +6,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 
 AT_WORK = """
 import sys, tempfile, time
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 
 def body():
     with tempfile.TemporaryDirectory(dir=sys.argv[1]):
@@ -39,7 +40,7 @@ def test_a_command_that_is_stopped_tidies_up(tmp_path: Path, sent: signal.Signal
 
 PRINTING = """
 import sys
-from gallery_lib.command import exit_code_of
+from gallery_lib.command import Parser, exit_code_of
 
 def body():
     for number in range({lines}):
@@ -79,3 +80,16 @@ def test_the_gallery_command_can_be_piped_into_head(command: str) -> None:
 def test_a_command_without_standard_output_ends_as_it_would() -> None:
     done = subprocess.run(["bash", "-c", f"{sys.executable} -m gallery_lib list >&-"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("given", [["--claases", "3"], ["--claases=3", "--seed=1"]])
+def test_a_misspelt_option_of_a_script_is_answered_with_the_one_that_was_meant(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = Parser(prog="script.py")
+    parser.add_argument("--classes", type=int)
+    parser.add_argument("--seed", type=int)
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(given)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(". Did you mean `--classes`?")

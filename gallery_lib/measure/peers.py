@@ -21,6 +21,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.config import Loader
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
+from gallery_lib.extras import install_command
 from gallery_lib.measure import by_hand
 from gallery_lib.measure.by_hand import Form
 from gallery_lib.recipe import Plain, Prepared, Recipe
@@ -34,7 +35,7 @@ def missing(name: str) -> str | None:
     """Return how to install what the peer `name` lacks here, or None when it is there."""
     if importlib.util.find_spec(MODULES[name]) is not None:
         return None
-    return f"not installed: {MODULES[name].replace('_', '-')} (pip install 'gallery_lib[bench]')"
+    return f"not installed: {MODULES[name].replace('_', '-')} ({install_command('bench')})"
 
 
 def _batches(loader: Any, device: torch.device, form: Form) -> DeviceLoader:

@@ -15,6 +15,7 @@ from gallery_lib import optim, stats
 from gallery_lib.cli import main
 from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig
 from gallery_lib.errors import InputError
+from gallery_lib.extras import install_command
 from gallery_lib.measure import bench, peers, recipes, task_bench, variants
 from gallery_lib.measure.outcome import Outcome, read_bench
 from gallery_lib.optim import OptimizerSpec
@@ -161,7 +162,7 @@ def test_a_library_that_is_missing_is_named_with_how_to_install_it(monkeypatch: 
     monkeypatch.setitem(peers.MODULES, "fabric", "no_such_library")
     line = bench.bench_line(TINY, BenchConfig())
     for name in ("fabric", "fabric-best"):
-        assert line.absent[name] == "not installed: no-such-library (pip install 'gallery_lib[bench]')"
+        assert line.absent[name] == f"not installed: no-such-library ({install_command('bench')})"
         assert name not in line.variants and name in line.order
 
 
