@@ -28,7 +28,7 @@ def conditions() -> dict[str, Any]:
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python benchmarks/" + shlex.join(words),
+        "command": "python3 benchmarks/" + shlex.join(words),
         "environment": environment,
         "load_average_before": _LOAD_AVERAGE,
     }

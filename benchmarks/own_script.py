@@ -86,7 +86,8 @@ def main() -> int:
                 steady = sorted(runs[form][-1]["seconds"][WARMUP_STEPS:])
                 print(f"round {number + 1}, {form}: {1e3 * steady[len(steady) // 2]:.0f} ms a step", flush=True)
     share = losses_differ(runs["plain"][0]["losses"], runs["accelerated"][0]["losses"], amp_level)
-    result: dict[str, Any] = {"amp_level": amp_level, "batch_size": arguments.batch_size, "image_size": arguments.image_size, "runs": runs}
+    sizes = {"batch_size": arguments.batch_size, "image_size": arguments.image_size, "warmup_steps": WARMUP_STEPS}
+    result: dict[str, Any] = {"amp_level": amp_level, **sizes, "runs": runs}
     if share > 1:
         print(f"not comparable: the first losses differ by {share:.1f} times what rounding is allowed, so no speed-up is given")
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from published import File
 
@@ -51,6 +52,27 @@ def resnet50(files: Sequence[File]) -> str:
         found = rows.setdefault((names[row["pair"]],), {})
         found[len(found) + 1] = _ratio(row["speedup"]) if row["speedup"] else row["verdict"]
     return markdown_table(_by_run(["ours over"], rows))
+
+
+def own_script(files: Sequence[File]) -> str:
+    """The two forms of the script, and what the lines gain, run by run."""
+    steps: dict[str, list[tuple[float, float]]] = {}
+    ratios: dict[tuple[str, ...], dict[int, str]] = {}
+    for file in files:
+        content = file.content
+        size = f"batch {content['batch_size']}, {content['image_size']} pixels, {content['amp_level']}"
+        plain, accelerated = (statistics.median(_steady_medians(content, form)) for form in ("plain", "accelerated"))
+        steps.setdefault(size, []).append((plain, accelerated))
+        ratios.setdefault((size,), {})[file.run] = _ratio(content.get("speedup"))
+    rows = {
+        (*key, *(seconds(statistics.median(side)) for side in zip(*steps[key[0]], strict=True))): found for key, found in ratios.items()
+    }
+    return markdown_table(_by_run(["ResNet-18", "plain step (median)", "accelerated"], rows))
+
+
+def _steady_medians(content: dict[str, Any], form: str) -> list[float]:
+    """The median step of each run of a form, without its warm-up."""
+    return [statistics.median(run["seconds"][content["warmup_steps"] :]) for run in content["runs"][form]]
 
 
 def loader(files: Sequence[File]) -> str:
@@ -200,14 +222,14 @@ KINDS = (
         "startup",
         "How soon a run starts",
         "Seconds from the command to the first step that is counted; the second run finds what the first one compiled.",
-        "python benchmarks/startup.py",
+        "python3 benchmarks/startup.py",
         startup,
     ),
     Kind(
         "resnet50-largest",
         "ResNet-50 at the largest batch",
         "Found by doubling, on a GPU.",
-        "python benchmarks/bench.py MACHINE",
+        "python3 benchmarks/bench.py MACHINE",
         None,
         needs_gpu=True,
     ),
@@ -215,10 +237,17 @@ KINDS = (
         "resnet50",
         "ResNet-50 at 224 pixels",
         "Batch 16; every pair in turns, with parity.",
-        "python benchmarks/resnet50.py",
+        "python3 benchmarks/resnet50.py",
         resnet50,
     ),
-    Kind("loader", "Loading images", "The gallery's image folder against torchvision's, in turns.", "python benchmarks/loader.py", loader),
+    Kind(
+        "own-script",
+        "The lines of README in a script of one's own",
+        "`docs/examples/plain.py` and `accelerated.py`, which differ in the lines that README shows, in turns: processes of their own.",
+        "python3 benchmarks/own_script.py",
+        own_script,
+    ),
+    Kind("loader", "Loading images", "The gallery's image folder against torchvision's, in turns.", "python3 benchmarks/loader.py", loader),
     Kind(
         "ddp-real-",
         "Two hosts, real training",
@@ -230,39 +259,41 @@ KINDS = (
         "ddp-2x4-",
         "Two hosts of four processes, replayed",
         "A time-dilated replay of recorded ResNet-50 steps on an emulated link: step time of DDP's own way over that of ours.",
-        "python benchmarks/ddp_lab.py run",
+        "python3 benchmarks/ddp_lab.py run",
         ddp,
     ),
     Kind(
         "sweep",
         "Eleven models on one to eight hosts, replayed",
         "A time-dilated replay on an emulated link. `acc_ratio`: DDP's own step time over that of the way that the tuner chose.",
-        "python benchmarks/ddp_lab.py sweep",
+        "python3 benchmarks/ddp_lab.py sweep",
         sweep,
     ),
     Kind(
         "gallery",
         "The notebooks",
         "Each notebook once, headless: how long it took, and the speed-up that it found, over eager at the same precision.",
-        "python benchmarks/gallery.py",
+        "python3 benchmarks/gallery.py",
         gallery,
     ),
     Kind(
         "trust",
         "Can the comparison be believed?",
         "Code compared with itself, and with planted defects.",
-        "python benchmarks/trust.py",
+        "python3 benchmarks/trust.py",
         trust,
     ),
     Kind(
         "full-size",
         "Full sizes",
         "A few steps of each task, to see whether they run; no measurement of speed.",
-        "python benchmarks/full_settings.py",
+        "python3 benchmarks/full_settings.py",
         full_size,
     ),
-    Kind("processes", "How alike processes are", "Step times of processes that run the same code.", "python benchmarks/processes.py", None),
-    Kind("kernels", "CUDA kernels", "Each kernel against torch's, on a GPU.", "python benchmarks/kernels.py", None, needs_gpu=True),
+    Kind(
+        "processes", "How alike processes are", "Step times of processes that run the same code.", "python3 benchmarks/processes.py", None
+    ),
+    Kind("kernels", "CUDA kernels", "Each kernel against torch's, on a GPU.", "python3 benchmarks/kernels.py", None, needs_gpu=True),
 )
 """In the order of a page; benches come before them."""
 BENCHES = ("bench-small", "bench-large")

@@ -86,7 +86,7 @@ def test_a_machines_page_has_conditions_tasks_sources_and_what_was_not_run(pages
         "| hf_Bert | 4 × 32 tokens |",
         "- [bench-small-1.json](bench-small-1.json), [every variant](bench-small-1.md): 2026-11-21, `gallery bench`. The first.",
         "## Not run on this machine",
-        "- How soon a run starts (`python benchmarks/startup.py`)",
+        "- How soon a run starts (`python3 benchmarks/startup.py`)",
     ):
         assert part in page
     assert "- small inputs" not in page and "CUDA kernels" not in page
