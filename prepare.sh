@@ -597,7 +597,7 @@ if ((TEST)); then
     step "Checking the code"
     check_code
     step "Testing, everything that needs no GPU"
-    exec "$PY" -m pytest -m "not gpu"
+    exec "$PY" -m pytest -m "not gpu" --durations=60 --durations-min=15
 fi
 
 finish_step

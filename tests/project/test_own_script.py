@@ -38,35 +38,18 @@ def test_the_diff_shows_every_line_that_differs() -> None:
     assert any("accelerate(model, loader, optimizer" in line for line in changed)
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a few images in three classes."""
-    root = tmp_path_factory.mktemp("images")
-    generate(root, MockSpec(classes=3, train_per_class=24, val_per_class=2), workers=1, progress=False)
-    return root / "train"
-
-
-@pytest.mark.slow
-def test_both_scripts_train_the_same(tmp_path: Path, images: Path) -> None:
-    losses = []
-    for name in ("plain", "accelerated"):
-        log = tmp_path / f"{name}.json"
-        options = ["--steps=3", "--batch_size=4", "--image_size=32", f"--log={log}", f"--data={images}"]
-        done = python(str(EXAMPLES / f"{name}.py"), *options)
-        assert done.returncode == 0, done.stderr
-        losses.append(json.loads(log.read_text())["losses"])
-    assert len(losses[0]) == 3
-    assert losses[1][:2] == pytest.approx(losses[0][:2], rel=2e-3)  # later ones part, as those of correct runs do
-
-
 @pytest.mark.slow
 @pytest.mark.whole_machine
-def test_the_benchmark_gives_a_speed_up_of_the_two(tmp_path: Path, images: Path) -> None:
-    out = tmp_path / "own-script.json"
-    sizes = ["--rounds=2", "--steps=12", "--batch_size=4", "--image_size=32", f"--data={images}"]
+def test_the_benchmark_runs_both_scripts_which_train_the_same_and_gives_a_speed_up(tmp_path: Path) -> None:
+    images, out = tmp_path / "images", tmp_path / "own-script.json"
+    generate(images, MockSpec(classes=3, train_per_class=24, val_per_class=2), workers=1, progress=False)
+    sizes = ["--rounds=2", "--steps=12", "--batch_size=4", "--image_size=32", f"--data={images / 'train'}"]
     done = python("benchmarks/own_script.py", *sizes, f"--out={out}")
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(out.read_text())
+    losses = {form: runs[0]["losses"] for form, runs in written["runs"].items()}
+    assert [len(values) for values in losses.values()] == [12, 12]
+    assert losses["accelerated"][:2] == pytest.approx(losses["plain"][:2], rel=2e-3)  # later ones part, as those of correct runs do
     assert written["speedup"]["low"] <= written["speedup"]["ratio"] <= written["speedup"]["high"]
     assert "the same training" in done.stdout
 
