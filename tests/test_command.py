@@ -69,6 +69,7 @@ def test_another_broken_pipe_stays_a_defect_of_ours() -> None:
         exit_code_of(body, error_prefix="error", interrupted="stopped")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["gallery_lib --help", "gallery_lib list", "gallery_lib run --help", "gallery_lib.cli show nowhere"])
 def test_the_gallery_command_can_be_piped_into_head(command: str) -> None:
     piped = f"{sys.executable} -m {command} 2>&1 | head -n 0"

@@ -17,6 +17,7 @@ print("torch._dynamo" in sys.modules, "torch._inductor.compile_fx" in sys.module
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler_opt", [False, True])
 def test_preloading_imports_the_compiler_where_the_run_uses_it(compiler_opt: bool) -> None:
     environment = {**os.environ, "GALLERY_COMPILER_OPT": str(int(compiler_opt))}

@@ -24,6 +24,7 @@ def server() -> Server:
     return Server()
 
 
+@pytest.mark.slow
 def test_drawn_trainings_are_those_of_plain_pytorch(server: Server) -> None:
     print(f"seed {SEED}")
     verdicts = []

@@ -25,12 +25,14 @@ def _python(code: str, **variables: str) -> str:
     return done.stdout + done.stderr.strip().rpartition("\n")[2]
 
 
+@pytest.mark.slow
 def test_options_come_from_the_environment_as_their_own_types() -> None:
     code = "import gallery_lib.comm.auto as a; o = a.options; print([o.tune, o.streams, o.bucket_mb, o.wire])"
     variables = {"GALLERY_COMM_TUNE": "0", "GALLERY_COMM_STREAMS": "2", "GALLERY_COMM_BUCKET_MB": "2.5", "GALLERY_COMM_WIRE": "bf16"}
     assert _python(code, **variables).startswith("[False, 2, 2.5, 'bf16']")
 
 
+@pytest.mark.slow
 def test_a_variable_that_is_no_option_or_no_value_of_it_is_named() -> None:
     code = """
 import os
@@ -48,6 +50,7 @@ for name, value in (("STREAMS", "two"), ("TUNE", "maybe"), ("STREAM", "2")):
     assert "environment variable GALLERY_COMM_STREAM: there is no such option" in said
 
 
+@pytest.mark.slow
 def test_importing_twice_and_disabling_leave_torchs_own_constructor() -> None:
     code = """
 import importlib, sys

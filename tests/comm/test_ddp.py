@@ -8,6 +8,8 @@ import pytest
 from on_ranks import twins
 from ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["encoder.weight", "encoder.bias", "head.weight", "head.bias", "probe.weight", "probe.bias"]
 
 

@@ -96,7 +96,8 @@ def test_variables_that_do_not_make_a_run_are_refused_in_one_line(
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("launcher", ["mp.spawn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("srun", "Open MPI"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mp.spawn", "srun", "Open MPI"])
 def test_processes_that_were_not_started_by_torchrun_train_together(tmp_path: Path, checkout: Path, launcher: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SEES_ITS_SHARE + (SPAWNED if launcher == "mp.spawn" else "main()"))

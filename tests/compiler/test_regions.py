@@ -84,6 +84,7 @@ def test_both_halves_of_an_encoder_and_decoder_are_found() -> None:
     assert found is not None and sorted(len(group) for group in found.groups) == [3, 4]
 
 
+@pytest.mark.slow
 def test_every_block_computes_with_its_own_weights_and_all_share_one_graph() -> None:
     torch.manual_seed(0)
     model, x = Model(), torch.randn(3, 4)
@@ -117,6 +118,7 @@ def test_another_length_compiles_a_block_once_more_and_not_each() -> None:
     assert counters["stats"]["unique_graphs"] == 4
 
 
+@pytest.mark.slow
 def test_blocks_that_do_not_share_code_are_said_and_the_model_is_compiled_as_one() -> None:
     torch.manual_seed(0)
     model, x = Model(Numbered), torch.randn(3, 4) * 1e-3
@@ -134,6 +136,7 @@ def test_blocks_that_do_not_share_code_are_said_and_the_model_is_compiled_as_one
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_a_call_that_compiles_nothing_leaves_the_watch_to_the_next() -> None:
     model, x = Model(Numbered), torch.randn(3, 4)
     found = regions.find(model)

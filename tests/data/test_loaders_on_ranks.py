@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 20
 
 

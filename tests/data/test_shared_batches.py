@@ -123,6 +123,7 @@ def test_items_that_do_not_fit_together_fail_as_with_torch() -> None:
         next(iter(loader(Shaped(lambda index: (torch.zeros(index), index)))))
 
 
+@pytest.mark.slow
 def test_memory_of_ended_workers_is_let_go() -> None:
     for _ in range(3):
         for batch in loader():
@@ -189,6 +190,7 @@ print(len(batches) > 0 and all(int(images[0, 0, 0]) == 4 * number for number, im
 """
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_pass_and_its_batches_stay_readable() -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr

@@ -31,6 +31,7 @@ def folder(tmp_path):
 OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in resources.ARCHITECTURES if each != 90]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [90, *OTHERS])
 def test_every_kernel_compiles_and_none_spills(architecture):
     if architecture not in compilation.supported_architectures():

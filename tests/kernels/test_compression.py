@@ -55,6 +55,7 @@ def meaning(packed: torch.Tensor, size: int, wire: str) -> torch.Tensor:
     return packed[scale_bytes(size) :][:size].view(torch.int8).double() * scales
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     size=SIZES,

@@ -63,6 +63,7 @@ def bounds(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, log_sum
     return of_loss, of_log_sum, of_gradient
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(0, 4),

@@ -60,7 +60,8 @@ def test_it_is_kept_as_json_and_read_back() -> None:
 
 def test_a_process_of_others_is_told_from_those_that_this_one_has_started() -> None:
     """The grandchild's parent has ended, so that it belongs to nobody here."""
-    start = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+    silent = "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"  # nobody waits for its end
+    start = f"import subprocess\nprint(subprocess.Popen(['sleep', '60'], {silent}).pid)"
     child = subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(60)"])
     stranger = int(subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True).stdout)
     try:

@@ -45,6 +45,7 @@ def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_thei
         assert process_spread.of_ratio(*pair) == pytest.approx(math.hypot(*parts))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(allocator.reason_not_applied() is not None, reason="needs glibc 2.35 or newer, without another allocator preloaded")
 def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_one_that_does_not_has_them() -> None:
     def faults(environment: dict[str, str]) -> int:

@@ -166,6 +166,7 @@ def trained(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], ste
     return [weight.detach() for weight in weights], optimizer.state_dict(), said
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(trainings())
 def test_drawn_trainings(case: tuple[str, list[dict[str, Any]], list[list[str]], bool]) -> None:

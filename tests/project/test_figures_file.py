@@ -32,6 +32,7 @@ def test_what_cannot_be_written_is_refused(benchmark_module: Callable[[str], Any
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("startup.py", "--out"), ("ddp_lab.py", "validate", "--out")], ids=lambda words: words[0])
 def test_a_command_says_so_before_it_measures(checkout: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     script, *options = words

@@ -106,6 +106,7 @@ def test_a_torn_manifest_line_counts_as_not_written(tiny_copy: Path) -> None:
     assert verify(tiny_copy) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_leaves_no_process_and_the_next_run_completes(tmp_path: Path, workers: int) -> None:
     root = tmp_path / "mock"

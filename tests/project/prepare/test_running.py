@@ -26,7 +26,7 @@ def test_a_failed_notebook_passes_its_exit_code_on_and_no_table_is_shown(copy):
     result = copy.run("--run", "vgg16")
     assert result.returncode == 3
     assert "the notebook failed" in result.stdout
-    assert "show" not in copy.notes()
+    assert "gallery_lib.cli show" not in copy.notes()
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
