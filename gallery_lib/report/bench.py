@@ -256,7 +256,7 @@ def figure(bench: Bench) -> Figure:
     All with intervals, but for the ticks; what has no ratio says so.
     """
     values = _steps_of_waterfall(bench) if bench.kind == "waterfall" else _ours(bench)
-    plot = Figure(figsize=(8.0, 1.6 + 0.5 * len(values)), layout="constrained")
+    plot = Figure(figsize=(8.0, 1.2 + 0.32 * len(values)), layout="constrained")
     axes = plot.subplots()
     shown = [(y, ratio) for y, ratio in enumerate(values.values()) if ratio is not None]
     places, ratios = [y for y, _ in shown], [r.ratio for _, r in shown]
@@ -283,7 +283,7 @@ def _draw_ticks(axes: Any, bench: Bench) -> None:
     if ticks:
         places = [names.index(task) for task in ticks]
         values = [ratio.ratio for _, ratio in ticks.values()]
-        axes.plot(values, places, linestyle="", marker="|", markersize=18, markeredgewidth=3, color=_TICK_COLOUR, label=_best_label(bench))
+        axes.plot(values, places, linestyle="", marker="|", markersize=13, markeredgewidth=3, color=_TICK_COLOUR, label=_best_label(bench))
     if axes.get_legend_handles_labels()[0]:
         axes.figure.legend(loc="outside lower center", fontsize="small", frameon=False, ncols=2)
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), pytest.mark.xdist_g
 
 RESULTS = "benchmarks/results/xeon-amx-faster-2core/README"
 PAGES = ("index", "notebooks/resnet50", "benchmarks/results/README", RESULTS, "options", "guides/own_code", "api/measure")
-PHONE = {"width": 390, "height": 844}
+PHONE, LAPTOP = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
 TOO_WIDE = """[...document.querySelectorAll("body *")].filter(element => element.getBoundingClientRect().right > innerWidth + 1)
     .map(element => element.outerHTML.slice(0, 100))"""
 
@@ -97,8 +97,16 @@ def test_a_page_fits_a_phone(visit: Any, name: str) -> None:
     page = visit(viewport=PHONE, device_scale_factor=2, has_touch=True).open(name)
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= PHONE["width"], page.evaluate(TOO_WIDE)
-    if name in PAGES[:2]:
-        screenshot(page, f"site-phone-{name.rpartition('/')[2]}")
+    if name in PAGES[:4]:
+        screenshot(page, f"site-phone-{name.replace('/', '-')}")
+
+
+@pytest.mark.parametrize("name", PAGES[2:4])
+def test_a_page_of_results_fits_a_laptop_with_its_first_table_in_view(visit: Any, name: str) -> None:
+    page = visit(viewport=LAPTOP).open(name)
+    assert page.evaluate("document.documentElement.scrollWidth") <= LAPTOP["width"], page.evaluate(TOO_WIDE)
+    assert page.locator("table").first.bounding_box()["y"] < LAPTOP["height"]
+    screenshot(page, f"site-laptop-{name.replace('/', '-')}")
 
 
 def brightness(page: Any, selector: str, property: str) -> float:
@@ -116,7 +124,7 @@ def test_text_code_and_the_filter_follow_the_readers_choice_of_light_or_dark(vis
         for selector in selectors:
             background, text = brightness(page, selector, "backgroundColor"), brightness(page, selector, "color")
             assert (background < 0.25 and text > 0.6) if scheme == "dark" else (background > 0.9 and text < 0.45), selector
-        screenshot(page, f"site-{scheme}-{name.rpartition('/')[2]}")
+        screenshot(page, f"site-{scheme}-{name.replace('/', '-')}")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,0 +1,58 @@
+"""README as a repository's page shows it: everything up to its picture on one laptop screen, and readable on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import chromium, screenshot
+from markdown_it import MarkdownIt
+
+pytestmark = pytest.mark.browser
+
+LAPTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+STYLE = """
+body { max-width: 830px; margin: 32px auto; padding: 0 16px; font: 16px/1.5 "Liberation Sans", sans-serif; color: #1f2328; }
+h1 { font-size: 2em; border-bottom: 1px solid #d1d9e0; } h2 { font-size: 1.5em; border-bottom: 1px solid #d1d9e0; }
+img { max-width: 100%; } table { display: block; overflow: auto; border-collapse: collapse; width: max-content; max-width: 100%; }
+th, td { border: 1px solid #d1d9e0; padding: 6px 13px; } pre { background: #f6f8fa; padding: 16px; overflow: auto; font-size: 85%; }
+"""
+"""Widths and sizes as code hosts have them."""
+
+
+@pytest.fixture(scope="module")
+def readme(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """README.md as a page; its pictures are those of the checkout."""
+    html = MarkdownIt("commonmark").enable("table").render((checkout / "README.md").read_text())
+    page = tmp_path_factory.mktemp("readme") / "README.html"
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><base href="{checkout.as_uri()}/">'
+    page.write_text(f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{html}</body></html>")
+    return page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+def opened(browser: Any, readme: Path, viewport: dict[str, int]) -> Any:
+    page = browser.new_page(viewport=viewport)
+    page.goto(readme.as_uri())
+    page.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
+    return page
+
+
+def test_everything_up_to_the_picture_is_on_one_laptop_screen(browser: Any, readme: Path) -> None:
+    page = opened(browser, readme, LAPTOP)
+    box = page.locator("img").first.bounding_box()
+    screenshot(page, "readme-laptop")
+    assert box["y"] + box["height"] <= LAPTOP["height"], box
+
+
+def test_no_part_is_wider_than_a_phone(browser: Any, readme: Path) -> None:
+    page = opened(browser, readme, PHONE)
+    screenshot(page, "readme-phone")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
