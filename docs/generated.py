@@ -63,17 +63,16 @@ def results() -> str:
         task, best = tasks.get(name), over_best(small, name)
         speed = {variant: number(row.samples_per_second["global"]) for variant, row in outcome.rows.items() if row.reason is None}
         peer = f"{speed[best[0]]} ({best[0]})" if best else "–"
-        bench = large[name]
-        big = bench.tasks[name]
+        big = large[name].tasks[name] if name in large else None
         rows.append(
             [
                 *(task.title, _input(task, outcome.sizes), speed[outcome.baseline], peer, speed[OURS]),
                 *(str(outcome.ratio(outcome.baseline, OURS) or "–"), str(best[1]) if best else "–"),
-                *(_input(task, big.sizes), str(big.ratio(big.baseline, OURS) or "–")),
+                *((_input(task, big.sizes), str(big.ratio(big.baseline, OURS) or "–")) if big else ("not measured", "–")),
             ]
         )
     mean, over_peers = mean_over_tasks(small, small.baseline)[0], mean_over_best(small)[0]
-    rows.append(["geometric mean", "", "", "", "", str(mean), str(over_peers), "", _mean_of(large)])
+    rows.append(["geometric mean", "", "", "", "", str(mean), str(over_peers), "", _mean_of(large) if large else "–"])
     day = max(outcome.date for outcome in small.tasks.values())[:10]
     about = f"Samples a second on {hardware.describe(small.environment)}, {day}."
     return f"{about}\n\n{markdown_table(rows)}"
