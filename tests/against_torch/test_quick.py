@@ -33,6 +33,7 @@ def test_drawn_trainings_are_those_of_plain_pytorch(server: Server) -> None:
     assert sum(verdict.outcome in (SAME, ROUNDED) for verdict in verdicts) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lost_sample"])
 def test_a_planted_fault_is_found(name: str) -> None:
     assert find_planted(name, SEED, 60.0)

@@ -104,6 +104,7 @@ def test_every_block_computes_with_its_own_weights_and_all_share_one_graph() -> 
     assert list(model.state_dict()) == keys
 
 
+@pytest.mark.slow
 def test_another_length_compiles_a_block_once_more_and_not_each() -> None:
     torch.manual_seed(0)
     model = Model()

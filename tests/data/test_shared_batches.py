@@ -134,6 +134,7 @@ def test_memory_of_ended_workers_is_let_go() -> None:
     assert not shared_batches._mapped
 
 
+@pytest.mark.slow
 def test_a_batch_may_end_while_torch_traces() -> None:
     """Nothing of torch runs then: a mode that looks at every operation would refuse it, and the block would be lost."""
     all_at_once = loader(batch_size=len(Numbered()), workers=1, persistent_workers=True)  # nothing is left that a block could be taken for

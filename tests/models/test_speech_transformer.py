@@ -127,6 +127,7 @@ def marked(frames: int, targets: int) -> tuple[Tensor, Tensor, Tensor]:
     return features, lengths, tokens
 
 
+@pytest.mark.slow
 def test_one_graph_serves_all_lengths() -> None:
     from torch._dynamo.testing import CompileCounter
 

@@ -386,6 +386,7 @@ def test_a_regression_with_a_loss_on_the_models_own_precision_is_no_mistake(sett
     settings_of(changed(RETURN_LOSS, "return F.mse_loss(logits, torch.ones(len(x), 3))"))
 
 
+@pytest.mark.slow
 def test_what_differs_between_kinds_of_batches_is_no_mistake(settings_of: Callable[..., Any]) -> None:
     for batch in ("{'x': x, 'y': y}", "[x, (y, None, 'a word')]"):
         unpack = "x, y = batch['x'], batch['y']" if batch.startswith("{") else "x, (y, _, _) = batch"

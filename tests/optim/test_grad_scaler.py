@@ -44,6 +44,7 @@ def run(net, chosen: Updates, steps=range(STEPS), overflow_at=OVERFLOW_AT) -> li
     return losses(net, chosen.optimizer, steps, chosen.scaler, overflow_at, chosen.take)
 
 
+@pytest.mark.slow
 @EACH
 def test_200_clipped_steps_with_overflows_have_the_losses_of_torchs_scaler_optimizer_and_schedule(pair):
     """In fp64 the learning rate on the device, in fp32, is the only thing that differs: 6e-8 of it, added up over 200 steps."""

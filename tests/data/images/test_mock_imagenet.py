@@ -39,6 +39,7 @@ def test_the_layout_is_that_of_imagenet(tiny_root: Path) -> None:
     assert {path.split("/")[1] for path in paths} == {"n00000001", "n00000002", "n00000003"}
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_writes_the_same_bytes(tiny_root: Path, tmp_path: Path) -> None:
     generate(tmp_path / "two", TINY, workers=2, progress=False)
     assert files_of(tmp_path / "two") == files_of(tiny_root)

@@ -88,6 +88,7 @@ def test_held_out_images_are_whole_at_any_size_and_stay_as_they_are(root: Path) 
     assert np.array_equal(mask.numpy(), drawn_mask // 255)
 
 
+@pytest.mark.slow
 def test_flips_turn_image_and_mask_together_and_depend_on_seed_epoch_and_index(root: Path) -> None:
     plain = SegmentationFolder(root, "train", SIZE, train=False)
     data = training(root)
