@@ -519,7 +519,7 @@ run_notebook() {
     folder=${GALLERY_RUNS_DIR:-$ROOT/runs}/notebooks/$(date +%Y%m%d-%H%M%S)-$name
     while [[ -e $folder ]]; do folder=$folder-again; done
     mkdir -p "$folder"
-    GALLERY_RUNS_DIR=$folder supervised "$PY" -m gallery_lib.batch.shown "$NOTEBOOK" "$folder/$name.ipynb" -k gallery --cwd "$ROOT/notebooks" \
+    GALLERY_RUNS_DIR=$folder supervised "$PY" -m gallery_lib.batch.live_notebook "$NOTEBOOK" "$folder/$name.ipynb" -k gallery --cwd "$ROOT/notebooks" \
         --log-output ${PARAMETERS[@]+"${PARAMETERS[@]}"} || code=$?
     if ((code == 0)); then
         say ""

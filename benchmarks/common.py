@@ -35,7 +35,7 @@ def conditions() -> dict[str, Any]:
 
 
 def results_file(machine: str, name: str) -> Path:
-    """Return where published figures of a machine lie: `results/MACHINE/NAME`; `page_tables.py` says which names there are."""
+    """Return where published figures of a machine lie: `results/MACHINE/NAME`; `page_kinds.py` says which names there are."""
     return RESULTS / machine / name
 
 

@@ -4,7 +4,7 @@
     python3 benchmarks/pages.py --check     write nothing; exit code 1 where a page is not what would be written
 
 No figure on a page is typed by hand. A picture that is missing is drawn; delete it to have it drawn anew. To publish figures, put a raw
-file into its machine's folder under a name that `page_tables.py` knows (a new folder needs a `machine.yaml`), and run this.
+file into its machine's folder under a name that `page_kinds.py` knows (a new folder needs a `machine.yaml`), and run this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if __name__ == "__main__":
 import bench_summary
 from bench_summary import Run, runs_of
 from common import RESULTS
-from page_tables import KINDS, kind_of
+from page_kinds import KINDS, kind_of
 from published import File, Machine, read_machines
 
 from gallery_lib.command import exit_code_of

@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     """argparse's, which names the option that a misspelt one is most like."""
 
     def error(self, message: str) -> NoReturn:
-        """See argparse."""
+        """Print usage and message, and end with exit code 2."""
         before, _, words = message.partition("unrecognized arguments: ")
         if not before and words:
             known = [option for action in self._actions for option in action.option_strings]

@@ -21,6 +21,11 @@ def redraws(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def fitted(text: str, width: int | None) -> str:
+    """Return the text, cut where it is longer than `width` columns; None is any number of them."""
+    return text if width is None or len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
 class Outlet(Protocol):
     """Shows one text, again and again."""
 

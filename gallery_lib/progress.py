@@ -25,7 +25,7 @@ from typing import Any
 
 from tqdm.std import Bar
 
-from gallery_lib.outlets import TICK_SECONDS, outlet
+from gallery_lib.outlets import TICK_SECONDS, fitted, outlet
 from gallery_lib.phases import IMPORTS
 
 LINE_SECONDS = 10.0
@@ -237,7 +237,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             letters = "u" if "utf" in (sys.stderr.encoding or "").lower() else "a"
             bar = format(Bar(min(1.0, shown.count / shown.total)), f"{_BAR_WIDTH}{letters}")
             text = f"{shown.label}: {bar} {counted}{clock}{in_all}"
-        return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+        return fitted(text, width)
 
 
 @contextlib.contextmanager

@@ -104,8 +104,9 @@ def test_a_comparison_shows_whose_phase_it_is_and_no_wrong_estimate(checkout: Pa
     assert of_turns and all(abs(seconds - actual) <= actual / 2 for seconds in of_turns), (of_turns, actual)
 
 
-def test_a_pipe_gets_its_first_line_at_once_and_lines_keep_coming(checkout: Path, tmp_path: Path, cold: dict[str, str]) -> None:
-    command = training(checkout, tmp_path / "run")
+@pytest.mark.parametrize("what", ["training", "comparison"])
+def test_a_pipe_gets_its_first_line_at_once_and_lines_keep_coming(checkout: Path, tmp_path: Path, cold: dict[str, str], what: str) -> None:
+    command = training(checkout, tmp_path / "run") if what == "training" else comparison(checkout)
     began = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=cold) as process:
         assert process.stderr is not None

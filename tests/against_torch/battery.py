@@ -18,6 +18,8 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 
+from gallery_lib.processes import die_with_parent
+
 from .case import Case
 from .draw import cases
 from .launches import Server
@@ -109,6 +111,7 @@ def draw(
 
 def _work(seed: int, seconds: float, results: Any) -> None:
     """Draw chunk after chunk, and send each verdict and each shrunk failure to the parent."""
+    die_with_parent()
     server, known, until = Server(), set[str](), time.monotonic() + seconds
     number = 0
     while time.monotonic() < until:

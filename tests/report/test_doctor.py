@@ -29,10 +29,11 @@ def changed(measured: Results, **values: Any) -> Results:
     return dataclasses.replace(measured, **{"environment": environment, "step_seconds": {"p50": 1.0}, **values})
 
 
+@pytest.mark.slow
+@pytest.mark.whole_machine
 def test_the_phases_of_a_real_run_make_up_its_step(measured: Results) -> None:
     assert set(measured.phase_seconds) == {"input", "forward", "backward", "optimizer"}
-    assert all(seconds > 0 for seconds in measured.phase_seconds.values())
-    assert 0.3 < sum(doctor.shares(measured).values()) < 3.0  # phases and steps have medians of their own, on a busy machine far apart
+    assert 0.5 < sum(doctor.shares(measured).values()) < 1.2
     assert "backward pass" in doctor.run_text(measured.config["run_dir"])
 
 

@@ -10,6 +10,8 @@ from importlib.metadata import version
 import pytest
 from project.prepare.small_checkout import record_active_python, write_script
 
+TESTS = "python -m pytest -m not gpu --durations=60 --durations-min=15"
+
 
 def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy, tmp_path):
     first = copy.run(cwd=tmp_path)
@@ -40,7 +42,7 @@ def test_test_adds_the_tools_to_the_same_environment(copy):
     notes = copy.notes()
     assert "uv venv" not in notes
     assert "-r pyproject.toml --all-extras -c" in notes
-    assert [line for line in notes.splitlines() if line.startswith("python")][-1].startswith("python -m pytest -m not gpu ")
+    assert [line for line in notes.splitlines() if line.startswith("python")][-1] == TESTS
     copy.run()
     assert "uv pip" not in copy.notes()  # and the tools stay
 

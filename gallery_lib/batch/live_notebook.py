@@ -1,4 +1,4 @@
-"""papermill that shows a cell's progress while it goes on: `python -m gallery_lib.batch.shown` takes papermill's arguments.
+"""papermill that shows a cell's progress while it goes on: `python -m gallery_lib.batch.live_notebook` takes papermill's arguments.
 
 papermill logs an output when it appears. A progress line is one output that is updated in place, of which papermill logs the first
 state alone, and then nothing for as long as the cell trains.
@@ -15,7 +15,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, papermill_engines
 from papermill.log import logger
 
-from gallery_lib.outlets import outlet
+from gallery_lib.outlets import fitted, outlet
 
 ENGINE = "gallery"
 LINE_SECONDS = 10.0
@@ -30,7 +30,7 @@ class _Client(PapermillNotebookClient):
         self._last, self._drawn, self._drawn_at = "", "", 0.0
 
     def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
-        """See nbclient."""
+        """Show what an update brings, and return what nbclient does: the output, if the message is a new one."""
         kind, content = msg["msg_type"], msg["content"]
         if kind == "update_display_data":
             self._updated("".join(content["data"].get("text/plain", "")))
@@ -39,7 +39,7 @@ class _Client(PapermillNotebookClient):
         return super().process_message(msg, cell, cell_index)
 
     def log_output_message(self, output: Any) -> None:
-        """See papermill; what was drawn makes room."""
+        """Log an output as papermill does, below what was drawn."""
         self._settled()
         super().log_output_message(output)
 
@@ -47,14 +47,14 @@ class _Client(PapermillNotebookClient):
         label, old = text.partition(":")[0], self._last.partition(":")[0]
         self._last, now = text, time.monotonic()
         if self._outlet.due(now - self._drawn_at, new_phase=label != old, new_part=label != old):
-            width = self._outlet.width()
-            self._outlet.draw(text if width is None or len(text) <= width else text[: width - 1] + "…")
+            self._outlet.draw(fitted(text, self._outlet.width()))
             self._drawn, self._drawn_at = text, now
 
     def _settled(self) -> None:
-        """Leave the last state as a line."""
+        """Leave the last state as a line, where it is none yet: a terminal draws over its last line."""
         if self._last:
-            self._outlet.end(self._last if self._last != self._drawn or self._outlet.width() is not None else None, "")
+            is_a_line = self._outlet.width() is None and self._last == self._drawn
+            self._outlet.end(None if is_a_line else self._last, "")
         self._last = self._drawn = ""
 
 
@@ -65,7 +65,7 @@ class _Engine(Engine):
     def execute_managed_notebook(
         cls, nb_man: Any, kernel_name: str, start_timeout: int = 60, execution_timeout: int | None = None, **kwargs: Any
     ) -> Any:
-        """See papermill."""
+        """Execute the notebook of papermill's `nb_man`; return it with its outputs."""
         kwargs.pop("input_path", None)
         limits = {"startup_timeout": start_timeout, "timeout": execution_timeout}
         return _Client(nb_man, kernel_name=kernel_name, log=logger, **limits, **kwargs).execute()
