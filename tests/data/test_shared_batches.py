@@ -147,6 +147,7 @@ def test_a_batch_may_end_while_torch_traces() -> None:
     assert worker.states[0] == shared_batches._BACK
 
 
+@pytest.mark.slow
 def test_a_forked_process_does_not_give_blocks_back() -> None:
     """Its copies of batches end; those of the main process go on."""
     data = loader(batch_size=4, workers=1, persistent_workers=True)

@@ -107,6 +107,7 @@ def test_the_index_shows_this_machine_and_the_committed_results_of_the_nearest(r
     assert len(figures) == 1 and "hatched" not in text
 
 
+@pytest.mark.slow
 def test_the_committed_notebooks_are_what_their_sources_give(checkout: Path) -> None:
     command = [sys.executable, str(checkout / "notebooks" / "build.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
