@@ -15,7 +15,7 @@ from typing import Any
 from gallery_lib import hardware
 from gallery_lib.command import exit_code_of
 from gallery_lib.errors import InputError
-from gallery_lib.results import write_json
+from gallery_lib.json_files import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 _LOAD_AVERAGE = os.getloadavg()[0]

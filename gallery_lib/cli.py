@@ -16,6 +16,7 @@ from gallery_lib.commands import bench, compare, doctor, lab, list_tasks, pack, 
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.options import CommandLine, parse_command_line
+from gallery_lib.prepared_python import read_files_as_utf8
 from gallery_lib.table import text_columns
 from gallery_lib.version import version_text
 
@@ -144,6 +145,8 @@ def help_page() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The `gallery` command."""
+    if arguments is None:
+        read_files_as_utf8()
     words = list(sys.argv[1:] if arguments is None else arguments)
 
     def body() -> int | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
+import errno
 import io
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -36,20 +40,70 @@ class _Terminated(SystemExit):
     """SIGTERM has arrived. Raised so that everything on the way out is tidied up, as after Ctrl-C."""
 
 
+_told: int | None = None
+"""The signal by which the command at work has been told to end."""
+
+
+def _tell(number: int, frame: FrameType | None) -> None:
+    global _told
+    _told = number
+    raise_if_told()
+
+
+def raise_if_told() -> None:
+    """Raise again what a signal has raised, in the main thread: libraries swallow that while they are being imported.
+
+    Whatever waits for something in a command calls this now and then.
+    """
+    if _told is None or threading.current_thread() is not threading.main_thread():
+        return
+    raise KeyboardInterrupt if _told == signal.SIGINT else _Terminated(TERMINATED)
+
+
 @contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
+def _signals_raise() -> Iterator[None]:
+    """SIGINT and SIGTERM raise in the body, unless they are ignored, as in a process in the background."""
+    global _told
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise _Terminated(TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, terminate)
+    _told = None
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, _tell)
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _prepare_streams() -> None:
+    """Have standard output and error take any text, and exist: a file would get the number of one that the shell has closed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            if getattr(sys, name) is None:
+                setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and "utf" not in stream.encoding.lower():
+            stream.reconfigure(errors=_IN_ASCII)
+
+
+_IN_ASCII = "gallery_lib.in_ascii"
+_ASCII = {"×": "x", "–": "-", "—": "-", "−": "-", "…": "...", "→": "->", "·": "-", "≤": "<=", "≥": ">=", "’": "'", "²": "2", "█": "#"}
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return what stands for letters that the terminal's encoding lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_IN_ASCII, _in_ascii)
 
 
 def _reader_of_output_is_gone() -> bool:
@@ -62,37 +116,80 @@ def _reader_of_output_is_gone() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
+def _output_fails() -> bool:
+    """Return whether standard output takes nothing more: a full disk is behind it, say."""
+    try:
+        sys.stdout.flush()
+        return False
+    except (OSError, ValueError):
+        return True
+
+
+def _write_no_more() -> None:
+    """Send what is still to be written to standard output nowhere; Python would say at its very end what failed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupted: str) -> int:
     """Run `body` and return the exit code: its own (None is 0), that of a GalleryError, 130 after Ctrl-C, 143 after SIGTERM.
 
     The error's text, after `error_prefix`, or the line `interrupted` goes to standard error. A command whose output nobody
-    reads any more (`… | head`) ends in silence with 141, as other commands do. Anything else that is raised is a defect of
-    ours, and keeps its traceback.
+    reads any more (`… | head`) ends in silence with 141, as other commands do. What the system refuses (a full disk, a folder without
+    rights) is one line, exit code 1. Anything else that is raised is a defect of ours, and keeps its traceback.
     """
+    global _told
+    _prepare_streams()
     try:
         try:
             return _ended(body, error_prefix, interrupted)
         finally:
-            if sys.stdout is not None:  # it is None where the shell has closed it
+            _told = None
+            if sys.stdout is not None:
                 sys.stdout.flush()  # else Python does it at its very end, and says what failed
     except BrokenPipeError:
         if not _reader_of_output_is_gone():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be written
+        _write_no_more()
         return READER_GONE
+    except OSError as error:
+        if _output_fails():
+            text = f"standard output cannot be written: {error.strerror or error}"
+            _write_no_more()
+        else:
+            text = refusal(error)
+        with contextlib.suppress(OSError):
+            print(f"{error_prefix}: {text}.", file=sys.stderr)
+        return 1
+
+
+def refusal(error: OSError) -> str:
+    """Return what the system has refused, in one line: what, where, how much room there is, and what moves the folder."""
+    what = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return what
+    where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path(str(error.filename))
+    text = f"{where}: {what}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        there = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir())
+        text += f", {shutil.disk_usage(there).free / 2**20:.0f} MiB are free there"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+        text += ". GALLERY_RUNS_DIR moves the folder of runs, GALLERY_CACHE_DIR that of data and compiled code"
+    return text
 
 
 def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) -> int:
     """Run `body` and return the exit code; an error and an interruption become one line."""
     try:
-        with _sigterm_raises():
+        with _signals_raise():
             return body() or 0
     except GalleryError as error:
-        print(f"{error_prefix}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
-        return INTERRUPTED
-    except _Terminated:
-        print(interrupted, file=sys.stderr)
-        return TERMINATED
+        if _told is None:
+            print(f"{error_prefix}: {error}", file=sys.stderr)
+            return error.exit_code
+    except (KeyboardInterrupt, _Terminated):
+        pass
+    except Exception:
+        if _told is None:  # else it is what an import was left in
+            raise
+    print(interrupted, file=sys.stderr)
+    return TERMINATED if _told == signal.SIGTERM else INTERRUPTED

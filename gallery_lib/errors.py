@@ -30,6 +30,14 @@ class RunFailed(GalleryError, RuntimeError):
     """A run was started and did not finish. The message holds the reason and the last log lines."""
 
 
+class Diverged(RunFailed):
+    """A training whose loss is no finite number any more. What was measured until then is in its `results.json`."""
+
+
+class SilentRank(RunFailed):
+    """A rank of a run of several processes hangs, was stopped, or cannot be reached."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or the stop button of a notebook, while processes of ours were at work; they have been ended.
 

@@ -8,17 +8,20 @@ graphs of this command when an earlier run of it has used the same one (warm). O
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gallery_lib import hardware, paths
+from gallery_lib.errors import InputError
+from gallery_lib.json_files import read_json, write_json
 from gallery_lib.phases import COMPILING, EVALUATION, TRAINING
 
 _RUNS_KEPT = 5
@@ -30,14 +33,23 @@ _EXPECTED = (COMPILING, TRAINING, EVALUATION)
 """The phases that take as long as last time; the others depend on what is in memory or made already."""
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What one run took."""
+
+    state: str | None  # of the compiler's cache: cold, warm, or nobody knows
+    compiler_cache: str
+    seconds: dict[str, float]  # by phase
+
+
 def _file() -> Path:
     return paths.cache_dir() / "durations.json"
 
 
-def _read() -> dict[str, list[dict[str, Any]]]:
+def _read() -> dict[str, list[_Run]]:
     try:
-        return json.loads(_file().read_text())
-    except (OSError, json.JSONDecodeError):
+        return read_json(_file(), dict[str, list[_Run]], again="")
+    except (OSError, InputError):  # estimates are all that it is for
         return {}
 
 
@@ -65,39 +77,36 @@ class Durations:
         self._cache = str(compiler_cache)
         self._runs = _read().get(self._key, [])
         cold = not compiler_cache.is_dir() or not any(compiler_cache.iterdir())
-        warm = any(run["compiler_cache"] == self._cache for run in self._runs)
+        warm = any(run.compiler_cache == self._cache for run in self._runs)
         self._state = "cold" if cold else "warm" if warm else None
 
-    def _alike(self) -> list[dict[str, Any]]:
+    def _alike(self) -> list[_Run]:
         """Return the last runs that found the compiler's cache as this one does."""
-        return [run for run in self._runs if self._state and run["state"] == self._state][-_RUNS_LOOKED_AT:]
+        return [run for run in self._runs if self._state and run.state == self._state][-_RUNS_LOOKED_AT:]
 
     def expected(self, label: str) -> float | None:
         """Return the seconds that a phase is expected to take, None without grounds."""
         if not label.startswith(_EXPECTED):
             return None
         runs = self._alike() if label.startswith(COMPILING) else self._runs[-_RUNS_LOOKED_AT:]
-        seconds = [run["seconds"][label] for run in runs if label in run["seconds"]]
+        seconds = [run.seconds[label] for run in runs if label in run.seconds]
         if not seconds or max(seconds) > _ALIKE * min(seconds):
             return None
         return median(seconds)
 
     def graphs(self) -> int | None:
         """Return how many graphs such runs have compiled; None when there were none or they differ."""
-        counts = {sum(label.startswith(COMPILING) for label in run["seconds"]) for run in self._alike()}
+        counts = {sum(label.startswith(COMPILING) for label in run.seconds) for run in self._alike()}
         return counts.pop() or None if len(counts) == 1 else None
 
     def keep(self, seconds: Mapping[str, float]) -> None:
         """Keep what a run that went well took, by phase."""
-        run = {"state": self._state, "compiler_cache": self._cache, "seconds": {name: round(took, 2) for name, took in seconds.items()}}
+        run = _Run(self._state, self._cache, {name: round(took, 2) for name, took in seconds.items()})
         everything = _read()
         runs = [*everything.pop(self._key, []), run][-_RUNS_KEPT:]
         everything[self._key] = runs  # the newest last
         for key in list(everything)[:-_COMMANDS_KEPT]:
             del everything[key]
-        file = _file()
-        new = file.with_name(f".{file.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # a cache that cannot be written costs nothing but estimates
-            file.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(everything))
-            new.replace(file)
+            _file().parent.mkdir(parents=True, exist_ok=True)
+            write_json(_file(), {key: [dataclasses.asdict(run) for run in runs] for key, runs in everything.items()})

@@ -9,15 +9,14 @@ supervisor: an interrupt, a killed kernel or a killed worker ends every one of t
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.util
 import json
 import re
 import shlex
 import signal
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,21 +24,24 @@ from typing import Any
 from gallery_lib import hardware, options, paths, tasks
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.errors import GalleryError, InputError, RunFailed
+from gallery_lib.errors import Diverged, GalleryError, InputError, RunFailed, SilentRank
 from gallery_lib.log import last_step
 from gallery_lib.phases import IMPORTS, PHASES_FILE, Phase
 from gallery_lib.precision import autocast_dtype
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at, can_fork, end_supervised, interruptible, supervised
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, Relay, began_at, can_fork, end_supervised, interruptible, now, supervised
 from gallery_lib.progress import Progress, shown_on
+from gallery_lib.rendezvous import forget_meeting, listening_on, meeting_arguments, meeting_environment, on_one_host
 from gallery_lib.results import Results, read_results
 from gallery_lib.run_view import RunView
 from gallery_lib.spawn import HELD_FILE, HELD_VARIABLE
 from gallery_lib.tasks import memory
 from gallery_lib.torchrun import Torchrun, environment_of
 
-_TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+_TORCHRUN = [sys.executable, "-m", "gallery_lib.torchrun"]
+_PORT = 29400
+"""Where host 0 of several listens, unless told otherwise."""
 _LOOK_SECONDS = 0.2
-_MAKES_IT_NO_LONGER = ("run_dir", "seed", "tensorboard", "log_interval", "lr", "weight_decay")
+_MAKES_IT_NO_LONGER = ("run_dir", "seed", "tensorboard", "log_interval", "lr", "weight_decay", "terminate_on_nan", "rank_timeout")
 
 
 def _check(config: TrainConfig, launch: LaunchConfig) -> None:
@@ -53,6 +55,8 @@ def _check(config: TrainConfig, launch: LaunchConfig) -> None:
         raise InputError(f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; hosts are counted from 0.")
     if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
         raise InputError(f"nnodes={launch.nnodes} needs master_addr: the address of host 0, as the other hosts see it.")
+    if not on_one_host(launch) and launch.node_rank == 0:
+        _check_address(launch.master_addr, launch.master_port or _PORT)
     autocast_dtype(config, "cuda" if gpus else "cpu")
     if config.run_dir and (Path(config.run_dir) / "results.json").exists():
         raise InputError(f"run_dir={config.run_dir} holds a finished run. Name a new folder, or move that one away.")
@@ -60,14 +64,25 @@ def _check(config: TrainConfig, launch: LaunchConfig) -> None:
     tasks.data_of(config)
 
 
+def _check_address(host: str, port: int) -> None:
+    try:
+        listening_on(host, port).close()
+    except OSError as error:
+        what = "is not an address of this host" if error.errno == errno.EADDRNOTAVAIL else f"cannot be listened on: {error.strerror}"
+        raise InputError(
+            f"master_addr={host} with port {port} {what}. Host 0 listens there, and nowhere else: give the address by which the other "
+            "hosts reach it, and a port that is free."
+        ) from None
+
+
 def torchrun_command(config: TrainConfig, launch: LaunchConfig, module: str = "gallery_lib.worker") -> list[str]:
     """The torchrun command line of a run."""
     command = [*_TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
-    if launch.nnodes == 1 and launch.master_port is None:
-        command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]  # a free port
+    if on_one_host(launch):
+        command += meeting_arguments(config.run_dir or paths.runs_dir())
     else:
-        port = launch.master_port or 29400
-        command += [f"--node-rank={launch.node_rank}", f"--master-addr={launch.master_addr}", f"--master-port={port}"]
+        address = [f"--master-addr={launch.master_addr}", f"--master-port={launch.master_port or _PORT}"]
+        command += [f"--node-rank={launch.node_rank}", *address]
     if config.run_dir:
         command.append(f"--log-dir={Path(config.run_dir) / 'torchrun'}")  # else torchrun leaves a folder in /tmp
     found = importlib.util.find_spec(module) if can_fork() else None
@@ -89,6 +104,18 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
     return " ".join([*variables, shlex.join(torchrun_command(config, launch))])
 
 
+def _killed(torchrun_text: str) -> tuple[int, int, int] | None:
+    """Return rank, signal and process of the one that was killed first, by what torchrun says; None where none was.
+
+    torchrun lists all that failed, those that it ended itself (by SIGTERM) too, and calls the first that it noticed the root cause,
+    which may have failed because the killed one was gone.
+    """
+    found = re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", torchrun_text)
+    killed = [(int(rank), int(number), int(pid)) for rank, number, pid in found]
+    by_others = [one for one in killed if one[1] != signal.SIGTERM]
+    return (by_others or [one for one in killed[-1:] if "Root Cause" in torchrun_text])[-1] if killed else None
+
+
 class Job:
     """The processes of one run. Owns them: `stop` ends them all, and so does the end of this process."""
 
@@ -105,26 +132,17 @@ class Job:
         assert config.run_dir is not None
         self.config, self.launch, self.command = config, launch, command
         self.run_dir = Path(config.run_dir)
-        self.last_lines: deque[str] = deque(maxlen=20)
-        self.began = time.time() if ahead is None else began_at()  # seconds since the epoch
-        self._say = say
-        self._cache = Path(environment.get("TORCHINDUCTOR_CACHE_DIR") or cache.environment()["TORCHINDUCTOR_CACHE_DIR"])
+        self.began = now() if ahead is None else began_at()
+        self._cache = Path(environment.get("TORCHINDUCTOR_CACHE_DIR") or cache.folder())
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
             self._process = (
-                supervised(command, {LAUNCHED_AT_VARIABLE: repr(time.time()), **environment}, stderr=errors)
+                supervised(command, {LAUNCHED_AT_VARIABLE: repr(now()), **environment}, stderr=errors)
                 if ahead is None
-                else ahead.run(command[len(_TORCHRUN) :], self._torchrun_log)
+                else ahead.run(command[len(_TORCHRUN) :], environment, self._torchrun_log)
             )
-        self._reader = threading.Thread(target=self._read_output, daemon=True)
-        self._reader.start()
-
-    def _read_output(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.last_lines.append(line.rstrip("\n"))
-            if self._say is not None:
-                self._say(line.rstrip("\n"))
+        self._output = Relay(self._process.stdout, say)
 
     def running(self) -> bool:
         """Whether the run has not ended yet."""
@@ -152,17 +170,15 @@ class Job:
     def stop(self) -> None:
         """End every process of the run; returns when they are gone."""
         end_supervised(self._process)
-        self._reader.join(timeout=2)
-        if self._process.stdout:
-            self._process.stdout.close()
+        forget_meeting(self.run_dir)
+        self._output.close()
 
     def result(self) -> Results | None:
         """What the ended run measured (None on a host other than 0). Raises RunFailed or InputError if it failed."""
         code = self._process.wait()
         code = code if code >= 0 else 128 - code
-        self._reader.join(timeout=2)
-        if self._process.stdout:
-            self._process.stdout.close()
+        self._output.close()
+        forget_meeting(self.run_dir)
         if code == 0:
             return read_results(self.run_dir) if self.launch.node_rank == 0 else None
         raise self._failure(code)
@@ -173,11 +189,13 @@ class Job:
         )
         if reports and reports[0]["exit_code"] == InputError.exit_code:
             return InputError(reports[0]["message"])
+        for kind in (Diverged, SilentRank):
+            if report := next((report for report in reports if report["type"] == kind.__name__), None):
+                return kind(f"the run in {self.run_dir}: {report['message']}.")
         torchrun_text = self._torchrun_log.read_text(errors="replace")
-        first_failure = torchrun_text.rpartition("Root Cause")[2]  # torchrun lists the ranks that it ended itself before it
-        killed = re.search(r"rank\s*:\s*(\d+).*?\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", first_failure)
-        if killed:
-            rank, number, pid = (int(group) for group in killed.groups())
+        killed = _killed(torchrun_text)
+        if killed is not None:
+            rank, number, pid = killed
             reason = f"rank {rank} (process {pid}) was killed by {signal.Signals(number).name}"
             if number == signal.SIGKILL:
                 reason += ": by someone, or by the kernel because memory ran out"
@@ -193,7 +211,7 @@ class Job:
         else:
             reason = f"torchrun ended with exit code {code}"
             detail = "\n" + "\n".join(torchrun_text.splitlines()[-15:])
-        log = "\n".join(self.last_lines) or "(nothing was logged)"
+        log = "\n".join(self._output.last) or "(nothing was logged)"
         return RunFailed(f"the run in {self.run_dir} did not finish: {reason}.{detail}\nLast log lines of rank 0:\n{log}")
 
 
@@ -232,6 +250,9 @@ def start(
     variables = {**environment_of(config, launch), **(environment or {}), **({HELD_VARIABLE: "1"} if held else {})}
     if ahead is not None and (not torchrun or ahead.environment != variables):
         raise ValueError("that torchrun was started for other options")
+    if on_one_host(launch):
+        forget_meeting(config.run_dir)
+        variables |= meeting_environment(config.run_dir) if torchrun else {}
     return Job(config, launch, command, variables, say=say, ahead=ahead)
 
 
@@ -258,7 +279,7 @@ def launch(
             while job.running():
                 view.look()
                 time.sleep(_LOOK_SECONDS)
-            ended = time.time()
+            ended = now()
             view.look()
             results = job.result()
             view.keep(ended)

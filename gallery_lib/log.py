@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.results import write_json
+from gallery_lib.json_files import write_json
 
 
 class RunLog:

@@ -117,8 +117,9 @@ class Terminal:
         self._write(f"\r\x1b[K{done}\n" if done else "\r\x1b[K")
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):  # whoever watched may have gone; the work goes on
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 class Lines:
@@ -139,7 +140,8 @@ class Lines:
 
     def draw(self, text: str) -> None:
         """See Outlet."""
-        print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # whoever watched may have gone; the work goes on
+            print(text, file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
         """See Outlet."""

@@ -19,25 +19,71 @@ def checkout() -> Path | None:
     return root if (root / "pyproject.toml").is_file() and (root / "launch_single_task.py").is_file() else None
 
 
+def _ours(folder: Path) -> bool:
+    """Return whether this user keeps things in the folder: it is there, may be written, and is not another user's."""
+    owner_is_no_other = os.geteuid() == 0 or folder.stat().st_uid == os.geteuid()
+    return owner_is_no_other and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _own_checkout(inside: str) -> Path | None:
+    """Return the folder of that name in the checkout, if there is a checkout and this user may keep things there."""
+    root = checkout()
+    if root is None:
+        return None
+    folder = root / inside
+    return folder if _ours(folder if folder.exists() else root) else None
+
+
 def cache_dir() -> Path:
     """Compiler caches, mock data and tuning results."""
     if chosen := os.environ.get("GALLERY_CACHE_DIR"):
         return Path(chosen).expanduser().resolve()
-    if root := checkout():
-        return root / ".cache"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gallery_lib"
+    if inside := _own_checkout(".cache"):
+        return inside
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gallery_lib"
 
 
 def data_dir(name: str) -> Path:
-    """Where the data set `name` (`imagenet-small`, say) is kept when no folder was given."""
-    return cache_dir() / "data" / name
+    """Where the data set `name` (`imagenet-small`, say) is kept when no folder was given.
+
+    In a checkout of another user, its data are read where there are none of one's own.
+    """
+    own, root = cache_dir() / "data" / name, checkout()
+    if not own.exists() and root is not None and (root / ".cache" / "data" / name).is_dir():
+        return root / ".cache" / "data" / name
+    return own
 
 
 def runs_dir() -> Path:
     """The folder that new run directories are made in."""
     if chosen := os.environ.get("GALLERY_RUNS_DIR"):
         return Path(chosen).expanduser().resolve()
-    return (checkout() or Path.cwd()) / "runs"
+    if checkout() is None:
+        return Path.cwd() / "runs"
+    return _own_checkout("runs") or Path.home() / "gallery-runs"
+
+
+def notice() -> str:
+    """Return where things are kept instead, in one line, in a checkout that this user cannot or should not write to; else ''."""
+    root = checkout()
+    if root is None or (_own_checkout(".cache") and _own_checkout("runs")):
+        return ""
+    return f"{root} is not yours to write in, so runs are kept in {runs_dir()}, compiled code and data in {cache_dir()}."
+
+
+def code_folder(path: Path) -> Path:
+    """Return a folder of files that are loaded as code, made where there is none, for this user alone.
+
+    Raises InputError for one into which somebody else may write: who can change such a file has it executed. As trustworthy as
+    this user are root, and the owner of this package, whose code is executed anyway.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    there = path.stat()
+    trusted = {os.geteuid(), 0, Path(__file__).stat().st_uid}
+    if there.st_uid in trusted and not there.st_mode & 0o022:
+        return path
+    who = f"belongs to user {there.st_uid}" if there.st_uid not in trusted else f"may be written by others (mode {there.st_mode & 0o777:o})"
+    raise InputError(f"{path} {who}, and code is loaded from it. Run `chmod go-w {path}`, or move the cache with GALLERY_CACHE_DIR.")
 
 
 def new_run_dir(name: str) -> Path:

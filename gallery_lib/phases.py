@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from gallery_lib.errors import InputError
+from gallery_lib.json_files import read_json
+from gallery_lib.processes import now
 
 PHASES_FILE = "phases.json"
 
@@ -36,7 +39,7 @@ class Phase:
     """One phase. `number` counts graphs that are compiled, from 1; `count` of `total` steps were done when it began."""
 
     name: str
-    began: float  # seconds since the epoch
+    began: float  # as `processes.now()` says it
     number: int | None = None
     count: int = 0
     total: int | None = None
@@ -60,7 +63,7 @@ class PhaseLog:
         """Note that a phase begins, and with it that the one before has ended."""
         if not self._enabled:
             return
-        self._phases = [*self._phases[-_LONGEST_LIST:], Phase(name, time.time(), number, count, total)]
+        self._phases = [*self._phases[-_LONGEST_LIST:], Phase(name, now(), number, count, total)]
         new = self._path.with_name(f".{PHASES_FILE}.new")
         with contextlib.suppress(OSError):  # a full disk is the business of what has to be written
             new.parent.mkdir(parents=True, exist_ok=True)
@@ -86,8 +89,8 @@ class PhaseLog:
 def read_phases(run_dir: Path | str) -> list[Phase]:
     """Return the phases of a run so far, in order; none before its imports are done."""
     try:
-        return [Phase(**phase) for phase in json.loads((Path(run_dir) / PHASES_FILE).read_text())]
-    except (OSError, json.JSONDecodeError):
+        return read_json(Path(run_dir) / PHASES_FILE, list[Phase], again="")
+    except (OSError, InputError):  # there is none yet; or it is not ours
         return []
 
 

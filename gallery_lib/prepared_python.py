@@ -12,7 +12,9 @@ Needs the standard library only, and Python 3.8 can read it: this is what such a
 from __future__ import annotations
 
 import importlib.util
+import locale
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -39,12 +41,30 @@ def _same_command() -> list[str]:
     return [*(["-m", module.parent] if module else sys.argv[:1]), *sys.argv[1:]]
 
 
+def read_files_as_utf8() -> None:
+    """Continue this process in Python's UTF-8 mode where the locale has another encoding: all files of ours are UTF-8.
+
+    What is printed keeps the locale's encoding.
+    """
+    if sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":
+        return
+    if locale.getpreferredencoding(False).lower().replace("-", "") == "utf8":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.environ.setdefault("PYTHONIOENCODING", (getattr(sys.stdout, "encoding", None) or "ascii") + ":replace")
+    os.execv(sys.executable, [sys.executable, *_same_command()])
+
+
 def run_in_prepared_environment() -> None:
     """Return if this Python can run the gallery; else continue this process with `.venv/bin/python` and the same words.
 
     The process stays the same one: its number, its start, signals, standard input and exit code. One line on standard error names
     the Python that is used. Ends with exit code 2, and a line that names `prepare.sh`, where that has made no environment.
+    Until the command takes care of Ctrl-C (`command.exit_code_of`) it ends at once: an import would swallow the exception.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    read_files_as_utf8()
     reason = reason_not_usable()
     if reason is None:
         return

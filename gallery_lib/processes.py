@@ -14,20 +14,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from gallery_lib.errors import Interrupted
 
 RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
-"""Where the processes of a run that was started without torchrun meet: an `init_method` of torch.distributed."""
+"""The file in which the processes of a run on one host meet, instead of at a port."""
 
 STOP_SECONDS = 8.0
 """How long a supervisor may take to end everything before it is killed itself."""
 
 LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
-"""When a run was launched, in seconds since the epoch: its start-up is counted from there."""
+"""When a run was launched, as `now()` says it: its start-up is counted from there."""
 
 HEARS_STDIN = "--stdin"
 """Before a command that a supervisor runs: the command has the supervisor's standard input, else none."""
@@ -36,14 +37,19 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
+def now() -> float:
+    """Return the seconds since this machine was booted: the same clock in all processes, which nobody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform.startswith("linux") else time.monotonic()
+
+
 def began_at() -> float:
-    """When this process began, in seconds since the epoch, to some hundredths (psutil's answer on Linux is one to the second)."""
+    """Return when this process began, as `now()` says it, to some hundredths of a second."""
     if not sys.platform.startswith("linux"):
         import psutil
 
-        return psutil.Process().create_time()
+        return now() - (time.time() - psutil.Process().create_time())
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # after the boot; proc(5), field 22
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def search_path() -> str:
@@ -78,6 +84,11 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end_with_parent(worker: int) -> None:
+    """`die_with_parent`, as a DataLoader's `worker_init_fn`: a loader's process that goes on hides from torchrun that its rank has died."""
+    die_with_parent()
+
+
 def adopt_orphans() -> None:
     """Descendants whose parents end become children of this process, so that none can slip away."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -106,9 +117,43 @@ def supervised(
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        text=True,
+        encoding="utf-8",
+        errors="replace",  # a run may print any bytes
         start_new_session=True,
     )
+
+
+class Relay:
+    """Reads all that a process prints, in a thread: a pipe that nobody empties would hold the process up for ever.
+
+    `say` gets each line until it fails, because whoever read it has gone, say; `failure` is why. `last` are the last lines.
+    """
+
+    def __init__(self, output: TextIO, say: Callable[[str], object] | None, keep: int | None = 20) -> None:
+        self.last: deque[str] = deque(maxlen=keep)
+        self.failure: Exception | None = None
+        self._output, self._say = output, say
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(ValueError):  # closed by `close`, since a process that was left behind holds the other end
+            for line in self._output:
+                self.last.append(line.rstrip("\n"))
+                if self._say is not None and self.failure is None:
+                    try:
+                        self._say(line.rstrip("\n"))
+                    except (OSError, ValueError) as error:
+                        self.failure = error
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Return when all has been read; after so many seconds in any case."""
+        self._thread.join(seconds)
+
+    def close(self) -> None:
+        """Read what is still there for a moment, and no more."""
+        self.wait(2.0)
+        self._output.close()
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:

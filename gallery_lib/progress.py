@@ -18,15 +18,16 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tqdm.std import Bar
 
+from gallery_lib.command import raise_if_told
 from gallery_lib.outlets import TICK_SECONDS, fitted, outlet
 from gallery_lib.phases import IMPORTS
+from gallery_lib.processes import now
 
 LINE_SECONDS = 10.0
 _BAR_WIDTH = 20
@@ -74,7 +75,7 @@ class _Shown:
 class Progress(contextlib.AbstractContextManager["Progress"]):
     """A line that says what is going on. At the end of the `with` block it says what took how long; after an error it goes."""
 
-    def __init__(self, *, enabled: bool = True, line_seconds: float = LINE_SECONDS, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, enabled: bool = True, line_seconds: float = LINE_SECONDS, clock: Callable[[], float] = now) -> None:
         self.enabled, self._clock = enabled, clock
         self._lock = threading.RLock()
         self._outlet = outlet(line_seconds)
@@ -102,9 +103,10 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             part: the name under which its seconds are added up at the end; the label when left out.
             count, total, unit: what is done of what there is to do, and of what it is so many; `first` were done when the phase began.
             least: how many of them must be done before the rest can be estimated.
-            began: when the phase began, in seconds since the epoch; now, when left out and the label is a new one.
+            began: when the phase began, as `processes.now()` says it; now, when left out and the label is a new one.
             expected: seconds that it took in earlier runs.
         """
+        raise_if_told()
         if not self.enabled:
             return
         with self._lock:
@@ -183,6 +185,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             os.close(ends)
             os.kill(drawer, signal.SIGKILL)
             os.waitpid(drawer, 0)
+        raise_if_told()
 
     def say(self, line: str) -> None:
         """Print a line to standard output, above what is shown."""

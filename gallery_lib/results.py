@@ -7,16 +7,15 @@ changes its meaning.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
+from gallery_lib.json_files import Misfit, converted, read_json, write_json
 
 SCHEMA = 1
+_AGAIN = "Run it again."
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,8 @@ class Results:
     skipped_steps: int
     techniques: dict[str, str]  # what the accelerated backend did, or why it did not (`kernels`: those that ran); empty for the baseline
     data: dict[str, Any] = field(default_factory=dict)  # items of train and held_out, input size, notices, classes and outputs of the head
-    status: str = "finished"
+    diverged_at: dict[str, Any] | None = None  # step, rank, what: where the loss was no finite number first; None: nowhere
+    status: str = "finished"  # "diverged" where it ended there
     schema: int = SCHEMA
 
 
@@ -51,24 +51,17 @@ def data_lines(data: dict[str, Any]) -> list[str]:
     return [*classes, *data.get("notices", [])]
 
 
-def write_json(path: Path, value: Any) -> None:
-    """`value` as indented JSON at `path`, which never holds half of it. NaN is refused: a number is true or absent."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(value, file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def write_results(run_dir: Path, results: Results) -> None:
     """`results.json` in `run_dir`: the mark of a run that finished."""
     write_json(run_dir / "results.json", dataclasses.asdict(results))
+
+
+def write_error(
+    run_dir: Path, rank: int, kind: str, message: str, *, own_line: str | None = None, traceback: str = "", exit_code: int = 1
+) -> None:
+    """`error-rank<n>.json` in `run_dir`: why this rank has failed, an error of this `kind`, for the launcher to tell."""
+    report = {"rank": rank, "type": kind, "message": message, "own_line": own_line, "traceback": traceback, "exit_code": exit_code}
+    write_json(run_dir / f"error-rank{rank}.json", report)
 
 
 def check_folder(folder: Path | str) -> None:
@@ -78,20 +71,43 @@ def check_folder(folder: Path | str) -> None:
         raise InputError(f"{folder} {what}. Give the folder of a run or a comparison, which it names when it ends.")
 
 
+_ASKED_OF_ALL: dict[str, dict[str, type]] = {
+    "config": {"amp_level": str, "batch_size": int, "threads": int},
+    "environment": {"device": str},
+    "step_seconds": {"p50": float},
+    "samples_per_second": {"per_device": float, "global": float, "whole_run": float},
+    "startup_seconds": {"total": float},
+    "loss": {"curve": list},
+}
+"""What is read of every run without asking whether it is there."""
+
+
+def results_from(values: Any, place: str = "") -> Results:
+    """Return plain JSON as Results. Raises Misfit where something is missing, not known, or of another type."""
+    if isinstance(values, dict):
+        values = {"data": {}, "diverged_at": None, **values}  # of a run before there were such fields
+    results = converted(values, Results, place)
+    for name, asked in _ASKED_OF_ALL.items():
+        for key, kind in asked.items():
+            where = f"{place}.{name}.{key}".lstrip(".")
+            if key not in getattr(results, name):
+                raise Misfit(f"{where}: is missing")
+            converted(getattr(results, name)[key], kind, where)
+    converted(results.loss["curve"], list[tuple[int, float | None]], f"{place}.loss.curve".lstrip("."))
+    return results
+
+
 def read_results(run_dir: Path | str) -> Results:
-    """The results of a finished run. Raises InputError when there are none, or of another schema."""
+    """Return the results of a finished run. Raises InputError when there are none, or of another schema or shape."""
     check_folder(run_dir)
     path = Path(run_dir) / "results.json"
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path, dict[str, Any], again=_AGAIN)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: that run did not finish. Its log-rank0.txt says why.") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path} is damaged ({error}). Run it again.") from None
     if values.get("schema") != SCHEMA:
-        raise InputError(f"{path} has schema {values.get('schema')}, and this version reads {SCHEMA}. Run it again.")
-    names = {f.name for f in dataclasses.fields(Results)}
-    values.setdefault("data", {})  # of a run before there was such a field
-    if wrong := set(values) ^ names:
-        raise InputError(f"{path} lacks or adds fields: {', '.join(sorted(wrong))}. Run it again.")
-    return Results(**values)
+        raise InputError(f"{path} has schema {values.get('schema')}, and this version reads {SCHEMA}. {_AGAIN}")
+    try:
+        return results_from(values)
+    except Misfit as error:
+        raise InputError(f"{path} is damaged, or of another version: {error}. {_AGAIN}") from None

@@ -15,6 +15,7 @@ from gallery_lib import hardware
 from gallery_lib.compiler import cache
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.processes import interruptible, run_supervised
+from gallery_lib.rendezvous import loopback_interface, meeting_arguments
 
 _LAST_LINES = 20
 
@@ -36,9 +37,10 @@ def run_script(path: Path | str, arguments: Sequence[str] = (), *, processes: in
     print("$ " + shlex.join([*shown, *arguments]), flush=True)
     threads = str(max(1, hardware.cores() // (processes or 1)))
     with TemporaryDirectory() as logs:
-        torchrun = ["-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--log-dir={logs}"]
+        torchrun = ["-m", "gallery_lib.torchrun", *meeting_arguments(logs), f"--log-dir={logs}"]
         start = [] if processes is None else [*torchrun, f"--nproc-per-node={processes}"]
-        code, lines = run_supervised([sys.executable, *start, str(path), *arguments], {**cache.environment(), "OMP_NUM_THREADS": threads})
+        environment = {**cache.environment(), **loopback_interface(), "OMP_NUM_THREADS": threads}
+        code, lines = run_supervised([sys.executable, *start, str(path), *arguments], environment)
     if code:
         raise RunFailed(f"{path.name} ended with exit code {code}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
     return lines

@@ -4,7 +4,7 @@ For comparisons: torchrun imports torch itself before it starts anything, which 
 what is compared. Here the libraries are imported once, and the run's processes are forked from the one that has them;
 where there is a GPU each starts anew, since CUDA does not survive a fork. Each gets torchrun's variables, and a file in
 FOLDER to meet at instead of a port. When one fails the others are ended, and what is said of it has the form in which
-torchrun says it.
+torchrun says it; of several that have failed meanwhile, of one that was killed, since the others fail because it is gone.
 
 A run that is held (the variable HELD_VARIABLE) stops after its imports, with the file HELD_FILE in its folder, and goes
 on when the file is taken away; the time in between is not part of its start-up.
@@ -19,9 +19,9 @@ import sys
 import time
 from pathlib import Path
 
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE, RENDEZVOUS_VARIABLE, can_fork, die_with_parent, end_descendants
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, RENDEZVOUS_VARIABLE, can_fork, die_with_parent, end_descendants, now
+from gallery_lib.rendezvous import RENDEZVOUS_FILE
 
-RENDEZVOUS_FILE = "rendezvous"
 HELD_FILE = "held"
 HELD_VARIABLE = "GALLERY_HELD"
 _LOOK_SECONDS = 0.1
@@ -36,7 +36,7 @@ def _environment(rank: int, processes: int, rendezvous: Path) -> dict[str, str]:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
-        RENDEZVOUS_VARIABLE: rendezvous.absolute().as_uri(),
+        RENDEZVOUS_VARIABLE: str(rendezvous.absolute()),
     }
 
 
@@ -44,11 +44,11 @@ def _wait_while_held(folder: Path) -> None:
     """Count the time from the launch as if there had been no wait."""
     if HELD_VARIABLE not in os.environ:
         return
-    began = time.time()
+    began = now()
     (folder / HELD_FILE).touch()
     while (folder / HELD_FILE).exists():
         time.sleep(_HELD_LOOK_SECONDS)
-    os.environ[LAUNCHED_AT_VARIABLE] = repr(float(os.environ[LAUNCHED_AT_VARIABLE]) + time.time() - began)
+    os.environ[LAUNCHED_AT_VARIABLE] = repr(float(os.environ[LAUNCHED_AT_VARIABLE]) + now() - began)
 
 
 def _process(module: str, arguments: list[str], environment: dict[str, str]) -> None:
@@ -77,7 +77,7 @@ def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int
             process.start()
         while True:
             codes = [process.exitcode for process in running]
-            failed = next((rank for rank, code in enumerate(codes) if code), None)
+            failed = min((rank for rank, code in enumerate(codes) if code), key=lambda rank: codes[rank] or 0, default=None)
             if failed is not None:
                 code = codes[failed]
                 print(f"Root Cause:\n  rank      : {failed}\n  exitcode  : {code} (pid: {running[failed].pid})", file=sys.stderr)

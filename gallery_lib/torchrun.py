@@ -1,6 +1,7 @@
-"""torchrun that imports torch while it is being found out what it has to run: a command's own imports and checks take as long.
+"""torchrun that listens where it is told to (`rendezvous.py`), and can be started before it is known what it has to run.
 
-`python -m gallery_lib.torchrun` is that process: a line on its standard input has the arguments, and its end without one ends it.
+`python -m gallery_lib.torchrun ARGUMENTS…` is torchrun. Without arguments it imports torch, while the command that started it does
+the same and checks its options; then a line on its standard input has the arguments, and its end without one ends it.
 `Torchrun` is its handle in the process that starts it. Needs no torch there.
 """
 
@@ -11,11 +12,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware, toggle
+from gallery_lib import hardware, rendezvous, toggle
 from gallery_lib.compiler import allocator, cache
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, supervised
@@ -25,6 +26,8 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     """What the processes of a run get on top of this process's environment."""
     threads = config.threads or max(1, hardware.cores() // launch.nproc_per_node)
     chosen = {"OMP_NUM_THREADS": str(threads), **toggle.environment(config)}
+    if launch.nnodes == 1:
+        chosen |= rendezvous.loopback_interface()
     if config.compiler_opt:
         chosen |= cache.environment() | allocator.environment()
     return chosen
@@ -43,12 +46,12 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             [sys.executable, "-m", "gallery_lib.torchrun"], environment, stdin=subprocess.PIPE, stderr=None
         )
 
-    def run(self, arguments: Sequence[str], errors: Path) -> subprocess.Popen[str]:
-        """Have it run, its standard error in the file `errors`; the supervisor of what runs."""
+    def run(self, arguments: Sequence[str], environment: Mapping[str, str], errors: Path) -> subprocess.Popen[str]:
+        """Have it run with these variables as well, its standard error in the file `errors`; returns the supervisor of what runs."""
         process, self._process = self._process, None
         assert process is not None and process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as orders:  # its end, and why, shows as that of the run
-            orders.write(json.dumps({"arguments": list(arguments), "errors": str(errors)}) + "\n")
+            orders.write(json.dumps({"arguments": list(arguments), "environment": dict(environment), "errors": str(errors)}) + "\n")
         return process
 
     def __exit__(self, *raised: Any) -> None:
@@ -59,19 +62,23 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             end_supervised(self._process)
 
 
-def main() -> None:
-    """Import torchrun, and run it when told to."""
+def main(arguments: Sequence[str]) -> None:
+    """Be torchrun; without arguments import it, and run it when told to."""
+    rendezvous.listen_where_told()
     from torch.distributed import run
 
-    line = sys.stdin.readline()
-    if not line:
-        return
-    order = json.loads(line)
-    with Path(order["errors"]).open("a") as errors, Path(os.devnull).open() as nothing:
-        os.dup2(errors.fileno(), 2)
-        os.dup2(nothing.fileno(), 0)
-    run.main(order["arguments"])
+    if not arguments:
+        line = sys.stdin.readline()
+        if not line:
+            return
+        order = json.loads(line)
+        os.environ.update(order["environment"])
+        with Path(order["errors"]).open("a") as errors, Path(os.devnull).open() as nothing:
+            os.dup2(errors.fileno(), 2)
+            os.dup2(nothing.fileno(), 0)
+        arguments = order["arguments"]
+    run.main(list(arguments))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -15,7 +15,8 @@ import functools
 import math
 import os
 import resource
-import time
+import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,23 +27,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from gallery_lib import hardware, optim, options, paths, precision, stats, tasks, toggle
+from gallery_lib import divergence, hardware, optim, options, paths, precision, stats, tasks, toggle
 from gallery_lib.clock import StepClock
 from gallery_lib.comm import process_group
 from gallery_lib.comm.ddp import exposed_communication
+from gallery_lib.comm.heartbeat import Heartbeat
 from gallery_lib.compiler import allocator, compilations
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.data.early_workers import EarlyWorkers
 from gallery_lib.data.length_buckets import LengthBucketSampler
-from gallery_lib.errors import InputError
+from gallery_lib.errors import Diverged, InputError, SilentRank
 from gallery_lib.kernels import calls, usage
 from gallery_lib.log import RunLog
 from gallery_lib.optim.updates import Updates
 from gallery_lib.phases import DATA, ENDING, EVALUATION, MODEL, TRAINING, WARM_UP, PhaseLog
-from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at
+from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at, end_with_parent, now
 from gallery_lib.recipe import Plain, Recipe
-from gallery_lib.results import Results, data_lines, write_results
+from gallery_lib.results import Results, data_lines, write_error, write_results
 from gallery_lib.tasks.task import Splits, Task
 
 WEIGHTS_FILE = "weights.pt"
@@ -144,6 +146,7 @@ def _loader(config: TrainConfig, task: Task, splits: Splits) -> EarlyWorkers:
         collate_fn=getattr(splits.train, "collate", None),
         pin_memory=torch.cuda.is_available(),
         generator=generator,
+        worker_init_fn=end_with_parent,
     )
 
 
@@ -235,6 +238,7 @@ def evaluate(session: Session) -> dict[str, float]:
         sampler=share,
         num_workers=session.config.workers,
         collate_fn=getattr(data, "collate", None),
+        worker_init_fn=end_with_parent,
     )
     batches = DeviceLoader(loader, session.loader.device, session.loader.memory_format, shard=False)
     model = session.plain
@@ -250,10 +254,13 @@ def evaluate(session: Session) -> dict[str, float]:
     return session.task.summary(means) if session.task.summary else {name: float(mean) for name, mean in means.items()}
 
 
-def _run_steps(session: Session, warmup: int, total_steps: int, observer: Observer) -> list[list[float]]:
-    """Train, logging every `log_interval` steps; returns the loss curve [[step, loss], …], every step."""
+def _run_steps(
+    session: Session, warmup: int, total_steps: int, observer: Observer
+) -> tuple[list[list[float]], divergence.Divergence | None]:
+    """Train, logging every `log_interval` steps; returns the loss curve [[step, loss], …], every step, and where it diverged, if it did."""
     config, clock, phases = session.config, session.clock, session.phases
     curve: list[list[float]] = []
+    diverged: divergence.Divergence | None = None
     if warmup:
         phases.begin(WARM_UP)
     else:
@@ -280,7 +287,11 @@ def _run_steps(session: Session, warmup: int, total_steps: int, observer: Observ
                 world_size=process_group.world_size(),
                 peak_memory_bytes=memory["device"] or memory["host"] or 0,
             )
-    return curve
+            if diverged is None:
+                diverged = divergence.find(losses, session.losses[since:], since + 1, session.plain, batch)
+            if diverged is not None and config.terminate_on_nan:
+                break
+    return curve, diverged
 
 
 def save_weights(model: nn.Module, run_dir: Path) -> Path:
@@ -322,13 +333,24 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _end_of_run(run_dir: Path, reason: str, silent: list[int]) -> None:
+    """End this process, and the silent ones, which would not hear a request; the launcher reads the reason."""
+    write_error(run_dir, process_group.rank(), SilentRank.__name__, reason)
+    print(reason, file=sys.stderr, flush=True)
+    for number in silent:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    os._exit(SilentRank.exit_code)
+
+
 def train(
     config: TrainConfig, observer: Observer | None = None, recipe: Recipe | None = None, *, own_operators_on_cpu: bool = False
 ) -> Results:
     """Run `config` in this process (one of several under torchrun) and write its run directory.
 
     Returns what was measured; rank 0 also writes it to `results.json`, last. Raises InputError for bad options or
-    data, before anything is trained. `own_operators_on_cpu` has a run on the CPU use the operators that kernels carry
+    data, before anything is trained, and Diverged, after writing the results, when the loss is no finite number any more and
+    `terminate_on_nan` is on. `own_operators_on_cpu` has a run on the CPU use the operators that kernels carry
     out on CUDA, in plain torch: slower, and for tests.
     """
     with toggle.of_run(config), usage.on_cpu_too() if own_operators_on_cpu else contextlib.nullcontext():
@@ -338,9 +360,12 @@ def train(
 def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
     calls_before = calls.counts()
     launched_at = float(os.environ.get(LAUNCHED_AT_VARIABLE) or began_at())
+    watch: Heartbeat | None = None
     try:
         process_group.ensure_initialized()
         config = resolve(config)
+        if process_group.world_size() > 1:
+            watch = Heartbeat("run", config.rank_timeout, functools.partial(_end_of_run, Path(config.run_dir or "")))
         phases = PhaseLog(Path(config.run_dir or ""), enabled=process_group.rank() == 0)
         with compilations.observed(phases.compilation_began, phases.build_began, phases.compilation_ended):
             session = _open(config, phases, observer, recipe)
@@ -358,15 +383,18 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             for line in data_lines(data):
                 session.log.say(f"data  {line}")
         session.model.train()
-        ready_seconds = time.time() - launched_at
+        ready_seconds = now() - launched_at
         with compilations.observed(phases.compilation_began, phases.build_began, phases.compilation_ended):
-            curve = _run_steps(session, warmup, total_steps, observer)
+            curve, diverged = _run_steps(session, warmup, total_steps, observer)
+        broken_off = diverged is not None and config.terminate_on_nan
+        total_steps = len(curve)
+        warmup = min(warmup, total_steps - 1)
         durations = session.clock.read()
         trained_seconds = ready_seconds + sum(durations)
         observer.after_training(session)
-        if config.evaluate:
+        if config.evaluate and not broken_off:
             phases.begin(EVALUATION)
-        metrics = evaluate(session) if config.evaluate else {}
+        metrics = evaluate(session) if config.evaluate and not broken_off else {}
         phases.begin(ENDING)
         if metrics:
             session.log.metrics(metrics, total_steps)
@@ -400,12 +428,21 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             skipped_steps=session.updates.skipped_steps(),
             techniques=done,
             data=data,
+            diverged_at=diverged.as_json() if diverged else None,
+            status="diverged" if broken_off else "finished",
         )
         if process_group.rank() == 0:
             if config.save_weights:
                 save_weights(session.plain, Path(config.run_dir))
             write_results(Path(config.run_dir), results)
         session.log.close()
+        if results.diverged_at is not None and broken_off:
+            raise Diverged(
+                f"{divergence.in_words(results.diverged_at)}, so the run has been ended. {config.run_dir}/results.json has what was "
+                "measured until then. A smaller lr may help; --no-terminate-on-nan trains on in any case"
+            )
         return results
     finally:
+        if watch is not None:
+            watch.stop()
         process_group.leave()

@@ -15,6 +15,7 @@ from gallery_lib.compiler import compilations
 from gallery_lib.expected_durations import Durations
 from gallery_lib.kernels import builds
 from gallery_lib.phases import DATA, IMPORTS, MODEL, PHASES_FILE, TRAINING, WARM_UP, Phase, PhaseLog, read_phases, seconds_by_phase
+from gallery_lib.processes import now as clock_now
 from gallery_lib.progress import Progress
 from gallery_lib.run_view import RunView
 
@@ -43,7 +44,7 @@ def test_phases_are_read_in_their_order_with_what_is_counted(tmp_path: Path) -> 
     log.begin(TRAINING, count=3, total=40)
     phases = read_phases(tmp_path)
     assert [(phase.name, phase.count, phase.total) for phase in phases] == [(DATA, 0, None), (TRAINING, 3, 40)]
-    assert phases[0].began <= phases[1].began <= time.time()
+    assert phases[0].began <= phases[1].began <= clock_now()
 
 
 def test_after_a_compilation_goes_on_what_was_there_before(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_the_seconds_of_a_phase_that_came_back_count_together() -> None:
 
 def view(tmp_path: Path, compiler_cache: Path, **values: Any) -> RunView:
     progress = Progress(line_seconds=0.0)
-    return RunView(progress, tmp_path / "run", Phase(IMPORTS, time.time()), COMMAND, compiler_cache, **values)
+    return RunView(progress, tmp_path / "run", Phase(IMPORTS, clock_now()), COMMAND, compiler_cache, **values)
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
 def test_every_phase_is_shown_also_what_passes_between_two_looks(
     tmp_path: Path, compiler_cache: Path, lines: Callable[[], list[str]]
 ) -> None:
-    shown, now = view(tmp_path, compiler_cache, name="alexnet"), time.time()
+    shown, now = view(tmp_path, compiler_cache, name="alexnet"), clock_now()
     shown.look()
     begun = [
         Phase(DATA, now + 1),

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gallery_lib.errors import InputError
+from gallery_lib.json_files import write_json
 from gallery_lib.log import RunLog, read_steps
-from gallery_lib.results import Results, read_results, write_json, write_results
+from gallery_lib.results import Results, read_results, write_results
 
 
 def results() -> Results:

@@ -8,15 +8,16 @@ fell. A notebook passes when none of these speaks against it.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gallery_lib.batch.notebook_file import Cell, read_notebook
 from gallery_lib.errors import InputError
+from gallery_lib.json_files import read_json
 from gallery_lib.log import last_step
+from gallery_lib.measure.comparison import read_comparison
 from gallery_lib.results import read_results
 
 Status = Literal["passed", "failed", "timeout", "kernel died", "out of memory", "not run"]
@@ -110,6 +111,7 @@ def _error_of(cells: list[Cell], oom_kills: int) -> tuple[Status, str] | None:
     for name, value in [cell.error for cell in cells if cell.error]:
         if name == "SystemExit":
             continue  # what it left out tells
+        name, value = _ESCAPES.sub("", name), _ESCAPES.sub("", value)  # a terminal would obey them
         no_memory = name in ("MemoryError", "OutOfMemoryError") or _NO_MEMORY.search(value)
         killed = oom_kills > 0 and "SIGKILL" in value
         return ("out of memory" if no_memory or killed else "failed"), f"{name}: {_first_line(value)}".rstrip(": ")
@@ -143,12 +145,26 @@ def problem_of_runs(folder: Path, measures: bool) -> str | None:
     `measures`: the notebook compares two variants, so that there must be a comparison.
     """
     for path in sorted(folder.rglob("config.json")):
-        asked = json.loads(path.read_text()).get("max_steps")  # else it is not of a run: a model's own, say
+        asked = asked_steps(path)
         if asked and (problem := _problem_of_run(path.parent, str(path.parent.relative_to(folder)), asked)):
             return problem
+    for path in sorted(folder.rglob("comparison.json")):
+        try:
+            read_comparison(path.parent)
+        except InputError as error:
+            return f"it left a comparison that cannot be read: {error}"
     if measures and not any(folder.rglob("comparison.json")):
         return "it ran, but left no comparison"
     return None
+
+
+def asked_steps(config: Path) -> int | None:
+    """Return how many steps a run was to take, by its `config.json`; None for a file of something else: a model's own, say."""
+    try:
+        asked = read_json(config, dict[str, Any], again="").get("max_steps")
+    except (InputError, FileNotFoundError):
+        return None
+    return asked if type(asked) is int else None
 
 
 def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:

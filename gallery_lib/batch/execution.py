@@ -12,7 +12,6 @@ started for that reason, and for no other, is started anew: nothing of the noteb
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -68,7 +67,7 @@ def progress(folder: Path, cells: int) -> str:
         return text
     phase, step = read_phases(run_dir)[-1], last_step(run_dir)
     counted = phase.name in (TRAINING, TURNS) and step
-    steps = f", step {step} of {json.loads((run_dir / 'config.json').read_text())['max_steps']}" if counted else ""
+    steps = f", step {step} of {evidence.asked_steps(run_dir / 'config.json')}" if counted else ""
     return f"{text}, {phase.label}{steps}"
 
 

@@ -6,7 +6,6 @@ So it is there, and true, also when the runner was killed; `ended` is then null,
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -16,7 +15,8 @@ from typing import Any
 from gallery_lib import hardware
 from gallery_lib.batch.evidence import Status
 from gallery_lib.errors import InputError
-from gallery_lib.results import write_json
+from gallery_lib.json_files import read_json, write_json
+from gallery_lib.measure.comparison import Comparison, read_comparison
 
 SCHEMA = 1
 REPORT_FILE = "report.json"
@@ -79,26 +79,24 @@ def machine() -> dict[str, Any]:
 
 
 def comparisons_in(folder: Path) -> list[dict[str, Any]]:
-    """The comparisons below a folder, each reduced to its conditions and its verdict."""
-    found = []
-    for path in sorted(folder.rglob("comparison.json")):
-        values = json.loads(path.read_text())
-        variants = list(values["variants"].values())
-        found.append(
-            {
-                "processes": variants[0]["world_size"],
-                "amp_level": variants[0]["config"]["amp_level"],
-                "device": variants[0]["environment"]["device"],
-                "verdict": values["verdict"],
-                "speedup": values["speedup"],
-                "parity_passed": values["parity"]["passed"],
-                "break_even_steps": values["break_even_steps"] if values["verdict"] == "faster" else None,
-                "metrics": {variant: results["metrics"] for variant, results in values["variants"].items()},
-                "chance": values["chance"],
-                "techniques": variants[1]["techniques"],
-            }
-        )
-    return found
+    """Return the comparisons below a folder, each reduced to its conditions and its verdict. Raises InputError for a damaged one."""
+    return [_reduced(read_comparison(path.parent)) for path in sorted(folder.rglob("comparison.json"))]
+
+
+def _reduced(comparison: Comparison) -> dict[str, Any]:
+    first = comparison.baseline
+    return {
+        "processes": first.world_size,
+        "amp_level": first.config["amp_level"],
+        "device": first.environment["device"],
+        "verdict": comparison.verdict,
+        "speedup": dataclasses.asdict(comparison.speedup) if comparison.speedup else None,
+        "parity_passed": comparison.parity.passed,
+        "break_even_steps": comparison.break_even_steps,
+        "metrics": {variant: results.metrics for variant, results in comparison.variants.items()},
+        "chance": comparison.chance,
+        "techniques": comparison.candidate.techniques,
+    }
 
 
 def write_report(folder: Path, report: Report) -> None:
@@ -110,11 +108,6 @@ def read_report(folder: Path) -> Report:
     """The report of the batch in `folder`. Raises InputError when there is none, or one that cannot be read."""
     path = folder / REPORT_FILE
     try:
-        values = json.loads(path.read_text())
-        if values.pop("schema") != SCHEMA:
-            raise InputError(f"{path} has another schema than the {SCHEMA} that this version reads. Run the batch again.")
-        return Report(**{**values, "notebooks": {name: Record(**record) for name, record in values["notebooks"].items()}})
+        return read_json(path, Report, schema=SCHEMA, again="Run the batch again.")
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: there is no batch in that folder.") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({error}). Run the batch again.") from None

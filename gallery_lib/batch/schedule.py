@@ -16,10 +16,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from gallery_lib import options, paths
 from gallery_lib.batch import files, shares
-from gallery_lib.batch.evidence import RUNS_FOLDER
+from gallery_lib.batch.evidence import RUNS_FOLDER, Outcome
 from gallery_lib.batch.execution import Execution
 from gallery_lib.batch.plan import Planned, digest
 from gallery_lib.batch.record import REPORT_FILE, Record, Report, comparisons_in, machine, read_report
@@ -139,7 +140,7 @@ class _Batch:
         for execution, date in [pair for pair in self.running if not pair[0].running()]:
             self.running.remove((execution, date))
             self.free.append(execution.share)
-            planned, outcome = execution.planned, execution.outcome()
+            planned, (outcome, comparisons) = execution.planned, _judged(execution)
             unchanged = digest(planned.path, planned.parameters) == planned.digest
             record = Record(
                 status=outcome.status,
@@ -154,7 +155,7 @@ class _Batch:
                 cells_run=outcome.cells_run,
                 cells=outcome.cells,
                 log_tail=outcome.log_tail,
-                comparisons=comparisons_in(execution.folder / RUNS_FOLDER),
+                comparisons=comparisons,
                 code=planned.code if unchanged else None,
                 kernel_starts=execution.kernel_starts,
             )
@@ -174,6 +175,18 @@ class _Batch:
                 notebooks[planned.name] = dataclasses.replace(notebooks[planned.name], reason=f"interrupted by {name} before its turn")
         self.waiting = []
         self.bring_up_to_date(notebooks=notebooks, interrupted_by=name)
+
+
+def _judged(execution: Execution) -> tuple[Outcome, list[dict[str, Any]]]:
+    """Return what became of a notebook, and its comparisons. What fails while it is judged makes this notebook failed, not the batch."""
+    try:
+        outcome = execution.outcome()
+        with contextlib.suppress(InputError):  # of which the outcome tells
+            return outcome, comparisons_in(execution.folder / RUNS_FOLDER)
+        return outcome, []
+    except Exception as error:
+        reason = f"what it left cannot be judged ({type(error).__name__}: {error})"
+        return Outcome("failed", reason, 0, execution.planned.cells, []), []
 
 
 def run(

@@ -12,6 +12,7 @@ from typing import Any
 
 from gallery_lib.batch import evidence
 from gallery_lib.batch.record import comparisons_in
+from gallery_lib.measure.comparison import read_comparison
 
 
 def executed_notebook(folder: Path) -> Path | None:
@@ -22,7 +23,7 @@ def executed_notebook(folder: Path) -> Path | None:
 
 def _environment(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.rglob("comparison.json")):
-        return next(iter(json.loads(path.read_text())["variants"].values()))["environment"]
+        return read_comparison(path.parent).baseline.environment
     return {}
 
 

@@ -2,14 +2,20 @@
 
 gloo and NCCL say that a connection broke or that they have waited too long, and not for whom. The first rank that finds out
 writes it down for the others: those that fail later, because it has ended, would take it for the one that is to blame.
+With a limit nobody has to fail first: a rank that has been silent for so long is found by the others, and ended where it is on their host.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
+import socket
 import threading
 import time
+from collections.abc import Callable
 
+import psutil
 import torch.distributed as dist
 
 _BEAT_SECONDS = 1.0
@@ -17,35 +23,76 @@ _WATCH_SECONDS = 3.5
 _ANSWER_SECONDS = _WATCH_SECONDS + 4
 """For a look at the store, which torch lets wait for ever when its host cannot be reached."""
 _STOP_SECONDS = 2.0
-_FOUND = "gallery_lib/beat/found"
+_LOOKS = 8
+"""How often the others are looked at within the limit."""
 _NO_STORE = "the store of the run does not answer: rank 0, or the process that launched it, has ended or cannot be reached"
 
 
-def _key(rank: int) -> str:
-    return f"gallery_lib/beat/{rank}"
-
-
 class Heartbeat:
-    """Beats from now on, in a thread. Making one is a collective call."""
+    """Beats from now on, in a thread. Making one is a collective call.
 
-    def __init__(self) -> None:
+    Args:
+        name: of those that watch one another, the same on all ranks.
+        limit_seconds: after which silence is reported; None: never.
+        silence: called with who is silent, in words, and with the numbers of those of these processes that are on this host and have
+            the same parent; once, in the thread.
+    """
+
+    def __init__(
+        self, name: str = "reducer", limit_seconds: float | None = None, silence: Callable[[str, list[int]], None] | None = None
+    ) -> None:
         self._store = dist.distributed_c10d._get_default_store()
+        self._prefix = f"gallery_lib/beat/{name}"
+        self._limit, self._silence = limit_seconds, silence
         self._stopped = threading.Event()
         self._heard = ""
-        self._store.set(_key(dist.get_rank()), "0")
+        self._store.set(self._key(dist.get_rank()), "0")
+        self._store.set(self._key(dist.get_rank()) + "/process", f"{socket.gethostname()} {os.getpid()}")
         dist.barrier()
-        self._beating = threading.Thread(target=self._beat, args=(_key(dist.get_rank()),), daemon=True)
+        self._beating = threading.Thread(target=self._beat, args=(self._key(dist.get_rank()),), daemon=True)
         self._beating.start()
         atexit.register(self.stop)  # Python ends a thread in the middle of a call into torch by aborting
 
+    @property
+    def _found(self) -> str:
+        return f"{self._prefix}/found"
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/{rank}"
+
     def _beat(self, key: str) -> None:
+        others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+        last, looked, beaten = dict.fromkeys(others, b""), 0.0, time.monotonic()
+        changed = dict.fromkeys(others, beaten)
         while not self._stopped.wait(_BEAT_SECONDS):
+            now = time.monotonic()
+            if now - beaten > _WATCH_SECONDS:  # this process itself stood still, and perhaps all did
+                changed = dict.fromkeys(others, now)
+            beaten = now
             try:
                 self._store.set(key, str(time.monotonic_ns()))
-                if self._store.check([_FOUND]):
-                    self._heard = self._store.get(_FOUND).decode()
+                if self._store.check([self._found]):
+                    self._heard = self._store.get(self._found).decode()
+                if self._limit is None or now - looked < self._limit / _LOOKS:
+                    continue
+                looked = now
+                for rank in others:
+                    if (value := self._store.get(self._key(rank))) != last[rank]:
+                        last[rank], changed[rank] = value, now
+                silent = [rank for rank in others if now - changed[rank] > self._limit]
+                if silent and self._silence is not None and not self._stopped.is_set():
+                    words = f"{_in_words(silent)}; this was looked at for {self._limit:g} s (rank_timeout)"
+                    self._silence(words, [pid for rank in silent if (pid := self._process_here(rank)) is not None])
+                    return
             except RuntimeError:  # the store has gone, with the rank that holds it
                 return
+
+    def _process_here(self, rank: int) -> int | None:
+        host, number = self._store.get(self._key(rank) + "/process").decode().rsplit(" ", 1)
+        with contextlib.suppress(psutil.Error):
+            if host == socket.gethostname() and psutil.Process(int(number)).ppid() == os.getppid():
+                return int(number)
+        return None
 
     def silent_ranks(self) -> str:
         """What can be said of ranks that do not beat any more; takes a few seconds."""
@@ -58,13 +105,13 @@ class Heartbeat:
         if self._heard:
             return
         try:
-            before = [self._store.get(_key(rank)) for rank in range(dist.get_world_size())]
+            before = [self._store.get(self._key(rank)) for rank in range(dist.get_world_size())]
             time.sleep(_WATCH_SECONDS)
-            after = [self._store.get(_key(rank)) for rank in range(dist.get_world_size())]
+            after = [self._store.get(self._key(rank)) for rank in range(dist.get_world_size())]
             silent = [rank for rank, (old, new) in enumerate(zip(before, after, strict=True)) if old == new]
             if not self._heard:
                 self._heard = _in_words(silent)
-                self._store.set(_FOUND, self._heard)
+                self._store.set(self._found, self._heard)
             if dist.get_rank() == 0:
                 time.sleep(2 * _BEAT_SECONDS)  # for the others to hear of it: the store may end with this rank
         except RuntimeError:

@@ -130,8 +130,8 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
         return
     if here.launcher is not TORCHRUN and here.world_size == 1:
         return
-    meeting_point = os.environ.get(RENDEZVOUS_VARIABLE)
-    if meeting_point is None and not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
+    meeting_file = os.environ.get(RENDEZVOUS_VARIABLE)
+    if meeting_file is None and not {"MASTER_ADDR", "MASTER_PORT"} <= set(os.environ):
         if here.world_size == 1:
             return
         raise InputError(
@@ -142,7 +142,7 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     chosen = device()
     dist.init_process_group(
         backend="nccl" if chosen.type == "cuda" else "gloo",
-        init_method=meeting_point,
+        store=dist.FileStore(meeting_file, here.world_size) if meeting_file else None,
         rank=here.rank,
         world_size=here.world_size,
         timeout=timedelta(seconds=timeout_seconds),

@@ -33,7 +33,7 @@ from gallery_lib.comm.rebuild import DDP
 from gallery_lib.comm.shared_memory import FOLDER
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.results import write_json
+from gallery_lib.json_files import write_json
 from gallery_lib.table import seconds, text_table
 
 PLAIN = "ddp"

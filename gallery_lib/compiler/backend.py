@@ -66,6 +66,7 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
             "Install g++ (Debian, Ubuntu: apt-get install g++) or name one in CXX."
         )
     os.environ.update(cache.environment())
+    cache.keep_headers()
     compile_options: dict[str, object] = {}
     done = f"inductor, mode {options.mode}"
     if device.type == "cpu" and options.bf16_on_fp32_units and not hardware.computes_in_bf16("cpu"):

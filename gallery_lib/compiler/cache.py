@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
+import tempfile
+from pathlib import Path
 
-from gallery_lib.paths import cache_dir
+from gallery_lib.paths import cache_dir, code_folder
+
+_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def folder() -> Path:
+    """Return Inductor's cache: the user's own choice, else in the project's cache folder. It need not exist.
+
+    Inductor's command lines for the C++ compiler cannot have spaces: then it is a folder of the same user's without them.
+    """
+    chosen = Path(os.environ.get(_VARIABLE) or cache_dir() / "inductor")
+    if not any(letter.isspace() for letter in str(chosen)):
+        return chosen
+    name = f"inductor-{hashlib.sha256(os.fsencode(chosen)).hexdigest()[:12]}"
+    home = Path.home() / ".cache" / "gallery_lib"
+    if not any(letter.isspace() for letter in str(home)):
+        return home / name
+    return Path(tempfile.gettempdir()) / f"gallery_lib-{os.getuid()}" / name
 
 
 def environment() -> dict[str, str]:
-    """Variables that keep Inductor's caches in the project's folder, unless the user has chosen another."""
-    return {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "inductor"))}
+    """Return the variables that keep Inductor's caches there. Raises InputError where others may write into the folder."""
+    return {_VARIABLE: str(code_folder(folder()))}
+
+
+def keep_headers() -> None:
+    """Have Inductor keep its precompiled headers in the cache as well.
+
+    It has them in a folder of the machine's temporary one, under a name that everybody knows: who makes that folder first has the
+    headers that they put there compiled into everything.
+    """
+    codecache = sys.modules.get("torch._inductor.codecache")
+    if codecache is None:
+        from torch._inductor import codecache  # type: ignore[no-redef]
+    headers = Path(environment()[_VARIABLE]) / "precompiled_headers"
+    codecache._HEADER_DIR = str(headers)  # type: ignore[union-attr]
+    codecache._HEADER_LOCK_DIR = str(headers / "locks")  # type: ignore[union-attr]

@@ -47,6 +47,10 @@ class TrainConfig:
     )
     workers: int = option(1, "processes that load data, per training process", unit="processes", minimum=0)
     threads: int | None = option(None, "CPU threads per process; default: cores / processes on this host", unit="threads", minimum=1)
+    rank_timeout: float = option(
+        120.0, "end a run of several processes when one of them gives no sign of life for so long", unit="seconds", minimum=5.0
+    )
+    terminate_on_nan: bool = option(True, "end the run, with exit code 1, when its loss is no finite number any more")
     seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
     log_interval: int = option(10, "steps between two log lines", unit="steps", minimum=1)
     tensorboard: bool = option(False, "write TensorBoard events into the run directory as well")

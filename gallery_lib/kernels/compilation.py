@@ -7,19 +7,17 @@ that it includes, the defines, the architecture, the options, and the versions o
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
 import json
-import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gallery_lib import paths
 from gallery_lib.errors import GalleryError, InputError
-from gallery_lib.kernels import builds
+from gallery_lib.kernels import builds, kept_code
 
 SOURCES = Path(__file__).parent / "cuda"
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -103,16 +101,16 @@ def compiled(source: str, defines: Defines, architecture: int, folder: Path = SO
     """
     if architecture not in supported_architectures():
         raise InputError(f"NVRTC {versions()['nvrtc']} does not compile for sm_{architecture}, only for {supported_architectures()}.")
-    cache = paths.cache_dir() / "kernels"
+    cache = kept_code.folder("kernels")
     key = cache_key(source, defines, architecture, folder)
     cubin, log = cache / f"{key}.cubin", cache / f"{key}.log"
-    if cubin.is_file():  # written last
+    if kept_code.sound(cubin) and kept_code.sound(log):
         return Compiled(cubin.read_bytes(), log.read_text(encoding="utf-8"), from_cache=True)
     with builds.under_way():
         result = _compile(source, defines, architecture, folder)
-    cache.mkdir(parents=True, exist_ok=True)
-    _write_atomically(log, result.log.encode())
-    _write_atomically(cubin, result.cubin)
+    with contextlib.suppress(OSError):  # a cache that cannot be written: it is compiled again next time
+        kept_code.keep(log, result.log.encode())
+        kept_code.keep(cubin, result.cubin)
     return result
 
 
@@ -129,11 +127,3 @@ def _compile(source: str, defines: Defines, architecture: int, folder: Path) -> 
     except Exception as error:  # cuda-core's NVRTCError is private
         raise CompilationFailed(f"NVRTC could not compile {source} for sm_{architecture} with {dict(defines)}:\n{error}") from error
     return Compiled(bytes(code.code), log.getvalue().strip("\0\n") + "\n", from_cache=False)
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Processes that compile the same at once each write a file of their own; the last rename wins, all are whole."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    Path(name).replace(path)

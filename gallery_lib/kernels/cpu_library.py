@@ -15,8 +15,8 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from gallery_lib import hardware, paths
-from gallery_lib.kernels import builds
+from gallery_lib import hardware
+from gallery_lib.kernels import builds, kept_code
 from gallery_lib.kernels.fallback import KernelsNotUsed
 
 SOURCES = Path(__file__).parent / "cpu"
@@ -48,15 +48,21 @@ def _built(compiler: str, source: Path) -> Path:
     processor = sorted(hardware.cpu_flags()) or platform.platform()  # what `native` stands for
     texts = [each.read_text(encoding="utf-8") for each in (source, *sorted(source.parent.glob("*.h")))]
     everything = repr([*texts, command, processor])
-    cache = paths.cache_dir() / "cpu_kernels"
+    cache = kept_code.folder("cpu_kernels")
     built = cache / f"{source.stem}-{hashlib.sha256(everything.encode()).hexdigest()[:24]}.so"
-    if not built.is_file():
-        cache.mkdir(parents=True, exist_ok=True)
-        with (
-            builds.under_way(),
-            tempfile.TemporaryDirectory(dir=cache) as scratch,
-        ):  # one for each process that builds it
-            new = Path(scratch) / built.name
-            subprocess.run([*command, str(source), "-o", str(new)], check=True, capture_output=True, text=True)
-            new.replace(built)
+    if kept_code.sound(built):
+        return built
+    with builds.under_way(), tempfile.TemporaryDirectory() as scratch:
+        new = Path(scratch) / built.name
+        subprocess.run([*command, str(source), "-o", str(new)], check=True, capture_output=True, text=True)
+        try:
+            kept_code.keep(built, new.read_bytes())
+        except OSError:  # a cache that cannot be written: it is built again next time
+            return _loaded_from(new)
     return built
+
+
+def _loaded_from(library: Path) -> Path:
+    """Load the library, which stays loaded when its file goes."""
+    ctypes.CDLL(str(library))
+    return library

@@ -13,6 +13,7 @@ from pathlib import Path
 from gallery_lib import options, paths, stats, tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError
+from gallery_lib.json_files import write_json
 from gallery_lib.measure import lineup, parity, reference
 from gallery_lib.measure.comparison import Comparison, Parity, break_even_steps
 from gallery_lib.measure.lineup import Measured, Turns, Variant
@@ -20,7 +21,6 @@ from gallery_lib.measure.machine_load import Watch
 from gallery_lib.measure.reference import Reference
 from gallery_lib.processes import interruptible
 from gallery_lib.progress import Progress, shown_on
-from gallery_lib.results import write_json
 from gallery_lib.tasks import memory
 
 
@@ -29,7 +29,12 @@ def judge(baseline: Measured, candidate: Measured, exact: Reference, steps: int)
     levels = [variant.results.config["amp_level"] for variant in (baseline, candidate)]
     losses = [[loss for _, loss in variant.results.loss["curve"][:steps]] for variant in (baseline, candidate)]
     triples = (losses[0], losses[1], exact.losses), (baseline.probe, candidate.probe, exact.probe)
-    return parity.judge(*triples, levels[1], same_precision=levels[0] == levels[1])
+    return parity.judge(
+        *triples,
+        levels[1],
+        same_precision=levels[0] == levels[1],
+        diverged={"the baseline": baseline.results.diverged_at, "the candidate": candidate.results.diverged_at},
+    )
 
 
 Pair = tuple[Measured, Measured]

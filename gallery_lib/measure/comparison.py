@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 from gallery_lib import stats
 from gallery_lib.errors import InputError
+from gallery_lib.json_files import Misfit, converted, read_json
 from gallery_lib.measure.machine_load import MachineLoad
-from gallery_lib.results import Results, check_folder
+from gallery_lib.results import Results, check_folder, results_from
 
 
 @dataclass(frozen=True)
@@ -93,32 +93,58 @@ def break_even_steps(baseline: Results, candidate: Results) -> int | None:
     return max(0, math.ceil((candidate.startup_seconds["total"] - baseline.startup_seconds["total"]) / saved_per_step))
 
 
+_AGAIN = "Run the comparison again."
+
+
 def read_comparison(folder: Path | str) -> Comparison:
-    """A comparison read back from its folder. Raises InputError when there is none, or one that is damaged or of another version."""
+    """Return a comparison read back from its folder. Raises InputError when there is none, or one that is damaged or of another version."""
     check_folder(folder)
     path = Path(folder) / "comparison.json"
     try:
-        return _from_json(str(folder), json.loads(path.read_text()))
+        values = read_json(path, dict[str, Any], again=_AGAIN)
+        return _from_json(str(folder), values)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: that comparison did not finish.") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is damaged, or of another version ({type(error).__name__}: {error}). Run the comparison again.") from None
+    except Misfit as error:
+        raise InputError(f"{path} is damaged, or of another version: {error}. {_AGAIN}") from None
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What `comparison.json` holds, apart from the variants' results."""
+
+    task: str
+    variants: dict[str, dict[str, Any]]
+    speedup: stats.Ratio | None
+    parity: dict[str, Any]
+    break_even_steps: int | None
+    verdict: str
+    chance: dict[str, float]
+    schema: int = 1
+    confidence: float | None = None
+    load: dict[str, Any] | None = None
 
 
 def _from_json(folder: str, values: dict[str, Any]) -> Comparison:
+    kept = converted(values, _Kept)
+    if len(kept.variants) != 2:
+        raise Misfit(f"variants: must be two, and are {len(kept.variants)}")
+    found = converted(kept.parity.get("checks"), list[dict[str, Any]], "parity.checks")
     numbers = ("worst", "limit", "baselines")  # an infinite one is text
-    found: list[dict[str, Any]] = values["parity"]["checks"]
-    checks = [Check(**{**c, **{name: float(c[name]) for name in numbers if c.get(name) is not None}}) for c in found]
-    speedup = stats.Ratio(**values["speedup"]) if values["speedup"] else None
+    try:
+        checks = [Check(**{**c, **{name: float(c[name]) for name in numbers if c.get(name) is not None}}) for c in found]
+        load = MachineLoad.from_json(kept.load) if kept.load else None
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise Misfit(f"parity or load: {error}") from None
     return Comparison(
-        task=values["task"],
+        task=kept.task,
         folder=folder,
-        variants={name: Results(**results) for name, results in values["variants"].items()},
-        speedup=speedup,
-        parity=Parity(values["parity"]["passed"], checks),
-        break_even_steps=values["break_even_steps"] if values["verdict"] == "faster" else None,  # older ones kept it in any case
-        verdict=values["verdict"],
-        chance=values["chance"],
-        confidence=values.get("confidence"),
-        load=MachineLoad.from_json(values["load"]) if values.get("load") else None,
+        variants={name: results_from(results, f"variants.{name}") for name, results in kept.variants.items()},
+        speedup=kept.speedup,
+        parity=Parity(converted(kept.parity.get("passed"), bool, "parity.passed"), checks),
+        break_even_steps=kept.break_even_steps if kept.verdict == "faster" else None,  # older ones kept it in any case
+        verdict=kept.verdict,
+        chance=kept.chance,
+        confidence=kept.confidence,
+        load=load,
     )

@@ -19,11 +19,11 @@ import torch
 from gallery_lib import hardware, paths, stats
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.json_files import write_json
 from gallery_lib.measure import lineup, reference
 from gallery_lib.measure.by_hand import DEFAULT_MODE
 from gallery_lib.measure.lineup import Turns, Variant
 from gallery_lib.progress import Progress
-from gallery_lib.results import write_json
 from gallery_lib.table import seconds
 
 START_UP_LIMIT_SECONDS = 300.0

@@ -26,6 +26,7 @@ from gallery_lib.measure import probe, process_spread
 from gallery_lib.measure.turns import TurnServer
 from gallery_lib.measure.worker import PROBE_FILE, WORKER, Role
 from gallery_lib.phases import ENDING, IMPORTS, TURNS, Phase
+from gallery_lib.processes import now
 from gallery_lib.progress import Progress
 from gallery_lib.results import Results
 from gallery_lib.run_view import RunView
@@ -86,9 +87,15 @@ def folders_of_starts(folder: Path, starts: int) -> list[Path]:
 
 
 def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConfig:
-    """The options of a variant's run."""
+    """The options of a variant's run, which goes on when it diverges: the comparison then says so."""
     return dataclasses.replace(
-        config, run_dir=str(run_dir), max_steps=turns.total_steps, epochs=None, warmup_steps=turns.warmup_steps, log_interval=1
+        config,
+        run_dir=str(run_dir),
+        max_steps=turns.total_steps,
+        epochs=None,
+        warmup_steps=turns.warmup_steps,
+        log_interval=1,
+        terminate_on_nan=False,
     )
 
 
@@ -177,13 +184,13 @@ class _Lineup:
         variant = self.variants[name]
         own = {"recipe": list(variant.recipe), "environment": dict(variant.environment)}
         view = self.views[name] = self.jobs[name].view(self.progress, name=f"{self.label}, {name}", command=own)
-        view.go_on(Phase(IMPORTS, time.time()), f"start of {name}")
+        view.go_on(Phase(IMPORTS, now()), f"start of {name}")
         self.jobs[name].release()
         self.wait_idle(name, view.look, limit_seconds)
 
     def take_turn(self, name: str, number: int, of: int) -> None:
         """One block of steps: turn `number`, from 0, of so many."""
-        began = self._turns_began = self._turns_began or time.time()
+        began = self._turns_began = self._turns_began or now()
         alive = len(self.jobs)
 
         def look() -> None:
@@ -197,12 +204,12 @@ class _Lineup:
     def finish(self, name: str, run_dir: Path) -> Measured:
         """Let it evaluate, where it is to, and end."""
         job, view = self.jobs[name], self.views[name]
-        view.go_on(Phase(ENDING, time.time()), ENDING)
+        view.go_on(Phase(ENDING, now()), ENDING)
         self.server.go(name)
         while job.running():
             view.look()
             time.sleep(_LOOK_SECONDS)
-        ended = time.time()
+        ended = now()
         results = job.result()
         assert results is not None
         view.keep(ended)

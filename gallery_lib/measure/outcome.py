@@ -6,13 +6,12 @@ A variant that did not run stays, with its reason. Ratios are given where both v
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gallery_lib.errors import InputError
-from gallery_lib.results import write_json
+from gallery_lib.json_files import read_json, write_json
 from gallery_lib.stats import Ratio
 
 SCHEMA = 1
@@ -95,21 +94,6 @@ def write_bench(path: Path, bench: Bench) -> None:
 def read_bench(path: Path) -> Bench:
     """Read back. Raises InputError for what is no such file."""
     try:
-        values = json.loads(path.read_text())
-        if values.pop("schema") != SCHEMA:
-            raise InputError(f"{path} has another schema than the {SCHEMA} that this version reads. Measure again.")
-        tasks = {
-            name: Outcome(
-                **{
-                    **outcome,
-                    "rows": {variant: Row(**row) for variant, row in outcome["rows"].items()},
-                    "ratios": [tuple(ratio) for ratio in outcome["ratios"]],
-                }
-            )
-            for name, outcome in values.pop("tasks").items()
-        }
-        return Bench(**values, tasks=tasks)
+        return read_json(path, Bench, schema=SCHEMA, again="Delete it, and measure again.")
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). Delete it, and measure again.") from None

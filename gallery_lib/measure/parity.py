@@ -1,6 +1,11 @@
 """Does the candidate compute the same training as the baseline? Asked before any speed-up is printed.
 
-Both start from the same weights and see the same batches; a third run does the same in float64. Four checks:
+Both start from the same weights and see the same batches; a third run does the same in float64. The checks:
+
+- *Finite losses*: neither has diverged, at any step of the comparison.
+- *Baseline*: it is itself near float64. What is allowed to the candidate is made of the baseline's error, so a wrong baseline, or a
+  wrong reference, would allow anything. Held against float64 are its first loss, which differs by rounding alone, its later ones, and
+  all gradients of the first batch together.
 
 0. *Same start*: initial weights and first batches of all three are the same, bit by bit.
 1. *Losses* of the first steps: |candidate − exact| ≤ 3 × |baseline − exact| + tolerance × |exact|, where the
@@ -25,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gallery_lib.measure.comparison import Check, Parity
@@ -38,6 +43,12 @@ GRADIENT_TOLERANCE = {"O0": 3e-2, "O1": 0.1}
 ACROSS_PRECISIONS_GRADIENT_TOLERANCE = 0.5
 """Instead, where the baseline is fp32 and the candidate is not: then the baseline's error says nothing about rounding."""
 SCALE_TOLERANCE = {"O0": 4e-3, "O1": 5e-2}
+BASELINE_FIRST_LOSS = {"O0": 0.01, "O1": 0.05}
+BASELINE_LOSS = {"O0": 0.05, "O1": 0.25}
+BASELINE_GRADIENT = {"O0": 0.1, "O1": 0.6}
+"""How far the baseline itself may be from float64, relative to it: the first loss, later ones, and the gradients together."""
+_NO_LOSS = 1e-6
+"""A loss below this, of a single class, say, is nothing but rounding."""
 ERROR_FACTOR = 3.0
 NEGLIGIBLE = 1e-5
 """A parameter's gradient counts as zero when its root mean square is below this part of the whole model's."""
@@ -72,6 +83,28 @@ def check_start(baseline: dict[str, Any], candidate: dict[str, Any], exact: dict
     pairs = ((exact, baseline), (exact, candidate), (baseline, candidate))  # the reference may have seen fewer batches
     found = [difference for one, other in pairs for difference in differences_of_start(one, other)]
     return Check("same start", not found, len(found), 0.0, ", ".join(dict.fromkeys(found)) or "weights and batches")
+
+
+def check_finite(diverged: Mapping[str, dict[str, Any] | None]) -> Check:
+    """The value is the number of variants that diverged."""
+    found = {name: at for name, at in diverged.items() if at is not None}
+    where = "; ".join(f"{name} from step {at['step']} on rank {at['rank']} on: {at['what']}" for name, at in found.items())
+    return Check("finite losses", not found, len(found), 0.0, where or "all steps of both")
+
+
+def check_baseline(
+    losses: Sequence[float | None], exact_losses: Sequence[float | None], probe: dict[str, Any], exact: dict[str, Any], amp_level: str
+) -> Check:
+    """Hold the baseline, at `amp_level`, against float64."""
+    rows: list[tuple[float, float, str, float | None]] = []
+    for step, (b, e) in enumerate(zip(map(_number, losses), map(_number, exact_losses), strict=False), 1):
+        limit = BASELINE_FIRST_LOSS if step == 1 else BASELINE_LOSS
+        rows.append((abs(b - e), limit[amp_level] * abs(e) + _NO_LOSS, f"the baseline's loss at step {step}", None))
+    names = _counted(exact)
+    if names and all(name in probe["samples"] for name in names):
+        mine, right = ([value for name in names for value in each["samples"][name]] for each in (probe, exact))
+        rows.append((relative_error(mine, right), BASELINE_GRADIENT[amp_level], "the baseline's gradients together", None))
+    return _worst("baseline", rows)
 
 
 def check_losses(baseline: list[float | None], candidate: list[float | None], exact: list[float | None], amp_level: str) -> Check:
@@ -151,9 +184,15 @@ def judge(
     amp_level: str,
     *,
     same_precision: bool = True,
+    diverged: Mapping[str, dict[str, Any] | None] | None = None,
 ) -> Parity:
-    """All checks, at the candidate's `amp_level`; each triple is (baseline, candidate, exact)."""
+    """All checks, at the candidate's `amp_level`; each triple is (baseline, candidate, exact).
+
+    Where not `same_precision`, the baseline is fp32. `diverged`: where each of the two diverged, None where it did not.
+    """
     checks = [
+        check_finite(diverged or {}),
+        check_baseline(losses[0], losses[2], probes[0], probes[2], amp_level if same_precision else "O0"),
         check_start(*probes),
         check_losses(*losses, amp_level),
         check_gradients(*probes, amp_level, same_precision=same_precision),

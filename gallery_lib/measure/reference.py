@@ -23,11 +23,13 @@ from typing import Any
 import gallery_lib
 from gallery_lib import hardware, options, paths
 from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.json_files import write_json
 from gallery_lib.launcher import start
 from gallery_lib.measure import probe
 from gallery_lib.measure.worker import FIRST_BATCHES, PROBE_FILE, WORKER, Role
+from gallery_lib.processes import now
 from gallery_lib.progress import Progress
-from gallery_lib.results import read_results, write_json
+from gallery_lib.results import read_results
 
 PART = "reference in float64"
 """What the run is called where it is shown."""
@@ -35,7 +37,10 @@ PART = "reference in float64"
 _LOSSES_FILE = "losses.json"
 _LOOK_SECONDS = 0.2
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
-_IRRELEVANT = ("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads", "log_interval", "tensorboard")
+_IRRELEVANT = (
+    *("run_dir", "compiler_opt", "kernels", "tune", "amp_level", "amp_dtype", "workers", "threads"),
+    *("log_interval", "tensorboard", "terminate_on_nan", "rank_timeout"),
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def run_reference(config: TrainConfig, launch: LaunchConfig, progress: Progress 
         while job.running():
             view.look()
             time.sleep(_LOOK_SECONDS)
-        ended = time.time()
+        ended = now()
         job.result()
         view.keep(ended)
     finally:

@@ -1,17 +1,24 @@
 """Turn-taking between runs that are alive at the same time.
 
-The comparing process listens on a loopback port; each rank of each run connects, says whose it is, and from then
+The comparing process listens on a Unix socket in a private folder; each rank of each run connects, says whose it is, and from then
 on trains only between a `go` from the listener and its own next `idle`. Waiting costs no CPU. A run whose listener
-has gone ends with an error; a listener whose run has gone is told by the caller's check.
+has gone ends with an error; a listener whose run has gone is told by the caller's check. A connection that does not begin with
+the secret, or with nothing, is closed, and keeps nobody waiting.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hmac
+import json
 import secrets
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import RunFailed
@@ -19,35 +26,56 @@ from gallery_lib.errors import RunFailed
 _CHECK_SECONDS = 0.5
 """How often the caller's check runs: rarely, since it would take time from the cores that are being measured."""
 _CONNECT_SECONDS = 0.05
+_GREETING_SECONDS = 5.0
+_GREETING_BYTES = 4096
+_LONGEST_SOCKET = 90
+"""Characters of a socket's path: the system takes 107, or fewer."""
+
+
+def _private_folder() -> Path:
+    """Return a new folder that nobody else may enter, with a path short enough for a socket."""
+    folder = Path(tempfile.mkdtemp(prefix="gallery-turns-"))
+    if len(str(folder)) <= _LONGEST_SOCKET:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="gallery-turns-", dir="/tmp"))
 
 
 class TurnServer:
-    """Hands out turns. `address` and `key` go to the runs; `close` when done."""
+    """Hands out turns. `address` goes to the runs; `close` when done."""
 
     def __init__(self) -> None:
-        self._key = secrets.token_bytes(16)
-        self._listener = Listener(("127.0.0.1", 0), authkey=self._key, backlog=64)
+        self._key = secrets.token_hex(16)
+        self._folder = _private_folder()
+        self._listener = Listener(str(self._folder / "turns"), family="AF_UNIX", backlog=64)
         self._connections: dict[str, dict[int, Connection]] = {}
         self._lock = threading.Lock()
+        self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
-    def address(self) -> list[object]:
-        """Host, port and key, as JSON can hold them."""
-        host, port = self._listener.address
-        return [host, port, self._key.hex()]
+    def address(self) -> list[str]:
+        """The socket and the secret."""
+        return [str(self._folder / "turns"), self._key]
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 connection = self._listener.accept()
-                run, rank = connection.recv()
-            except (OSError, EOFError):
-                return
-            except Exception:  # a stranger without the key
+            except OSError:  # closed; or one that has gone again
                 continue
-            with self._lock:
-                self._connections.setdefault(run, {})[rank] = connection
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: Connection) -> None:
+        """Keep the connection if it says the secret and whose it is, in time; nothing that a stranger sends is unpickled."""
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
+            if connection.poll(_GREETING_SECONDS):
+                greeting = json.loads(connection.recv_bytes(_GREETING_BYTES))
+                if hmac.compare_digest(str(greeting["key"]).encode(), self._key.encode()):
+                    with self._lock:
+                        self._connections.setdefault(greeting["run"], {})[greeting["rank"]] = connection
+                    return
+        connection.close()
 
     def wait_idle(self, run: str, world_size: int, check: Callable[[], None]) -> None:
         """Returns when every rank of `run` has said that it is idle; calls `check` (which may raise) while waiting."""
@@ -58,7 +86,7 @@ class TurnServer:
             ready: list[Any] = wait(list(waiting), _CHECK_SECONDS if len(waiting) + len(idle) == world_size else _CONNECT_SECONDS)
             for connection in ready:
                 try:
-                    connection.recv()
+                    connection.recv_bytes()
                     idle.add(waiting[connection])
                 except (EOFError, OSError):
                     time.sleep(_CONNECT_SECONDS)  # the process is ending: the check will say why
@@ -70,13 +98,17 @@ class TurnServer:
         """Give `run` the turn."""
         for connection in self._connections[run].values():
             try:
-                connection.send("go")
+                connection.send_bytes(b"go")
             except OSError:
                 continue  # the next wait_idle's check says what happened to it
 
     def close(self) -> None:
         """No more turns; runs that still wait end with an error."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            Client(self.address[0], family="AF_UNIX").close()  # wakes the thread that accepts
         self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
         for ranks in self._connections.values():
             for connection in ranks.values():
                 connection.close()
@@ -85,15 +117,15 @@ class TurnServer:
 class TurnClient:
     """A rank's side."""
 
-    def __init__(self, address: list[object], run: str, rank: int) -> None:
-        host, port, key = address
-        self._connection = Client((str(host), int(str(port))), authkey=bytes.fromhex(str(key)))
-        self._connection.send((run, rank))
+    def __init__(self, address: list[str], run: str, rank: int) -> None:
+        path, key = address
+        self._connection = Client(path, family="AF_UNIX")
+        self._connection.send_bytes(json.dumps({"key": key, "run": run, "rank": rank}).encode())
 
     def wait(self) -> None:
         """Say that this rank is idle, and return when it has the turn."""
         try:
-            self._connection.send("idle")
-            self._connection.recv()
+            self._connection.send_bytes(b"idle")
+            self._connection.recv_bytes()
         except (EOFError, OSError):
             raise RunFailed("the process that hands out turns is gone.") from None

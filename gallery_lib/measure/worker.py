@@ -22,10 +22,10 @@ from gallery_lib import worker
 from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
 from gallery_lib.dropout import without_dropout
+from gallery_lib.json_files import write_json
 from gallery_lib.measure import first_pass, float64, probe, recipes, work
 from gallery_lib.measure.turns import TurnClient
 from gallery_lib.phases import PROBE, TRAFFIC, TURNS
-from gallery_lib.results import write_json
 from gallery_lib.train import Observer, Session, train
 
 ROLE_VARIABLE = "GALLERY_MEASURE"

@@ -8,7 +8,6 @@ longer than alone, and why.
 from __future__ import annotations
 
 import importlib.util
-import json
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from gallery_lib import hardware
 from gallery_lib.compiler import allocator, small_convolutions
 from gallery_lib.errors import InputError
+from gallery_lib.measure.comparison import read_comparison
 from gallery_lib.measure.process_spread import page_faults_part
 from gallery_lib.results import Results, read_results
 from gallery_lib.table import Rows, rate, seconds, text_table
@@ -149,10 +149,7 @@ def measured_in(folder: Path | str) -> Results:
     comparison = Path(folder) / "comparison.json"
     if not comparison.is_file():
         return read_results(folder)
-    try:
-        return Results(**list(json.loads(comparison.read_text())["variants"].values())[1])
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise InputError(f"{comparison} is damaged, or of another version ({type(error).__name__}: {error}). Measure again.") from None
+    return read_comparison(folder).candidate
 
 
 def measured_below(folder: Path | str) -> list[Results]:

@@ -152,6 +152,9 @@ def conditions_line(comparison: Comparison) -> str:
 
 
 _ASKED = {
+    "finite losses": "Whether the loss of both is a finite number at every step of the comparison.",
+    "baseline": "How far the baseline itself is from float64. What is allowed to the candidate is made of this, so a wrong baseline, or a "
+    "wrong reference, must not pass.",
     "same start": "Whether baseline, candidate and a float64 run begin with the same weights and batches, to the bit. Counted is what "
     "differs.",
     "losses": "How far a loss of the candidate is from that of the same training in float64.",

@@ -22,8 +22,8 @@ from gallery_lib.batch.measured_code import code_digest
 from gallery_lib.config import SiteConfig
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.extras import install_command
+from gallery_lib.json_files import write_json
 from gallery_lib.processes import die_with_parent
-from gallery_lib.results import write_json
 from gallery_lib.site import check, documents, index, measured, notebooks, reference
 
 TOOLS = ("sphinx", "myst_nb", "furo")

@@ -15,7 +15,7 @@ from tiny_task import config
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import InputError
 from gallery_lib.launcher import launch
-from gallery_lib.processes import began_at
+from gallery_lib.processes import began_at, now
 from gallery_lib.torchrun import Torchrun
 
 ONE = LaunchConfig()
@@ -35,7 +35,7 @@ def below(process: psutil.Process, others: list[psutil.Process]) -> list[psutil.
 
 
 def test_a_process_knows_when_it_began() -> None:
-    before = time.time()
+    before = now()
     said = subprocess.run(
         [sys.executable, "-c", "import time; time.sleep(0.3); from gallery_lib.processes import began_at; print(began_at())"],
         capture_output=True,
@@ -73,7 +73,7 @@ def test_a_run_that_it_carries_out_is_the_same_and_its_start_up_counts_from_the_
     expected = launch(config(max_steps=3, run_dir=str(tmp_path / "plain")), show_log=False, progress=False)
     chosen = config(max_steps=3, run_dir=str(tmp_path / "ahead"))
     with Torchrun(chosen, ONE) as ahead:
-        told_after = time.time() - began_at()
+        told_after = now() - began_at()
         results = launch(chosen, ONE, show_log=False, progress=False, ahead=ahead)
     assert expected is not None and results is not None
     assert results.loss == expected.loss

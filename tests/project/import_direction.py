@@ -34,12 +34,14 @@ FLOORS: dict[float, tuple[str, ...]] = {
         "own_cell",
         "working_copies",
         "results",
+        "json_files",
         "outlets",
         "progress",
         "phases",
         "expected_durations",
         "run_view",
         "processes",
+        "rendezvous",
         "command",
         "table",
         "prepared_python",
@@ -51,7 +53,7 @@ FLOORS: dict[float, tuple[str, ...]] = {
     1.4: ("parts",),  # what accelerate() is given
     1.5: ("acceleration",),  # made of the parts on floor 1, which do not know it
     1.7: ("recipe",),  # calls it, or lets measure/ call another library
-    2: ("tasks",),
+    2: ("tasks", "divergence"),
     2.5: ("train",),  # trains any of the tasks
     3.5: ("launcher",),
     3.2: ("spawn", "torchrun"),

@@ -35,9 +35,9 @@ from gallery_lib.prepared_python import run_in_prepared_environment
 run_in_prepared_environment()
 
 import time
-from gallery_lib.processes import began_at
+from gallery_lib.processes import began_at, now
 
-print(time.time() - began_at())
+print(now() - began_at())
 """
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from gallery_lib import paths
 from gallery_lib.errors import InputError
-from gallery_lib.results import write_json
+from gallery_lib.json_files import write_json
 
 SCHEMA = 1
 _LOCK_SECONDS = 30.0

@@ -9,9 +9,10 @@ import logging
 import signal
 import sys
 
-from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from gallery_lib import rendezvous
 
 _REPORTS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
 """They say at length that a process failed, or that a signal came."""
@@ -19,8 +20,11 @@ _REPORTS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.ela
 
 def main(arguments: list[str]) -> int:
     """The exit code, which is 128 + its number where a signal has ended a process, or torchrun."""
+    rendezvous.listen_where_told()
     for name in _REPORTS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    from torch.distributed import run  # it takes its stores' class now
+
     try:
         run.main(arguments)
     except ChildFailedError as error:

@@ -30,9 +30,9 @@ from gallery_lib.comm.accelerated import accelerate_ddp
 from gallery_lib.comm.ddp import plain_module
 from gallery_lib.config import Comm, Config, ConvergenceConfig, TrainConfig
 from gallery_lib.errors import InputError
+from gallery_lib.json_files import write_json
 from gallery_lib.measure.wire import digits
 from gallery_lib.measure.wire.ranks import end_after, run_on_this_host
-from gallery_lib.results import write_json
 
 FP32 = "fp32"
 WITHOUT_FEEDBACK = "int8, no error feedback"

@@ -29,10 +29,10 @@ from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerated import accelerate_ddp
 from gallery_lib.config import Comm, WaysConfig
 from gallery_lib.errors import InputError
+from gallery_lib.json_files import write_json
 from gallery_lib.measure.wire import bucket_times, wire_bytes
 from gallery_lib.measure.wire.bucket_times import Timeline
 from gallery_lib.measure.wire.ranks import end_after
-from gallery_lib.results import write_json
 
 PLAIN = "DDP"
 ALONE = "no communication"
