@@ -117,7 +117,7 @@ read_options() {
                 continue
                 ;;
             --run)
-                if [[ $# -lt 2 || $2 == -* ]]; then stop "--run needs the name of a notebook."; fi
+                if [[ $# -lt 2 || -z $2 || $2 == -* ]]; then stop "--run needs the name of a notebook."; fi
                 if [[ -n $RUN ]]; then stop "--run was given twice; it runs one notebook."; fi
                 RUN=$2
                 shift 2
@@ -291,6 +291,14 @@ get_network_tools() {
     if ! has ip; then say "      no ip and tc: the tests of several hosts will be skipped -> apt-get install iproute2"; fi
 }
 
+# An environment is made in a checkout that this user may write to. One that is there already is used in any case.
+need_own_checkout() {
+    if [[ ! -w $ROOT ]]; then
+        lacks "$ROOT may not be written by this user, and has no environment yet" \
+            "have its owner run prepare.sh, or clone it into a folder of your own"
+    fi
+}
+
 need_disk() {
     local free_gib
     free_gib=$(df -Pk "$ROOT" | awk 'NR == 2 { print int($4 / 1048576) }')
@@ -309,7 +317,7 @@ check_machine() {
     fi
     READY=0
     if [[ -n $PYTHON ]]; then
-        if environment_is_ready; then READY=1; else need_disk; fi
+        if environment_is_ready; then READY=1; else need_own_checkout && need_disk; fi
     fi
     if ((${#LACKING[@]})); then stop "this machine lacks something:" "${LACKING[@]}"; fi
     say "      $("$PYTHON" -c 'import platform; print("Python", platform.python_version())') at $PYTHON"
@@ -323,7 +331,7 @@ check_machine() {
 
 # Keeps two runs in the same checkout apart until release_lock.
 take_lock() {
-    mkdir -p .cache
+    if ! mkdir -p .cache 2>/dev/null || [[ ! -w .cache ]]; then return; fi # another user's checkout, see need_own_checkout
     if ! command -v flock >/dev/null; then return; fi
     exec 9>.cache/prepare.lock
     if ! flock -n 9; then
@@ -516,7 +524,7 @@ write_lock() {
 run_notebook() {
     local name folder code=0
     name=$(basename "$NOTEBOOK" .ipynb)
-    folder=${GALLERY_RUNS_DIR:-$ROOT/runs}/notebooks/$(date +%Y%m%d-%H%M%S)-$name
+    folder=$("$PY" -c 'from gallery_lib import paths; print(paths.runs_dir())')/notebooks/$(date +%Y%m%d-%H%M%S)-$name
     while [[ -e $folder ]]; do folder=$folder-again; done
     mkdir -p "$folder"
     GALLERY_RUNS_DIR=$folder supervised "$PY" -m gallery_lib.batch.live_notebook "$NOTEBOOK" "$folder/$name.ipynb" -k gallery --cwd "$ROOT/notebooks" \

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gallery_lib import paths
 from gallery_lib.command import exit_code_of
 from gallery_lib.commands import bench, compare, doctor, lab, list_tasks, pack, plot, run, show, site
 from gallery_lib.config import LaunchConfig, TrainConfig
@@ -23,6 +24,11 @@ from gallery_lib.version import version_text
 
 def _guarded(body: Callable[[], int | None]) -> int:
     return exit_code_of(body, error_prefix="error", interrupted="interrupted: every process of the run has been ended.")
+
+
+def _say_where_things_are_kept() -> None:
+    if said := paths.notice():
+        print(said, file=sys.stderr)
 
 
 def launch_single_task(arguments: Sequence[str]) -> int:
@@ -40,6 +46,7 @@ def launch_single_task(arguments: Sequence[str]) -> int:
 
             print(launcher.dry_run(config, launch_config))
             return
+        _say_where_things_are_kept()
         from gallery_lib.progress import Progress
         from gallery_lib.torchrun import Torchrun
 
@@ -158,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return None
         if words[0] not in _COMMANDS:
             raise InputError(f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: {', '.join(_COMMANDS)}.")
+        _say_where_things_are_kept()
         return _COMMANDS[words[0]].run(words[1:])
 
     return _guarded(body)

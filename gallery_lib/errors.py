@@ -27,7 +27,12 @@ class InputError(GalleryError, ValueError):
 
 
 class RunFailed(GalleryError, RuntimeError):
-    """A run was started and did not finish. The message holds the reason and the last log lines."""
+    """A run was started and did not finish. The message holds the reason and the last log lines.
+
+    `suspects_compiled_code`: it failed before its first step, where kept compiled code was loaded; the files may be damaged.
+    """
+
+    suspects_compiled_code = False
 
 
 class Diverged(RunFailed):

@@ -82,15 +82,10 @@ def prefers_channels_last(device_type: str) -> bool:
 
 
 def memory_bytes() -> int:
-    """Memory of the host that this process may use: physical, cut by the cgroup's limit."""
+    """Memory of the host that this process may use: physical, cut by the limits of its cgroups."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            total = min(total, int(limit))
-    except (OSError, ValueError):
-        pass
-    return total
+    limit = cgroups.memory_limit()
+    return total if limit is None else min(total, limit)
 
 
 def gpu_count() -> int:

@@ -6,10 +6,13 @@ Numbers are finite: NaN and Infinity, which are no JSON, are refused both ways.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
+import shutil
+import sys
 import tempfile
 import types
 import typing
@@ -72,6 +75,17 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
         return converted(value, shape)
     except Misfit as error:
         raise InputError(f"{path} is damaged, or of another version: {error}. {again}") from None
+
+
+def set_aside(path: Path, why: object) -> None:
+    """Move a file or folder of a cache that cannot be used aside, as NAME.damaged, and say so in one line. It fails silently."""
+    aside = path.with_name(f"{path.name}.damaged")
+    with contextlib.suppress(OSError):  # a cache that cannot be written
+        if aside.is_dir():
+            shutil.rmtree(aside)
+        path.replace(aside)
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{path} was set aside as {aside.name}, and is made anew: {why}", file=sys.stderr, flush=True)
 
 
 def _refuse(constant: str) -> None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gallery_lib import working_copies
+from gallery_lib import paths, working_copies
 
 
 def command(folder: Path, options: Sequence[str] = ()) -> list[str]:
@@ -30,8 +30,20 @@ def command(folder: Path, options: Sequence[str] = ()) -> list[str]:
     return [sys.executable, "-m", "jupyterlab", *words]
 
 
+def root_for(checkout: Path) -> Path:
+    """Return the folder that JupyterLab opens: the checkout; where it is another user's, a folder of one's own with links into it."""
+    if paths.ours(checkout):
+        return checkout
+    own = Path.home() / "gallery"
+    own.mkdir(exist_ok=True)
+    for each in checkout.iterdir():
+        if not each.name.startswith(".") and each.name not in (working_copies.FOLDER, "runs") and not (own / each.name).exists():
+            (own / each.name).symlink_to(each)
+    return own
+
+
 if __name__ == "__main__":
-    root = Path(sys.argv[1]).resolve()
+    root = root_for(Path(sys.argv[1]).resolve())
     said = [f"The notebooks open as copies, in {working_copies.FOLDER}/: edits and outputs are saved there.", *working_copies.refresh(root)]
     print(*said, sep="\n", flush=True)
     started = command(root, sys.argv[2:])

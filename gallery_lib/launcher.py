@@ -11,20 +11,17 @@ from __future__ import annotations
 import dataclasses
 import errno
 import importlib.util
-import json
-import re
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware, options, paths, tasks
+from gallery_lib import failure, hardware, options, paths, run_folder, tasks
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.errors import Diverged, GalleryError, InputError, RunFailed, SilentRank
+from gallery_lib.errors import InputError
 from gallery_lib.log import last_step
 from gallery_lib.phases import IMPORTS, PHASES_FILE, Phase
 from gallery_lib.precision import autocast_dtype
@@ -58,8 +55,8 @@ def _check(config: TrainConfig, launch: LaunchConfig) -> None:
     if not on_one_host(launch) and launch.node_rank == 0:
         _check_address(launch.master_addr, launch.master_port or _PORT)
     autocast_dtype(config, "cuda" if gpus else "cpu")
-    if config.run_dir and (Path(config.run_dir) / "results.json").exists():
-        raise InputError(f"run_dir={config.run_dir} holds a finished run. Name a new folder, or move that one away.")
+    if config.run_dir is not None:
+        run_folder.checked(config.run_dir, make=False)
     memory.check(config, launch.nproc_per_node)
     tasks.data_of(config)
 
@@ -104,18 +101,6 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
     return " ".join([*variables, shlex.join(torchrun_command(config, launch))])
 
 
-def _killed(torchrun_text: str) -> tuple[int, int, int] | None:
-    """Return rank, signal and process of the one that was killed first, by what torchrun says; None where none was.
-
-    torchrun lists all that failed, those that it ended itself (by SIGTERM) too, and calls the first that it noticed the root cause,
-    which may have failed because the killed one was gone.
-    """
-    found = re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", torchrun_text)
-    killed = [(int(rank), int(number), int(pid)) for rank, number, pid in found]
-    by_others = [one for one in killed if one[1] != signal.SIGTERM]
-    return (by_others or [one for one in killed[-1:] if "Root Cause" in torchrun_text])[-1] if killed else None
-
-
 class Job:
     """The processes of one run. Owns them: `stop` ends them all, and so does the end of this process."""
 
@@ -128,12 +113,14 @@ class Job:
         *,
         say: Callable[[str], None] | None,
         ahead: Torchrun | None = None,
+        hold: run_folder.Hold | None = None,
     ) -> None:
         assert config.run_dir is not None
         self.config, self.launch, self.command = config, launch, command
         self.run_dir = Path(config.run_dir)
         self.began = now() if ahead is None else began_at()
         self._cache = Path(environment.get("TORCHINDUCTOR_CACHE_DIR") or cache.folder())
+        self._hold = hold
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
             self._process = (
@@ -170,49 +157,24 @@ class Job:
     def stop(self) -> None:
         """End every process of the run; returns when they are gone."""
         end_supervised(self._process)
-        forget_meeting(self.run_dir)
+        self._leave()
+
+    def _leave(self) -> None:
         self._output.close()
+        forget_meeting(self.run_dir)
+        if self._hold is not None:
+            self._hold.release()
 
     def result(self) -> Results | None:
         """What the ended run measured (None on a host other than 0). Raises RunFailed or InputError if it failed."""
         code = self._process.wait()
         code = code if code >= 0 else 128 - code
-        self._output.close()
-        forget_meeting(self.run_dir)
+        self._leave()
         if code == 0:
             return read_results(self.run_dir) if self.launch.node_rank == 0 else None
-        raise self._failure(code)
-
-    def _failure(self, code: int) -> GalleryError:
-        reports: list[dict[str, Any]] = sorted(
-            (json.loads(path.read_text()) for path in self.run_dir.glob("error-rank*.json")), key=lambda r: (-r["exit_code"], r["rank"])
-        )
-        if reports and reports[0]["exit_code"] == InputError.exit_code:
-            return InputError(reports[0]["message"])
-        for kind in (Diverged, SilentRank):
-            if report := next((report for report in reports if report["type"] == kind.__name__), None):
-                return kind(f"the run in {self.run_dir}: {report['message']}.")
         torchrun_text = self._torchrun_log.read_text(errors="replace")
-        killed = _killed(torchrun_text)
-        if killed is not None:
-            rank, number, pid = killed
-            reason = f"rank {rank} (process {pid}) was killed by {signal.Signals(number).name}"
-            if number == signal.SIGKILL:
-                reason += ": by someone, or by the kernel because memory ran out"
-            detail = ""
-        elif reports:
-            reason = f"rank {reports[0]['rank']} failed with {reports[0]['type']}: {reports[0]['message']}"
-            detail = "\n" + reports[0]["traceback"].rstrip()
-            if own_line := reports[0]["own_line"]:
-                reason = reason.rstrip(".")
-                detail = f"\n  {own_line}\nThe whole traceback is in {self.run_dir}/log-rank{reports[0]['rank']}.txt."
-        elif code > 128 and code - 128 in set(signal.Signals):
-            reason, detail = f"its processes were ended by {signal.Signals(code - 128).name}, from outside or because memory ran out", ""
-        else:
-            reason = f"torchrun ended with exit code {code}"
-            detail = "\n" + "\n".join(torchrun_text.splitlines()[-15:])
-        log = "\n".join(self._output.last) or "(nothing was logged)"
-        return RunFailed(f"the run in {self.run_dir} did not finish: {reason}.{detail}\nLast log lines of rank 0:\n{log}")
+        compiled_first = self.config.compiler_opt and not self.steps_done()
+        raise failure.of_run(self.run_dir, code, torchrun_text, self._output.last, compiled_first=compiled_first)
 
 
 def start(
@@ -242,18 +204,20 @@ def start(
         name = config.model.rsplit(":", 1)[-1] + ("-compiler-opt" if config.compiler_opt else "-baseline")
         config = dataclasses.replace(config, run_dir=str(paths.new_run_dir(name)))
     assert config.run_dir is not None
-    Path(config.run_dir).mkdir(parents=True, exist_ok=True)
-    for name in ("error-rank*.json", HELD_FILE, PHASES_FILE):
-        for old in Path(config.run_dir).glob(name):
+    folder = run_folder.checked(config.run_dir)
+    config = dataclasses.replace(config, run_dir=str(folder))
+    hold = run_folder.Hold(folder, launch.node_rank)
+    for name in (failure.ERROR_FILES, HELD_FILE, PHASES_FILE):
+        for old in folder.glob(name):
             old.unlink()
     command = torchrun_command(config, launch, module) if torchrun else _direct_command(config, launch, module)
     variables = {**environment_of(config, launch), **(environment or {}), **({HELD_VARIABLE: "1"} if held else {})}
     if ahead is not None and (not torchrun or ahead.environment != variables):
         raise ValueError("that torchrun was started for other options")
     if on_one_host(launch):
-        forget_meeting(config.run_dir)
-        variables |= meeting_environment(config.run_dir) if torchrun else {}
-    return Job(config, launch, command, variables, say=say, ahead=ahead)
+        forget_meeting(folder)
+        variables |= meeting_environment(folder) if torchrun else {}
+    return Job(config, launch, command, variables, say=say, ahead=ahead, hold=hold)
 
 
 @interruptible("the run")
@@ -271,18 +235,27 @@ def launch(
     when it is stopped. `progress` may be one that is open already.
     """
     with shown_on(progress) as shown:
-        job = start(config, launch, say=shown.say if show_log else None, ahead=ahead)
-        try:
-            line = shlex.join(["python3", "launch_single_task.py", *options.command_line(job.launch, job.config)])
-            shown.say("$ " + line.encode("utf-8", "backslashreplace").decode())  # a folder's name may be any bytes
-            view = job.view(shown)
-            while job.running():
-                view.look()
-                time.sleep(_LOOK_SECONDS)
-            ended = now()
+        unused = [ahead]  # a torchrun that was started ahead can be used once
+
+        def run() -> Results | None:
+            return _to_its_end(start(config, launch, say=shown.say if show_log else None, ahead=unused.pop() if unused else None), shown)
+
+        return cache.without_damage(run)
+
+
+def _to_its_end(job: Job, shown: Progress) -> Results | None:
+    """Show a run until it ends; return its results."""
+    try:
+        line = shlex.join(["python3", "launch_single_task.py", *options.command_line(job.launch, job.config)])
+        shown.say("$ " + line.encode("utf-8", "backslashreplace").decode())  # a folder's name may be any bytes
+        view = job.view(shown)
+        while job.running():
             view.look()
-            results = job.result()
-            view.keep(ended)
-            return results
-        finally:
-            job.stop()
+            time.sleep(_LOOK_SECONDS)
+        ended = now()
+        view.look()
+        results = job.result()
+        view.keep(ended)
+        return results
+    finally:
+        job.stop()

@@ -22,6 +22,31 @@ from gallery_lib.errors import InputError, closest, did_you_mean
 
 T = TypeVar("T")
 _SECONDS = "seconds"
+_GREATEST: Mapping[str, float] = {
+    "": 1e6,
+    "batches": 10_000,
+    "cores": 4096,
+    "epochs": 1_000_000,
+    "hosts": 4096,
+    "images": 100_000_000,
+    "notebooks": 1024,
+    "passes": 10_000,
+    "pixels": 16_384,
+    "processes": 256,
+    "samples": 1 << 20,
+    "seconds": 30 * 86_400,
+    "seeds": 1000,
+    "steps": 1_000_000_000,
+    "threads": 1024,
+    "times": 1000,
+    "tokens or frames": 1 << 20,
+    "turns": 10_000,
+    "units": 65_536,
+    "variants": 64,
+    "GiB": 65_536,
+    "MiB": 65_536,
+}
+"""What is larger is a slip, and would end with no memory, or never."""
 
 
 def option(
@@ -36,8 +61,11 @@ def option(
     """A dataclass field with its meaning, unit and range.
 
     A `None` default means "decided later"; `help` says by what. A number of `unit` "seconds" may be given as a duration,
-    `1h30m`. `refused` maps values that people try, and that are not offered, to the reason.
+    `1h30m`. `refused` maps values that people try, and that are not offered, to the reason. A number with a minimum and no
+    maximum has the greatest of its unit. Text may not be empty.
     """
+    if minimum is not None and maximum is None:
+        maximum = _GREATEST[unit]
     metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "refused": refused or {}}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -75,7 +103,7 @@ def _type_name(annotation: Any) -> str:
     (inner,) = _alternatives(annotation)
     if typing.get_origin(inner) is Literal:
         return " or ".join(typing.get_args(inner))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[inner]
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text, and not empty"}[inner]
 
 
 def _convert(value: Any, annotation: Any, *, is_duration: bool) -> Any:
@@ -98,7 +126,7 @@ def _convert(value: Any, annotation: Any, *, is_duration: bool) -> Any:
             return words[value.lower()]
         raise ValueError
     if inner is str:
-        if isinstance(value, str):
+        if isinstance(value, str) and value.strip() and "\0" not in value:
             return value
         raise ValueError
     if isinstance(value, bool):
@@ -117,14 +145,21 @@ def check_value(cls: type, name: str, value: Any) -> Any:
         raise InputError(f"{name}={value} is not offered: {reason}")
     try:
         result = _convert(value, annotation, is_duration=metadata["unit"] == _SECONDS)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise InputError(f"{name}={value!r} must be {_type_name(annotation)}{unit}.") from None
     if result is not None and not isinstance(result, (str, bool)):
         low, high = metadata.get("minimum"), metadata.get("maximum")
-        if not math.isfinite(result) or (low is not None and result < low) or (high is not None and result > high):
-            bounds = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
-            raise InputError(f"{name}={value!r} must be {bounds}{unit}.")
+        if not math.isfinite(result):
+            raise InputError(f"{name}={value!r} must be a finite number{unit}.")
+        if low is not None and result < low:
+            raise InputError(f"{name}={value!r} must be at least {_shown(low)}{unit}.")
+        if high is not None and result > high:
+            raise InputError(f"{name}={value!r} must be at most {_shown(high)}{unit}.")
     return result
+
+
+def _shown(bound: float) -> str:
+    return f"{bound:,.0f}" if float(bound).is_integer() else f"{bound:g}"
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -363,7 +398,7 @@ def _may_be(cls: type, f: dataclasses.Field[Any]) -> str:
     what = {bool: "on, off", int: "whole number", float: "number"}.get(inner, "")
     if low is None:
         return what
-    return f"{what}, at least {low:g}" if high is None else f"{what}, {low:g} to {high:g}"
+    return f"{what}, {_shown(low)} to {_shown(high)}"
 
 
 def options_table(cls: type) -> str:

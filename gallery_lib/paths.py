@@ -19,7 +19,7 @@ def checkout() -> Path | None:
     return root if (root / "pyproject.toml").is_file() and (root / "launch_single_task.py").is_file() else None
 
 
-def _ours(folder: Path) -> bool:
+def ours(folder: Path) -> bool:
     """Return whether this user keeps things in the folder: it is there, may be written, and is not another user's."""
     owner_is_no_other = os.geteuid() == 0 or folder.stat().st_uid == os.geteuid()
     return owner_is_no_other and os.access(folder, os.W_OK | os.X_OK)
@@ -31,7 +31,7 @@ def _own_checkout(inside: str) -> Path | None:
     if root is None:
         return None
     folder = root / inside
-    return folder if _ours(folder if folder.exists() else root) else None
+    return folder if ours(folder if folder.exists() else root) else None
 
 
 def cache_dir() -> Path:

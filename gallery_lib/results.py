@@ -56,14 +56,6 @@ def write_results(run_dir: Path, results: Results) -> None:
     write_json(run_dir / "results.json", dataclasses.asdict(results))
 
 
-def write_error(
-    run_dir: Path, rank: int, kind: str, message: str, *, own_line: str | None = None, traceback: str = "", exit_code: int = 1
-) -> None:
-    """`error-rank<n>.json` in `run_dir`: why this rank has failed, an error of this `kind`, for the launcher to tell."""
-    report = {"rank": rank, "type": kind, "message": message, "own_line": own_line, "traceback": traceback, "exit_code": exit_code}
-    write_json(run_dir / f"error-rank{rank}.json", report)
-
-
 def check_folder(folder: Path | str) -> None:
     """InputError where a run or a comparison is looked for and no folder is."""
     if not Path(folder).is_dir():

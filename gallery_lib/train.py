@@ -38,13 +38,14 @@ from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.data.early_workers import EarlyWorkers
 from gallery_lib.data.length_buckets import LengthBucketSampler
 from gallery_lib.errors import Diverged, InputError, SilentRank
+from gallery_lib.failure import ErrorReport
 from gallery_lib.kernels import calls, usage
 from gallery_lib.log import RunLog
 from gallery_lib.optim.updates import Updates
 from gallery_lib.phases import DATA, ENDING, EVALUATION, MODEL, TRAINING, WARM_UP, PhaseLog
 from gallery_lib.processes import LAUNCHED_AT_VARIABLE, began_at, end_with_parent, now
 from gallery_lib.recipe import Plain, Recipe
-from gallery_lib.results import Results, data_lines, write_error, write_results
+from gallery_lib.results import Results, data_lines, write_results
 from gallery_lib.tasks.task import Splits, Task
 
 WEIGHTS_FILE = "weights.pt"
@@ -335,7 +336,7 @@ def _finite(value: float) -> float | None:
 
 def _end_of_run(run_dir: Path, reason: str, silent: list[int]) -> None:
     """End this process, and the silent ones, which would not hear a request; the launcher reads the reason."""
-    write_error(run_dir, process_group.rank(), SilentRank.__name__, reason)
+    ErrorReport(process_group.rank(), SilentRank.__name__, reason).write(run_dir)
     print(reason, file=sys.stderr, flush=True)
     for number in silent:
         with contextlib.suppress(ProcessLookupError):

@@ -20,9 +20,9 @@ from typing import Any
 from gallery_lib import mistakes
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import GalleryError
+from gallery_lib.failure import ErrorReport
 from gallery_lib.options import parse_command_line
 from gallery_lib.processes import die_with_parent
-from gallery_lib.results import write_error
 from gallery_lib.toggle import compiler_enabled
 
 
@@ -54,15 +54,14 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
     except BaseException as error:
         if run_dir:
             own_line = mistakes.line_of(error)
-            write_error(
-                run_dir,
+            ErrorReport(
                 int(rank),
                 type(error).__name__,
                 mistakes.words(error) if own_line and mistakes.is_known(error) else _own_message(error),
                 own_line=str(own_line) if own_line else None,
                 traceback=traceback.format_exc(),
                 exit_code=error.exit_code if isinstance(error, GalleryError) else 1,
-            )
+            ).write(run_dir)
         traceback.print_exc()
         return error.exit_code if isinstance(error, GalleryError) else 1
 

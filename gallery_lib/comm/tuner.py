@@ -33,7 +33,7 @@ from gallery_lib.comm.rebuild import DDP
 from gallery_lib.comm.shared_memory import FOLDER
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.json_files import write_json
+from gallery_lib.json_files import Misfit, converted, read_json, set_aside, write_json
 from gallery_lib.table import seconds, text_table
 
 PLAIN = "ddp"
@@ -124,12 +124,15 @@ class Tuner:
 
     def _read(self) -> tuple[str | None, str]:
         """Return the kept choice, if there is one, and what is wrong with its file."""
-        if self.path is None or not self.path.is_file():
+        if self.path is None:
             return None, ""
         try:
-            chosen = str(json.loads(self.path.read_text())["chosen"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return None, f"{self.path} is damaged ({type(error).__name__}: {error}). Delete it, and it is measured anew."
+            chosen = converted(read_json(self.path, dict[str, object], again="").get("chosen"), str, "chosen")
+        except FileNotFoundError:
+            return None, ""
+        except (InputError, Misfit) as error:
+            set_aside(self.path, error)
+            return None, ""
         if chosen not in self.ways:
             close = did_you_mean(chosen, self.ways)
             return None, f"{self.path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(self.ways)}."
@@ -223,8 +226,9 @@ class Tuner:
         say(text_table(rows))
         if self.path and dist.get_rank() == 0:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self.path, {"chosen": chosen, "hosts": str(self.hosts), "table": rows})
+                with contextlib.suppress(OSError):  # a cache that cannot be written: it is measured again next time
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                    write_json(self.path, {"chosen": chosen, "hosts": str(self.hosts), "table": rows})
             except OSError as error:  # the training goes on without
                 say(f"{self._name}: the choice cannot be kept for the next run: {error}.")
         self._settle(model, chosen, "measured now")

@@ -6,9 +6,15 @@ import hashlib
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from gallery_lib.errors import RunFailed
+from gallery_lib.json_files import set_aside
 from gallery_lib.paths import cache_dir, code_folder
+
+T = TypeVar("T")
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -31,6 +37,22 @@ def folder() -> Path:
 def environment() -> dict[str, str]:
     """Return the variables that keep Inductor's caches there. Raises InputError where others may write into the folder."""
     return {_VARIABLE: str(code_folder(folder()))}
+
+
+def without_damage(body: Callable[[], T]) -> T:
+    """Return what `body` returns, which runs compiled training; once more, with an empty cache, where a damaged file may be to blame.
+
+    The old cache is kept as NAME.damaged. Whatever is in a cache, no run has to fail for it.
+    """
+    try:
+        return body()
+    except RunFailed as error:
+        if not error.suspects_compiled_code or not folder().is_dir():
+            raise
+        set_aside(folder(), f"{str(error).splitlines()[0]} Compiled code in it may be damaged")
+        if folder().is_dir():  # it could not be moved
+            raise
+    return body()
 
 
 def keep_headers() -> None:

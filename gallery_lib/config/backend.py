@@ -133,7 +133,7 @@ class Comm(Settable):
         "double precision is rounded alike, sparse gradients are sent as they are",
     )
     error_feedback: bool = option(True, "with int8, what rounding loses is sent along the next time")
-    powersgd_rank: int = option(4, "columns of those matrices", minimum=1)
+    powersgd_rank: int = option(4, "columns of those matrices", minimum=1, maximum=4096)
     non_finite: Literal["ignore", "skip", "stop"] = option(
         "ignore",
         "when a gradient is infinite or not a number: nothing (a GradScaler sees to it), or rank and parameter are named, "

@@ -69,7 +69,9 @@ class BenchConfig:
     workers: int = option(1, "processes that load data, per training process", unit="processes", minimum=0)
     threads: int | None = option(None, "CPU threads per process; default: all cores", unit="threads", minimum=1)
     rounds: int | None = option(None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4)
-    starts: int = option(1, "times that all are started anew, each time for that many turns: processes of one code differ", minimum=1)
+    starts: int = option(
+        1, "times that all are started anew, each time for that many turns: processes of one code differ", minimum=1, maximum=100
+    )
     block_steps: int | None = option(None, "steps in one turn, the first not counted; default: the profile's", unit="steps", minimum=2)
     parity_steps: int | None = option(None, "first steps checked against a float64 run; default: the profile's", unit="steps", minimum=1)
     confidence: float = option(0.99, "confidence level of the intervals", minimum=0.5, maximum=0.9999)
@@ -84,6 +86,6 @@ class BenchConfig:
         "data folder; default: the mock data that prepare.sh makes. Image classifiers get an output for each class of the folder, "
         "and ImageNet's 1000 without one",
     )
-    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
+    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1)
     resume: bool = option(False, "go on in --out: keep tasks that were measured with the same options, package, versions and machine")
     out: str | None = option(None, "folder of results, tables and plots; default: a new one below runs/")

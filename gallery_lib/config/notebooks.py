@@ -29,10 +29,10 @@ class NotebookConfig:
         None, "processes of the comparison on several; default: one per device, at most 8", unit="processes", minimum=1
     )
     rounds: int | None = option(None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4)
-    starts: int = option(1, "times that both start anew, for so many turns each: averages what processes differ by", minimum=1)
+    starts: int = option(1, "times that both start anew, for so many turns each: averages what processes differ by", minimum=1, maximum=100)
     block_steps: int | None = option(None, "steps in one turn; default: the profile's", unit="steps", minimum=2)
     data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
-    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
+    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1)
 
 
 @dataclass(frozen=True)

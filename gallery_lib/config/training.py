@@ -51,7 +51,7 @@ class TrainConfig:
         120.0, "end a run of several processes when one of them gives no sign of life for so long", unit="seconds", minimum=5.0
     )
     terminate_on_nan: bool = option(True, "end the run, with exit code 1, when its loss is no finite number any more")
-    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0)
+    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1)
     log_interval: int = option(10, "steps between two log lines", unit="steps", minimum=1)
     tensorboard: bool = option(False, "write TensorBoard events into the run directory as well")
     run_dir: str | None = option(None, "run directory, must not hold a finished run; default: a new one below runs/")
@@ -76,7 +76,9 @@ class CompareConfig:
     """How two variants are compared (see measure/compare.py)."""
 
     rounds: int = option(16, "turns that each variant gets; the interval comes from these", unit="turns", minimum=4)
-    starts: int = option(1, "times that both are started anew, each time for that many turns: processes of one code differ", minimum=1)
+    starts: int = option(
+        1, "times that both are started anew, each time for that many turns: processes of one code differ", minimum=1, maximum=100
+    )
     block_steps: int = option(4, "steps in one turn; the first of each is not counted", unit="steps", minimum=2)
     parity_steps: int = option(3, "first steps checked against a float64 run", unit="steps", minimum=1)
     confidence: float = option(0.99, "confidence level of the speed-up's interval", minimum=0.5, maximum=0.9999)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gallery_lib import options, paths, stats, tasks
+from gallery_lib.compiler import cache
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.json_files import write_json
@@ -94,7 +95,9 @@ def compare(
     of_reference = f"{task_name}, {reference.PART}"
     with shown_on(progress) as shown:
         exact = reference.reference_for(exact_config, launch, shown, of_reference)
-        starts = [lineup.take_turns(runs, launch, turns, each, shown, task_name, at_pause=watch.at_pause) for each in folders]
+        starts = cache.without_damage(
+            lambda: [lineup.take_turns(runs, launch, turns, each, shown, task_name, at_pause=watch.at_pause) for each in folders]
+        )
         baseline, candidate = starts[0].values()
         if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
             exact = reference.run_reference(exact_config, launch, shown, of_reference)

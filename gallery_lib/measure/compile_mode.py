@@ -7,6 +7,7 @@ found is kept in the cache folder for the same options, code, versions and machi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -19,7 +20,7 @@ import torch
 from gallery_lib import hardware, paths, stats
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import GalleryError, InputError
-from gallery_lib.json_files import write_json
+from gallery_lib.json_files import read_json, set_aside, write_json
 from gallery_lib.measure import lineup, reference
 from gallery_lib.measure.by_hand import DEFAULT_MODE
 from gallery_lib.measure.lineup import Turns, Variant
@@ -68,16 +69,17 @@ def decide(measured: Mapping[str, list[list[float]]], dropped: Mapping[str, str]
 
 
 def _kept(path: Path, modes: Mapping[str, Variant]) -> Choice | None:
-    """Return the choice of an earlier bench, if there is one. Raises InputError for a file that cannot be it."""
+    """Return the choice of an earlier bench; None where there is none, or one that is damaged, which is set aside."""
     try:
-        choice = Choice(**json.loads(path.read_text()))
+        choice = read_json(path, Choice, again="")
         if choice.mode not in modes:
-            raise ValueError(f"unknown mode {choice.mode!r}")
+            raise InputError(f"unknown mode {choice.mode!r}")
         return choice
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). Delete it, and the modes are measured anew.") from None
+    except InputError as error:
+        set_aside(path, error)
+        return None
 
 
 def _path(config: TrainConfig, modes: Mapping[str, Variant]) -> Path:
@@ -96,6 +98,7 @@ def choose(config: TrainConfig, modes: Mapping[str, Variant], folder: Path, prog
     rounds = {mode: found[mode].rounds for mode in modes if mode in found}
     choice = decide(rounds, {mode: lineup.reason_of(error) for mode, error in failed.items()})
     if found:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, dataclasses.asdict(choice))
+        with contextlib.suppress(OSError):  # a cache that cannot be written: they are measured again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, dataclasses.asdict(choice))
     return choice

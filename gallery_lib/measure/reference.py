@@ -9,6 +9,7 @@ weights and of the first batches, which every run records: changed data makes it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -18,12 +19,14 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gallery_lib
 from gallery_lib import hardware, options, paths
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.json_files import write_json
+from gallery_lib.errors import InputError
+from gallery_lib.json_files import read_json, set_aside, write_json
 from gallery_lib.launcher import start
 from gallery_lib.measure import probe
 from gallery_lib.measure.worker import FIRST_BATCHES, PROBE_FILE, WORKER, Role
@@ -35,6 +38,7 @@ PART = "reference in float64"
 """What the run is called where it is shown."""
 
 _LOSSES_FILE = "losses.json"
+_DIGESTS_FILE = "digests.json"
 _LOOK_SECONDS = 0.2
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "numpy")
 _IRRELEVANT = (
@@ -86,13 +90,26 @@ def key(config: TrainConfig, world_size: int) -> str:
 
 
 def _read(folder: Path, *, kept: bool) -> Reference:
-    return Reference(json.loads((folder / _LOSSES_FILE).read_text()), probe.load(folder / PROBE_FILE), kept)
+    """Raises InputError or ValueError for files that are not what was kept."""
+    if kept and read_json(folder / _DIGESTS_FILE, dict[str, str], again="") != _digests(folder):
+        raise ValueError("its files are not what was kept")
+    return Reference(read_json(folder / _LOSSES_FILE, list[float | None], again=""), probe.load(folder / PROBE_FILE), kept)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (_LOSSES_FILE, PROBE_FILE)}
 
 
 def kept_reference(config: TrainConfig, world_size: int) -> Reference | None:
     """The reference of an earlier comparison with the same options and code, if there is one."""
     folder = paths.cache_dir() / "references" / key(config, world_size)
-    return _read(folder, kept=True) if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    try:
+        return _read(folder, kept=True)
+    except (InputError, ValueError, OSError) as error:
+        set_aside(folder, error)
+        return None
 
 
 def run_reference(config: TrainConfig, launch: LaunchConfig, progress: Progress | None = None, label: str = PART) -> Reference:
@@ -115,19 +132,25 @@ def run_reference(config: TrainConfig, launch: LaunchConfig, progress: Progress 
     finally:
         job.stop()
     losses = [loss for _, loss in read_results(run_dir).loss["curve"]]
-    target = paths.cache_dir() / "references" / key(config, world_size)
-    new = target.with_name(f"{target.name}.{run_dir.parent.name}.new")
-    new.mkdir(parents=True)
-    write_json(new / _LOSSES_FILE, losses)
-    (run_dir / PROBE_FILE).replace(new / PROBE_FILE)
-    result = _read(new, kept=False)
-    shutil.rmtree(target, ignore_errors=True)
-    try:
-        new.rename(target)
-    except OSError:  # another comparison has just put the same one there
-        shutil.rmtree(new)
+    write_json(run_dir / _LOSSES_FILE, losses)
+    result = _read(run_dir, kept=False)
+    with contextlib.suppress(OSError):  # a cache that cannot be written: it is run again next time
+        _keep(run_dir, paths.cache_dir() / "references" / key(config, world_size))
     shutil.rmtree(run_dir)
     return result
+
+
+def _keep(run_dir: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent) as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        for name in (_LOSSES_FILE, PROBE_FILE):
+            shutil.copyfile(run_dir / name, new / name)
+        write_json(new / _DIGESTS_FILE, _digests(new))
+        shutil.rmtree(target, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another comparison has just put the same one there
+            new.rename(target)
 
 
 def reference_for(config: TrainConfig, launch: LaunchConfig, progress: Progress, label: str = PART) -> Reference:

@@ -72,6 +72,10 @@ def _from_file(file: str, attribute: str) -> Task:
         spec.loader.exec_module(module)
     except GalleryError:
         raise
+    except SystemExit as error:
+        raise InputError(
+            f"model={file}:{attribute}: the file ends the program (exit code {error.code}) instead of defining a task."
+        ) from None
     except Exception as error:
         raise InputError(mistakes.told(error, mistakes.Line(str(path), 1))) from error
     task = getattr(module, attribute, None)

@@ -6,6 +6,7 @@ people may read and edit, one for each model, kind of input, machine and set of 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -24,6 +25,7 @@ from gallery_lib.comm import process_group
 from gallery_lib.config import Config
 from gallery_lib.data.nesting import tensors_in
 from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.json_files import read_json, set_aside, write_json
 from gallery_lib.table import seconds, text_table
 from gallery_lib.tune.candidates import BASELINE, Candidate, candidates
 from gallery_lib.tune.trial import Inputs, Trial, worst_deviation
@@ -146,13 +148,25 @@ def key(model: nn.Module, inputs: Inputs, config: Config, device: torch.device, 
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
-def _read(path: Path, found: list[Candidate]) -> Choice:
+@dataclass(frozen=True)
+class _Kept:
+    """What the file of a choice holds."""
+
+    model: str
+    chosen: str
+    rows: tuple[Row, ...]
+
+
+def _read(path: Path, found: list[Candidate]) -> Choice | None:
+    """Return the kept choice; None where there is none, or one that is damaged, which is set aside."""
     try:
-        values = json.loads(path.read_text())
-        rows = tuple(Row(**row) for row in values["rows"])
-        chosen = values["chosen"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). Delete it, and the model is tuned anew.") from None
+        kept = read_json(path, _Kept, again="")
+    except FileNotFoundError:
+        return None
+    except InputError as error:
+        set_aside(path, error)
+        return None
+    rows, chosen = kept.rows, kept.chosen
     names = [candidate.name for candidate in found]
     if chosen not in names:
         close = did_you_mean(str(chosen), names)
@@ -168,16 +182,15 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
     """
     found = candidates(model, config, device)
     path = paths.cache_dir() / "tuning" / f"{key(model, inputs, config, device, found)}.json"
-    kept = process_group.from_rank_0(_read(path, found) if config.tune.keep and path.is_file() else None)
+    kept = process_group.from_rank_0(_read(path, found) if config.tune.keep else None)
     if kept is not None:
         return kept
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         rows, chosen = take_turns(model, inputs, config, device, found)
     choice = Choice(process_group.from_rank_0(chosen), tuple(rows), path=str(path) if config.tune.keep else "")
     if config.tune.keep and process_group.rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
         values = {"model": type(model).__name__, "chosen": choice.chosen, "rows": [dataclasses.asdict(row) for row in choice.rows]}
-        new = path.with_suffix(f".{os.getpid()}.new")
-        new.write_text(json.dumps(values, indent=1) + "\n")
-        new.replace(path)
+        with contextlib.suppress(OSError):  # a cache that cannot be written: it is measured again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, values)
     return choice

@@ -42,6 +42,8 @@ FLOORS: dict[float, tuple[str, ...]] = {
         "run_view",
         "processes",
         "rendezvous",
+        "run_folder",
+        "failure",
         "command",
         "table",
         "prepared_python",
