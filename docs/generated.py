@@ -21,7 +21,7 @@ DOCS = Path(__file__).resolve().parent
 EXAMPLES = DOCS / "examples"
 PICTURES = DOCS / "images"
 PAGES = (DOCS.parent / "README.md", *sorted((DOCS / "guides").glob("*.md")))
-MACHINE = DOCS.parent / "benchmarks" / "results" / "epyc-avx512bf16-2core"
+MACHINE = DOCS.parent / "benchmarks" / "results" / "epyc-avx2-2core"
 """Whose figures README shows: a machine that has small and large inputs of all tasks."""
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTEXT_LINES = 3

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from gallery_lib.errors import Interrupted
 
@@ -129,7 +129,7 @@ class Relay:
     `say` gets each line until it fails, because whoever read it has gone, say; `failure` is why. `last` are the last lines.
     """
 
-    def __init__(self, output: TextIO, say: Callable[[str], object] | None, keep: int | None = 20) -> None:
+    def __init__(self, output: IO[str], say: Callable[[str], object] | None, keep: int | None = 20) -> None:
         self.last: deque[str] = deque(maxlen=keep)
         self.failure: Exception | None = None
         self._output, self._say = output, say

@@ -9,6 +9,7 @@ fell. A notebook passes when none of these speaks against it.
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,7 @@ TAIL_LINES = 20
 MINIMUM_STEPS_TO_JUDGE = 8
 """Shorter runs may end before their loss falls."""
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NO_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE)
 _REASON_CHARACTERS = 300
 
@@ -70,7 +71,7 @@ def read_log(folder: Path) -> list[str]:
     """What papermill and the cells printed, without terminal escapes."""
     path = folder / LOG_FILE
     text = path.read_text(errors="replace") if path.exists() else ""
-    return [line for line in (_ESCAPES.sub("", raw).rstrip() for raw in text.splitlines()) if line]
+    return [line for line in (without_escapes(raw).rstrip() for raw in text.splitlines()) if line]
 
 
 def started_cell(log: list[str]) -> int | None:
@@ -94,8 +95,13 @@ def _tail(log: list[str]) -> list[str]:
     return log[-TAIL_LINES:]
 
 
+def without_escapes(text: str) -> str:
+    """Return the text without what a terminal would obey, and XML cannot hold."""
+    return _ESCAPES.sub("", text)
+
+
 def _first_line(text: str) -> str:
-    line = next((line for line in text.splitlines() if line.strip()), "")
+    line = next((line for line in without_escapes(text).splitlines() if line.strip()), "")
     return line if len(line) <= _REASON_CHARACTERS else line[:_REASON_CHARACTERS] + " …"
 
 
@@ -111,10 +117,9 @@ def _error_of(cells: list[Cell], oom_kills: int) -> tuple[Status, str] | None:
     for name, value in [cell.error for cell in cells if cell.error]:
         if name == "SystemExit":
             continue  # what it left out tells
-        name, value = _ESCAPES.sub("", name), _ESCAPES.sub("", value)  # a terminal would obey them
         no_memory = name in ("MemoryError", "OutOfMemoryError") or _NO_MEMORY.search(value)
         killed = oom_kills > 0 and "SIGKILL" in value
-        return ("out of memory" if no_memory or killed else "failed"), f"{name}: {_first_line(value)}".rstrip(": ")
+        return ("out of memory" if no_memory or killed else "failed"), f"{without_escapes(name)}: {_first_line(value)}".rstrip(": ")
     return None
 
 
@@ -185,6 +190,8 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
             if ended.oom_kills:
                 return "out of memory", f"Linux ended the kernel because memory ran out, {at}"
             return "kernel died", f"the kernel was gone, {at}"
+        if (number := ended.exit_code - 128) in set(signal.Signals):
+            return "failed", f"papermill was killed by {signal.Signals(number).name}, by someone or because memory ran out, {at}"
         if error := _error_of(cells, ended.oom_kills):
             return error
         if not cells:

@@ -6,6 +6,7 @@ state alone, and then nothing for as long as the cell trains.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import Any
@@ -15,6 +16,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, papermill_engines
 from papermill.log import logger
 
+from gallery_lib.batch.evidence import without_escapes
 from gallery_lib.outlets import fitted, outlet
 
 ENGINE = "gallery"
@@ -33,7 +35,7 @@ class _Client(PapermillNotebookClient):
         """Show what an update brings, and return what nbclient does: the output, if the message is a new one."""
         kind, content = msg["msg_type"], msg["content"]
         if kind == "update_display_data":
-            self._updated("".join(content["data"].get("text/plain", "")))
+            self._updated(without_escapes("".join(content["data"].get("text/plain", ""))))
         elif kind == "status" and content["execution_state"] == "idle":
             self._settled()
         return super().process_message(msg, cell, cell_index)
@@ -71,6 +73,13 @@ class _Engine(Engine):
         return _Client(nb_man, kernel_name=kernel_name, log=logger, **limits, **kwargs).execute()
 
 
+def _harmless(record: logging.LogRecord) -> bool:
+    """Take out of a message what a terminal would obey: a notebook's output is not to move its cursor or name its window."""
+    record.msg, record.args = without_escapes(record.getMessage()), ()
+    return True
+
+
 if __name__ == "__main__":
+    logger.addFilter(_harmless)
     papermill_engines.register(ENGINE, _Engine)
     papermill([*sys.argv[1:], "--engine", ENGINE])

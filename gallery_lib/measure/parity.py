@@ -45,7 +45,7 @@ ACROSS_PRECISIONS_GRADIENT_TOLERANCE = 0.5
 SCALE_TOLERANCE = {"O0": 4e-3, "O1": 5e-2}
 BASELINE_FIRST_LOSS = {"O0": 0.01, "O1": 0.05}
 BASELINE_LOSS = {"O0": 0.05, "O1": 0.25}
-BASELINE_GRADIENT = {"O0": 0.1, "O1": 0.6}
+BASELINE_GRADIENT = {"O0": 0.1, "O1": 0.9}
 """How far the baseline itself may be from float64, relative to it: the first loss, later ones, and the gradients together."""
 _NO_LOSS = 1e-6
 """A loss below this, of a single class, say, is nothing but rounding."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gallery_lib.measure.comparison import Check, Parity
-from gallery_lib.measure.parity import check_gradient_scale, check_gradients, check_losses, check_start, judge
+from gallery_lib.measure.parity import check_baseline, check_finite, check_gradient_scale, check_gradients, check_losses, check_start, judge
 
 
 def probe(gradients: dict[str, torch.Tensor], batches: int = 1) -> dict:
@@ -134,6 +134,40 @@ def test_losses_may_err_as_far_as_the_baseline_does() -> None:
     late = check_losses([2.0, 1.901, 1.801], [2.0, 1.9, 1.7], exact, "O0")
     assert (late.passed, late.where) == (False, "step 3")
     assert not check_losses([2.0], [None], [2.0], "O1").passed
+
+
+@pytest.mark.parametrize("losses", [[9.0, 9.0, 9.0], [2.0, 1.9, 0.2], [None, 1.9, 1.8]], ids=["all of them", "the last", "no number"])
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_a_wrong_baseline_or_a_wrong_reference_allows_nothing(losses: list[float | None], level: str) -> None:
+    exact = [2.0, 1.9, 1.8]
+    for baseline, reference in ((losses, exact), (exact, losses)):
+        parity = judge((baseline, baseline, reference), (probe(EXACT), probe(EXACT), probe(EXACT)), level)
+        failed = [check.name for check in parity.checks if not check.passed]
+        assert not parity.passed and "baseline" in failed
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 2.0])
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_a_baseline_with_wrong_gradients_is_found(factor: float, level: str) -> None:
+    wrong = {name: factor * gradient for name, gradient in EXACT.items()}
+    assert not check_baseline([1.0], [1.0], probe(wrong), probe(EXACT), level).passed
+    assert check_baseline([1.0], [1.0], probe(noisy(EXACT, 0.05, 1)), probe(EXACT), level).passed
+
+
+def test_losses_of_exactly_0_are_nothing_to_divide_by() -> None:
+    assert check_losses([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], "O0").passed
+    assert check_baseline([0.0, 1e-8], [0.0, 0.0], probe(EXACT), probe(EXACT), "O0").passed
+    assert not check_baseline([0.0, 0.5], [0.0, 0.0], probe(EXACT), probe(EXACT), "O0").passed
+
+
+def test_a_variant_that_diverged_is_named_with_its_step() -> None:
+    at = {"step": 30, "rank": 1, "what": "the parameter fc.weight"}
+    check = check_finite({"the baseline": None, "the candidate": at})
+    assert (check.passed, check.where) == (False, "the candidate from step 30 on rank 1 on: the parameter fc.weight")
+    losses = ([1.0], [1.0], [1.0])
+    probes = (probe(EXACT), probe(EXACT), probe(EXACT))
+    assert not judge(losses, probes, "O0", diverged={"the candidate": at}).passed
+    assert judge(losses, probes, "O0", diverged={"the candidate": None}).passed
 
 
 def test_half_precision_against_fp32_may_have_half_precisions_noise_and_no_wrong_direction() -> None:

@@ -211,6 +211,8 @@ def _from_kaldi(folder: Path, kaldi_labels: KaldiLabels) -> Iterator[Utterance]:
 
 def _lines(path: Path) -> list[tuple[int, str]]:
     """Numbered lines of a text file that are not empty."""
+    if path.exists() and not path.is_file():  # a pipe would have us wait for ever
+        raise InputError(f"{printable(path)} is no file. It must be a text file in UTF-8.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,0 +1,72 @@
+"""Where compiled code is kept, and what becomes of a cache that is damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gallery_lib.compiler import cache
+from gallery_lib.errors import RunFailed
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    cache.environment()
+    (tmp_path / "inductor" / "a.so").touch()
+    return tmp_path / "inductor"
+
+
+def failure(suspects: bool) -> RunFailed:
+    error = RunFailed("the run did not finish.\nmore")
+    error.suspects_compiled_code = suspects
+    return error
+
+
+def test_a_run_that_a_damaged_file_may_have_ended_is_run_once_more_with_an_empty_cache(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = [failure(suspects=True)]
+
+    def body() -> str:
+        if errors:
+            raise errors.pop()
+        assert not folder.exists() or not any(folder.iterdir())
+        return "done"
+
+    assert cache.without_damage(body) == "done"
+    assert (folder.parent / "inductor.damaged" / "a.so").exists()
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_run_that_fails_again_or_for_another_reason_fails(folder: Path) -> None:
+    tries = []
+
+    def body() -> None:
+        tries.append(None)
+        raise failure(suspects=len(tries) == 1)
+
+    with pytest.raises(RunFailed):
+        cache.without_damage(body)
+    assert len(tries) == 2
+    with pytest.raises(RunFailed):
+        cache.without_damage(body)
+    assert len(tries) == 3
+
+
+def test_a_path_with_spaces_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "my é folder" / "inductor"))
+    assert cache.folder().parent == tmp_path / ".cache" / "gallery_lib"
+    other = cache.folder()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "an other" / "inductor"))
+    assert cache.folder() != other
+
+
+@pytest.mark.slow
+def test_precompiled_headers_lie_in_the_cache(folder: Path) -> None:
+    from torch._inductor import codecache
+
+    cache.keep_headers()
+    assert Path(codecache._HEADER_DIR).parent == folder

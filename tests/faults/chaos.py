@@ -1,0 +1,232 @@
+"""Commands, moments and faults at random, and what must hold whatever happens.
+
+No process is left, nothing listens beyond the loopback address, no result is lost or half written, and there is one clear message
+or success. A breach is planted (`planted/`) to see that it would be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from .commands import EVERY, compare, data, train
+from .driver import message_of
+from .planted.sitecustomize import BREACHES
+from .rows import jumping_clock
+from .workspace import ROOT, Command, Workspace, started, workers
+
+_LIMIT_SECONDS = 240.0
+"""For a command with everything that befalls it; the longest takes a third of that alone."""
+_END_SECONDS = 45.0
+"""For the end of everything, once the command was told to end or killed."""
+_MESSAGE_LINES = 40
+
+COMMANDS = {
+    "train": train(steps=30),
+    "train, printing": train("PRINTS", steps=30),
+    "train, two processes": train("SLOW", "--nproc_per_node", "2", "--rank_timeout", "10", steps=30),
+    "train, compiled": train("SLOW", "--compiler-opt", steps=30),
+    "compare": compare("SLOW", "--rank_timeout", "10"),
+    "run a notebook": EVERY["run a notebook"],
+    "run a script on two processes": EVERY["run a script on two processes"],
+    "make images": data("mock_imagenet.py", "--preset", "small"),
+    "make text": data("text.py"),
+    "show": EVERY["show"],
+}
+
+
+@dataclass
+class Try:
+    """One command with what befell it."""
+
+    command: str
+    fault: str
+    moment: float
+    said: list[str] = field(default_factory=list)
+    blamed: int | None = None  # the rank that was killed
+
+
+def _interrupt(chosen: random.Random, command: Command, done: Try) -> None:
+    number = chosen.choice([signal.SIGINT, signal.SIGTERM])
+    command.process.send_signal(number)
+
+
+def _kill(chosen: random.Random, command: Command, done: Try) -> None:
+    command.process.kill()
+
+
+def _kill_one(chosen: random.Random, command: Command, done: Try) -> None:
+    """Any process of the command but itself; of two ranks it is known which must be blamed."""
+    with contextlib.suppress(psutil.Error, IndexError, ProcessLookupError, ValueError):
+        ranks = workers(command) if "two processes" in done.command and done.command.startswith("train") else []
+        if len(ranks) == 2 and command.workspace.steps():
+            done.blamed = chosen.randrange(2)
+            ranks[done.blamed].kill()
+            return
+        others = [process for process in command.everything() if process.pid != command.process.pid]
+        chosen.choice(others).kill()
+
+
+def _stop_one(chosen: random.Random, command: Command, done: Try) -> None:
+    """A training process stands still; alone for a moment, with another for good."""
+    with contextlib.suppress(psutil.Error, IndexError, ProcessLookupError, ValueError):
+        process = chosen.choice(workers(command))
+        process.suspend()
+        if "two processes" not in done.command:
+            time.sleep(3)
+            process.resume()
+
+
+def _corrupt(chosen: random.Random, command: Command, done: Try) -> None:
+    """A file of the cache, or of what the command writes, is cut or overwritten."""
+    with contextlib.suppress(OSError, IndexError):
+        files = [path for path in command.workspace.cache.rglob("*") if path.is_file() and "data" not in path.parts]
+        path = chosen.choice(files)
+        if chosen.random() < 0.5:
+            os.truncate(path, path.stat().st_size // 2)
+        else:
+            path.write_bytes(os.urandom(300))
+
+
+def _nothing(chosen: random.Random, command: Command, done: Try) -> None:
+    return
+
+
+Fault = Callable[[random.Random, Command, Try], None]
+FAULTS: dict[str, Fault] = {
+    "signal": _interrupt,
+    "kill": _kill,
+    "kill one": _kill_one,
+    "stop": _stop_one,
+    "close": _nothing,  # the reader of the output goes
+    "fill": _nothing,  # the disk of the runs is small
+    "corrupt": _corrupt,
+    "clock": _nothing,  # it jumps
+    "nothing": _nothing,
+}
+
+
+def one(chosen: random.Random, folder: Path, cache: Path, planted: str | None) -> Try:
+    """Draw a command, a moment and a fault, and return what was wrong, nothing if nothing."""
+    name, fault = chosen.choice(list(COMMANDS)), chosen.choice(list(FAULTS))
+    done = Try(name, fault, chosen.choice([chosen.uniform(0, 3), chosen.uniform(0, 25)]))
+    workspace = Workspace(folder, cache)
+    folder.mkdir(parents=True)
+    if planted:
+        path = os.pathsep.join([str(Path(__file__).with_name("planted")), os.environ.get("PYTHONPATH", "")])
+        workspace.environment |= {"GALLERY_FAULTS_PLANTED": planted, "PYTHONPATH": path}
+    if fault == "clock":
+        jumping_clock(workspace)
+    small = fault == "fill" and _small_disk(folder)
+    try:
+        with started(COMMANDS[name](workspace), workspace, "head" if fault == "close" else "file") as command:
+            _befall(chosen, command, done)
+            _judge(command, done)
+    finally:
+        if small:
+            subprocess.run(["umount", "-l", str(folder)], check=False)
+    return done
+
+
+def _small_disk(folder: Path) -> bool:
+    """Put the workspace on a disk that is soon full; only root can."""
+    size = random.Random(str(folder)).choice(["200k", "1m", "8m"])
+    return (
+        os.geteuid() == 0
+        and subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "faults", str(folder)], check=False).returncode == 0
+    )
+
+
+def _befall(chosen: random.Random, command: Command, done: Try) -> None:
+    command.wait_until(lambda: False, done.moment)
+    if command.process.poll() is None:
+        FAULTS[done.fault](chosen, command, done)
+        if done.fault == "clock":
+            (command.workspace.folder / "jump").touch()
+
+
+def _judge(command: Command, done: Try) -> None:
+    told = done.fault in ("signal", "kill")
+    took = command.ended_after(_END_SECONDS if told else _LIMIT_SECONDS)
+    say = done.said.append
+    if took is None:
+        say(f"still there: {[' '.join(process.cmdline())[:80] for process in command.everything()]}")
+        return
+    code, text = command.process.returncode, command.text()
+    if command.open_ports:
+        say(f"open ports: {command.open_ports}")
+    if "Traceback (most recent call last)" in text and done.fault != "fill":
+        say("a traceback: " + text[-1500:])
+    if code not in (0, -signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 141) and not text.strip():
+        say(f"exit code {code} without a word")
+    if len(message_of(text)) > _MESSAGE_LINES:
+        say(f"a message of {len(message_of(text))} lines")
+    if done.blamed is not None and (found := re.search(r"rank (\d+) \(process \d+\) was killed", text)) and int(found[1]) != done.blamed:
+        say(f"rank {done.blamed} was killed, and rank {found[1]} is blamed")
+    for path in command.workspace.folder.rglob("*.json"):
+        if path.name in ("results.json", "comparison.json", "report.json", "config.json") and "foreign" not in path.parts:
+            try:
+                json.loads(path.read_text())
+            except ValueError:
+                say(f"{path.name} is half written")
+    finished = any(command.workspace.folder.rglob("results.json"))
+    if code == 0 and done.command.startswith("train") and not finished and done.fault != "close":
+        say("exit code 0 and no results")
+
+
+def _search(seed: int, seconds: float, planted: str | None) -> tuple[Counter[str], list[Try]]:
+    chosen, counts, breaches = random.Random(seed), Counter[str](), []
+    with tempfile.TemporaryDirectory(prefix="chaos-") as root:
+        cache = Path(root) / "cache"
+        shutil.copytree(ROOT / ".cache" / "data", cache / "data")
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            number = sum(counts.values())
+            done = one(chosen, Path(root) / f"try-{number}", cache, planted)
+            counts[done.fault] += 1
+            if done.said:
+                breaches.append(done)
+                print(f"BREACH in try {number}: {done.command}, {done.fault} after {done.moment:.1f} s: {'; '.join(done.said)}", flush=True)
+                if planted:
+                    break
+            shutil.rmtree(Path(root) / f"try-{number}", ignore_errors=True)
+    return counts, breaches
+
+
+def main(minutes: float, seed: int | None, planted: list[str] | None) -> int:
+    """Return the exit code: 1 for a breach, or for a planted one that was not found."""
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    print(f"seed {seed}", flush=True)
+    if planted is None:
+        counts, breaches = _search(seed, 60 * minutes, None)
+        print(
+            f"{sum(counts.values())} tries, {len(breaches)} breaches; "
+            + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        )
+        return bool(breaches)
+    lost = []
+    for name in planted or BREACHES:
+        began = time.monotonic()
+        counts, breaches = _search(seed, 60 * minutes, name)
+        found = (
+            f"found after {time.monotonic() - began:.0f} s, {sum(counts.values())} tries"
+            if breaches
+            else f"NOT FOUND in {minutes:g} minutes"
+        )
+        print(f"{name}: {found}", flush=True)
+        lost += [] if breaches else [name]
+    return bool(lost)

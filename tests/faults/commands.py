@@ -1,0 +1,110 @@
+"""The commands that faults befall: all that train, measure, prepare or report. A new command is one entry."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from .workspace import ROOT, TASKS, Workspace, python
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from made_comparison import FASTER, write
+from made_comparison import comparison as made
+from tiny_notebooks import write_notebook
+
+Words = Callable[[Workspace], list[str]]
+
+
+def train(task: str = "SLOW", *more: str, steps: int = 40) -> Words:
+    """Return the launcher on one of the faulty tasks."""
+    words = ["--model", f"{TASKS}:{task}", "--max_steps", str(steps), "--log_interval", "1", "--threads", "1", "--no-evaluate", *more]
+    return lambda workspace: python(str(ROOT / "launch_single_task.py"), *words, "--run_dir", str(workspace.folder / "run"))
+
+
+def compare(task: str = "SLOW", *more: str) -> Words:
+    """Return a short comparison."""
+    words = ["--model", f"{TASKS}:{task}", "--threads", "1", "--rounds", "4", "--block_steps", "2", "--workers", "0", *more]
+    return lambda workspace: gallery("compare", *words)
+
+
+def gallery(*words: str) -> list[str]:
+    """Return the words of a `gallery` command."""
+    return python(str(ROOT / "tests" / "faults" / "gallery.py"), *words)
+
+
+def batch(source: str = "import time; time.sleep(30)") -> Words:
+    """Return `gallery run` on a notebook of one cell."""
+
+    def words(workspace: Workspace) -> list[str]:
+        notebook = write_notebook(workspace.folder / "notebooks", "one", source)
+        return gallery("run", str(notebook), "--out", str(workspace.folder / "batch"))
+
+    return words
+
+
+def script(source: str, processes: int | None) -> Words:
+    """Return a script of the reader's own, as notebooks start it."""
+
+    def words(workspace: Workspace) -> list[str]:
+        path = workspace.folder / "script.py"
+        path.write_text(source)
+        call = f"from gallery_lib.script import run_script; run_script({str(path)!r}, processes={processes})"
+        return python("-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {call}")
+
+    return words
+
+
+def data(command: str, *words: str) -> Words:
+    """Return a command of data_prep."""
+    return lambda workspace: python(str(ROOT / "data_prep" / command), *words, "--out", str(workspace.folder / "data"))
+
+
+def on(maker: Callable[[Path], Path], *words: str) -> Words:
+    """Return a `gallery` command on what `maker` writes into the workspace."""
+    return lambda workspace: gallery(*words, str(maker(workspace.folder)))
+
+
+def comparison(folder: Path) -> Path:
+    """A comparison that is whole."""
+    return write(made(FASTER, 20), folder / "comparison").parent
+
+
+def half(folder: Path) -> Path:
+    """A comparison whose file was cut off."""
+    path = write(made(FASTER, 20), folder / "comparison")
+    path.write_text(path.read_text()[: path.stat().st_size // 2])
+    return path.parent
+
+
+def foreign(name: str, content: object) -> Callable[[Path], Path]:
+    """Return what writes a file of that name, which somebody else made, into a folder."""
+
+    def make(folder: Path) -> Path:
+        (folder / "foreign").mkdir(exist_ok=True)
+        (folder / "foreign" / name).write_text(json.dumps(content))
+        return folder / "foreign"
+
+    return make
+
+
+EVERY: Mapping[str, Words] = {
+    "train": train(),
+    "train on two processes": train("SLOW", "--nproc_per_node", "2"),
+    "train, compiled": train("SLOW", "--compiler-opt"),
+    "compare": compare(),
+    "run a notebook": batch(),
+    "run a script on two processes": script(
+        "import time, torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\ntime.sleep(8)\nd.destroy_process_group()\n", 2
+    ),
+    "make images": data("mock_imagenet.py", "--preset", "small"),
+    "make text": data("text.py"),
+    "make speech": data("mock_speech.py"),
+    "show": on(comparison, "show"),
+    "plot": lambda workspace: gallery("plot", str(comparison(workspace.folder)), str(workspace.folder / "plot.png")),
+    "list": lambda workspace: gallery("list"),
+    "doctor": lambda workspace: gallery("doctor"),
+}
+"""Each kind of command once, for what has to hold of all."""

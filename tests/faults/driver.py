@@ -1,0 +1,127 @@
+"""Carries out a row of the table: prepare, start, cause the fault, wait, and hold what is seen against what must be."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .workspace import Command, Workspace, started
+
+Cause = Callable[[Command], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A fault, how it is caused, and what must be seen.
+
+    Args:
+        kind: of the fault, a heading of the table.
+        words: what is run, in a workspace that `prepare` has made ready.
+        cause: what is done to the command while it runs; None: nothing.
+        codes: exit codes that are right.
+        says: a part of what is said on standard error, or printed.
+        lines: the message has at most so many.
+        seconds: from the cause until no process is left.
+        there, absent: files that must and must not be in the workspace afterwards, by pattern.
+        output: where standard output goes (`workspace.Command`).
+        check: more that must hold; it returns what is wrong, or "".
+        quick: whether it is an ordinary test as well.
+    """
+
+    kind: str
+    name: str
+    words: Callable[[Workspace], list[str]]
+    cause: Cause | None = None
+    codes: tuple[int, ...] = (0,)
+    says: str = ""
+    lines: int = 3
+    seconds: float = 60.0
+    prepare: Callable[[Workspace], None] | None = None
+    there: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    output: str = "file"
+    check: Callable[[Workspace, Command], str] | None = None
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came out of a row: what was wrong, nothing if it was right."""
+
+    wrong: tuple[str, ...]
+    code: int | None
+    seconds: float | None
+    message: str
+
+
+_PROGRESS = re.compile(r"^(Using the environment|\S.*: .*\d+ s\b.*|imports|done in|\$ )")
+
+
+def message_of(text: str) -> list[str]:
+    """Return the lines of the message: from the first that begins with `error:` (or a command's name) on, without the log's last lines."""
+    lines = [line for line in text.replace("\r", "\n").split("\n") if line.strip()]
+    begin = next((n for n, line in enumerate(lines) if re.match(r"(error|[\w.]+|interrupted|stopped)\b[^ ]*: ", line)), len(lines))
+    found = [line for line in lines[begin:] if not _PROGRESS.match(line) or line.startswith("error")]
+    end = next((n for n, line in enumerate(found) if line.startswith("Last log lines")), len(found))
+    return found[:end]
+
+
+def carry_out(row: Row, folder: Path, cache: Path) -> Seen:
+    """Try the row in a new workspace."""
+    workspace = Workspace(folder, cache)
+    folder.mkdir(parents=True, exist_ok=True)
+    if row.prepare is not None:
+        row.prepare(workspace)
+    with started(row.words(workspace), workspace, row.output) as command:
+        if row.cause is not None:
+            row.cause(command)
+        took = command.ended_after(row.seconds)
+        wrong = list(_wrong(row, workspace, command, took))
+        text = command.text()
+        return Seen(tuple(wrong), command.process.poll(), took, "\n".join(message_of(text)) or text[-400:])
+
+
+def _wrong(row: Row, workspace: Workspace, command: Command, took: float | None) -> list[str]:
+    found = []
+    if took is None:
+        left = [" ".join(process.cmdline())[:100] for process in command.everything()]
+        return [f"after {row.seconds:g} s there was still {left}"]
+    code, text, printed = command.process.returncode, command.text(), command.result()
+    if code not in row.codes:
+        found.append(f"exit code {code}, not {' or '.join(map(str, row.codes))}")
+    if "Traceback (most recent call last)" in text:
+        found.append("a traceback")
+    if row.says not in text and row.says not in printed:
+        found.append(f"it does not say {row.says!r}")
+    if len(message_of(text)) > row.lines:
+        found.append(f"a message of {len(message_of(text))} lines")
+    if command.open_ports:
+        found.append(f"it listens beyond loopback: {command.open_ports}")
+    found += [f"{pattern} is missing" for pattern in row.there if not any(workspace.folder.rglob(pattern))]
+    found += [f"{pattern} is there" for pattern in row.absent if any(workspace.folder.rglob(pattern))]
+    if row.check is not None and (more := row.check(workspace, command)):
+        found.append(more)
+    return found
+
+
+def wait_for_steps(count: int, then: Cause) -> Cause:
+    """Return a cause: once the newest run has logged so many steps."""
+
+    def cause(command: Command) -> None:
+        if command.wait_until(lambda: command.workspace.steps() >= count):
+            then(command)
+
+    return cause
+
+
+def after(seconds: float, then: Cause) -> Cause:
+    """Return a cause: so many seconds after the start."""
+
+    def cause(command: Command) -> None:
+        time.sleep(seconds)
+        then(command)
+
+    return cause

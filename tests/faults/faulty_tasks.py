@@ -1,0 +1,50 @@
+"""Tasks with a fault of their own, for runs that are started as `--model tests/faults/faulty_tasks.py:NAME`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tiny_task import TASK, loss
+
+from gallery_lib.compiler import compiler_enabled
+
+DIVERGES_AT = 5
+_steps = 0
+
+
+def _slow(model: nn.Module, batch: Any) -> Tensor:
+    time.sleep(0.1)
+    return loss(model, batch)
+
+
+def _diverging(model: nn.Module, batch: Any) -> Tensor:
+    """Not finite from step 5 on."""
+    global _steps
+    _steps += model.training
+    value = loss(model, batch)
+    return value * float("nan") if _steps >= DIVERGES_AT and model.training else value
+
+
+def _diverging_accelerated(model: nn.Module, batch: Any) -> Tensor:
+    return _diverging(model, batch) if compiler_enabled() else loss(model, batch)
+
+
+def _printing(model: nn.Module, batch: Any) -> Tensor:
+    """Every process prints what no text is, and much of it."""
+    os.write(1, b"\xff\xfe no text \x1b[31m\n" * 400)
+    return loss(model, batch)
+
+
+SLOW = dataclasses.replace(TASK, name="slow", loss=_slow)
+DIVERGES = dataclasses.replace(TASK, name="diverges", loss=_diverging)
+DIVERGES_ACCELERATED = dataclasses.replace(TASK, name="diverges_accelerated", loss=_diverging_accelerated)
+PRINTS = dataclasses.replace(TASK, name="prints", loss=_printing)

@@ -1,0 +1,96 @@
+"""Plants the breach that GALLERY_FAULTS_PLANTED names into every Python process that a command starts."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+
+def _orphan(module: Any) -> None:
+    """What is left behind by a command goes on."""
+    module.end_descendants = lambda *_: None
+    module.die_with_parent = lambda: None
+    module.end_supervised = lambda process, *_: process.kill()
+
+
+def _half(module: Any) -> None:
+    """JSON files are written in place, and the last bytes late."""
+    import json
+    import time
+
+    def write_json(path: Any, value: Any) -> None:
+        text = json.dumps(value, indent=1)
+        path.write_text(text[: len(text) // 2])
+        time.sleep(1.5)
+        path.write_text(text)
+
+    module.write_json = write_json
+
+
+def _hang(module: Any) -> None:
+    """What a run prints is read no more after a few lines."""
+
+    def read(relay: Any) -> None:
+        for _ in range(3):
+            relay._output.readline()
+        import time
+
+        time.sleep(10_000)
+
+    module.Relay._read = read
+    module.Relay.wait = lambda relay, seconds=None: None
+    module.Relay.close = lambda relay: None
+
+
+def _wrong_rank(module: Any) -> None:
+    """The other rank is blamed."""
+    found = module._killed
+
+    def killed(text: str) -> Any:
+        right = found(text)
+        return right and (1 - right[0], *right[1:])
+
+    module._killed = killed
+
+
+def _open_port(module: Any) -> None:
+    """Stores listen on every interface."""
+    import socket
+
+    module.listening_on = lambda host, port: socket.create_server(("0.0.0.0", port))
+
+
+BREACHES = {
+    "orphan": ("gallery_lib.processes", _orphan),
+    "half": ("gallery_lib.json_files", _half),
+    "hang": ("gallery_lib.processes", _hang),
+    "wrong rank": ("gallery_lib.failure", _wrong_rank),
+    "open port": ("gallery_lib.rendezvous", _open_port),
+}
+
+
+class _Planter(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, plant: Any) -> None:
+        self.name, self.plant = name, plant
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != self.name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self.plant(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if planted := os.environ.get("GALLERY_FAULTS_PLANTED"):
+    sys.meta_path.insert(0, _Planter(*BREACHES[planted]))

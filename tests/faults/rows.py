@@ -1,0 +1,420 @@
+"""The table: faults, how they are caused, and what must be seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from .commands import EVERY, batch, compare, data, foreign, half, on, train
+from .driver import Cause, Row, after, wait_for_steps
+from .workspace import ROOT, TASKS, Command, Workspace, python, workers
+
+INTERRUPTED, TERMINATED = (130, -signal.SIGINT), (143, -signal.SIGTERM)
+
+
+def send(number: int) -> Cause:
+    """Return a cause: a signal for the command itself."""
+    return lambda command: command.process.send_signal(number)
+
+
+def _to_rank(rank: int, number: int) -> Cause:
+    def cause(command: Command) -> None:
+        os.kill(workers(command)[rank].pid, number)
+
+    return cause
+
+
+def _to(part: str, number: int) -> Cause:
+    """A signal for the first process with that word in its command line."""
+
+    def cause(command: Command) -> None:
+        found = [process for process in command.everything() if any(part in word for word in process.cmdline())]
+        os.kill(min(found, key=lambda process: process.create_time()).pid, number)
+
+    return cause
+
+
+# --------------------------------------------------------------------------------------------------------------
+# What is checked beyond the columns
+
+
+def _results(workspace: Workspace) -> dict:  # type: ignore[type-arg]
+    return json.loads(next(workspace.folder.rglob("results.json")).read_text())
+
+
+def _diverged_at_5(workspace: Workspace, command: Command) -> str:
+    at = _results(workspace).get("diverged_at") or {}
+    return "" if (at.get("step"), at.get("rank")) == (5, 0) else f"diverged_at is {at}"
+
+
+def _no_ratio(workspace: Workspace, command: Command) -> str:
+    values = json.loads(next(workspace.folder.rglob("comparison.json")).read_text())
+    if values["speedup"] is not None or values["parity"]["passed"]:
+        return f"speedup {values['speedup']}, parity {values['parity']['passed']}"
+    return "it prints a speed-up" if "× as fast" in command.result() else ""
+
+
+def _positive_start_up(workspace: Workspace, command: Command) -> str:
+    total = _results(workspace)["startup_seconds"]["total"]
+    return "" if 0 < total < 120 else f"start-up of {total} s"
+
+
+def _finished(workspace: Workspace, command: Command) -> str:
+    return "" if _results(workspace)["status"] == "finished" else "not finished"
+
+
+# --------------------------------------------------------------------------------------------------------------
+# What is prepared
+
+
+def _fifo_among_images(workspace: Workspace) -> None:
+    from PIL import Image
+
+    for split in ("train", "val"):
+        for name in ("one", "two"):
+            (workspace.folder / "images" / split / name).mkdir(parents=True)
+            Image.new("RGB", (64, 64)).save(workspace.folder / "images" / split / name / "0.jpg")
+    os.mkfifo(workspace.folder / "images" / "train" / "one" / "1.jpg")
+
+
+def _fifo_as_manifest(workspace: Workspace) -> None:
+    for split in ("train", "val"):
+        (workspace.folder / "features" / split).mkdir(parents=True)
+        os.mkfifo(workspace.folder / "features" / split / "manifest.tsv")
+
+
+def _damaged_text(workspace: Workspace) -> None:
+    shutil.copytree(ROOT / ".cache" / "data" / "text", workspace.folder / "data")
+    file = next((workspace.folder / "data").rglob("train.npy"))
+    file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
+
+
+def _own_cache(workspace: Workspace) -> None:
+    shutil.copytree(workspace.cache, workspace.folder / "cache", symlinks=True)
+    workspace.cache = workspace.folder / "cache"
+
+
+def _damaged_library(workspace: Workspace) -> None:
+    _own_cache(workspace)
+    for file in (workspace.cache / "cpu_kernels").glob("*.so"):
+        os.truncate(file, file.stat().st_size // 2)
+
+
+def _damaged_reference(workspace: Workspace) -> None:
+    _own_cache(workspace)
+    for file in (workspace.cache / "references").rglob("losses.json"):
+        file.write_text(json.dumps([9.0] * 3))
+
+
+def _damaged_inductor(workspace: Workspace) -> None:
+    """Every file of the compiler's cache is empty, or holds something else."""
+    _own_cache(workspace)
+    for number, file in enumerate(sorted(path for path in (workspace.cache / "inductor").rglob("*") if path.is_file())):
+        file.write_bytes(b"" if number % 2 else os.urandom(200))
+
+
+def _open_to_others(workspace: Workspace) -> None:
+    _own_cache(workspace)
+    (workspace.cache / "inductor").mkdir(exist_ok=True)
+    (workspace.cache / "inductor").chmod(0o777)
+
+
+def _foreign_run_dir(workspace: Workspace) -> None:
+    (workspace.folder / "run").mkdir()
+    (workspace.folder / "run" / "thesis.tex").write_text("precious")
+
+
+def _file_as_run_dir(workspace: Workspace) -> None:
+    (workspace.folder / "run").write_text("precious")
+
+
+def _bad_task(text: str) -> object | None:
+    def prepare(workspace: Workspace) -> None:
+        (workspace.folder / "task.py").write_text(text)
+
+    return prepare
+
+
+def jumping_clock(workspace: Workspace) -> None:
+    """A library that sets the wall clock of what it is loaded into back by a day, ten seconds after the machine's."""
+    source = workspace.folder / "clock.c"
+    source.write_text(_CLOCK)
+    library = workspace.folder / "clock.so"
+    os.system(f"gcc -shared -fPIC -O1 -o '{library}' '{source}' -ldl")
+    workspace.environment |= {"LD_PRELOAD": str(library), "CLOCK_JUMP_FILE": str(workspace.folder / "jump")}
+
+
+_CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t id, struct timespec *t) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int code = real(id, t);
+    const char *file = getenv("CLOCK_JUMP_FILE");
+    if (id == CLOCK_REALTIME && file && access(file, F_OK) == 0) t->tv_sec -= 86400;
+    return code;
+}
+"""
+
+
+def _jump(command: Command) -> None:
+    (command.workspace.folder / "jump").touch()
+
+
+# --------------------------------------------------------------------------------------------------------------
+# The rows
+
+_TRAIN_WORDS = ["--model", f"{TASKS}:SLOW", "--max_steps", "3", "--no-evaluate"]
+
+
+def _wrong_value(name: str, *words: str, says: str, quick: bool = False, prepare: object = None) -> Row:
+    """A value that is refused before anything is started or written."""
+    command = [str(ROOT / "launch_single_task.py"), *_TRAIN_WORDS, *words]
+    return Row(
+        "folders and values",
+        name,
+        lambda workspace: python(*(word.replace("{folder}", str(workspace.folder)) for word in command)),
+        codes=(2,),
+        says=says,
+        seconds=30,
+        absent=("results.json", "config.json"),
+        prepare=prepare,  # type: ignore[arg-type]
+        quick=quick,
+    )
+
+
+def _values() -> Iterator[Row]:
+    yield _wrong_value("an empty run_dir", "--run_dir=", says="run_dir='' must be text, and not empty", quick=True)
+    yield _wrong_value("run_dir is /", "--run_dir=/", says="holds files of something else")
+    yield _wrong_value("run_dir is a home", "--run_dir=~", says="run_dir=~")
+    yield _wrong_value("run_dir begins with dashes", "--run_dir=--x", says="begins with a dash")
+    yield _wrong_value("run_dir is a file", "--run_dir={folder}/run", says="is a file", prepare=_file_as_run_dir)
+    yield _wrong_value("run_dir has a name too long", "--run_dir={folder}/" + "x" * 300, says="name too long")
+    yield _wrong_value("run_dir holds files of others", "--run_dir={folder}/run", says="thesis.tex", prepare=_foreign_run_dir, quick=True)
+    yield _wrong_value("an empty data_dir", "--data_dir=", says="data_dir='' must be text, and not empty")
+    yield _wrong_value("a blank master_addr", "--master_addr= ", says="master_addr=' ' must be text, and not empty")
+    for name, value in {"lr": "inf", "weight_decay": "nan", "max_grad_norm": "inf", "rank_timeout": "inf"}.items():
+        yield _wrong_value(f"{name} is {value}", f"--{name}={value}", says=f"{name}='{value}' must be", quick=name == "lr")
+    for name, value in {"seed": str(2**63 - 1), "workers": "1000", "threads": "100000", "batch_size": "1000000000"}.items():
+        yield _wrong_value(f"{name} is {value}", f"--{name}={value}", says=f"{name}='{value}' must be at most", quick=name == "seed")
+    for name, text in {"a syntax error": "TASK = (", "an exception": "1 / 0", "an exit": "import sys; sys.exit(5)"}.items():
+        yield _wrong_value(f"a task file with {name}", "--model={folder}/task.py:TASK", says="task.py", prepare=_bad_task(text))
+    yield Row(
+        "folders and values",
+        "prepare.sh --run ''",
+        lambda workspace: ["bash", str(ROOT / "prepare.sh"), "--run", ""],
+        codes=(2,),
+        says="--run needs the name of a notebook",
+        quick=True,
+    )
+
+
+def _two_runs(command: Command) -> None:
+    """A second run with the same folder, while the first is at work: it has to be refused, and the first goes on."""
+    from .workspace import Command as Another
+
+    words = train()(command.workspace)
+    second_space = Workspace(command.workspace.folder / "second", command.workspace.cache)
+    second_space.folder.mkdir()
+    second = Another(words, second_space)
+    second.ended_after(60)
+    (command.workspace.folder / "second.txt").write_text(f"{second.process.returncode} {second.text()}")
+    second.end()
+
+
+def _second_refused(workspace: Workspace, command: Command) -> str:
+    text = (workspace.folder / "second.txt").read_text()
+    return "" if text.startswith("2 ") and "another run is at work" in text else f"the second: {text[-300:]}"
+
+
+def _strangers(command: Command) -> None:
+    """Silence and garbage at the socket where turns are handed out."""
+    import socket
+    import tempfile
+    import time
+
+    folder = Path(tempfile.gettempdir())
+    if command.wait_until(lambda: any(folder.glob("gallery-turns-*/turns"))):
+        for path in folder.glob("gallery-turns-*/turns"):
+            silent, garbage = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+            silent.connect(str(path))
+            garbage.connect(str(path))
+            garbage.sendall(b"\xff" * 64)
+            time.sleep(0.2)
+            garbage.close()
+
+
+def _faults() -> Iterator[Row]:
+    for name, words in EVERY.items():
+        yield Row("open to the network", f"{name}: no port", words, seconds=300, lines=99, codes=(0, 1), quick=name == "train")
+    yield Row("open to the network", "strangers where turns are handed out", compare(), _strangers, seconds=300, says="same training")
+
+    yield Row(
+        *("a run that diverged", "training"),
+        train("DIVERGES", steps=20),
+        codes=(1,),
+        says="its loss is no finite number from step 5 on rank 0 on",
+        check=_diverged_at_5,
+        quick=True,
+    )
+    yield Row("a run that diverged", "training that goes on", train("DIVERGES", "--no-terminate-on-nan", steps=20), check=_diverged_at_5)
+    yield Row(
+        *("a run that diverged", "a comparison, accelerated only"),
+        compare("DIVERGES_ACCELERATED"),
+        codes=(0, 1),
+        says="not comparable",
+        check=_no_ratio,
+        seconds=300,
+    )
+    yield Row(
+        "a run that diverged", "a comparison, both", compare("DIVERGES"), codes=(0, 1), says="not comparable", check=_no_ratio, seconds=300
+    )
+
+    for output, codes in {"head": (0, 141), "full": (1,), "closed": (0,)}.items():
+        yield Row("output that cannot be written", f"train, {output}", train(steps=6), codes=codes, output=output, quick=output == "head")
+        for name in ("list", "show"):
+            yield Row("output that cannot be written", f"{name}, {output}", EVERY[name], codes=codes, output=output)
+        yield Row("output that cannot be written", f"compare, {output}", compare(), codes=codes, output=output, seconds=300)
+    yield Row("output that cannot be written", "bytes that are no text", train("PRINTS", steps=6), there=("results.json",), check=_finished)
+    for locale in ("C", "en_US.ISO-8859-1"):
+        for name in ("list", "show"):
+            yield Row("output that cannot be written", f"{name}, LC_ALL={locale}", EVERY[name], prepare=_locale(locale))
+
+    for number, codes in {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}.items():
+        yield Row("signals", f"{number.name} in training", train(), wait_for_steps(3, send(number)), codes, seconds=12, quick=True)
+        for name in ("compare", "run a notebook", "make images", "train on two processes"):
+            yield Row("signals", f"{number.name} after 4 s: {name}", EVERY[name], after(4.0, send(number)), (*codes, 0), seconds=15)
+    for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT):
+        yield Row("signals", f"{number.name} in training", train(), wait_for_steps(3, send(number)), (-number,), seconds=15, lines=99)
+
+    two = train("SLOW", "--nproc_per_node", "2", steps=400)
+    for rank in (0, 1):
+        says = f"rank {rank} (process"
+        yield Row("who failed", f"rank {rank} is killed", two, wait_for_steps(3, _to_rank(rank, signal.SIGKILL)), (1,), says, seconds=10)
+    yield Row(
+        *("who failed", "a rank is stopped"),
+        train("SLOW", "--nproc_per_node", "2", "--rank_timeout", "8", steps=400),
+        wait_for_steps(3, _to_rank(1, signal.SIGSTOP)),
+        (1,),
+        "rank 1 gives no sign of life",
+        seconds=25,
+    )
+    yield Row(
+        "who failed", "papermill is killed", batch(), after(8.0, _to("papermill", signal.SIGKILL)), (1,), "SIGKILL", seconds=20, lines=30
+    )
+
+    compiled = train("SLOW", "--compiler-opt", steps=6)
+    yield Row("caches", "files of the compiler are damaged", compiled, prepare=_damaged_inductor, check=_finished, seconds=200, lines=20)
+    yield Row("caches", "C++ of ours is cut off", compiled, prepare=_damaged_library, check=_finished, seconds=120, lines=20)
+    yield Row("caches", "a reference is another's", compare(), prepare=_damaged_reference, says="same training", seconds=300, lines=20)
+    yield Row("caches", "others may write into the compiler's", compiled, prepare=_open_to_others, codes=(2,), says="chmod go-w")
+
+    yield Row("files of others", "a comparison cut in half", on(half, "show"), codes=(2,), says="is no JSON", quick=True)
+    for name, content in {"results.json": [1, 2], "comparison.json": {"task": 5}, "report.json": {"schema": 1, "notebooks": []}}.items():
+        yield Row("files of others", f"{name} of something else", on(foreign(name, content), "show"), codes=(2,), says=name)
+    source = "import json, os, pathlib\nfolder = pathlib.Path(os.environ['GALLERY_RUNS_DIR']) / 'mine'\nfolder.mkdir(parents=True)\n"
+    yield Row("files of others", "a notebook leaves a list as config.json", batch(f"{source}(folder / 'config.json').write_text('[1, 2]')"))
+    yield Row(
+        *("files of others", "a notebook leaves half a comparison"),
+        batch(f"{source}(folder / 'comparison.json').write_text('{{')"),
+        codes=(1,),
+        says="comparison that cannot be read",
+        lines=30,
+        there=("report.json",),
+    )
+    yield Row(
+        *("files of others", "a notebook's error has escape sequences"),
+        batch("raise ValueError('\\x1b[31mred\\x1b]0;title\\x07 \\x00')"),
+        codes=(1,),
+        lines=30,
+        check=_no_escapes,
+    )
+    yield Row(
+        *("files of others", "a pipe among images"),
+        lambda workspace: python(str(ROOT / "data_prep" / "check_imagenet.py"), str(workspace.folder / "images")),
+        prepare=_fifo_among_images,
+        says="a pipe",
+    )
+    yield Row(
+        *("files of others", "a pipe as a manifest"),
+        lambda workspace: python(
+            str(ROOT / "data_prep" / "check_features.py"), str(workspace.folder / "features"), "--task", "tts_angular"
+        ),
+        prepare=_fifo_as_manifest,
+        codes=(2,),
+        says="is no file",
+    )
+    yield Row("files of others", "damaged text data", data("text.py"), prepare=_damaged_text, codes=(2,), says="is damaged")
+
+    yield Row(
+        *("folders and values", "two runs with one folder"),
+        train(),
+        wait_for_steps(3, _two_runs),
+        there=("results.json",),
+        check=_second_refused,
+        seconds=90,
+    )
+    yield Row(
+        *("clocks", "the wall clock is set back by a day"),
+        train(steps=20),
+        after(1.0, _jump),
+        prepare=jumping_clock,
+        check=_positive_start_up,
+    )
+    yield Row(
+        "signals",
+        "a script on two processes is interrupted",
+        EVERY["run a script on two processes"],
+        after(6.0, send(signal.SIGINT)),
+        (1, 130, -2),
+        lines=99,
+    )
+    yield from _values()
+
+
+def _locale(name: str) -> object:
+    def prepare(workspace: Workspace) -> None:
+        workspace.environment |= {"LC_ALL": name, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+        if name != "C":
+            workspace.environment |= {"LC_ALL": "C", "PYTHONIOENCODING": "latin-1"}
+
+    return prepare
+
+
+def _no_escapes(workspace: Workspace, command: Command) -> str:
+    from xml.etree import ElementTree
+
+    if "\x1b[31m" in command.result() + command.text() or "\x07" in command.result() + command.text():
+        return "an escape sequence reaches the terminal"
+    for file in workspace.folder.rglob("*.xml"):
+        ElementTree.parse(file)
+    return ""
+
+
+ROWS = tuple(_faults())
+
+SWEPT = ("train", "compare", "make images", "doctor", "list")
+
+
+def sweep(step_seconds: float, end_seconds: float) -> Iterator[Row]:
+    """Signals to commands in steps, from their start on: none may be lost while libraries are imported."""
+    for name in SWEPT:
+        for number, codes in {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}.items():
+            for place in range(1, int(end_seconds / step_seconds) + 1):
+                moment = place * step_seconds
+                yield Row(
+                    "signals",
+                    f"{number.name} after {moment:.2f} s: {name}",
+                    EVERY[name],
+                    after(moment, send(number)),
+                    (*codes, 0),
+                    seconds=14,
+                )

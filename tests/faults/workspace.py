@@ -1,0 +1,170 @@
+"""Where a fault is tried: folders of its own, and the command that runs in them with everything that it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TASKS = Path(__file__).with_name("faulty_tasks.py")
+MARK = "GALLERY_FAULTS_MARK"
+"""A variable of everything that a command starts: so it is known also when its parents have gone."""
+_LOOK_SECONDS = 0.05
+
+
+@dataclass
+class Workspace:
+    """Folders for one try. `cache` may be shared by tries that leave it as it is."""
+
+    folder: Path
+    cache: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> Path:
+        """New run directories."""
+        return self.folder / "runs"
+
+    def variables(self, mark: str) -> dict[str, str]:
+        """Return the environment of a command."""
+        own = {"GALLERY_RUNS_DIR": str(self.runs), "GALLERY_CACHE_DIR": str(self.cache), MARK: mark, "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **own, "HF_HUB_OFFLINE": "1", **self.environment}
+
+    def run_dir(self) -> Path | None:
+        """Return the newest folder with a log of a run, if there is one."""
+        logs = sorted(self.folder.rglob("log-rank0.txt"), key=lambda path: path.stat().st_mtime)
+        return logs[-1].parent if logs else None
+
+    def steps(self) -> int:
+        """Return how many steps the newest run has logged."""
+        run_dir = self.run_dir()
+        with contextlib.suppress(OSError, TypeError):
+            return len((run_dir / "steps.jsonl").read_text().splitlines())  # type: ignore[operator]
+        return 0
+
+
+class Command:
+    """A command at work in a session of its own; `output` says where its standard output goes."""
+
+    def __init__(self, words: Sequence[str], workspace: Workspace, output: str = "file") -> None:
+        self.mark, self.workspace = uuid.uuid4().hex, workspace
+        self.heard = workspace.folder / "stdout.txt"
+        self.said = workspace.folder / "stderr.txt"
+        self.open_ports: dict[str, str] = {}
+        self._over = threading.Event()
+        stdout, shell = _output(output, words, self.heard)
+        self.process = subprocess.Popen(
+            shell or list(words),
+            env=workspace.variables(self.mark),
+            cwd=workspace.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=self.said.open("wb"),
+            start_new_session=True,
+        )
+        threading.Thread(target=self._watch_ports, daemon=True).start()
+
+    def everything(self) -> list[psutil.Process]:
+        """Return all processes that the command has started and that are alive, itself among them."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+        return found
+
+    def _watch_ports(self) -> None:
+        while not self._over.wait(0.3):
+            for process in self.everything():
+                with contextlib.suppress(psutil.Error):
+                    for socket in process.net_connections("inet"):
+                        if socket.status == psutil.CONN_LISTEN and not ipaddress.ip_address(socket.laddr.ip).is_loopback:
+                            self.open_ports[f"{socket.laddr.ip}:{socket.laddr.port}"] = " ".join(process.cmdline())[:120]
+
+    def wait_until(self, ready: Callable[[], bool], seconds: float = 120.0) -> bool:
+        """Return whether `ready` became true before the command ended."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if ready():
+                return True
+            time.sleep(_LOOK_SECONDS)
+        return ready()
+
+    def ended_after(self, seconds: float) -> float | None:
+        """Return the seconds until neither the command nor anything it started was left; None: not within so many."""
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            if self.process.poll() is not None and not self.everything():
+                return time.monotonic() - began
+            time.sleep(0.1)
+        return None
+
+    def end(self) -> None:
+        """End whatever is left."""
+        self._over.set()
+        for process in self.everything():
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+
+    def text(self) -> str:
+        """Return what the command has said on standard error."""
+        return self.said.read_text(errors="replace")
+
+    def result(self) -> str:
+        """Return what it printed."""
+        return self.heard.read_text(errors="replace") if self.heard.exists() else ""
+
+
+def _output(output: str, words: Sequence[str], heard: Path) -> tuple[int | None, list[str]]:
+    """Return standard output for Popen and, where a shell has to connect it, the shell's words."""
+    if output == "file":
+        return os.open(heard, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), []
+    line = {"head": '"$@" | head -n 1', "full": '"$@" > /dev/full', "closed": '"$@" >&-'}[output]
+    return os.open(os.devnull, os.O_WRONLY), ["bash", "-o", "pipefail", "-c", line, "bash", *words]
+
+
+def python(*words: str) -> list[str]:
+    """Return the words that run this Python from anywhere."""
+    return [sys.executable, *words]
+
+
+def workers(command: Command) -> list[psutil.Process]:
+    """Return the training processes of a run, by rank, which are children of torchrun, of ours or of `spawn`."""
+    found: dict[int, psutil.Process] = {}
+    for process in command.everything():
+        with contextlib.suppress(psutil.Error, ValueError, KeyError):
+            parent = process.parent()
+            if parent is not None and any(word in parent.cmdline() for word in ("gallery_lib.torchrun", "gallery_lib.spawn")):
+                name = process.environ().get("RANK") or _rank_of(process)
+                found.setdefault(int(name), process)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _rank_of(process: psutil.Process) -> str:
+    """A forked process's environment shows that of its parent; its log is open as its standard error."""
+    return Path(f"/proc/{process.pid}/fd/2").resolve().name.removeprefix("log-rank").removesuffix(".txt")
+
+
+@contextlib.contextmanager
+def started(words: Sequence[str], workspace: Workspace, output: str = "file") -> Iterator[Command]:
+    """Start a command; at the end nothing of it is left."""
+    command = Command(words, workspace, output)
+    try:
+        yield command
+    finally:
+        command.end()

@@ -1,0 +1,54 @@
+"""Machine code is loaded from files that are what was kept, in folders that nobody else may write to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gallery_lib import paths
+from gallery_lib.errors import InputError
+from gallery_lib.kernels import kept_code
+
+
+def test_a_file_that_was_kept_is_sound(tmp_path: Path) -> None:
+    kept_code.keep(tmp_path / "a.so", b"code")
+    assert kept_code.sound(tmp_path / "a.so") and (tmp_path / "a.so").read_bytes() == b"code"
+    assert not kept_code.sound(tmp_path / "b.so")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_damaged_file_is_set_aside_and_said(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "a.so"
+    kept_code.keep(file, b"code")
+    file.write_bytes({"cut": b"co", "empty": b"", "other": b"edoc"}[damage])
+    with pytest.warns(kept_code.DamagedCode, match="is not what was built"):
+        assert not kept_code.sound(file)
+    assert not file.exists() and (tmp_path / "a.so.damaged").exists()
+
+
+def test_a_file_without_its_digest_is_built_anew_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "a.so").write_bytes(b"code")
+    assert not kept_code.sound(tmp_path / "a.so")
+
+
+def test_folders_of_code_are_made_for_this_user_alone(tmp_path: Path) -> None:
+    folder = paths.code_folder(tmp_path / "code")
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code").chmod(mode)
+    with pytest.raises(InputError, match=f"may be written by others .mode {mode:o}., and code is loaded from it. Run `chmod go-w"):
+        paths.code_folder(tmp_path / "code")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user: needs root")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir(mode=0o755)
+    os.chown(tmp_path / "code", 12345, -1)
+    with pytest.raises(InputError, match="belongs to user 12345"):
+        paths.code_folder(tmp_path / "code")

@@ -1,0 +1,66 @@
+"""A training whose loss is no finite number says where, and ends there unless it is to go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_task
+import torch
+from torch import Tensor, nn
+
+from gallery_lib import divergence, tasks
+from gallery_lib.config import TrainConfig
+from gallery_lib.errors import Diverged
+from gallery_lib.results import read_results
+from gallery_lib.train import train
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Options of a run whose loss is not finite from step 6 on; its weights are not either, from step 7 on."""
+    taken = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        taken.extend([None] if model.training else [])
+        value = tiny_task.loss(model, batch)
+        return value * float("inf") if len(taken) >= 6 else value
+
+    task = dataclasses.replace(tiny_task.TASK, loss=loss)
+    monkeypatch.setattr(tasks, "get", lambda name: task)
+    return lambda **values: TrainConfig(
+        **{"model": "resnet50", "run_dir": str(tmp_path / "run"), "workers": 0, "max_steps": 12, "threads": 1, "evaluate": False, **values}
+    )
+
+
+@pytest.mark.parametrize(("log_interval", "ends_after"), [(1, 6), (4, 8)])
+def test_it_ends_with_what_was_measured_until_then(config: Any, tmp_path: Path, log_interval: int, ends_after: int) -> None:
+    with pytest.raises(Diverged, match=r"no finite number from step 6 on rank 0 on, where .* --no-terminate-on-nan trains on"):
+        train(config(log_interval=log_interval))
+    results = read_results(tmp_path / "run")
+    assert results.diverged_at is not None and (results.diverged_at["step"], results.diverged_at["rank"]) == (6, 0)
+    assert (results.status, results.steps, len(results.loss["curve"])) == ("diverged", ends_after, ends_after)
+
+
+def test_it_goes_on_where_that_is_asked_for(config: Any, tmp_path: Path) -> None:
+    results = train(config(terminate_on_nan=False))
+    assert results.diverged_at is not None and results.diverged_at["step"] == 6
+    assert (results.status, results.steps) == ("finished", 12)
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["diverged_at"]["step"] == 6
+
+
+def test_what_was_not_finite_first_is_named() -> None:
+    model = nn.Linear(2, 1)
+    good, bad = torch.tensor(1.0), torch.tensor(float("nan"))
+    found = divergence.find([1.0, float("nan")], [good, bad], 11, model, [torch.ones(2), torch.tensor([1, 2])])
+    assert found == divergence.Divergence(12, 0, "the loss")
+    found = divergence.find([float("nan")], [bad], 1, model, {"x": torch.tensor([float("inf")])})
+    assert found is not None and found.what == "the batch"
+    with torch.no_grad():
+        model.bias.fill_(float("nan"))
+    found = divergence.find([float("nan")], [bad], 1, model, torch.ones(2))
+    assert found is not None and found.what == "the parameter bias"
+    assert divergence.find([1.0], [good], 1, model, None) is None

@@ -1,0 +1,90 @@
+"""JSON files are read against a declared shape, and what does not fit is named with its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from gallery_lib.errors import InputError
+from gallery_lib.json_files import Misfit, converted, read_json, set_aside, write_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    name: str
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    kind: Literal["a", "b"]
+    rows: dict[str, Inner]
+    pairs: list[tuple[int, float | None]]
+    note: str | None = None
+
+
+WHOLE = {"kind": "a", "rows": {"x": {"name": "n", "seconds": 1}}, "pairs": [[1, 2.5], [2, None]]}
+
+
+def test_a_value_of_the_declared_shape_comes_back_as_it() -> None:
+    assert converted(WHOLE, Outer) == Outer("a", {"x": Inner("n", 1)}, [(1, 2.5), (2, None)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "c"}, "kind: must be one of 'a', 'b', and is a text ('c')"),
+        ({"rows": []}, "rows: must be an object, and is a list"),
+        ({"rows": {"x": {}}}, "rows.x.name: is missing"),
+        ({"rows": {"x": {"name": 5}}}, "rows.x.name: must be a text, and is a whole number (5)"),
+        ({"rows": {"x": {"name": "n", "seconds": True}}}, "rows.x.seconds: must be a number, and is true or false (True)"),
+        ({"pairs": [[1]]}, "pairs.0: must be a list of 2, and is a list"),
+        ({"pairs": [[1, "x"]]}, "pairs.0.1: must be a number, and is a text ('x')"),
+        ({"more": 1}, "more: is not known here"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_place(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(Misfit) as raised:
+        converted({**WHOLE, **changes}, Outer)
+    assert str(raised.value) == said
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, NaN]", "[Infinity]", "\xff", "[" * 100_000])
+def test_what_is_no_json_is_one_error_with_the_file(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(InputError, match=r"a.json is damaged, it is no JSON .* Run it again\."):
+        read_json(path, list, again="Run it again.")
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"schema": 7, "name": "n"})
+    with pytest.raises(InputError, match="has schema 7, and this version reads 1"):
+        read_json(path, Inner, schema=1, again="")
+    assert read_json(path, Inner, schema=7, again="") == Inner("n")
+
+
+def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "a.json", list, again="")
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, [1])
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, [float("nan")])
+    assert json.loads(path.read_text()) == [1] and [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_is_set_aside_is_said_and_replaces_what_was_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for content in ("old", "new"):
+        (tmp_path / "kept").write_text(content)
+        set_aside(tmp_path / "kept", "because")
+    assert (tmp_path / "kept.damaged").read_text() == "new" and not (tmp_path / "kept").exists()
+    assert capsys.readouterr().err.splitlines()[-1] == f"{tmp_path}/kept was set aside as kept.damaged, and is made anew: because"

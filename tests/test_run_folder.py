@@ -1,0 +1,66 @@
+"""A run's folder is checked before anything is trained, and held by one run."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from gallery_lib.errors import InputError
+from gallery_lib.run_folder import Hold, checked
+
+
+def test_a_new_folder_is_made_and_what_a_broken_off_run_left_is_accepted(tmp_path: Path) -> None:
+    folder = checked(str(tmp_path / "a" / "b"))
+    assert folder.is_dir()
+    for name in ("config.json", "steps.jsonl", "log-rank12.txt", "error-rank0.json", "torchrun-host0.txt"):
+        (folder / name).touch()
+    assert checked(str(folder)) == folder
+
+
+def test_nothing_is_made_when_it_is_only_asked(tmp_path: Path) -> None:
+    checked(str(tmp_path / "a"), make=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_will_not_do_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    for name in "edcba":
+        (tmp_path / "full" / name).touch()
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "results.json").touch()
+    for name, said in {
+        "--x": "begins with a dash",
+        str(tmp_path / "file"): "is a file",
+        str(tmp_path / "full"): r"files of something else \(a, b, c and 2 more\)",
+        str(tmp_path / "done"): "holds a finished run",
+        str(tmp_path / ("x" * 300)): "[Ff]ile name too long",
+        str(tmp_path / "file" / "below"): "cannot be used",
+    }.items():
+        with pytest.raises(InputError, match=said):
+            checked(name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["done", "file", "full"]
+
+
+def _held_elsewhere(folder: Path) -> str:
+    try:
+        Hold(folder, 0).release()
+        return "free"
+    except InputError as error:
+        return str(error)
+
+
+def test_a_second_process_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        hold = Hold(tmp_path, 0)
+        assert "another run is at work in it" in pool.apply(_held_elsewhere, (tmp_path,))
+        hold.release()
+        assert pool.apply(_held_elsewhere, (tmp_path,)) == "free"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_of_one_run_share_a_folder(tmp_path: Path) -> None:
+    with Hold(tmp_path, 0), Hold(tmp_path, 1):
+        pass
