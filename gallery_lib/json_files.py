@@ -65,7 +65,7 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged, it is no JSON ({error}). {again}") from None
+        raise InputError(f"{path} is damaged, or of another version: it is no JSON ({error}). {again}") from None
     try:
         if schema is not None:
             if not isinstance(value, dict):

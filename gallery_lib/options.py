@@ -64,9 +64,10 @@ def option(
     `1h30m`. `refused` maps values that people try, and that are not offered, to the reason. A number with a minimum and no
     maximum has the greatest of its unit. Text may not be empty.
     """
+    own_range = maximum is not None
     if minimum is not None and maximum is None:
         maximum = _GREATEST[unit]
-    metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "refused": refused or {}}
+    metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "own_range": own_range, "refused": refused or {}}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -151,10 +152,10 @@ def check_value(cls: type, name: str, value: Any) -> Any:
         low, high = metadata.get("minimum"), metadata.get("maximum")
         if not math.isfinite(result):
             raise InputError(f"{name}={value!r} must be a finite number{unit}.")
-        if low is not None and result < low:
-            raise InputError(f"{name}={value!r} must be at least {_shown(low)}{unit}.")
-        if high is not None and result > high:
-            raise InputError(f"{name}={value!r} must be at most {_shown(high)}{unit}.")
+        if low is not None and high is not None and not low <= result <= high:
+            bound = f"at least {_shown(low)}" if result < low else f"at most {_shown(high)}"
+            bounds = f"between {_shown(low)} and {_shown(high)}" if metadata["own_range"] else bound
+            raise InputError(f"{name}={value!r} must be {bounds}{unit}.")
     return result
 
 

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_named_with_its_place(changes: dict[str, Any], said
 def test_what_is_no_json_is_one_error_with_the_file(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(InputError, match=r"a.json is damaged, it is no JSON .* Run it again\."):
+    with pytest.raises(InputError, match=r"a.json is damaged, or of another version: it is no JSON .* Run it again\."):
         read_json(path, list, again="Run it again.")
 
 

@@ -9,7 +9,6 @@ measured once and has no interval.
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gallery_lib.batch.record import REPORT_FILE
 from gallery_lib.batch.single_notebook import executed_notebook, read_single
 from gallery_lib.batch.summary import speedup
 from gallery_lib.errors import InputError
+from gallery_lib.json_files import Misfit, converted, read_json
 from gallery_lib.progress import duration
 from gallery_lib.report.tables import text_table
 
@@ -55,25 +55,47 @@ def read_batch(path: Path | str) -> Batch:
     file = Path(path) / REPORT_FILE if Path(path).is_dir() else Path(path)
     executed = None if file.exists() else executed_notebook(Path(path))
     try:
-        content = read_single(executed) if executed else json.loads(file.read_text())
-        machine = content["machine"] if "machine" in content else content["environment"]
-        notebooks = {
-            name: {
-                "status": values["status"] if "status" in values else "failed" if values["problem"] else "passed",
-                "seconds": values["seconds"],
-                "parameters": values.get("parameters", content.get("parameters", {})),
-                "comparisons": values["comparisons"],
-            }
-            for name, values in content["notebooks"].items()
-        }
-        facts = {name: machine.get(name) for name in ("cpu", "cores", "python")}
-        return Batch(notebooks, {**facts, "torch": machine.get("torch", "").partition("+")[0]})  # less the name of its build
+        content = read_single(executed) if executed else read_json(file, dict[str, Any], again="Give another file.")
+        machine = converted(content.get("machine", content.get("environment")), dict[str, Any], "machine")
+        found = converted(content.get("notebooks"), dict[str, dict[str, Any]], "notebooks")
+        notebooks = {name: _notebook(values, content, f"notebooks.{name}") for name, values in found.items()}
     except FileNotFoundError:
         raise InputError(
             f"{file} does not exist: give two folders of `gallery run` or `prepare.sh --run`, or two files of benchmarks/gallery.py."
         ) from None
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{file} holds no batch of notebooks.") from None
+    except Misfit as error:
+        raise InputError(f"{file} holds no batch of notebooks: {error}.") from None
+    if not notebooks:
+        raise InputError(f"{file} holds no figures: no notebook is in it.")
+    facts = {name: machine.get(name) for name in ("cpu", "cores", "python")}
+    return Batch(notebooks, {**facts, "torch": str(machine.get("torch", "")).partition("+")[0]})  # less the name of its build
+
+
+def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return status, seconds, parameters and comparisons of a notebook; raises Misfit for what is none."""
+    status = values["status"] if "status" in values else "failed" if values.get("problem", True) else "passed"
+    comparisons = converted(values.get("comparisons"), list[dict[str, Any]], f"{place}.comparisons")
+    for number, each in enumerate(comparisons):
+        converted({name: each.get(name) for name in _COMPARISON}, _Comparison, f"{place}.comparisons.{number}")
+    return {
+        "status": converted(status, str, f"{place}.status"),
+        "seconds": converted(values.get("seconds"), float, f"{place}.seconds"),
+        "parameters": converted(values.get("parameters", content.get("parameters", {})), dict[str, Any], f"{place}.parameters"),
+        "comparisons": comparisons,
+    }
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What is read of a comparison."""
+
+    processes: int
+    amp_level: str
+    verdict: str
+    speedup: stats.Ratio | None
+
+
+_COMPARISON = [field.name for field in dataclasses.fields(_Comparison)]
 
 
 def _of_status(name: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Change:

@@ -23,6 +23,9 @@ _WATCH_SECONDS = 3.5
 _ANSWER_SECONDS = _WATCH_SECONDS + 4
 """For a look at the store, which torch lets wait for ever when its host cannot be reached."""
 _STOP_SECONDS = 2.0
+_LONGEST_BEAT_SECONDS = 5.0
+_ENDED = b"ended"
+"""Written in place of the clock by a rank that has done its part."""
 _LOOKS = 8
 """How often the others are looked at within the limit."""
 _NO_STORE = "the store of the run does not answer: rank 0, or the process that launched it, has ended or cannot be reached"
@@ -64,9 +67,10 @@ class Heartbeat:
         others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
         last, looked, beaten = dict.fromkeys(others, b""), 0.0, time.monotonic()
         changed = dict.fromkeys(others, beaten)
-        while not self._stopped.wait(_BEAT_SECONDS):
+        interval = _BEAT_SECONDS if self._limit is None else min(_LONGEST_BEAT_SECONDS, self._limit / _LOOKS / 2)
+        while not self._stopped.wait(interval):
             now = time.monotonic()
-            if now - beaten > _WATCH_SECONDS:  # this process itself stood still, and perhaps all did
+            if now - beaten > interval + _WATCH_SECONDS:  # this process itself stood still, and perhaps all did
                 changed = dict.fromkeys(others, now)
             beaten = now
             try:
@@ -79,7 +83,7 @@ class Heartbeat:
                 for rank in others:
                     if (value := self._store.get(self._key(rank))) != last[rank]:
                         last[rank], changed[rank] = value, now
-                silent = [rank for rank in others if now - changed[rank] > self._limit]
+                silent = [rank for rank in others if now - changed[rank] > self._limit and last[rank] != _ENDED]
                 if silent and self._silence is not None and not self._stopped.is_set():
                     words = f"{_in_words(silent)}; this was looked at for {self._limit:g} s (rank_timeout)"
                     self._silence(words, [pid for rank in silent if (pid := self._process_here(rank)) is not None])
@@ -125,6 +129,9 @@ class Heartbeat:
         """End the thread."""
         self.end()
         self._beating.join(_STOP_SECONDS)
+        if self._limit is not None:
+            with contextlib.suppress(RuntimeError):  # the store has gone
+                self._store.set(self._key(dist.get_rank()), _ENDED.decode())
         atexit.unregister(self.stop)
 
 

@@ -131,7 +131,8 @@ class Tuner:
         except FileNotFoundError:
             return None, ""
         except (InputError, Misfit) as error:
-            set_aside(self.path, error)
+            if process_group.rank() == 0:
+                set_aside(self.path, error)
             return None, ""
         if chosen not in self.ways:
             close = did_you_mean(chosen, self.ways)

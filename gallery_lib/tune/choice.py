@@ -164,7 +164,8 @@ def _read(path: Path, found: list[Candidate]) -> Choice | None:
     except FileNotFoundError:
         return None
     except InputError as error:
-        set_aside(path, error)
+        if process_group.rank() == 0:
+            set_aside(path, error)
         return None
     rows, chosen = kept.rows, kept.chosen
     names = [candidate.name for candidate in found]

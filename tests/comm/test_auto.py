@@ -81,6 +81,5 @@ def test_subclasses_and_models_that_ddp_averages_otherwise(two: Ranks) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_choice_is_reported_on_every_rank(two: Ranks) -> None:
-    for answer in two.call("choices.damaged"):
-        assert answer.startswith("InputError") and "is damaged" in answer and "Delete it" in answer
+def test_a_damaged_choice_is_set_aside_on_every_rank(two: Ranks) -> None:
+    assert two.call("choices.damaged") == [[True, True, True]] * 2

@@ -231,6 +231,6 @@ def test_a_data_set_smaller_than_a_batch_is_refused_before_training(tmp_path: Pa
 @pytest.mark.whole_machine
 def test_a_dry_run_prints_the_torchrun_command_and_starts_nothing(runs_dir: Path) -> None:
     line = dry_run(config(compiler_opt=True), TWO)
-    for part in ("torch.distributed.run", "--nproc-per-node=2", "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):
+    for part in ("gallery_lib.torchrun", "--nproc-per-node=2", "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):
         assert part in line
     assert not runs_dir.exists()

@@ -204,7 +204,7 @@ def _values() -> Iterator[Row]:
     for name, value in {"lr": "inf", "weight_decay": "nan", "max_grad_norm": "inf", "rank_timeout": "inf"}.items():
         yield _wrong_value(f"{name} is {value}", f"--{name}={value}", says=f"{name}='{value}' must be", quick=name == "lr")
     for name, value in {"seed": str(2**63 - 1), "workers": "1000", "threads": "100000", "batch_size": "1000000000"}.items():
-        yield _wrong_value(f"{name} is {value}", f"--{name}={value}", says=f"{name}='{value}' must be at most", quick=name == "seed")
+        yield _wrong_value(f"{name} is {value}", f"--{name}={value}", says=f"{name}='{value}' must be", quick=name == "seed")
     for name, text in {"a syntax error": "TASK = (", "an exception": "1 / 0", "an exit": "import sys; sys.exit(5)"}.items():
         yield _wrong_value(f"a task file with {name}", "--model={folder}/task.py:TASK", says="task.py", prepare=_bad_task(text))
     yield Row(

@@ -161,9 +161,12 @@ def test_state_and_gradients_are_as_before_tuning() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"chosen": "eager"}', '{"chosen": "eager", "rows": [{"candidate": "eager"}]}'])
-def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_set_aside_and_the_model_tuned_anew(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     losses(tuned("faster")[0])
     (path,) = (tmp_path / "cache" / "tuning").glob("*.json")
+    whole = path.read_text()
     path.write_text(text)
-    with pytest.raises(InputError, match=f"{path.name} is damaged .* Delete it"):
-        losses(tuned("faster")[0])
+    losses(tuned("faster")[0])
+    assert f"{path} was set aside as {path.name}.damaged, and is made anew: " in capsys.readouterr().err
+    assert json.loads(path.read_text()).keys() == json.loads(whole).keys()
+    assert path.with_name(f"{path.name}.damaged").read_text() == text

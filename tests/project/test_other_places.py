@@ -1,0 +1,94 @@
+"""A checkout that belongs to root, used by somebody else; and one in a folder with a space and an accent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fresh_clone import add_prepared, fresh_clone
+from tiny_notebooks import write_notebook
+
+pytestmark = pytest.mark.slow
+
+NOBODY = 12345
+TRAIN = ["--max_steps", "8", "--workers", "1", "--threads", "1", "--no-evaluate"]
+COMPARE = ["--workers", "0", "--threads", "1", "--rounds", "4", "--block_steps", "2"]
+
+
+def files_of(folder: Path) -> set[str]:
+    """All files and folders, but for those that Python itself writes."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in path.parts and ".venv" not in path.parts}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, checkout: Path) -> Callable[[str], Path]:
+    """A clone below a folder of that name, with an environment, and the data of this checkout."""
+
+    def make(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        clone = fresh_clone(checkout, tmp_path / name)
+        add_prepared(clone.root)
+        return clone.root
+
+    return make
+
+
+@pytest.fixture
+def kernels() -> str:
+    """Where Jupyter finds the kernel Gallery."""
+    return f"{sys.prefix}/share/jupyter"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
+def test_another_user_works_and_nothing_is_written_into_the_checkout(
+    elsewhere: Callable[[str], Path], tmp_path: Path, kernels: str
+) -> None:
+    folder = elsewhere("of root")
+    home = tmp_path / "home"
+    home.mkdir()
+    notebook = write_notebook(home, "one", "from gallery_lib import Config\nprint(Config().compute.bf16)")
+    for path in (home, notebook):
+        os.chown(path, NOBODY, NOBODY)
+    for path in (tmp_path, *tmp_path.parents):
+        path.chmod(path.stat().st_mode | 0o055)
+    before = files_of(folder)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", "-i"]
+        environment = [f"HOME={home}", "PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1", f"JUPYTER_PATH={kernels}"]
+        return subprocess.run([*as_nobody, *environment, *words], cwd=home, capture_output=True, text=True, timeout=500, check=False)
+
+    tiny = f"{folder}/tests/tiny_task.py:TASK"
+    done = run("python3", f"{folder}/launch_single_task.py", "--model", tiny, *TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert f"{folder} is not yours to write in, so runs are kept in {home}/gallery-runs" in done.stderr
+    assert list((home / "gallery-runs").glob("*/results.json"))
+    gallery = [f"{folder}/.venv/bin/python", "-c", _GALLERY.format(folder=str(folder))]
+    done = run(*gallery, "compare", "--model", tiny, *COMPARE)
+    assert done.returncode == 0 and "same training" in done.stdout, done.stderr
+    done = run(*gallery, "run", str(notebook))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert files_of(folder) == before
+
+
+_GALLERY = "import sys; sys.path.insert(0, {folder!r}); from gallery_lib.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_a_folder_with_a_space_and_an_accent_works(elsewhere: Callable[[str], Path], tmp_path: Path, kernels: str) -> None:
+    folder = elsewhere("mes modèles à moi")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {"HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin", "JUPYTER_PATH": kernels}
+        return subprocess.run(list(words), cwd=folder, capture_output=True, text=True, timeout=500, env=environment, check=False)
+
+    done = run("python3", "launch_single_task.py", "--model", "tests/tiny_task.py:TASK", "--compiler-opt", *TRAIN, "--nproc_per_node", "2")
+    assert done.returncode == 0, done.stderr
+    done = run("python3", "-m", "gallery_lib", "compare", "--model", "tests/tiny_task.py:TASK", *COMPARE)
+    assert done.returncode == 0 and "same training" in done.stdout, done.stderr
+    write_notebook(folder / "mine", "one", "print(1)")
+    done = run("python3", "-m", "gallery_lib", "run", "mine/one.ipynb")
+    assert done.returncode == 0, done.stdout + done.stderr
