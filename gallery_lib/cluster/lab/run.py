@@ -23,7 +23,7 @@ from gallery_lib.cluster.lab.network import INTERFACE
 from gallery_lib.cluster.lab.state import Host
 from gallery_lib.config import LabRunConfig
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.processes import end_supervised
+from gallery_lib.processes import Relay, end_supervised
 
 _LOOK_SECONDS = 0.05
 _READ_SECONDS = 10
@@ -71,15 +71,15 @@ def torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]
     ]
 
 
-def _pass_on(process: subprocess.Popen[Any], name: str, turn: threading.Lock, unheard: threading.Event) -> None:
-    """Print what the process says, behind the name of its host; `unheard` is set when nobody reads that any more."""
+def _pass_on(process: subprocess.Popen[Any], name: str, turn: threading.Lock) -> Relay:
+    """Print what the process says, behind the name of its host."""
+
+    def say(line: str) -> None:
+        with turn:
+            print(f"{name} | {line.rstrip()}", flush=True)
+
     assert process.stdout is not None
-    for line in process.stdout:
-        try:
-            with turn:
-                print(f"{name} | {line.rstrip()}", flush=True)
-        except BrokenPipeError:
-            unheard.set()
+    return Relay(process.stdout, say)
 
 
 def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
@@ -89,8 +89,8 @@ def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
     """
     _check(command, config)
     processes: list[subprocess.Popen[Any]] = []
-    readers: list[threading.Thread] = []
-    turn, unheard = threading.Lock(), threading.Event()
+    readers: list[Relay] = []
+    turn = threading.Lock()
     with TemporaryDirectory(prefix="gallery-lab-") as logs, ThreadPoolExecutor(len(lab.hosts)) as pool:
         try:
             for host in lab.hosts:
@@ -98,18 +98,22 @@ def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
                 variables = environment(lab, host, config)
                 process = lab.popen(host.number, [*before, *command], environment=variables, **_MERGED)
                 processes.append(process)
-                readers.append(threading.Thread(target=_pass_on, args=(process, host.name, turn, unheard), daemon=True))
-                readers[-1].start()
+                readers.append(_pass_on(process, host.name, turn))
             failed = None
-            while failed is None and not unheard.is_set() and any(process.poll() is None for process in processes):
+            while failed is None and not any(reader.failure for reader in readers) and any(process.poll() is None for process in processes):
                 time.sleep(_LOOK_SECONDS)
                 failed = next((number for number, process in enumerate(processes) if process.poll()), None)
         finally:
             list(pool.map(end_supervised, processes))
             for reader in readers:
-                reader.join(timeout=_READ_SECONDS)
-    if unheard.is_set():
-        raise RunFailed("nobody reads what the hosts say any more, so their commands were ended.")
+                reader.wait(_READ_SECONDS)
+    if problem := next((reader.failure for reader in readers if reader.failure), None):
+        said = (
+            "nobody reads what the hosts say any more"
+            if isinstance(problem, BrokenPipeError)
+            else f"what the hosts say cannot be written: {problem}"
+        )
+        raise RunFailed(f"{said}, so their commands were ended.")
     failed = next((number for number, process in enumerate(processes) if process.returncode), None) if failed is None else failed
     if failed is not None:
         others = " The commands on the other hosts have been ended." if len(processes) > 1 else ""
