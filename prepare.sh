@@ -524,7 +524,9 @@ write_lock() {
 run_notebook() {
     local name folder code=0
     name=$(basename "$NOTEBOOK" .ipynb)
-    folder=$("$PY" -c 'from gallery_lib import paths; print(paths.runs_dir())')/notebooks/$(date +%Y%m%d-%H%M%S)-$name
+    folder=$ROOT/runs
+    if [[ ! -w $ROOT ]] || { [[ $(id -u) != 0 ]] && [[ ! -O $ROOT ]]; }; then folder=$HOME/gallery-runs; fi # as gallery_lib/paths.py
+    folder=${GALLERY_RUNS_DIR:-$folder}/notebooks/$(date +%Y%m%d-%H%M%S)-$name
     while [[ -e $folder ]]; do folder=$folder-again; done
     mkdir -p "$folder"
     GALLERY_RUNS_DIR=$folder supervised "$PY" -m gallery_lib.batch.live_notebook "$NOTEBOOK" "$folder/$name.ipynb" -k gallery --cwd "$ROOT/notebooks" \

@@ -57,6 +57,8 @@ def raise_if_told() -> None:
     """
     if _told is None or threading.current_thread() is not threading.main_thread():
         return
+    if isinstance(sys.exc_info()[1], KeyboardInterrupt | _Terminated):  # what is tidied up on the way out is not to be broken off
+        return
     raise KeyboardInterrupt if _told == signal.SIGINT else _Terminated(TERMINATED)
 
 
@@ -85,7 +87,7 @@ def _prepare_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number
             if getattr(sys, name) is None:
                 setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
     for stream in (sys.stdout, sys.stderr):

@@ -14,6 +14,7 @@ from gallery_lib.errors import Diverged, GalleryError, InputError, RunFailed, Si
 from gallery_lib.json_files import read_json, write_json
 
 _OF_DAMAGED_CODE = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL)
+_FAILURE = re.compile(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)")
 ERROR_FILES = "error-rank*.json"
 
 
@@ -39,10 +40,11 @@ def _killed(torchrun_text: str) -> tuple[int, int, int] | None:
     torchrun lists all that failed, those that it ended itself (by SIGTERM) too, and calls the first that it noticed the root cause,
     which may have failed because the killed one was gone.
     """
-    found = re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)", torchrun_text)
-    killed = [(int(rank), int(number), int(pid)) for rank, number, pid in found]
-    by_others = [one for one in killed if one[1] != signal.SIGTERM]
-    return (by_others or [one for one in killed[-1:] if "Root Cause" in torchrun_text])[-1] if killed else None
+    killed = [(int(rank), int(number), int(pid)) for rank, number, pid in _FAILURE.findall(torchrun_text)]
+    by_others = [one for one in killed if one[1] != signal.SIGTERM and f"Unable to shutdown process {one[2]}" not in torchrun_text]
+    root = _FAILURE.search(torchrun_text.rpartition("Root Cause")[2])
+    ended = [(int(root[1]), int(root[2]), int(root[3]))] if root and int(root[2]) == signal.SIGTERM else []
+    return next(reversed(by_others or ended), None)
 
 
 def _reports(run_dir: Path) -> list[ErrorReport]:

@@ -77,15 +77,22 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
         raise InputError(f"{path} is damaged, or of another version: {error}. {again}") from None
 
 
-def set_aside(path: Path, why: object) -> None:
-    """Move a file or folder of a cache that cannot be used aside, as NAME.damaged, and say so in one line. It fails silently."""
+def set_aside(path: Path, why: object) -> Path | None:
+    """Move a file or folder of a cache that cannot be used aside, as NAME.damaged, and say so in one line.
+
+    Returns where it is now; None where the cache cannot be written, so that it is left alone.
+    """
     aside = path.with_name(f"{path.name}.damaged")
-    with contextlib.suppress(OSError):  # a cache that cannot be written
+    try:
         if aside.is_dir():
             shutil.rmtree(aside)
         path.replace(aside)
+        said = f"{path} was set aside as {aside.name}, and is made anew"
+    except OSError:
+        aside, said = None, f"{path} is not used"  # type: ignore[assignment]
     with contextlib.suppress(OSError, ValueError):
-        print(f"{path} was set aside as {aside.name}, and is made anew: {why}", file=sys.stderr, flush=True)
+        print(f"{said}: {why}", file=sys.stderr, flush=True)
+    return aside
 
 
 def _refuse(constant: str) -> None:
@@ -107,8 +114,8 @@ def _converted(value: Any, shape: Any, place: str) -> Any:
         return value if value in inside else _misfit(place, f"one of {', '.join(map(repr, inside))}", value)
     if dataclasses.is_dataclass(shape):
         return _dataclass(value, cast(type, shape), place)
-    if shape is float and type(value) in (int, float) and math.isfinite(value):
-        return value
+    if shape is float:
+        return _number(value, place)
     plain = origin or shape
     if issubclass(plain, Mapping):
         values = value if isinstance(value, dict) else _misfit(place, "an object", value)
@@ -117,6 +124,15 @@ def _converted(value: Any, shape: Any, place: str) -> Any:
     if plain in (list, tuple, Sequence) or plain is typing.Sequence:
         return _row(value, plain, inside, place)
     return value if type(value) is shape else _misfit(place, _NAMES.get(shape, getattr(shape, "__name__", str(shape))), value)
+
+
+def _number(value: Any, place: str) -> Any:
+    try:
+        if type(value) in (int, float) and math.isfinite(value):
+            return value
+    except OverflowError:
+        pass
+    return _misfit(place, "a number", value)
 
 
 def _one_of(value: Any, shapes: Sequence[Any], place: str) -> Any:

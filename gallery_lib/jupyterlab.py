@@ -38,6 +38,7 @@ def root_for(checkout: Path) -> Path:
     own.mkdir(exist_ok=True)
     for each in checkout.iterdir():
         if not each.name.startswith(".") and each.name not in (working_copies.FOLDER, "runs") and not (own / each.name).exists():
+            (own / each.name).unlink(missing_ok=True)  # a link to where the checkout was
             (own / each.name).symlink_to(each)
     return own
 

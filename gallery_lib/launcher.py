@@ -52,8 +52,6 @@ def _check(config: TrainConfig, launch: LaunchConfig) -> None:
         raise InputError(f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; hosts are counted from 0.")
     if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
         raise InputError(f"nnodes={launch.nnodes} needs master_addr: the address of host 0, as the other hosts see it.")
-    if not on_one_host(launch) and launch.node_rank == 0:
-        _check_address(launch.master_addr, launch.master_port or _PORT)
     autocast_dtype(config, "cuda" if gpus else "cpu")
     if config.run_dir is not None:
         run_folder.checked(config.run_dir, make=False)
@@ -76,7 +74,7 @@ def torchrun_command(config: TrainConfig, launch: LaunchConfig, module: str = "g
     """The torchrun command line of a run."""
     command = [*_TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
     if on_one_host(launch):
-        command += meeting_arguments(config.run_dir or paths.runs_dir())
+        command += meeting_arguments(config.run_dir)
     else:
         address = [f"--master-addr={launch.master_addr}", f"--master-port={launch.master_port or _PORT}"]
         command += [f"--node-rank={launch.node_rank}", *address]
@@ -161,7 +159,8 @@ class Job:
 
     def _leave(self) -> None:
         self._output.close()
-        forget_meeting(self.run_dir)
+        if self._hold is None or self._hold.lasts:  # else the folder may be another run's by now
+            forget_meeting(self.run_dir)
         if self._hold is not None:
             self._hold.release()
 
@@ -200,6 +199,8 @@ def start(
     """
     config, launch = options.checked(config), options.checked(launch or LaunchConfig())
     _check(config, launch)
+    if not on_one_host(launch) and launch.node_rank == 0:
+        _check_address(launch.master_addr, launch.master_port or _PORT)
     if config.run_dir is None:
         name = config.model.rsplit(":", 1)[-1] + ("-compiler-opt" if config.compiler_opt else "-baseline")
         config = dataclasses.replace(config, run_dir=str(paths.new_run_dir(name)))
@@ -207,17 +208,21 @@ def start(
     folder = run_folder.checked(config.run_dir)
     config = dataclasses.replace(config, run_dir=str(folder))
     hold = run_folder.Hold(folder, launch.node_rank)
-    for name in (failure.ERROR_FILES, HELD_FILE, PHASES_FILE):
-        for old in folder.glob(name):
-            old.unlink()
-    command = torchrun_command(config, launch, module) if torchrun else _direct_command(config, launch, module)
-    variables = {**environment_of(config, launch), **(environment or {}), **({HELD_VARIABLE: "1"} if held else {})}
-    if ahead is not None and (not torchrun or ahead.environment != variables):
-        raise ValueError("that torchrun was started for other options")
-    if on_one_host(launch):
-        forget_meeting(folder)
-        variables |= meeting_environment(folder) if torchrun else {}
-    return Job(config, launch, command, variables, say=say, ahead=ahead, hold=hold)
+    try:
+        for name in (failure.ERROR_FILES, HELD_FILE, PHASES_FILE):
+            for old in folder.glob(name):
+                old.unlink()
+        command = torchrun_command(config, launch, module) if torchrun else _direct_command(config, launch, module)
+        variables = {**environment_of(config, launch), **(environment or {}), **({HELD_VARIABLE: "1"} if held else {})}
+        if ahead is not None and (not torchrun or ahead.environment != variables):
+            raise ValueError("that torchrun was started for other options")
+        if on_one_host(launch):
+            forget_meeting(folder)
+            variables |= meeting_environment(folder) if torchrun else {}
+        return Job(config, launch, command, variables, say=say, ahead=ahead, hold=hold)
+    except BaseException:
+        hold.release()
+        raise
 
 
 @interruptible("the run")

@@ -104,7 +104,7 @@ def _type_name(annotation: Any) -> str:
     (inner,) = _alternatives(annotation)
     if typing.get_origin(inner) is Literal:
         return " or ".join(typing.get_args(inner))
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text, and not empty"}[inner]
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[inner]
 
 
 def _convert(value: Any, annotation: Any, *, is_duration: bool) -> Any:
@@ -127,7 +127,7 @@ def _convert(value: Any, annotation: Any, *, is_duration: bool) -> Any:
             return words[value.lower()]
         raise ValueError
     if inner is str:
-        if isinstance(value, str) and value.strip() and "\0" not in value:
+        if isinstance(value, str):
             return value
         raise ValueError
     if isinstance(value, bool):
@@ -148,6 +148,8 @@ def check_value(cls: type, name: str, value: Any) -> Any:
         result = _convert(value, annotation, is_duration=metadata["unit"] == _SECONDS)
     except (ValueError, TypeError, OverflowError):
         raise InputError(f"{name}={value!r} must be {_type_name(annotation)}{unit}.") from None
+    if isinstance(result, str) and (not result.strip() or "\0" in result):
+        raise InputError(f"{name}={value!r} must not be empty{' or hold a null byte' if result.strip() else ''}.")
     if result is not None and not isinstance(result, (str, bool)):
         low, high = metadata.get("minimum"), metadata.get("maximum")
         if not math.isfinite(result):
@@ -160,7 +162,7 @@ def check_value(cls: type, name: str, value: Any) -> Any:
 
 
 def _shown(bound: float) -> str:
-    return f"{bound:,.0f}" if float(bound).is_integer() else f"{bound:g}"
+    return f"{bound:.0f}" if float(bound).is_integer() else f"{bound:g}"
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any]) -> T:

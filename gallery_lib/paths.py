@@ -49,9 +49,10 @@ def data_dir(name: str) -> Path:
     In a checkout of another user, its data are read where there are none of one's own.
     """
     own, root = cache_dir() / "data" / name, checkout()
-    if not own.exists() and root is not None and (root / ".cache" / "data" / name).is_dir():
-        return root / ".cache" / "data" / name
-    return own
+    if root is None or os.environ.get("GALLERY_CACHE_DIR") or _own_checkout(".cache") or own.exists():
+        return own
+    theirs = root / ".cache" / "data" / name
+    return theirs if theirs.is_dir() else own
 
 
 def runs_dir() -> Path:
@@ -83,7 +84,7 @@ def code_folder(path: Path) -> Path:
     if there.st_uid in trusted and not there.st_mode & 0o022:
         return path
     who = f"belongs to user {there.st_uid}" if there.st_uid not in trusted else f"may be written by others (mode {there.st_mode & 0o777:o})"
-    raise InputError(f"{path} {who}, and code is loaded from it. Run `chmod go-w {path}`, or move the cache with GALLERY_CACHE_DIR.")
+    raise InputError(f"{path} {who}, and code is loaded from it. Run `chmod -R go-w {path}`, or move the cache with GALLERY_CACHE_DIR.")
 
 
 def new_run_dir(name: str) -> Path:

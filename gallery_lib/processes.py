@@ -137,23 +137,23 @@ class Relay:
         self._thread.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(ValueError):  # closed by `close`, since a process that was left behind holds the other end
-            for line in self._output:
-                self.last.append(line.rstrip("\n"))
-                if self._say is not None and self.failure is None:
-                    try:
-                        self._say(line.rstrip("\n"))
-                    except (OSError, ValueError) as error:
-                        self.failure = error
+        for line in self._output:
+            self.last.append(line.rstrip("\n"))
+            if self._say is not None and self.failure is None:
+                try:
+                    self._say(line.rstrip("\n"))
+                except Exception as error:
+                    self.failure = error
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when all has been read; after so many seconds in any case."""
         self._thread.join(seconds)
 
     def close(self) -> None:
-        """Read what is still there for a moment, and no more."""
+        """Read what is still there for a moment, and no more: a process that was left behind may hold the other end."""
         self.wait(2.0)
-        self._output.close()
+        if not self._thread.is_alive():  # else closing would wait for it
+            self._output.close()
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:

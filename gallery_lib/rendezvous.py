@@ -35,10 +35,11 @@ def loopback_interface() -> dict[str, str]:
     return {each: name for each in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name and each not in os.environ}
 
 
-def meeting_arguments(folder: Path | str) -> list[str]:
-    """Return torchrun's arguments for a run on one host, whose torchrun meets in a file of `folder`."""
+def meeting_arguments(folder: Path | str | None) -> list[str]:
+    """Return torchrun's arguments for a run on one host, whose torchrun meets in a file of `folder`; None: in a new temporary one."""
     conf = f"--rdzv-conf=store_type=file,keep_alive_interval={_SIGN_OF_LIFE_SECONDS}"
-    return ["--rdzv-backend=c10d", f"--rdzv-endpoint={Path(folder) / MEETING_FILE}", conf, f"--local-addr={LOOPBACK}"]
+    endpoint = [] if folder is None else [f"--rdzv-endpoint={Path(folder) / MEETING_FILE}"]
+    return ["--rdzv-backend=c10d", *endpoint, conf, f"--local-addr={LOOPBACK}"]
 
 
 def meeting_environment(run_dir: Path | str) -> dict[str, str]:

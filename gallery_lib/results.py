@@ -63,13 +63,14 @@ def check_folder(folder: Path | str) -> None:
         raise InputError(f"{folder} {what}. Give the folder of a run or a comparison, which it names when it ends.")
 
 
-_ASKED_OF_ALL: dict[str, dict[str, type]] = {
+_ASKED_OF_ALL: dict[str, dict[str, Any]] = {
     "config": {"amp_level": str, "batch_size": int, "threads": int},
-    "environment": {"device": str},
+    "environment": {"device": str, "cpu": str, "cores": int, "isa": list, "memory_bytes": int, "python": str, "torch": str},
     "step_seconds": {"p50": float},
     "samples_per_second": {"per_device": float, "global": float, "whole_run": float},
-    "startup_seconds": {"total": float},
-    "loss": {"curve": list},
+    "startup_seconds": {"total": float, "compile": float},
+    "peak_memory_bytes": {"host": Any, "device": Any},
+    "loss": {"first": Any, "last": Any, "curve": list},
 }
 """What is read of every run without asking whether it is there."""
 

@@ -15,7 +15,7 @@ _LOCK_FILE = ".lock-host{}"
 _OF_A_RUN = (
     *("config.json", "steps.jsonl", "phases.json", ".phases.json.new", "results.json", "weights.pt", "held", "tensorboard"),
     *("rendezvous", "torchrun-rendezvous", "torchrun", "torchrun-host*.txt", "log-rank*.txt", "error-rank*.json", "probe*"),
-    _LOCK_FILE.format("*"),
+    *(_LOCK_FILE.format("*"), ".*.json.*", "weights.new", "initial-*.pt", "traffic.json", "losses.json", "failure.txt"),
 )
 """Names of what a run that did not finish may have left."""
 _SHOWN = 3
@@ -29,10 +29,10 @@ def checked(run_dir: str, *, make: bool = True) -> Path:
     """
     if run_dir.startswith("-"):
         raise InputError(f"run_dir={run_dir!r} begins with a dash, as options do. A folder of that name is written ./{run_dir}.")
-    folder = Path(run_dir).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"run_dir={run_dir} is a file. Name a new folder.")
     try:
+        folder = Path(run_dir).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"run_dir={run_dir} is a file. Name a new folder.")
         there = list(folder.iterdir()) if folder.exists() else []
         foreign = sorted(file.name for file in there if not any(file.match(name) for name in _OF_A_RUN))
         if foreign:
@@ -45,6 +45,8 @@ def checked(run_dir: str, *, make: bool = True) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InputError(f"run_dir={run_dir} may not be written by this user. Name another folder.")
+    except RuntimeError as error:  # ~somebody
+        raise InputError(f"run_dir={run_dir} cannot be used. {error}") from None
     except OSError as error:
         raise InputError(f"run_dir={run_dir} cannot be used. {refusal(error)}.") from None
     return folder
@@ -58,11 +60,16 @@ class Hold(contextlib.AbstractContextManager["Hold"]):
 
     def __init__(self, folder: Path, host: int) -> None:
         self._file = folder / _LOCK_FILE.format(host)
-        self._lock = FileLock(self._file)
+        self._lock = FileLock(self._file, thread_local=False)
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
             raise InputError(f"run_dir={folder}: another run is at work in it. Wait for it, or name another folder.") from None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the folder is held."""
+        return self._lock.is_locked
 
     def release(self) -> None:
         """Let others have it."""

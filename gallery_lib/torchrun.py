@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,9 +63,30 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             end_supervised(self._process)
 
 
+def _name_who_was_killed() -> None:
+    """Have torchrun say which processes were killed, before it looks at them in the order of their ranks.
+
+    When it looks, others may have failed because one is gone; it would name the first of them.
+    """
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+    poll = MultiprocessContext._poll
+
+    def polled(context: Any) -> Any:
+        for rank, process in enumerate(context._pc.processes if context._pc else []):
+            if process.exitcode is not None and process.exitcode < 0 and process.exitcode != -signal.SIGTERM:
+                print(
+                    f"Root Cause:\n  rank      : {rank}\n  exitcode  : {process.exitcode} (pid: {process.pid})", file=sys.stderr, flush=True
+                )
+        return poll(context)
+
+    MultiprocessContext._poll = polled  # type: ignore[method-assign]
+
+
 def main(arguments: Sequence[str]) -> None:
     """Be torchrun; without arguments import it, and run it when told to."""
     rendezvous.listen_where_told()
+    _name_who_was_killed()
     from torch.distributed import run
 
     if not arguments:

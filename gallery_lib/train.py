@@ -336,8 +336,9 @@ def _finite(value: float) -> float | None:
 
 def _end_of_run(run_dir: Path, reason: str, silent: list[int]) -> None:
     """End this process, and the silent ones, which would not hear a request; the launcher reads the reason."""
-    ErrorReport(process_group.rank(), SilentRank.__name__, reason).write(run_dir)
-    print(reason, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk
+        ErrorReport(process_group.rank(), SilentRank.__name__, reason).write(run_dir)
+        print(reason, file=sys.stderr, flush=True)
     for number in silent:
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGKILL)
@@ -412,7 +413,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             steps=total_steps,
             warmup_steps=warmup,
             loss={"first": _finite(curve[0][1]), "last": _finite(curve[-1][1]), "curve": [[s, _finite(v)] for s, v in curve]},
-            metrics=metrics,
+            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
             step_seconds=step_seconds,
             samples_per_second={
                 "per_device": config.batch_size / step_seconds["p50"],
@@ -438,6 +439,7 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             write_results(Path(config.run_dir), results)
         session.log.close()
         if results.diverged_at is not None and broken_off:
+            process_group.all_ranks(None)  # the first that fails has the others ended, and rank 0 has to write
             raise Diverged(
                 f"{divergence.in_words(results.diverged_at)}, so the run has been ended. {config.run_dir}/results.json has what was "
                 "measured until then. A smaller lr may help; --no-terminate-on-nan trains on in any case"

@@ -34,7 +34,7 @@ def test_dashes_and_underscores_are_the_same() -> None:
         (("--batch_size", "0"), ("batch_size", "0", "at least 1")),
         (("--batch_size", "abc"), ("batch_size", "abc", "whole number")),
         (("--batch_size", "2.5"), ("batch_size", "2.5", "whole number")),
-        (("--lr", "nan"), ("lr", "nan", "at least 0")),
+        (("--lr", "nan"), ("lr", "nan", "a finite number")),
         (("--amp_level=O2",), ("amp_level=O2", "not offered", "O1")),
         (("--amp_level=O7",), ("amp_level", "O0 or O1")),
         (("--batch_sise", "4"), ("`--batch_sise`", "Did you mean `--batch_size`?")),

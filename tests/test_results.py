@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import made_comparison
 import pytest
 
 from gallery_lib.errors import InputError
@@ -14,12 +15,7 @@ from gallery_lib.results import Results, read_results, write_results
 
 
 def results() -> Results:
-    return Results(
-        task="tiny", config={}, environment={}, world_size=1, nodes=1, steps=3, warmup_steps=1, loss={}, metrics={},
-        step_seconds={"p50": 1.0}, samples_per_second={}, page_faults=0.0, phase_seconds={}, startup_seconds={},
-        peak_memory_bytes={"host": 1, "device": None},
-        skipped_steps=0, techniques={},
-    )  # fmt: skip
+    return made_comparison.results(1.0)
 
 
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:

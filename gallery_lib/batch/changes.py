@@ -63,8 +63,8 @@ def read_batch(path: Path | str) -> Batch:
         raise InputError(
             f"{file} does not exist: give two folders of `gallery run` or `prepare.sh --run`, or two files of benchmarks/gallery.py."
         ) from None
-    except Misfit as error:
-        raise InputError(f"{file} holds no batch of notebooks: {error}.") from None
+    except (Misfit, InputError) as error:
+        raise InputError(f"{file} holds no batch of notebooks: {error}") from None
     if not notebooks:
         raise InputError(f"{file} holds no figures: no notebook is in it.")
     facts = {name: machine.get(name) for name in ("cpu", "cores", "python")}

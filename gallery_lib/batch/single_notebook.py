@@ -6,12 +6,12 @@ own folder in a batch (`runs/night/resnet50`) can be read as well.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from gallery_lib.batch import evidence
 from gallery_lib.batch.record import comparisons_in
+from gallery_lib.json_files import converted, read_json
 from gallery_lib.measure.comparison import read_comparison
 
 
@@ -33,7 +33,8 @@ def read_single(executed: Path) -> dict[str, Any]:
     The status comes from the notebook's cells and from its runs. The seconds and parameters are those that papermill noted.
     """
     folder = executed.parent
-    noted = json.loads(executed.read_text(encoding="utf-8"))["metadata"].get("papermill", {})
+    notebook = read_json(executed, dict[str, Any], again="Run it again.")
+    noted = converted(notebook.get("metadata", {}), dict[str, Any], "metadata").get("papermill", {})
     outcome = evidence.judge(executed, evidence.Ended(exit_code=0, ended_by=None, because="", oom_kills=0), measures=False)
     passed = outcome.status == "passed" and evidence.problem_of_runs(folder, measures=False) is None
     values = {

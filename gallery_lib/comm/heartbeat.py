@@ -52,8 +52,14 @@ class Heartbeat:
         self._store.set(self._key(dist.get_rank()), "0")
         self._store.set(self._key(dist.get_rank()) + "/process", f"{socket.gethostname()} {os.getpid()}")
         dist.barrier()
+        now = time.monotonic()
+        self._answered = self._looked = now
+        self._last: dict[int, bytes] = {}
+        self._changed = {rank: now for rank in range(dist.get_world_size()) if rank != dist.get_rank()}
         self._beating = threading.Thread(target=self._beat, args=(self._key(dist.get_rank()),), daemon=True)
         self._beating.start()
+        if limit_seconds is not None:
+            threading.Thread(target=self._watch_store, daemon=True).start()
         atexit.register(self.stop)  # Python ends a thread in the middle of a call into torch by aborting
 
     @property
@@ -64,32 +70,49 @@ class Heartbeat:
         return f"{self._prefix}/{rank}"
 
     def _beat(self, key: str) -> None:
-        others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
-        last, looked, beaten = dict.fromkeys(others, b""), 0.0, time.monotonic()
-        changed = dict.fromkeys(others, beaten)
         interval = _BEAT_SECONDS if self._limit is None else min(_LONGEST_BEAT_SECONDS, self._limit / _LOOKS / 2)
-        while not self._stopped.wait(interval):
-            now = time.monotonic()
-            if now - beaten > interval + _WATCH_SECONDS:  # this process itself stood still, and perhaps all did
-                changed = dict.fromkeys(others, now)
-            beaten = now
-            try:
+        with contextlib.suppress(RuntimeError):  # the store has gone, with the rank that holds it
+            while not self._stopped.wait(interval):
                 self._store.set(key, str(time.monotonic_ns()))
                 if self._store.check([self._found]):
                     self._heard = self._store.get(self._found).decode()
-                if self._limit is None or now - looked < self._limit / _LOOKS:
-                    continue
-                looked = now
-                for rank in others:
-                    if (value := self._store.get(self._key(rank))) != last[rank]:
-                        last[rank], changed[rank] = value, now
-                silent = [rank for rank in others if now - changed[rank] > self._limit and last[rank] != _ENDED]
-                if silent and self._silence is not None and not self._stopped.is_set():
-                    words = f"{_in_words(silent)}; this was looked at for {self._limit:g} s (rank_timeout)"
-                    self._silence(words, [pid for rank in silent if (pid := self._process_here(rank)) is not None])
-                    return
-            except RuntimeError:  # the store has gone, with the rank that holds it
-                return
+                self._answered = time.monotonic()
+                if self._limit is not None:
+                    self._look_after_others(interval)
+            if self._limit is not None:
+                self._store.set(key, _ENDED.decode())
+
+    def _look_after_others(self, interval: float) -> None:
+        now, limit = time.monotonic(), self._limit
+        assert limit is not None
+        if now - self._looked > max(interval, limit / _LOOKS) + _WATCH_SECONDS:  # this process itself stood still, and perhaps all did
+            self._changed = dict.fromkeys(self._changed, now)
+        elif now - self._looked < limit / _LOOKS:
+            return
+        self._looked = now
+        for rank in self._changed:
+            if (value := self._store.get(self._key(rank))) != self._last.get(rank):
+                self._last[rank], self._changed[rank] = value, now
+        silent = [rank for rank, at in self._changed.items() if now - at > limit and self._last.get(rank) != _ENDED]
+        if silent:
+            self._report(_in_words(silent), [pid for rank in silent if (pid := self._process_here(rank)) is not None])
+
+    def _report(self, words: str, processes: list[int]) -> None:
+        if self._silence is not None and not self._stopped.is_set():
+            self._silence(f"{words}; this was looked at for {self._limit:g} s (rank_timeout)", processes)
+            self._stopped.set()
+
+    def _watch_store(self) -> None:
+        """Report that the store does not answer: torch waits for it for ever where its host cannot be reached."""
+        assert self._limit is not None
+        looked = time.monotonic()
+        while not self._stopped.wait(self._limit / _LOOKS):
+            now = time.monotonic()
+            if now - looked > self._limit / _LOOKS + _WATCH_SECONDS:  # this process itself stood still
+                self._answered = now
+            looked = now
+            if self._beating.is_alive() and now - self._answered > self._limit:
+                self._report(_NO_STORE, [])
 
     def _process_here(self, rank: int) -> int | None:
         host, number = self._store.get(self._key(rank) + "/process").decode().rsplit(" ", 1)
@@ -129,9 +152,6 @@ class Heartbeat:
         """End the thread."""
         self.end()
         self._beating.join(_STOP_SECONDS)
-        if self._limit is not None:
-            with contextlib.suppress(RuntimeError):  # the store has gone
-                self._store.set(self._key(dist.get_rank()), _ENDED.decode())
         atexit.unregister(self.stop)
 
 

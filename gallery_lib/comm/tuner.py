@@ -227,9 +227,8 @@ class Tuner:
         say(text_table(rows))
         if self.path and dist.get_rank() == 0:
             try:
-                with contextlib.suppress(OSError):  # a cache that cannot be written: it is measured again next time
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                    write_json(self.path, {"chosen": chosen, "hosts": str(self.hosts), "table": rows})
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self.path, {"chosen": chosen, "hosts": str(self.hosts), "table": rows})
             except OSError as error:  # the training goes on without
                 say(f"{self._name}: the choice cannot be kept for the next run: {error}.")
         self._settle(model, chosen, "measured now")

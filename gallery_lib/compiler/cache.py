@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -31,7 +33,7 @@ def folder() -> Path:
     home = Path.home() / ".cache" / "gallery_lib"
     if not any(letter.isspace() for letter in str(home)):
         return home / name
-    return Path(tempfile.gettempdir()) / f"gallery_lib-{os.getuid()}" / name
+    return code_folder(Path(tempfile.gettempdir()) / f"gallery_lib-{os.getuid()}") / name
 
 
 def environment() -> dict[str, str]:
@@ -42,17 +44,25 @@ def environment() -> dict[str, str]:
 def without_damage(body: Callable[[], T]) -> T:
     """Return what `body` returns, which runs compiled training; once more, with an empty cache, where a damaged file may be to blame.
 
-    The old cache is kept as NAME.damaged. Whatever is in a cache, no run has to fail for it.
+    The old cache is then kept as NAME.damaged; it comes back where the run fails again, so was not to blame. Whatever is in a cache,
+    no run has to fail for it.
     """
     try:
         return body()
     except RunFailed as error:
         if not error.suspects_compiled_code or not folder().is_dir():
             raise
-        set_aside(folder(), f"{str(error).splitlines()[0]} Compiled code in it may be damaged")
-        if folder().is_dir():  # it could not be moved
+        aside = set_aside(folder(), f"{str(error).splitlines()[0]} Compiled code in it may be damaged")
+        if aside is None:
             raise
-    return body()
+    try:
+        return body()
+    except RunFailed as error:
+        if error.suspects_compiled_code:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder(), ignore_errors=True)
+                aside.replace(folder())
+        raise
 
 
 def keep_headers() -> None:

@@ -126,4 +126,5 @@ def _compile(source: str, defines: Defines, architecture: int, folder: Path) -> 
         code = Program(text, "c++", options).compile("cubin", logs=log)
     except Exception as error:  # cuda-core's NVRTCError is private
         raise CompilationFailed(f"NVRTC could not compile {source} for sm_{architecture} with {dict(defines)}:\n{error}") from error
-    return Compiled(bytes(code.code), log.getvalue().strip("\0\n") + "\n", from_cache=False)
+    lines = [line for line in log.getvalue().strip("\0\n").splitlines() if "Compile time" not in line]  # the same log for the same code
+    return Compiled(bytes(code.code), "\n".join(lines) + "\n", from_cache=False)

@@ -20,8 +20,15 @@ class DamagedCode(RuntimeWarning):
 
 
 def folder(name: str) -> Path:
-    """Return the folder of that name in the cache, made where there is none. Raises InputError where others may write into it."""
-    return paths.code_folder(paths.cache_dir() / name)
+    """Return the folder of that name in the cache, made where there is none. Raises InputError where others may write into it.
+
+    Where it cannot be made, it is not there: nothing is found in it, and nothing can be kept.
+    """
+    path = paths.cache_dir() / name
+    try:
+        return paths.code_folder(path)
+    except OSError:  # a cache that cannot be written
+        return path
 
 
 def sound(file: Path) -> bool:
@@ -43,9 +50,13 @@ def keep(file: Path, content: bytes) -> None:
     """Write the file and its digest, each whole or not at all. Raises OSError where the folder cannot be written."""
     for path, text in ((_note(file), _digest(content)), (file, content)):  # the file itself last
         handle, new = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "wb") as scratch:
-            scratch.write(text)
-        Path(new).replace(path)
+        try:
+            with os.fdopen(handle, "wb") as scratch:
+                scratch.write(text)
+            Path(new).replace(path)
+        except OSError:
+            Path(new).unlink(missing_ok=True)
+            raise
 
 
 def _note(file: Path) -> Path:

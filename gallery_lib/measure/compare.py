@@ -7,6 +7,7 @@ variants train in turns (lineup.py says how) and evaluate. Speeds are only given
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,9 +96,10 @@ def compare(
     of_reference = f"{task_name}, {reference.PART}"
     with shown_on(progress) as shown:
         exact = reference.reference_for(exact_config, launch, shown, of_reference)
-        starts = cache.without_damage(
-            lambda: [lineup.take_turns(runs, launch, turns, each, shown, task_name, at_pause=watch.at_pause) for each in folders]
-        )
+        starts = [
+            cache.without_damage(functools.partial(lineup.take_turns, runs, launch, turns, each, shown, task_name, at_pause=watch.at_pause))
+            for each in folders
+        ]
         baseline, candidate = starts[0].values()
         if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
             exact = reference.run_reference(exact_config, launch, shown, of_reference)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import os
 import secrets
 import shutil
 import tempfile
@@ -34,11 +35,23 @@ _LONGEST_SOCKET = 90
 
 def _private_folder() -> Path:
     """Return a new folder that nobody else may enter, with a path short enough for a socket."""
+    _remove_dead()
     folder = Path(tempfile.mkdtemp(prefix="gallery-turns-"))
     if len(str(folder)) <= _LONGEST_SOCKET:
         return folder
     folder.rmdir()
     return Path(tempfile.mkdtemp(prefix="gallery-turns-", dir="/tmp"))
+
+
+def _remove_dead() -> None:
+    """Remove folders of ours in which nobody listens any more: of a comparison that was killed."""
+    for folder in Path(tempfile.gettempdir()).glob("gallery-turns-*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.geteuid() and (folder / "turns").is_socket():
+                try:
+                    Client(str(folder / "turns"), family="AF_UNIX").close()
+                except ConnectionRefusedError:
+                    shutil.rmtree(folder)
 
 
 class TurnServer:
@@ -63,6 +76,7 @@ class TurnServer:
             try:
                 connection = self._listener.accept()
             except OSError:  # closed; or one that has gone again
+                time.sleep(_CONNECT_SECONDS)
                 continue
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 

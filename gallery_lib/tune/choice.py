@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -175,6 +177,11 @@ def _read(path: Path, found: list[Candidate]) -> Choice | None:
     return Choice(chosen, rows, kept=True, path=str(path))
 
 
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: a candidate whose gradients are no numbers is as far off as can be."""
+    return {name: sys.float_info.max if value == math.inf else value for name, value in row.items()}
+
+
 def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.device) -> Choice:
     """The choice for `model` on `inputs`, the same on every rank: a kept one, or one measured now and kept.
 
@@ -190,7 +197,7 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
         rows, chosen = take_turns(model, inputs, config, device, found)
     choice = Choice(process_group.from_rank_0(chosen), tuple(rows), path=str(path) if config.tune.keep else "")
     if config.tune.keep and process_group.rank() == 0:
-        values = {"model": type(model).__name__, "chosen": choice.chosen, "rows": [dataclasses.asdict(row) for row in choice.rows]}
+        values = {"model": type(model).__name__, "chosen": choice.chosen, "rows": [_finite(dataclasses.asdict(row)) for row in choice.rows]}
         with contextlib.suppress(OSError):  # a cache that cannot be written: it is measured again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, values)

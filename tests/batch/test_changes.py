@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import made_comparison
 import pytest
 
 from gallery_lib import stats
 from gallery_lib.batch.changes import Batch, Change, changes, read_batch, text
 from gallery_lib.cli import main
+from gallery_lib.stats import Ratio
 
 SETS = Path(__file__).parent / "sets"
 """Two result sets in the shape that benchmarks/gallery.py writes. Their figures are made up, and say so."""
@@ -115,15 +117,11 @@ def leave_notebook(folder: Path, ratio: float, *, count: int | None = 1) -> str:
     """Write what `prepare.sh --run tts_angular -p starts 2` leaves: the executed notebook, and a comparison in a folder beside it."""
     code = {"cell_type": "code", "metadata": {}, "source": "1", "execution_count": count, "outputs": []}
     noted = {"papermill": {"duration": 61.0, "parameters": {"starts": 2}}}
-    (folder / "comparison").mkdir(parents=True)
+    folder.mkdir(parents=True)
     (folder / "tts_angular.ipynb").write_text(json.dumps({"nbformat": 4, "metadata": noted, "cells": [code]}))
     environment = {"device": "cpu", "cpu": "a processor", "cores": 2, "python": "3.12.1", "torch": "2.15.0+cpu"}
-    variant = {"world_size": 1, "config": {"amp_level": "O1"}, "environment": environment, "metrics": {}, "techniques": {}}
-    comparison = {
-        **{"variants": {"baseline": variant, "compiler-opt": variant}, "verdict": "faster", "break_even_steps": 3, "chance": {}},
-        **{"speedup": {"ratio": ratio, "low": ratio * 0.98, "high": ratio * 1.02}, "parity": {"passed": True}},
-    }
-    (folder / "comparison" / "comparison.json").write_text(json.dumps(comparison))
+    found = made_comparison.comparison(Ratio(ratio, ratio * 0.98, ratio * 1.02), 3)
+    made_comparison.write(made_comparison.changed(found, environment=environment, config={"amp_level": "O1"}), folder / "comparison")
     return str(folder)
 
 

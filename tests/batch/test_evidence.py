@@ -6,12 +6,13 @@ import dataclasses
 import json
 from pathlib import Path
 
+import made_comparison
 import pytest
 from tiny_notebooks import write_notebook
 
 from gallery_lib.batch import evidence
 from gallery_lib.batch.evidence import Ended, judge, problem_of_runs, signature
-from gallery_lib.results import Results, write_results
+from gallery_lib.results import write_results
 
 LOSSES = [3.0, 3.2, 2.5, 2.6, 2.0, 2.1, 1.5, 1.6]
 BY_ITSELF = Ended(0, None, "", 0)
@@ -24,9 +25,8 @@ def write_run(folder: Path, losses: list[float | None], asked: int | None = None
     (folder / "config.json").write_text(json.dumps({"max_steps": steps if asked is None else asked}))
     (folder / "steps.jsonl").write_text("".join(json.dumps({"step": n + 1}) + "\n" for n in range(steps if logged is None else logged)))
     curve = [[n + 1, loss] for n, loss in enumerate(losses)]
-    values = {field.name: {} for field in dataclasses.fields(Results) if field.name not in ("status", "schema")}
-    facts = {"task": "x", "world_size": 1, "nodes": 1, "steps": steps, "warmup_steps": 0, "skipped_steps": 0}
-    write_results(folder, Results(**{**values, **facts, "loss": {"first": losses[0], "last": losses[-1], "curve": curve}}))
+    loss = {"first": losses[0], "last": losses[-1], "curve": curve}
+    write_results(folder, dataclasses.replace(made_comparison.results(0.5), steps=steps, loss=loss))
 
 
 def executed(folder: Path, *cells: tuple[str, int | None, list[dict]]) -> Path:

@@ -80,7 +80,7 @@ def test_the_json_comes_back_as_it_was(report: Report, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.xml", "report.html"}
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "damaged"), ('{"schema": 99}', "another schema")])
+@pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "damaged"), ('{"schema": 99}', "has schema 99")])
 def test_a_report_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, message: str) -> None:
     if text:
         (tmp_path / "report.json").write_text(text)

@@ -51,8 +51,7 @@ def script(source: str, processes: int | None) -> Words:
     def words(workspace: Workspace) -> list[str]:
         path = workspace.folder / "script.py"
         path.write_text(source)
-        call = f"from gallery_lib.script import run_script; run_script({str(path)!r}, processes={processes})"
-        return python("-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {call}")
+        return python(str(ROOT / "tests" / "faults" / "run_script.py"), str(path), *([str(processes)] if processes else []))
 
     return words
 

@@ -76,10 +76,17 @@ def carry_out(row: Row, folder: Path, cache: Path) -> Seen:
     if row.prepare is not None:
         row.prepare(workspace)
     with started(row.words(workspace), workspace, row.output) as command:
-        if row.cause is not None:
-            row.cause(command)
+        wrong = []
+        try:
+            if row.cause is not None:
+                row.cause(command)
+        except Exception as error:  # the fault could not be caused: what it was to befall is not there
+            wrong.append(f"not caused: {type(error).__name__}: {error}")
         took = command.ended_after(row.seconds)
-        wrong = list(_wrong(row, workspace, command, took))
+        try:
+            wrong += _wrong(row, workspace, command, took)
+        except Exception as error:  # a file that was to be looked at is not there, or is not whole
+            wrong.append(f"{type(error).__name__}: {error}")
         text = command.text()
         return Seen(tuple(wrong), command.process.poll(), took, "\n".join(message_of(text)) or text[-400:])
 

@@ -11,7 +11,7 @@ _PAGE = ROOT / "docs" / "guides" / "faults.md"
 _HEAD = """\
 # When something goes wrong
 
-Each row was caused for real, and this is what was seen: `python -m tests.faults --all` writes the page.
+Each row was caused for real, and this is what was seen: `.venv/bin/python -m tests.faults --all` writes the page.
 
 Of every row it was checked that nothing is left running, that nothing listens beyond the loopback address, that there is no
 traceback, and that the message is as short as the row allows.

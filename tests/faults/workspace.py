@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -40,7 +42,8 @@ class Workspace:
     def variables(self, mark: str) -> dict[str, str]:
         """Return the environment of a command."""
         own = {"GALLERY_RUNS_DIR": str(self.runs), "GALLERY_CACHE_DIR": str(self.cache), MARK: mark, "OMP_NUM_THREADS": "1"}
-        return {**os.environ, **own, "HF_HUB_OFFLINE": "1", **self.environment}
+        others = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+        return {**others, **own, "HF_HUB_OFFLINE": "1", **self.environment}
 
     def run_dir(self) -> Path | None:
         """Return the newest folder with a log of a run, if there is one."""
@@ -60,8 +63,8 @@ class Command:
 
     def __init__(self, words: Sequence[str], workspace: Workspace, output: str = "file") -> None:
         self.mark, self.workspace = uuid.uuid4().hex, workspace
-        self.heard = workspace.folder / "stdout.txt"
-        self.said = workspace.folder / "stderr.txt"
+        beside = Path(tempfile.mkdtemp(prefix="faults-said-"))  # the workspace may be a disk that is full
+        self.heard, self.said = beside / "stdout.txt", beside / "stderr.txt"
         self.open_ports: dict[str, str] = {}
         self._over = threading.Event()
         stdout, shell = _output(output, words, self.heard)
@@ -168,3 +171,4 @@ def started(words: Sequence[str], workspace: Workspace, output: str = "file") ->
         yield command
     finally:
         command.end()
+        shutil.rmtree(command.said.parent, ignore_errors=True)

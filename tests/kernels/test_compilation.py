@@ -56,7 +56,7 @@ def test_what_was_compiled_is_kept(own_cache):
     first, second = compiled(source, defines, 80), compiled(source, defines, 80)
     assert (first.from_cache, second.from_cache) == (False, True)
     assert (first.cubin, first.log) == (second.cubin, second.log)
-    assert sorted(path.suffix for path in own_cache.iterdir()) == [".cubin", ".log"]
+    assert sorted(path.suffix for path in own_cache.iterdir()) == [".cubin", ".log", ".sha256", ".sha256"]
 
 
 def test_the_key_depends_on_everything_that_the_code_depends_on(folder, monkeypatch):
@@ -75,7 +75,7 @@ def test_an_error_in_a_source_is_reported_with_the_compilers_words(folder, own_c
     (folder / "broken.cu").write_text('extern "C" __global__ void broken(const int a) { undefined_name = a; }')
     with pytest.raises(CompilationFailed, match="undefined_name"):
         compiled("broken.cu", (), 80, folder)
-    assert not own_cache.exists()
+    assert not list(own_cache.iterdir())
 
 
 def test_unknown_sources_and_architectures_are_refused():

@@ -193,7 +193,7 @@ def test_the_cpp_gives_the_bits_of_plain_torch_and_stays_within_its_buffers(size
 @pytest.mark.parametrize("compiler", [None, "false", "/nowhere/g++"])
 def test_without_a_compiler_plain_torch_does_the_work_and_says_so(compiler, monkeypatch, tmp_path):
     monkeypatch.setattr(cpu_library.hardware, "cpp_compiler", lambda: compiler)
-    monkeypatch.setattr(cpu_library.paths, "cache_dir", lambda: tmp_path)
+    monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
     cpu_library.library.cache_clear()
     try:
         with pytest.warns(KernelsNotUsed, match=r"compression.cpp is not used, plain torch does its work more slowly"):

@@ -241,7 +241,7 @@ def main() -> None:
 
     cpu_library._OPTIONS += OPTIONS
     with tempfile.TemporaryDirectory() as folder:
-        cpu_library.paths.cache_dir = lambda: Path(folder)  # type: ignore[attr-defined, assignment]
+        os.environ["GALLERY_CACHE_DIR"] = folder
         if arguments.planted:
             cpu_library.SOURCES = Path(folder)
             (Path(folder) / "planted.cpp").write_text(PLANTED)

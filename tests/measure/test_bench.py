@@ -73,7 +73,7 @@ def test_a_task_without_fit_data_ends_a_bench_of_named_tasks_and_stays_as_its_re
 
 
 def test_a_folder_with_results_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "bench.json").write_text("{}")
+    (tmp_path / "bench.json").write_text("{")
     assert main(["bench", TINY, f"--out={tmp_path}"]) == 2
     assert "holds the results of an earlier bench. Add --resume" in capsys.readouterr().err
     assert main(["bench", TINY, f"--out={tmp_path}", "--resume"]) == 2

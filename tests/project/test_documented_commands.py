@@ -185,6 +185,7 @@ INSTEAD = [
     Instead(r"\.venv/bin/torchrun", "needs several machines, or a script of the reader's", torchrun_takes),
     Instead(r"\.venv/bin/python -m pytest", "runs tests", knows_tests),
     Instead(r"\.venv/bin/python -m tests\.against_torch", "draws trainings for an hour", has_help_with_its_options),
+    Instead(r"\.venv/bin/python -m tests\.faults", "causes faults for half an hour", has_help_with_its_options),
     Instead(r"\.venv/bin/python tests/cuda_on_host/mutation\.py", "compiles each kernel three times", has_help_with_its_options),
     Instead(r"\.venv/bin/python -m gallery_lib\.kernels\.resources", "compiles every kernel", is_a_module),
     Instead(r"\.venv/bin/mypy", "takes a minute, and prepare.sh --test does it", with_options("--version")),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
+import made_comparison
 import pytest
 from tiny_task import config
 
@@ -104,9 +104,9 @@ def test_a_smaller_batch_is_not_taken_for_a_faster_machine(measured: Results) ->
 def test_a_comparison_stands_for_its_second_variant(measured: Results, tmp_path: Path) -> None:
     one, two = on_two(measured)
     for name, results in {"one": one, "two": two}.items():
-        variants = {"baseline": dataclasses.asdict(measured), "compiler-opt": dataclasses.asdict(results)}
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "comparison.json").write_text(json.dumps({"variants": variants}))
+        found = made_comparison.comparison(made_comparison.FASTER, 3)
+        variants = {"baseline": measured, "compiler-opt": results}
+        made_comparison.write(dataclasses.replace(found, variants=variants), tmp_path / name)
     assert doctor.measured_in(tmp_path / "two") == two
     assert "No part of the step takes longer than alone" in doctor.several_text(tmp_path / "one", tmp_path / "two")
 
@@ -114,9 +114,9 @@ def test_a_comparison_stands_for_its_second_variant(measured: Results, tmp_path:
 def test_a_notebooks_folder_stands_for_the_comparisons_in_it(measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "resnet50.ipynb").touch()
     for name, results in zip(("one", "two"), on_two(measured), strict=True):
-        variants = {"baseline": dataclasses.asdict(measured), "compiler-opt": dataclasses.asdict(results)}
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "comparison.json").write_text(json.dumps({"variants": variants}))
+        found = made_comparison.comparison(made_comparison.FASTER, 3)
+        variants = {"baseline": measured, "compiler-opt": results}
+        made_comparison.write(dataclasses.replace(found, variants=variants), tmp_path / name)
     assert main(["doctor", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.index("1 process(es)") < said.index("2 process(es)")

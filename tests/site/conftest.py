@@ -8,11 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import made_comparison
 import pytest
 from PIL import Image
 
 from gallery_lib.batch.record import Record, Report, write_report
 from gallery_lib.config import SiteConfig
+from gallery_lib.stats import Ratio
 
 ALTERNATIVE = "Line plot of *two* things: [one] rises, the other_one falls."
 TABLE = "| variant | samples/s |\n| --- | --- |\n| baseline | 25.8 |\n| compiler-opt | 35.5 |"
@@ -52,9 +54,12 @@ def batch(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("batch")
     executed(checkout / "notebooks" / "resnet50.ipynb", folder / "resnet50" / "resnet50.ipynb")
     results = json.loads((checkout / "benchmarks" / "results" / "xeon-avx512-2core" / "resnet50.json").read_text())
-    compared = folder / "resnet50" / "runs" / "compare" / "comparison.json"
-    compared.parent.mkdir(parents=True)
-    compared.write_text(json.dumps({**results["comparisons"][0], "chance": {}}))
+    old = results["comparisons"][0]  # of an earlier version, with figures that the site shows
+    found = made_comparison.comparison(Ratio(**old["speedup"]), old["break_even_steps"])
+    techniques = old["variants"]["compiler-opt"]["techniques"]
+    found = made_comparison.changed(found, config={"amp_level": "O1"}, techniques=techniques)
+    (folder / "resnet50" / "runs").mkdir(parents=True)
+    made_comparison.write(found, folder / "resnet50" / "runs" / "compare")
     ran = Record("passed", None, 170.2, "2026-11-21T12:00:00+0000", 1, False, {"seed": 3}, "abc", "resnet50", 15, 15)
     failed = Record("failed", "ValueError: planted", 9.0, "2026-11-21T12:03:00+0000", 1, False, {}, "abc", "vgg16", 4, 15)
     machine = {"python": "3.11", "torch": "2.15", "cpu": "A CPU", "cores": 2, "isa": ["avx2"], "memory_bytes": 2**34}

@@ -194,7 +194,7 @@ def test_every_option_of_every_class_has_a_row() -> None:
         for f in dataclasses.fields(cls):
             assert cls is config.Config or f"| `{f.name}` | " in page, (cls, f.name)
     assert "## `accelerate()`: `config.tune`" in page
-    assert "| `prefetch` | `2` | whole number, 0 to 10,000 | batches |" in page
+    assert "| `prefetch` | `2` | whole number, 0 to 10000 | batches |" in page
     assert "| `amp_level` | `O0` | `O0`, `O1` |" in page
     assert {line.count(" | ") for line in page.splitlines() if line.startswith("| `")} == {4}
 
