@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -158,15 +159,20 @@ def _row(value: Any, plain: Any, inside: Sequence[Any], place: str) -> Any:
     return (tuple if plain is tuple else list)(_converted(each, of, _at(place, str(number))) for number, each in enumerate(values))
 
 
+@functools.cache
+def _fields(shape: type) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
+    """Fields of a dataclass by name, and their types."""
+    return {field.name: field for field in dataclasses.fields(shape) if field.init}, typing.get_type_hints(shape)
+
+
 def _dataclass(value: Any, shape: type, place: str) -> Any:
     values = value if isinstance(value, dict) else _misfit(place, "an object", value)
-    fields = {field.name: field for field in dataclasses.fields(shape) if field.init}
+    fields, hints = _fields(shape)
     if unknown := sorted(set(values) - set(fields)):
         raise Misfit(f"{_at(place, unknown[0])}: is not known here")
     required = [name for name, field in fields.items() if field.default is field.default_factory is dataclasses.MISSING]
     if missing := [name for name in required if name not in values]:
         raise Misfit(f"{_at(place, missing[0])}: is missing")
-    hints = typing.get_type_hints(shape)
     return shape(**{name: _converted(each, hints[name], _at(place, name)) for name, each in values.items()})
 
 

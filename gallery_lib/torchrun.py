@@ -80,7 +80,7 @@ def _name_who_was_killed() -> None:
                 )
         return poll(context)
 
-    MultiprocessContext._poll = polled  # type: ignore[method-assign]
+    MultiprocessContext._poll = polled  # type: ignore[assignment, method-assign]
 
 
 def main(arguments: Sequence[str]) -> None:
