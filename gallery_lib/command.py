@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -122,7 +123,8 @@ def _output_fails() -> bool:
     """Return whether standard output takes nothing more: a full disk is behind it, say."""
     try:
         sys.stdout.flush()
-        return False
+        os.write(sys.stdout.fileno(), b"")  # /dev/full refuses even that
+        return os.fstatvfs(sys.stdout.fileno()).f_bavail == 0 and stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
     except (OSError, ValueError):
         return True
 

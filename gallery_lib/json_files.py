@@ -43,8 +43,10 @@ def write_json(path: Path, value: Any) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # what is written to a file that is open does not say which
+            error.filename = str(path)
         raise
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fresh_clone import add_prepared, fresh_clone
+from project.fresh_clone import add_prepared, fresh_clone
 from tiny_notebooks import write_notebook
 
 pytestmark = pytest.mark.slow
