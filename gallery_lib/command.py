@@ -125,6 +125,8 @@ def _output_fails() -> bool:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"")  # /dev/full refuses even that
         return os.fstatvfs(sys.stdout.fileno()).f_bavail == 0 and stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except io.UnsupportedOperation:  # it is no file: something in this process collects it
+        return False
     except (OSError, ValueError):
         return True
 
