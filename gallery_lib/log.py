@@ -98,11 +98,22 @@ class RunLog:
 
 
 def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
-    """The complete lines of `steps.jsonl`, also of a run that is still going on."""
+    """Return the complete lines of `steps.jsonl`, also of a run that is still going on. Raises InputError for what is no step."""
     path = Path(run_dir) / "steps.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    return [_step(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+
+
+def _step(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+        if isinstance(values["each_step_seconds"], list) and isinstance(values["step"], int):
+            return values
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise InputError(f"{path}, line {number}, is damaged: it is no step of a run. Run it again.")
 
 
 def last_step(run_dir: Path | str) -> int:
@@ -116,10 +127,13 @@ def last_step(run_dir: Path | str) -> int:
                 if len(lines) > 2 or tail >= size:
                     return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0
                 tail *= 4
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # there is none yet; or it is not ours
         return 0
 
 
 def each_step_seconds(run_dir: Path) -> list[float]:
-    """The time of every training step of a run, in order."""
-    return [seconds for line in read_steps(run_dir) for seconds in line["each_step_seconds"]]
+    """Return the time of every training step of a run, in order. Raises InputError where it has left none."""
+    found = [seconds for line in read_steps(run_dir) for seconds in line["each_step_seconds"]]
+    if not found:
+        raise InputError(f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is not whole. Run it again.")
+    return found

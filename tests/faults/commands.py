@@ -66,9 +66,25 @@ def on(maker: Callable[[Path], Path], *words: str) -> Words:
     return lambda workspace: gallery(*words, str(maker(workspace.folder)))
 
 
+def plot(maker: Callable[[Path], Path]) -> Words:
+    """Return `gallery plot` on what `maker` writes into the workspace."""
+    return lambda workspace: gallery("plot", str(maker(workspace.folder)), str(workspace.folder / "plot.png"))
+
+
 def comparison(folder: Path) -> Path:
     """A comparison that is whole."""
     return write(made(FASTER, 20), folder / "comparison").parent
+
+
+def with_steps(folder: Path) -> Path:
+    """The same, with the time of each step beside it."""
+    for variant in ("baseline", "compiler-opt"):
+        run = folder / "comparison" / variant
+        run.mkdir(parents=True)
+        (run / "steps.jsonl").write_text("".join(json.dumps({"step": n, "each_step_seconds": [0.5]}) + "\n" for n in range(1, 21)))
+    path = folder / "comparison" / "comparison.json"
+    path.write_text(json.dumps(made(FASTER, 20).as_json()))
+    return path.parent
 
 
 def half(folder: Path) -> Path:
@@ -102,7 +118,7 @@ EVERY: Mapping[str, Words] = {
     "make text": data("text.py"),
     "make speech": data("mock_speech.py"),
     "show": on(comparison, "show"),
-    "plot": lambda workspace: gallery("plot", str(comparison(workspace.folder)), str(workspace.folder / "plot.png")),
+    "plot": plot(with_steps),
     "list": lambda workspace: gallery("list"),
     "doctor": lambda workspace: gallery("doctor"),
 }

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from .commands import EVERY, batch, compare, data, foreign, half, on, train
+from .commands import EVERY, batch, compare, comparison, data, foreign, half, on, plot, train
 from .driver import Cause, Row, after, wait_for_steps
 from .workspace import ROOT, TASKS, Command, Workspace, python, started, workers
 
@@ -334,6 +334,8 @@ def _faults() -> Iterator[Row]:
     yield Row("files of others", "a comparison cut in half", on(half, "show"), codes=(2,), says="is no JSON", quick=True)
     for name, content in {"results.json": [1, 2], "comparison.json": {"task": 5}, "report.json": {"schema": 1, "notebooks": []}}.items():
         yield Row("files of others", f"{name} of something else", on(foreign(name, content), "show"), codes=(2,), says=name)
+    name = "a comparison without its runs is drawn"
+    yield Row("files of others", name, plot(comparison), codes=(2,), says="has no steps.jsonl", quick=True)
     source = "import json, os, pathlib\nfolder = pathlib.Path(os.environ['GALLERY_RUNS_DIR']) / 'mine'\nfolder.mkdir(parents=True)\n"
     yield Row("files of others", "a notebook leaves a list as config.json", batch(f"{source}(folder / 'config.json').write_text('[1, 2]')"))
     yield Row(

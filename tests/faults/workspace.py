@@ -19,6 +19,10 @@ from pathlib import Path
 
 import psutil
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts this in the background makes it, and all that it starts, ignore the interrupts under test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASKS = Path(__file__).with_name("faulty_tasks.py")
 MARK = "GALLERY_FAULTS_MARK"
