@@ -366,7 +366,7 @@ def _faults() -> Iterator[Row]:
         ),
         prepare=_fifo_as_manifest,
         codes=(2,),
-        says="is no file",
+        says="has neither manifest.tsv nor",
     )
     yield Row("files of others", "damaged text data", data("text.py"), prepare=_damaged_text, codes=(2,), says="is damaged")
 

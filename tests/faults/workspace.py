@@ -19,9 +19,14 @@ from pathlib import Path
 
 import psutil
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell that starts this in the background makes it, and all that it starts, ignore the interrupts under test.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number, _usual in {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGQUIT: signal.SIG_DFL,
+}.items():
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        # A shell that starts this in the background makes it, and all that it starts, ignore the signals under test.
+        signal.signal(_number, _usual)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASKS = Path(__file__).with_name("faulty_tasks.py")
