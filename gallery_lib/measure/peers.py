@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from gallery_lib.comm import process_group
+from gallery_lib.compiler import cache
 from gallery_lib.config import Loader
 from gallery_lib.data.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
@@ -56,6 +57,8 @@ class Peer(Recipe):
         if dtype not in (None, torch.bfloat16):
             raise InputError(f"{self.name} is measured in fp32 and bfloat16, and this run is in {dtype}.")
         form = by_hand.as_it_comes(plain) if self.mode is None else by_hand.at_its_best(plain, process_group.device(), self.mode)
+        if self.name != EAGER:
+            cache.keep_headers()
         build = {EAGER: _eager, "torch.compile": _torch_compile, "accelerate": _accelerate, "fabric": _fabric}[self.name]
         return build(plain, form)
 
