@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.json_files import write_json
+from gallery_lib.json_files import Misfit, converted, write_json
 
 
 class RunLog:
@@ -108,12 +108,9 @@ def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
 
 def _step(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        values = json.loads(line)
-        if isinstance(values["each_step_seconds"], list) and isinstance(values["step"], int):
-            return values
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise InputError(f"{path}, line {number}, is damaged: it is no step of a run. Run it again.")
+        return converted(json.loads(line), dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}, line {number}, is damaged: {error}. Run it again.") from None
 
 
 def last_step(run_dir: Path | str) -> int:
@@ -133,7 +130,11 @@ def last_step(run_dir: Path | str) -> int:
 
 def each_step_seconds(run_dir: Path) -> list[float]:
     """Return the time of every training step of a run, in order. Raises InputError where it has left none."""
-    found = [seconds for line in read_steps(run_dir) for seconds in line["each_step_seconds"]]
+    try:
+        lines = [converted(line.get("each_step_seconds"), list[float], "each_step_seconds") for line in read_steps(run_dir)]
+    except Misfit as error:
+        raise InputError(f"{run_dir}/steps.jsonl is damaged: {error}. Run it again.") from None
+    found = [seconds for line in lines for seconds in line]
     if not found:
         raise InputError(f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is not whole. Run it again.")
     return found

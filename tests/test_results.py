@@ -10,7 +10,7 @@ import pytest
 
 from gallery_lib.errors import InputError
 from gallery_lib.json_files import write_json
-from gallery_lib.log import RunLog, read_steps
+from gallery_lib.log import RunLog, each_step_seconds, read_steps
 from gallery_lib.results import Results, read_results, write_results
 
 
@@ -60,6 +60,16 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
     write_results(tmp_path, results())
     with pytest.raises(InputError, match="holds a finished run"):
         RunLog(tmp_path)
+
+
+def test_a_log_with_a_line_that_is_no_step_is_named_with_the_line(tmp_path: Path) -> None:
+    for content, said in {"[1]\n": "line 1, is damaged: must be an object", '{"step": 1}\n{\n': "line 2, is damaged"}.items():
+        (tmp_path / "steps.jsonl").write_text(content)
+        with pytest.raises(InputError, match=said):
+            read_steps(tmp_path)
+    (tmp_path / "steps.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(InputError, match="each_step_seconds: must be a list"):
+        each_step_seconds(tmp_path)
 
 
 def test_only_complete_lines_of_a_running_log_are_read(tmp_path: Path) -> None:
