@@ -10,7 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
-DOCUMENTS = ("CONTRIBUTING.md",)
+DOCUMENTS = ("CONTRIBUTING.md", "SECURITY.md")
 FOLDERS = ("benchmarks/results", "benchmarks/notes")
 PAGE = "README.md"
 _ENDINGS = (".md", ".png", ".json", ".csv")

@@ -155,10 +155,17 @@ def test_a_file_without_conditions_is_named(tmp_path: Path) -> None:
         measured.read_results(tmp_path)
 
 
+def test_every_guide_stands_in_the_navigation(checkout: Path) -> None:
+    page = (checkout / "gallery_lib" / "site" / "index.md.jinja").read_text()
+    guides = {path.stem for path in (checkout / "docs" / "guides").glob("*.md")}
+    assert {line.removeprefix("guides/") for line in page.splitlines() if line.startswith("guides/")} == guides
+
+
 def test_documents_keep_their_places_and_links_to_what_is_no_page_become_words(tmp_path: Path) -> None:
     root, site = tmp_path / "root", tmp_path / "site"
     texts = {
         "CONTRIBUTING.md": "See [the parser](gallery_lib/options.py) and [a page](https://example.org/x).",
+        "SECURITY.md": "# Security",
         "benchmarks/notes/README.md": "# Notes\n\n[Second](two.md), then [first](one.md).",
         "benchmarks/notes/one.md": "# One\n\n[figures](../results/a/README.md#start), [code](../../gallery_lib/train.py)",
         "benchmarks/notes/two.md": "# Two",
