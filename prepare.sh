@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the gallery: an environment in .venv from requirements.lock, a Jupyter kernel, mock data.
+# Sets up the gallery: an environment in .venv from requirements.lock, a Jupyter kernel, mock data. In a checkout of
+# another user all of it goes to folders of one's own.
 # With --run it also executes a notebook, with --test it also checks and tests the code.
 #
 # Works from any folder, and can be interrupted and started again at any point: .venv counts as made only once its
@@ -10,6 +11,18 @@ set -euo pipefail
 START_FOLDER=$PWD
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$ROOT"
+
+# Where environment, cache and runs are: in the checkout, where this user keeps things there (gallery_lib/paths.py has the same rule).
+VENV=.venv
+CACHE=.cache
+RUNS=$ROOT/runs
+OURS=1
+if [[ ! -w $ROOT ]] || { [[ $(id -u) != 0 ]] && [[ ! -O $ROOT ]]; }; then
+    OURS=0
+    CACHE=${GALLERY_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/gallery_lib}
+    VENV=$CACHE/environments/${ROOT//\//-}
+    RUNS=$HOME/gallery-runs
+fi
 
 # command:package, for Debian and its kin; "python-headers" stands for Python.h.
 NEEDED=(g++:g++ python-headers:)  # Inductor, torch's compiler, writes C++ and compiles it
@@ -192,12 +205,19 @@ pythons() {
     uv python find --no-python-downloads '>=3.11' 2>/dev/null || true
 }
 
+# use_venv FOLDER: sets VENV, and PY, its interpreter.
+use_venv() {
+    VENV=$1
+    PY=$VENV/bin/python
+    if [[ $PY != /* ]]; then PY=$ROOT/$PY; fi
+}
+
 # Sets PYTHON, the interpreter that .venv is made from, and PY, .venv's own. With --into-current both are the active one.
 find_python() {
     local candidate
     PYTHON=
     FIRST_PYTHON=
-    PY=$ROOT/.venv/bin/python
+    use_venv "$VENV"
     if ((INTO_CURRENT)); then
         if ! command -v python3 >/dev/null; then
             lacks "no python3 on PATH" "activate the environment that --into-current should use"
@@ -291,19 +311,16 @@ get_network_tools() {
     if ! has ip; then say "      no ip and tc: the tests of several hosts will be skipped -> apt-get install iproute2"; fi
 }
 
-# An environment is made in a checkout that this user may write to. One that is there already is used in any case.
-need_own_checkout() {
-    if [[ ! -w $ROOT ]]; then
-        lacks "$ROOT may not be written by this user, and has no environment yet" \
-            "have its owner run prepare.sh, or clone it into a folder of your own"
-    fi
-}
-
 need_disk() {
-    local free_gib
-    free_gib=$(df -Pk "$ROOT" | awk 'NR == 2 { print int($4 / 1048576) }')
+    local free_gib folder=$ROOT remedy="put the checkout on a larger disk"
+    if ((!OURS)); then
+        folder=$CACHE
+        remedy="name a folder on a larger disk with GALLERY_CACHE_DIR"
+        mkdir -p "$CACHE"
+    fi
+    free_gib=$(df -Pk "$folder" | awk 'NR == 2 { print int($4 / 1048576) }')
     if ((free_gib < MIN_DISK_GIB)); then
-        lacks "only $free_gib GiB free below $ROOT, $MIN_DISK_GIB are needed" "free some space, or put the checkout on a larger disk"
+        lacks "only $free_gib GiB free below $folder, $MIN_DISK_GIB are needed" "free some space, or $remedy"
     fi
 }
 
@@ -317,7 +334,7 @@ check_machine() {
     fi
     READY=0
     if [[ -n $PYTHON ]]; then
-        if environment_is_ready; then READY=1; else need_own_checkout && need_disk; fi
+        if environment_is_ready; then READY=1; else need_disk; fi
     fi
     if ((${#LACKING[@]})); then stop "this machine lacks something:" "${LACKING[@]}"; fi
     say "      $("$PYTHON" -c 'import platform; print("Python", platform.python_version())') at $PYTHON"
@@ -331,9 +348,9 @@ check_machine() {
 
 # Keeps two runs in the same checkout apart until release_lock.
 take_lock() {
-    if ! mkdir -p .cache 2>/dev/null || [[ ! -w .cache ]]; then return; fi # another user's checkout, see need_own_checkout
+    mkdir -p "$CACHE"
     if ! command -v flock >/dev/null; then return; fi
-    exec 9>.cache/prepare.lock
+    exec 9>"$CACHE/prepare.lock"
     if ! flock -n 9; then
         say "Another prepare.sh is at work here: waiting for it."
         flock 9
@@ -345,24 +362,24 @@ release_lock() { exec 9>&-; }
 find_uv() {
     if uv --version >/dev/null 2>&1; then
         UV=uv
-    elif .cache/uv-tool/bin/uv --version >/dev/null 2>&1; then
-        UV=.cache/uv-tool/bin/uv
+    elif "$CACHE/uv-tool/bin/uv" --version >/dev/null 2>&1; then
+        UV=$CACHE/uv-tool/bin/uv
     else
         say "      getting uv, which installs the packages"
-        rm -rf .cache/uv-tool
-        if ! { "$PYTHON" -m venv .cache/uv-tool && .cache/uv-tool/bin/pip install --quiet uv; }; then
+        rm -rf "$CACHE/uv-tool"
+        if ! { "$PYTHON" -m venv "$CACHE/uv-tool" && "$CACHE/uv-tool/bin/pip" install --quiet uv; }; then
             stop "uv could not be installed; the reason is above." \
                 "Without network or behind a proxy: set HTTPS_PROXY, or pip's index-url." \
                 "Or install uv yourself, and run this again."
         fi
-        UV=.cache/uv-tool/bin/uv
+        UV=$CACHE/uv-tool/bin/uv
     fi
     export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180}
 }
 
 # uv links packages from its cache; where the cache is on another file system it has to copy, and would warn.
 choose_link_mode() {
-    local cache probe=.cache/link-probe
+    local cache probe=$CACHE/link-probe
     if [[ -n ${UV_LINK_MODE:-} ]]; then return; fi
     cache=$("$UV" cache dir)
     mkdir -p "$cache"
@@ -371,7 +388,7 @@ choose_link_mode() {
     rm -f "$probe" "$cache/gallery-link-probe.$$"
 }
 
-# Three facts that the stamp records: what .venv was made from, what it should hold, and with which extra.
+# Three facts that the stamp records: what the environment was made from, what it should hold, and with which extra.
 # Sets STAMP and these; a change of the first means making .venv anew, of the others installing on top.
 environment_facts() {
     local facts
@@ -385,7 +402,7 @@ print(digest(*(pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "r
 PY
     )
     { read -r PREFIX_ID && read -r MADE_FROM && read -r CONTENT; } <<<"$facts"
-    if ((INTO_CURRENT)); then STAMP=.cache/into-current-$PREFIX_ID; else STAMP=.venv/gallery-stamp; fi
+    if ((INTO_CURRENT)); then STAMP=$CACHE/into-current-$PREFIX_ID; else STAMP=$VENV/gallery-stamp; fi
 }
 
 read_stamp() {
@@ -413,6 +430,16 @@ PY
 }
 
 environment_is_ready() {
+    local own=$VENV
+    if ((!OURS && !INTO_CURRENT)) && [[ ! -e $own ]]; then # the owner's, where it is of this checkout as it stands
+        use_venv .venv
+        if environment_is_current; then return; fi
+        use_venv "$own"
+    fi
+    environment_is_current
+}
+
+environment_is_current() {
     environment_facts
     read_stamp
     if [[ $STAMP_MADE_FROM != "$MADE_FROM" || $STAMP_CONTENT != "$CONTENT" ]]; then return 1; fi
@@ -431,8 +458,8 @@ make_venv() {
     local extra=() anew=0
     if [[ $STAMP_EXTRA == dev ]]; then EXTRA=dev; fi
     if [[ $EXTRA == dev ]]; then extra=(--all-extras); fi # the tests cover what is optional too
-    if [[ -f .venv/pyvenv.cfg ]] && ! grep -q '^prompt = gallery$' .venv/pyvenv.cfg; then
-        stop ".venv is there, but was not made by prepare.sh." "Move it away, or activate it and use --into-current."
+    if [[ -f $VENV/pyvenv.cfg ]] && ! grep -q '^prompt = gallery$' "$VENV/pyvenv.cfg"; then
+        stop "$VENV is there, but was not made by prepare.sh." "Move it away, or activate it and use --into-current."
     fi
     find_uv
     choose_link_mode
@@ -444,9 +471,9 @@ make_venv() {
     fi
     rm -f "$STAMP"
     if ((anew)); then
-        if [[ -e .venv ]]; then say "      .venv is incomplete or of another set-up: making it anew"; fi
-        rm -rf .venv
-        "$UV" venv --quiet --python "$PYTHON" --prompt gallery .venv || install_failed
+        if [[ -e $VENV ]]; then say "      $VENV is incomplete or of another set-up: making it anew"; fi
+        rm -rf "$VENV"
+        "$UV" venv --quiet --python "$PYTHON" --prompt gallery "$VENV" || install_failed
     fi
     # The lock serves as constraints: each package must be in it, at its version and with its hash.
     # Compiled to bytecode here, once: else every process of a machine that keeps none (PYTHONDONTWRITEBYTECODE, or a .venv
@@ -466,7 +493,7 @@ add_to_current() {
     else
         stop "there is neither uv nor pip to install with." "Install uv, or run: $PY -m ensurepip"
     fi
-    "$PY" - "$EXTRA" .cache/into-current-required .cache/into-current-kept <<'PY'
+    "$PY" - "$EXTRA" "$CACHE/into-current-required" "$CACHE/into-current-kept" <<'PY'
 import importlib.metadata, pathlib, sys, tomllib
 extra, required, kept = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -481,9 +508,9 @@ for name in ("torch", "torchvision"):
         pass
 kept.write_text("\n".join([*pins, ""]))
 PY
-    kept=$(tr '\n' ' ' <.cache/into-current-kept)
+    kept=$(tr '\n' ' ' <"$CACHE/into-current-kept")
     if [[ -n $kept ]]; then say "      kept as they are: $kept"; fi
-    attend "${install[@]}" -r .cache/into-current-required -c .cache/into-current-kept ||
+    attend "${install[@]}" -r "$CACHE/into-current-required" -c "$CACHE/into-current-kept" ||
         install_failed ${kept:+"What had to stay as it is: $kept- the gallery needs what pyproject.toml says."}
     "${install[@]}" --quiet --no-deps -e . || install_failed
 }
@@ -524,9 +551,7 @@ write_lock() {
 run_notebook() {
     local name folder code=0
     name=$(basename "$NOTEBOOK" .ipynb)
-    folder=$ROOT/runs
-    if [[ ! -w $ROOT ]] || { [[ $(id -u) != 0 ]] && [[ ! -O $ROOT ]]; }; then folder=$HOME/gallery-runs; fi # as gallery_lib/paths.py
-    folder=${GALLERY_RUNS_DIR:-$folder}/notebooks/$(date +%Y%m%d-%H%M%S)-$name
+    folder=${GALLERY_RUNS_DIR:-$RUNS}/notebooks/$(date +%Y%m%d-%H%M%S)-$name
     while [[ -e $folder ]]; do folder=$folder-again; done
     mkdir -p "$folder"
     GALLERY_RUNS_DIR=$folder supervised "$PY" -m gallery_lib.batch.live_notebook "$NOTEBOOK" "$folder/$name.ipynb" -k gallery --cwd "$ROOT/notebooks" \
@@ -582,10 +607,11 @@ if [[ -n $RUN ]]; then STEPS=$((STEPS + 1)); fi
 if ((TEST)); then STEPS=$((STEPS + 2)); fi
 
 take_lock
+if ((!OURS)); then say "$ROOT is not yours to write in: environment and data go to $CACHE, runs to $RUNS."; fi
 step "Checking this machine"
 check_machine
 
-if ((INTO_CURRENT)); then step "The active environment"; else step "The environment, .venv"; fi
+if ((INTO_CURRENT)); then step "The active environment"; else step "The environment, $VENV"; fi
 prepare_environment
 
 step "Mock data, $DATA"

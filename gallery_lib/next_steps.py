@@ -11,7 +11,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from gallery_lib import tasks
+from gallery_lib import paths, tasks
 
 _SIZES = ("batch_size", "image_size", "sequence_length")
 
@@ -25,8 +25,13 @@ def commands(root: Path, folder: Path, *, into_current: bool) -> list[str]:
     # A packed task has its own notebook alone.
     model = next(name for name in ["resnet50", *tasks.names()] if (root / "notebooks" / f"{name}.ipynb").is_file())
     options = " ".join([f"--model {model}", *(f"--{name} {value}" for name, value in tasks.get(model).quick.items() if name in _SIZES)])
-    python = "python3" if into_current else here(".venv/bin/python")
-    gallery = "python3 -m gallery_lib" if into_current else here(".venv/bin/gallery")
+    programs = paths.environment_dir(root) / "bin"
+
+    def program(name: str) -> str:
+        return here(f".venv/bin/{name}") if programs == root / ".venv" / "bin" else shlex.quote(str(programs / name))
+
+    python = "python3" if into_current else program("python")
+    gallery = "python3 -m gallery_lib" if into_current else program("gallery")
     return [
         f"bash {here('prepare.sh')} --lab{' --into-current' if into_current else ''}",
         f"{python} {here('launch_single_task.py')} {options} --compiler-opt",

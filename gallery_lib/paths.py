@@ -43,6 +43,15 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gallery_lib"
 
 
+def environment_dir(root: Path) -> Path:
+    """Return the folder of the environment that `prepare.sh` made for the checkout at `root`: its `.venv`.
+
+    In a checkout of another user: one below this user's cache folder, where there is one.
+    """
+    own = cache_dir() / "environments" / str(root).replace(os.sep, "-")
+    return own if not ours(root) and own.is_dir() else root / ".venv"
+
+
 def data_dir(name: str) -> Path:
     """Where the data set `name` (`imagenet-small`, say) is kept when no folder was given.
 

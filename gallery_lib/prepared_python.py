@@ -6,7 +6,7 @@
         run_in_prepared_environment()  # before the imports that need torch
 
 A Python that is new enough and has the packages goes on as it is: an activated environment, conda, `prepare.sh --into-current`.
-Needs the standard library only, and Python 3.8 can read it: this is what such a Python has to be told.
+Needs the standard library only, as does `paths`, and Python 3.8 can read both: this is what such a Python has to be told.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import os
 import signal
 import sys
 from pathlib import Path
+
+from gallery_lib import paths
 
 OLDEST_PYTHON = (3, 11)
 PACKAGES = ("torch", "numpy", "psutil", "tqdm")
@@ -56,7 +58,7 @@ def read_files_as_utf8() -> None:
 
 
 def run_in_prepared_environment() -> None:
-    """Return if this Python can run the gallery; else continue this process with `.venv/bin/python` and the same words.
+    """Return if this Python can run the gallery; else continue this process with that environment's Python and the same words.
 
     The process stays the same one: its number, its start, signals, standard input and exit code. One line on standard error names
     the Python that is used. Ends with exit code 2, and a line that names `prepare.sh`, where that has made no environment.
@@ -69,7 +71,7 @@ def run_in_prepared_environment() -> None:
     if reason is None:
         return
     root = Path(__file__).resolve().parent.parent
-    python = root / ".venv" / "bin" / "python"
+    python = paths.environment_dir(root) / "bin" / "python"
     is_that_one = Path(sys.prefix).resolve() == python.parent.parent.resolve() or os.environ.get(EXECUTED_VARIABLE) == str(os.getpid())
     if not is_that_one and python.exists():
         print(f"Using the environment that prepare.sh made: {os.path.relpath(python)}", file=sys.stderr, flush=True)

@@ -21,7 +21,9 @@ SCRIPTS = [
     for path in sorted(CHECKOUT.glob(pattern))
     if "__main__" in path.read_text()
 ]
-READ_BY_ANY_PYTHON = [*SCRIPTS, *(CHECKOUT / "gallery_lib" / name for name in ("__init__.py", "__main__.py", "prepared_python.py"))]
+FIRST = ("__init__.py", "__main__.py", "prepared_python.py", "paths.py", "errors.py")
+"""What is imported before it is known whether this Python will do."""
+READ_BY_ANY_PYTHON = [*SCRIPTS, *(CHECKOUT / "gallery_lib" / name for name in FIRST)]
 
 ANSWERS = """#!/usr/bin/env bash
 printf '%s\\n' "$$" "$@"
@@ -55,7 +57,7 @@ def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "check out"
     (root / "gallery_lib").mkdir(parents=True)
     shutil.copy(CHECKOUT / "launch_single_task.py", root)
-    for name in ("__init__.py", "__main__.py", "prepared_python.py"):
+    for name in FIRST:
         shutil.copy(CHECKOUT / "gallery_lib" / name, root / "gallery_lib")
     return root
 
@@ -166,7 +168,7 @@ def test_each_script_of_the_checkout_names_prepare_sh_to_a_bare_python(script: P
     copy.parent.mkdir(exist_ok=True)
     shutil.copy(script, copy)
     (tmp_path / "gallery_lib").mkdir()
-    for name in ("__init__.py", "prepared_python.py"):
+    for name in FIRST:
         shutil.copy(CHECKOUT / "gallery_lib" / name, tmp_path / "gallery_lib")
     done = run(bare_python, copy, cwd=copy.parent)
     assert done.returncode == 2
