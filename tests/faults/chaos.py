@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +25,16 @@ import psutil
 
 from .commands import EVERY, compare, data, train
 from .driver import message_of
-from .planted.sitecustomize import BREACHES
+from .planted.sitecustomize import BREACHES, SEEN_AS
 from .rows import jumping_clock
 from .workspace import ROOT, Command, Workspace, started, workers
 
 _LIMIT_SECONDS = 240.0
 """For a command with everything that befalls it; the longest takes a third of that alone."""
 _END_SECONDS = 45.0
-"""For the end of everything, once the command was told to end or killed."""
+"""For the end of everything, once the command was told to end."""
+_KILLED_SECONDS = 10.0
+"""For the end of its processes, once it was killed; the shortest command would have ended by itself a little later."""
 _MESSAGE_LINES = 40
 
 COMMANDS = {
@@ -47,6 +49,8 @@ COMMANDS = {
     "make text": data("text.py"),
     "show": EVERY["show"],
 }
+_OFTEN = {"train, two processes": 3, "kill one": 2}
+"""How often these are drawn; others once."""
 
 
 @dataclass
@@ -72,8 +76,9 @@ def _kill(chosen: random.Random, command: Command, done: Try) -> None:
 def _kill_one(chosen: random.Random, command: Command, done: Try) -> None:
     """Any process of the command but itself; of two ranks it is known which must be blamed."""
     with contextlib.suppress(psutil.Error, IndexError, ProcessLookupError, ValueError):
-        ranks = workers(command) if "two processes" in done.command and done.command.startswith("train") else []
-        if len(ranks) == 2 and command.workspace.steps():
+        watched = done.command == "train, two processes" and command.wait_until(lambda: command.workspace.steps() > 0, _END_SECONDS)
+        ranks = workers(command) if watched else []
+        if len(ranks) == 2:
             done.blamed = chosen.randrange(2)
             ranks[done.blamed].kill()
             return
@@ -120,9 +125,13 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def _drawn(chosen: random.Random, names: Iterable[str]) -> str:
+    return chosen.choice([name for name in names for _ in range(_OFTEN.get(name, 1))])
+
+
 def one(chosen: random.Random, folder: Path, cache: Path, planted: str | None) -> Try:
     """Draw a command, a moment and a fault, and return what was wrong, nothing if nothing."""
-    name, fault = chosen.choice(list(COMMANDS)), chosen.choice(list(FAULTS))
+    name, fault = _drawn(chosen, COMMANDS), _drawn(chosen, FAULTS)
     done = Try(name, fault, chosen.choice([chosen.uniform(0, 3), chosen.uniform(0, 25)]))
     workspace = Workspace(folder, cache)
     folder.mkdir(parents=True)
@@ -160,8 +169,7 @@ def _befall(chosen: random.Random, command: Command, done: Try) -> None:
 
 
 def _judge(command: Command, done: Try) -> None:
-    told = done.fault in ("signal", "kill")
-    took = command.ended_after(_END_SECONDS if told else _LIMIT_SECONDS)
+    took = command.ended_after({"signal": _END_SECONDS, "kill": _KILLED_SECONDS}.get(done.fault, _LIMIT_SECONDS))
     say = done.said.append
     if took is None:
         say(f"still there: {[' '.join(process.cmdline())[:80] for process in command.everything()]}")
@@ -171,7 +179,8 @@ def _judge(command: Command, done: Try) -> None:
         say(f"open ports: {command.open_ports}")
     if "Traceback (most recent call last)" in text and done.fault != "fill":
         say("a traceback: " + text[-1500:])
-    if code not in (0, -signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 141) and not text.strip():
+    ended_by_signal = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 141)
+    if code not in (0, *ended_by_signal) and not text.strip() and "interrupted" not in command.result():  # a batch's summary says it
         say(f"exit code {code} without a word")
     if len(message_of(text)) > _MESSAGE_LINES:
         say(f"a message of {len(message_of(text))} lines")
@@ -199,9 +208,11 @@ def _search(seed: int, seconds: float, planted: str | None) -> tuple[Counter[str
             done = one(chosen, Path(root) / f"try-{number}", cache, planted)
             counts[done.fault] += 1
             if done.said:
-                breaches.append(done)
-                print(f"BREACH in try {number}: {done.command}, {done.fault} after {done.moment:.1f} s: {'; '.join(done.said)}", flush=True)
-                if planted:
+                told = "; ".join(done.said)
+                if planted is None or SEEN_AS[planted] in told:
+                    breaches.append(done)
+                print(f"BREACH in try {number}: {done.command}, {done.fault} after {done.moment:.1f} s: {told}", flush=True)
+                if planted and breaches:
                     break
             shutil.rmtree(Path(root) / f"try-{number}", ignore_errors=True)
     return counts, breaches

@@ -71,6 +71,14 @@ BREACHES = {
     "wrong rank": ("gallery_lib.failure", _wrong_rank),
     "open port": ("gallery_lib.rendezvous", _open_port),
 }
+SEEN_AS = {
+    "orphan": "still there",
+    "half": "half written",
+    "hang": "still there",
+    "wrong rank": "is blamed",
+    "open port": "open ports",
+}
+"""What chaos says of each; another breach does not count as having found it."""
 
 
 class _Planter(importlib.abc.MetaPathFinder):
