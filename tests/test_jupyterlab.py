@@ -6,17 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_server_client import Server, jupyter_server
 
 from gallery_lib import working_copies
 from gallery_lib.jupyterlab import command
-from gallery_lib.processes import end_supervised
 
 CODE = {"cell_type": "code", "id": "a", "metadata": {}, "outputs": [], "execution_count": None}
 OUTPUT = {"output_type": "stream", "name": "stdout", "text": "6\n"}
@@ -92,49 +90,29 @@ def test_links_of_the_notebooks_hold_in_their_copies(checkout: Path) -> None:
 
 
 @pytest.fixture
-def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """What JupyterLab says of itself (address, token), started as `prepare.sh --lab` does."""
+def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[Server]:
+    """JupyterLab, started as `prepare.sh --lab` does."""
     runtime = tmp_path / "runtime"
     own = {
         name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, "-m", "gallery_lib.jupyterlab", str(root), "--no-browser"],
-        env={**os.environ, **own, "JUPYTER_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(checkout)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (found := [path for path in runtime.glob("jpserver-*.json") if path.read_text().rstrip().endswith("}")]):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.2)
-        yield json.loads(found[0].read_text())
-    finally:
-        end_supervised(process)
-
-
-def request(server: dict[str, Any], path: str, content: dict[str, Any] | None = None) -> Any:
-    """GET, or with content PUT, as JupyterLab does it; the answer's JSON or its address."""
-    data = None if content is None else json.dumps(content).encode()
-    headers = {"Authorization": f"token {server['token']}", "Content-Type": "application/json"}
-    asked = urllib.request.Request(f"{server['url']}{path}", data, headers, method="GET" if data is None else "PUT")
-    with urllib.request.urlopen(asked, timeout=30) as answer:
-        return json.load(answer) if path.startswith("api/") else answer.geturl()
+    words = [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, "-m", "gallery_lib.jupyterlab", str(root), "--no-browser"]
+    env = {**os.environ, **own, "JUPYTER_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(checkout)}
+    with jupyter_server(words, runtime, env=env) as running:
+        yield running
 
 
 @pytest.mark.slow
-def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_unchanged(root: Path, server: dict[str, Any]) -> None:
+def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_unchanged(root: Path, server: Server) -> None:
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
     subprocess.run(["git", "-C", str(root), "add", "notebooks"], check=True)
-    opened = request(server, "").partition("/lab/tree/")[2].partition("?")[0]
+    opened = server.get("").partition("/lab/tree/")[2].partition("?")[0]
     assert opened == "my_notebooks/index.ipynb"  # and others are chosen from the folder that this one is in
     for name in ("index", "one"):
         path = f"api/contents/my_notebooks/{name}.ipynb"
-        model = request(server, f"{path}?content=1")
+        model = server.get(f"{path}?content=1")
         model["content"]["cells"][0] |= {"execution_count": 1, "outputs": [{**OUTPUT, "text": ["6\n"]}]}
         model["content"]["metadata"]["language_info"] = {"name": "python", "version": "3.12.0"}  # as a kernel has it
-        request(server, path, {"type": "notebook", "format": "json", "content": model["content"]})
+        server.save(f"my_notebooks/{name}.ipynb", model["content"])
         assert json.loads((root / "my_notebooks" / f"{name}.ipynb").read_text())["cells"][0]["execution_count"] == 1
     assert subprocess.run(["git", "-C", str(root), "diff", "--name-only"], capture_output=True, text=True, check=True).stdout == ""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jupyter_server_client import jupyter_server
 from project.fresh_clone import add_prepared, fresh_clone
 from tiny_notebooks import write_notebook
 
@@ -57,10 +58,11 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
         path.chmod(path.stat().st_mode | 0o055)
     before = files_of(folder)
 
+    as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", "-i", f"HOME={home}"]
+    as_nobody += ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1", f"JUPYTER_PATH={kernels}"]
+
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", "-i"]
-        environment = [f"HOME={home}", "PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1", f"JUPYTER_PATH={kernels}"]
-        return subprocess.run([*as_nobody, *environment, *words], cwd=home, capture_output=True, text=True, timeout=500, check=False)
+        return subprocess.run([*as_nobody, *words], cwd=home, capture_output=True, text=True, timeout=500, check=False)
 
     tiny = f"{folder}/tests/tiny_task.py:TASK"
     done = run("python3", f"{folder}/launch_single_task.py", "--model", tiny, *TRAIN)
@@ -72,6 +74,14 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
     assert done.returncode == 0 and "same training" in done.stdout, done.stderr
     done = run(*gallery, "run", str(notebook))
     assert done.returncode == 0, done.stdout + done.stderr
+    start = [*as_nobody, f"{folder}/.venv/bin/python", "-m", "gallery_lib.jupyterlab", str(folder)]
+    with jupyter_server(start, home / ".local/share/jupyter/runtime") as server:
+        opened = server.get("api/contents/my_notebooks/resnet50.ipynb")["content"]
+        assert opened["cells"][0]["source"].startswith("# ")
+        where = server.outputs_of("my_notebooks/resnet50.ipynb", "import os; print(os.getcwd(), os.geteuid())")
+        assert where == f"{home}/gallery/my_notebooks {NOBODY}\n"
+        server.save("my_notebooks/resnet50.ipynb", opened)
+    assert (home / "gallery" / "my_notebooks" / "resnet50.ipynb").stat().st_uid == NOBODY
     assert files_of(folder) == before
 
 

@@ -24,9 +24,10 @@ case "$1 $2" in
     "--version "*) echo "uv 0.9.0" ;;
     "cache dir") echo "$PWD/uv-cache" ;;
     "venv "*)
-        mkdir -p .venv/bin
-        printf 'prompt = gallery\\n' > .venv/pyvenv.cfg
-        cp "$VENV_PYTHON" .venv/bin/python ;;
+        venv=${*: -1}
+        mkdir -p "$venv/bin"
+        printf 'prompt = gallery\\n' > "$venv/pyvenv.cfg"
+        cp "$VENV_PYTHON" "$venv/bin/python" ;;
     "pip install")
         if [[ -e slow ]]; then touch started; exec sleep "$(cat slow)"; fi
         if [[ -e offline ]]; then exit 1; fi ;;

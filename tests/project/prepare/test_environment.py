@@ -145,3 +145,37 @@ exec "{sys.executable}" "$@"
     assert ("compiled without its optimisations" in result.stdout) == headers
     copy.run()
     assert "uv venv" not in copy.notes()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives the checkout to another user: needs root")
+def test_in_another_users_checkout_everything_goes_to_folders_of_ones_own(copy, tmp_path):
+    (copy.root / "uv-cache").mkdir()  # where this uv says that it is
+    before = sorted(copy.root.rglob("*"))
+    (copy.bin / "id").unlink()
+    write_script(copy.bin / "id", "#!/usr/bin/env bash\necho 1000\n")
+    os.chown(copy.root, 12345, 12345)
+    first = copy.run("--run", "resnet50")
+    assert first.returncode == 0, first.stderr
+    cache = tmp_path / ".cache" / "gallery_lib"
+    venv = cache / "environments" / str(copy.root).replace("/", "-")
+    said = f"{copy.root} is not yours to write in: environment and data go to {cache}, runs to {tmp_path}/gallery-runs."
+    assert first.stdout.splitlines()[0] == said
+    notes = copy.notes()
+    assert f"--prompt gallery {venv}\n" in notes and f"pip install --python {venv}/bin/python" in notes
+    assert f"runs in {tmp_path}/gallery-runs/notebooks/" in notes
+    assert sorted(copy.root.rglob("*")) == before
+    assert "already there" in copy.run().stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives the checkout to another user: needs root")
+def test_the_owners_environment_is_used_while_it_is_of_this_checkout(copy):
+    copy.run()
+    copy.notes()
+    (copy.bin / "id").unlink()
+    write_script(copy.bin / "id", "#!/usr/bin/env bash\necho 1000\n")
+    os.chown(copy.root, 12345, 12345)
+    assert "already there" in copy.run().stdout
+    assert "uv venv" not in copy.notes()
+    (copy.root / "requirements.lock").write_text("# changed\n")
+    assert copy.run().returncode == 0
+    assert "uv venv" in copy.notes()

@@ -1,0 +1,79 @@
+"""A JupyterLab that a test starts, asked as a browser asks it: files over HTTP, a kernel over its websocket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import websocket
+
+from gallery_lib.processes import end_supervised
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers at `url` (http://…/) who has the token."""
+
+    url: str
+    token: str
+
+    def request(self, path: str, method: str = "GET", content: dict[str, Any] | None = None) -> Any:
+        """Return the server's answer, from JSON, or its address where that is no JSON."""
+        data = None if content is None else json.dumps(content).encode()
+        headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return json.load(answer) if path.startswith("api/") else answer.geturl()
+
+    def get(self, path: str) -> Any:
+        """Return what GET answers."""
+        return self.request(path)
+
+    def save(self, path: str, notebook: dict[str, Any]) -> None:
+        """Save the notebook at `path`, as JupyterLab does."""
+        self.request(f"api/contents/{path}", "PUT", {"type": "notebook", "format": "json", "content": notebook})
+
+    def outputs_of(self, notebook: str, source: str) -> str:
+        """Return what `source` prints in a cell of the notebook, run by the kernel Gallery."""
+        kernel = {"path": notebook, "type": "notebook", "name": "", "kernel": {"name": "gallery"}}
+        number = self.request("api/sessions", "POST", kernel)["kernel"]["id"]
+        address = f"{self.url.replace('http', 'ws', 1)}api/kernels/{number}/channels?token={self.token}"
+        asked = uuid.uuid4().hex
+        header = {"msg_id": asked, "msg_type": "execute_request", "username": "", "session": asked, "version": "5.3", "date": ""}
+        content = {"code": source, "silent": False}
+        message = {"channel": "shell", "header": header, "parent_header": {}, "metadata": {}, "content": content}
+        printed = ""
+        with contextlib.closing(websocket.create_connection(address, timeout=60)) as channel:
+            channel.send(json.dumps(message))
+            while True:
+                answer = json.loads(channel.recv())
+                if answer["parent_header"].get("msg_id") != asked:
+                    continue
+                if answer["msg_type"] == "stream":
+                    printed += answer["content"]["text"]
+                if answer["msg_type"] == "execute_reply":
+                    assert answer["content"]["status"] == "ok", answer["content"]
+                    return printed
+
+
+@contextlib.contextmanager
+def jupyter_server(command: Sequence[str], runtime: Path, **start: Any) -> Iterator[Server]:
+    """Start the command, below a supervisor where it asks for one; yield its server once it writes its file into `runtime`."""
+    process = subprocess.Popen(list(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, **start)
+    try:
+        deadline = time.monotonic() + 60
+        while not (found := [path for path in runtime.glob("jpserver-*.json") if path.read_text().rstrip().endswith("}")]):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.2)
+        told = json.loads(found[0].read_text())
+        yield Server(told["url"], told["token"])
+    finally:
+        end_supervised(process)
