@@ -8,11 +8,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-    from gallery_lib.cli import launch_single_task
+    from gallery_lib.cli.main import launch_single_task
 
     sys.exit(launch_single_task(sys.argv[1:]))

@@ -12,7 +12,7 @@ START_FOLDER=$PWD
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$ROOT"
 
-# Where environment, cache and runs are: in the checkout, where this user keeps things there (gallery_lib/paths.py has the same rule).
+# Where environment, cache and runs are: in the checkout, where this user keeps things there (gallery_lib/system/paths.py has the same rule).
 VENV=.venv
 CACHE=.cache
 RUNS=$ROOT/runs
@@ -96,7 +96,7 @@ attend() {
 }
 
 # supervised COMMAND...: the same, and no process of it is left however it ends.
-supervised() { attend "$PY" -m gallery_lib.supervisor "$@"; }
+supervised() { attend "$PY" -m gallery_lib.system.supervisor "$@"; }
 
 # interrupted CODE: ends what is attended, with SIGTERM also after Ctrl-C, which commands behind a script ignore.
 interrupted() {
@@ -181,7 +181,7 @@ find_notebook() {
 # check_parameters: refuses what the notebook of --run does not take, as `gallery run` does. Takes no package but the gallery's.
 check_parameters() {
     if ((${#PARAMETERS[@]} == 0)); then return; fi
-    "$PYTHON" -m gallery_lib.batch.parameters "$NOTEBOOK" "${PARAMETERS[@]}" || exit 2
+    "$PYTHON" -m gallery_lib.notebooks.batch.parameters "$NOTEBOOK" "${PARAMETERS[@]}" || exit 2
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -554,11 +554,11 @@ run_notebook() {
     folder=${GALLERY_RUNS_DIR:-$RUNS}/notebooks/$(date +%Y%m%d-%H%M%S)-$name
     while [[ -e $folder ]]; do folder=$folder-again; done
     mkdir -p "$folder"
-    GALLERY_RUNS_DIR=$folder supervised "$PY" -m gallery_lib.batch.live_notebook "$NOTEBOOK" "$folder/$name.ipynb" -k gallery --cwd "$ROOT/notebooks" \
+    GALLERY_RUNS_DIR=$folder supervised "$PY" -m gallery_lib.notebooks.batch.live_notebook "$NOTEBOOK" "$folder/$name.ipynb" -k gallery --cwd "$ROOT/notebooks" \
         --log-output ${PARAMETERS[@]+"${PARAMETERS[@]}"} || code=$?
     if ((code == 0)); then
         say ""
-        "$PY" -m gallery_lib.cli show "$folder" || code=$?
+        "$PY" -m gallery_lib.cli.main show "$folder" || code=$?
         say ""
     else
         say "      the notebook failed: its last cell with output says why"
@@ -638,9 +638,9 @@ fi
 
 finish_step
 if ((LAB && RUN_CODE == 0)); then
-    exec "$PY" -m gallery_lib.jupyterlab "$ROOT"
+    exec "$PY" -m gallery_lib.notebooks.jupyterlab "$ROOT"
 fi
 if ((RUN_CODE == 0)); then
-    "$PY" -m gallery_lib.next_steps "$START_FOLDER" $( ((INTO_CURRENT)) && echo --into-current)
+    "$PY" -m gallery_lib.cli.next_steps "$START_FOLDER" $( ((INTO_CURRENT)) && echo --into-current)
 fi
 exit "$RUN_CODE"

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -32,14 +32,15 @@ if __name__ == "__main__":
 import pages
 from common import conditions, results_file, write_result
 
-from gallery_lib import hardware, paths, tasks
-from gallery_lib.cli import main as gallery
-from gallery_lib.command import exit_code_of
+from gallery_lib import tasks
+from gallery_lib.cli.main import main as gallery
 from gallery_lib.config import BenchConfig, TrainConfig
+from gallery_lib.config.options import choices
+from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import GalleryError
-from gallery_lib.launcher import launch
-from gallery_lib.options import choices
-from gallery_lib.results import Results
+from gallery_lib.launcher.job import launch
+from gallery_lib.system import hardware, paths
+from gallery_lib.train.results import Results
 
 
 def trained(batch_size: int, steps: int, folder: Path) -> Results:

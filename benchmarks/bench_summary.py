@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from published import File, Machine
 
 from gallery_lib import stats
-from gallery_lib.measure.outcome import EAGER, OURS, Bench, Outcome
+from gallery_lib.console.table import Rows, seconds
+from gallery_lib.measure.bench.result import EAGER, OURS, Bench, Outcome
 from gallery_lib.stats import Ratio
-from gallery_lib.table import Rows, seconds
 
 SIZES = ("small", "large")
 BEST = "-best"

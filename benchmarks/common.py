@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import hardware
-from gallery_lib.command import exit_code_of
+from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
-from gallery_lib.json_files import write_json
+from gallery_lib.system import hardware
+from gallery_lib.system.json_files import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 _LOAD_AVERAGE = os.getloadavg()[0]

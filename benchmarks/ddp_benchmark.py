@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -33,13 +33,13 @@ from torch import Tensor, nn
 
 from gallery_lib import tasks
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerated import accelerate_ddp, step_in_backward
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp, step_in_backward
 from gallery_lib.comm.tuner import PLAIN, candidates
-from gallery_lib.command import exit_code_of
 from gallery_lib.config import Comm, TrainConfig
+from gallery_lib.config.options import option, parse_command_line
+from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
-from gallery_lib.options import option, parse_command_line
-from gallery_lib.train import Observer, Session, train
+from gallery_lib.train.loop import Observer, Session, train
 
 
 @dataclass(frozen=True)

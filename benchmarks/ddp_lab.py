@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -38,18 +38,19 @@ import ddp_turns
 from common import conditions, out_file, write_result
 from ddp_validate import DdpValidateConfig
 
-from gallery_lib import hardware, options, tasks
-from gallery_lib.cluster.lab import Lab, rates
-from gallery_lib.cluster.lab.run import run as run_on_hosts
+from gallery_lib import tasks
+from gallery_lib.cluster import Lab, link_rate
+from gallery_lib.cluster.run import run as run_on_hosts
 from gallery_lib.comm.tuner import PLAIN
-from gallery_lib.command import exit_code_of
-from gallery_lib.config import Comm, LabConfig, LabRunConfig, RecordConfig, ReplayConfig, TrainConfig
+from gallery_lib.config import Comm, LabConfig, LabRunConfig, RecordConfig, ReplayConfig, TrainConfig, options
+from gallery_lib.config.options import CommandLine, option
+from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.record import record
 from gallery_lib.measure.replay.repeated_memory import PIECE_BYTES
 from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, read_sweep, recording_of, write_sweep
 from gallery_lib.measure.replay.timeline import Timeline, derived, read_timeline, write_timeline
-from gallery_lib.options import CommandLine, option
+from gallery_lib.system import hardware
 
 HERE = Path(__file__).resolve().parent
 WHAT_IT_IS = (
@@ -80,7 +81,7 @@ def on_a_lab(lab_config: LabConfig, ranks: int, script: str, words: Sequence[str
 
 def stretched(config: LabConfig, stretch: float) -> LabConfig:
     """The lab on which time is stretched: slower links, and for each host all cores, since its computation is waiting."""
-    rate = f"{rates.bits_per_second(config.rate) / stretch / 1000:f}kbit"
+    rate = f"{link_rate.bits_per_second(config.rate) / stretch / 1000:f}kbit"
     return dataclasses.replace(config, rate=rate, cpus=config.cpus or hardware.cores())
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -30,17 +30,18 @@ from common import write_result
 from ddp_turns import SETTLING_STEPS, Blocks
 from torch import nn
 
-from gallery_lib import hardware, stats
+from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.comm.tuner import PLAIN, Tuner, candidates
-from gallery_lib.command import exit_code_of
-from gallery_lib.compiler import allocator
 from gallery_lib.config import Comm, ReplayConfig
+from gallery_lib.config.options import CommandLine, check_value
+from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure.replay.model import Replay
 from gallery_lib.measure.replay.timeline import Timeline, read_timeline
-from gallery_lib.options import CommandLine, check_value
+from gallery_lib.memory import allocator
+from gallery_lib.system import hardware
 
 DDP = nn.parallel.DistributedDataParallel
 

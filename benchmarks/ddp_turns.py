@@ -14,8 +14,8 @@ from typing import Any
 from gallery_lib import stats
 from gallery_lib.comm.tuner import PLAIN
 from gallery_lib.config import Comm
+from gallery_lib.console.table import text_table
 from gallery_lib.errors import InputError
-from gallery_lib.table import text_table
 
 SETTLING_STEPS = 2
 """Not counted at the beginning of a turn: DDP orders its buckets anew."""

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -31,15 +31,15 @@ from torch import nn
 
 from gallery_lib import stats, tasks
 from gallery_lib.comm import process_group
-from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.comm.tuner import PLAIN
-from gallery_lib.command import exit_code_of
 from gallery_lib.config import Comm, TrainConfig
+from gallery_lib.config.options import CommandLine, option
+from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.model import Replay
 from gallery_lib.measure.replay.record import WARMUP_STEPS, Recorder
-from gallery_lib.options import CommandLine, option
-from gallery_lib.train import Observer, Session, train
+from gallery_lib.train.loop import Observer, Session, train
 
 AGREEMENT = 1.15
 """Real and replayed step times, the longer over the shorter, at most."""

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -26,7 +26,7 @@ from common import conditions, exit_code, measured_before, out_file, write_resul
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import GalleryError
-from gallery_lib.launcher import launch
+from gallery_lib.launcher.job import launch
 
 
 def one(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:

@@ -19,18 +19,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
 from common import conditions, out_file, write_result
 
-from gallery_lib import paths
-from gallery_lib.batch import plan, schedule, summary
-from gallery_lib.batch.record import Record, read_report
-from gallery_lib.command import INTERRUPTED, exit_code_of
 from gallery_lib.config import BatchConfig
+from gallery_lib.console.exit_code import INTERRUPTED, exit_code_of
+from gallery_lib.notebooks.batch import plan, schedule, summary
+from gallery_lib.notebooks.batch.record import Record, read_report
+from gallery_lib.system import paths
 
 ROOT = Path(__file__).resolve().parent.parent
 

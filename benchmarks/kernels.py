@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -31,12 +31,12 @@ import torch
 from common import conditions, out_file, write_result
 from kernel_cases import CASES, Call, Case
 
-from gallery_lib import table
-from gallery_lib.command import exit_code_of
+from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
+from gallery_lib.console import table
+from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import fallback
+from gallery_lib.kernels.runtime import fallback
 from gallery_lib.stats import percentiles, ratio_of_medians
-from gallery_lib.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 470

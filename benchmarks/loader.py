@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -38,11 +38,11 @@ from common import conditions, exit_code, out_file, write_result
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision.transforms import v2
 
-from gallery_lib import paths
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder
 from gallery_lib.data.images.mock_imagenet import PRESETS, generate
 from gallery_lib.errors import InputError
 from gallery_lib.stats import ratio_of_medians
+from gallery_lib.system import paths
 
 SIZE = 224
 BATCH_SIZE = 32

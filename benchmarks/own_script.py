@@ -21,18 +21,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
 from common import conditions, exit_code, out_file, write_result
 
-from gallery_lib import hardware
 from gallery_lib.errors import GalleryError, InputError
-from gallery_lib.measure.parity import LOSS_TOLERANCE
-from gallery_lib.paths import data_dir
+from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
 from gallery_lib.stats import ratio_of_medians
+from gallery_lib.system import hardware
+from gallery_lib.system.paths import data_dir
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
 FORMS = ("plain", "accelerated")

@@ -8,11 +8,11 @@ from typing import Any
 
 from published import File
 
+from gallery_lib.console.table import Rows, markdown_table, seconds
 from gallery_lib.measure.replay.sweep import read_sweep
 from gallery_lib.report import bench as bench_tables
-from gallery_lib.report import sweep_plots
+from gallery_lib.report import replay_plots
 from gallery_lib.stats import Ratio
-from gallery_lib.table import Rows, markdown_table, seconds
 
 _PLAIN = "ddp"
 
@@ -135,8 +135,8 @@ def sweep(files: Sequence[File]) -> str:
     """How much other ways gain by number of hosts."""
     table = files[-1].path.with_suffix(".csv")
     found = read_sweep(table)
-    picture = f"![{sweep_plots.scatter_text(found)}]({files[-1].name}.png)"
-    return "\n\n".join([picture, f"Replayed on: {found.machines}.", markdown_table(sweep_plots.gains_rows(found))])
+    picture = f"![{replay_plots.scatter_text(found)}]({files[-1].name}.png)"
+    return "\n\n".join([picture, f"Replayed on: {found.machines}.", markdown_table(replay_plots.gains_rows(found))])
 
 
 def waterfall(files: Sequence[File]) -> str:

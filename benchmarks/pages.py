@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -27,12 +27,12 @@ from common import RESULTS
 from page_kinds import KINDS, kind_of
 from published import File, Machine, read_machines
 
-from gallery_lib.command import exit_code_of
-from gallery_lib.measure.outcome import Bench
+from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.console.table import Rows, markdown_table
+from gallery_lib.measure.bench.result import Bench
 from gallery_lib.measure.replay.sweep import read_sweep
 from gallery_lib.report import bench as bench_tables
-from gallery_lib.report import sweep_plots
-from gallery_lib.table import Rows, markdown_table
+from gallery_lib.report import replay_plots
 
 PAGE = "README.md"
 _MADE = "<!-- Made by `python3 benchmarks/pages.py` from the raw files beside it. Do not edit. -->"
@@ -231,7 +231,7 @@ def _draw_missing(machines: Sequence[Machine]) -> None:
             if file.bench is not None and not picture.exists():
                 bench_tables.figure(file.bench).savefig(picture, dpi=110)
             elif file.name == "sweep" and not picture.exists():
-                sweep_plots.scatter(read_sweep(file.path.with_suffix(".csv"))).savefig(picture, dpi=110)
+                replay_plots.scatter(read_sweep(file.path.with_suffix(".csv"))).savefig(picture, dpi=110)
 
 
 def write(results: Path = RESULTS) -> None:

@@ -4,7 +4,7 @@
 
 One process after another trains the small network of planted.py, or ResNet-50 at 64² in O1, eagerly: with glibc's allocator
 as it comes, and with large blocks kept (compiler/allocator.py). For each: page faults of a step and its time, medians, and the
-standard deviation of that time over the processes, which gallery_lib/measure/process_spread.py has as constants. The
+standard deviation of that time over the processes, which gallery_lib/measure/comparison/process_spread.py has as constants. The
 processes do not take turns, so what the machine does between them is in it.
 """
 
@@ -22,7 +22,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -30,10 +30,10 @@ if __name__ == "__main__":
 from common import conditions, exit_code, out_file, write_result
 from trust import RESNET50, SMALL
 
-from gallery_lib.compiler import allocator
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.launcher import launch
+from gallery_lib.launcher.job import launch
+from gallery_lib.memory import allocator
 
 RUNS = {"small network": dataclasses.replace(SMALL, max_steps=120), "ResNet-50, 64², O1": dataclasses.replace(RESNET50, max_steps=30)}
 

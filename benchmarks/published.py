@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from gallery_lib import hardware
 from gallery_lib.errors import InputError
-from gallery_lib.measure.outcome import Bench, read_bench
+from gallery_lib.measure.bench.result import Bench, read_bench
+from gallery_lib.system import hardware
 
 ABOUT = "machine.yaml"
 

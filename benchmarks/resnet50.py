@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -26,12 +26,13 @@ if __name__ == "__main__":
 import torch
 from common import conditions, exit_code, out_file, write_result
 
-from gallery_lib import hardware, tasks
+from gallery_lib import tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
-from gallery_lib.measure.compare import compare
-from gallery_lib.measure.limits import measure_limits
+from gallery_lib.measure.bench.machine_limits import measure_limits
+from gallery_lib.measure.comparison.compare import compare
 from gallery_lib.report import tables
 from gallery_lib.stats import Ratio
+from gallery_lib.system import hardware
 
 PAIRS = {"O1": ("O1", "O1"), "O0": ("O0", "O0"), "fp32-O1": ("O0", "O1")}
 

@@ -18,16 +18,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
 from common import conditions, exit_code, measured_before, out_file, write_result
 
-from gallery_lib import options, tasks
-from gallery_lib.config import TrainConfig
-from gallery_lib.results import read_results
+from gallery_lib import tasks
+from gallery_lib.config import TrainConfig, options
+from gallery_lib.train.results import read_results
 
 _MOST_SECONDS = 10.0
 _COMMAND = Path(__file__).resolve().parent.parent / "launch_single_task.py"

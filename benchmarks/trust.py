@@ -12,7 +12,7 @@ wrong gradient must be `not comparable`, at O0 and at O1, five times each (plant
 of its own.
 
 With the allocator as it comes, processes with the same code differ by more than 5 % for as long as they live
-(gallery_lib/measure/process_spread.py), which intervals allow for; so 5 % can only be found with large blocks kept.
+(gallery_lib/measure/comparison/process_spread.py), which intervals allow for; so 5 % can only be found with large blocks kept.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
 from common import conditions, exit_code, measured_before, out_file, write_result
 
-from gallery_lib.compiler import allocator
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
-from gallery_lib.measure import process_spread
-from gallery_lib.measure.compare import compare
+from gallery_lib.measure.comparison import process_spread
+from gallery_lib.measure.comparison.compare import compare
+from gallery_lib.memory import allocator
 
 PLANTED = Path(__file__).resolve().parent / "planted.py"
 SMALL = TrainConfig(model=f"{PLANTED}:SAME", amp_level="O0", warmup_steps=20, evaluate=False, workers=0)

@@ -15,15 +15,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib import paths
-from gallery_lib.command import Parser, exit_code_of
+from gallery_lib.console.exit_code import Parser, exit_code_of
+from gallery_lib.console.progress import busy
 from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate
-from gallery_lib.progress import busy
+from gallery_lib.system import paths
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """How Sphinx builds the site. `gallery site` runs it, on a folder that holds docs/ and the pages that are written beside it.
 
-Nothing may come from the network: no MathJax, no require.js, no fonts; `gallery_lib/site/check.py` looks at every page.
+Nothing may come from the network: no MathJax, no require.js, no fonts; `gallery_lib/notebooks/site/check.py` looks at every page.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 project = "Accelerated training gallery"
 html_title = project
-extensions = ["myst_nb", "sphinx.ext.autodoc", "gallery_lib.site.docstrings"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "gallery_lib.notebooks.site.docstrings"]
 
 nb_execution_mode = "off"  # pages show what `gallery run` left, or nothing
 nb_ipywidgets_js = {}  # else loaded from a CDN

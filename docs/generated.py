@@ -36,15 +36,14 @@ def diff() -> str:
 
 
 def _benches(pattern: str) -> list[Any]:
-    from gallery_lib.measure.outcome import read_bench
+    from gallery_lib.measure.bench.result import read_bench
 
     return [read_bench(path) for path in sorted(MACHINE.glob(pattern))]
 
 
 def _input(task: Any, sizes: dict[str, Any]) -> str:
     """Return batch and size of an input: `16 × 64×64 pixels`."""
-    from gallery_lib import options
-    from gallery_lib.config import TrainConfig
+    from gallery_lib.config import TrainConfig, options
 
     own = {name: size for name, size in sizes.items() if name in task.quick}
     return f"{own['batch_size']} × {task.input_size(options.from_mapping(TrainConfig, {'model': task.name, **own}))}"
@@ -52,10 +51,11 @@ def _input(task: Any, sizes: dict[str, Any]) -> str:
 
 def results() -> str:
     """Return the table of README: each task with small and large inputs on one machine."""
-    from gallery_lib import hardware, tasks
-    from gallery_lib.measure.outcome import OURS
+    from gallery_lib import tasks
+    from gallery_lib.console.table import markdown_table, number
+    from gallery_lib.measure.bench.result import OURS
     from gallery_lib.report.bench import mean_over_best, mean_over_tasks, over_best
-    from gallery_lib.table import markdown_table, number
+    from gallery_lib.system import hardware
 
     small, large = _benches("bench-small.json")[0], {name: bench for bench in _benches("bench-large*.json") for name in bench.tasks}
     rows = [["model", "small input", "eager", "best peer", "ours", "over eager", "over best peer", "large input", "over eager"]]
@@ -80,7 +80,7 @@ def results() -> str:
 
 def _mean_of(benches: dict[str, Any]) -> str:
     """Return the geometric mean of ours over eager, each task of its own bench."""
-    from gallery_lib.measure.outcome import OURS
+    from gallery_lib.measure.bench.result import OURS
     from gallery_lib.stats import geometric_mean
 
     ratios = [outcome.ratio(outcome.baseline, OURS) for name, bench in benches.items() for outcome in [bench.tasks[name]]]
@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page is not up to date")
     check = parser.parse_args().check
     sys.path.insert(0, str(DOCS.parent))
-    from gallery_lib.prepared_python import run_in_prepared_environment
+    from gallery_lib.system.prepared_python import run_in_prepared_environment
 
     run_in_prepared_environment()
     different = [page for page in PAGES if page.read_text() != written(page.read_text())]

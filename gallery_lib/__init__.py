@@ -14,22 +14,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gallery_lib.acceleration import accelerate
     from gallery_lib.config import Config, LaunchConfig, TrainConfig
-    from gallery_lib.launcher import launch
+    from gallery_lib.launcher.job import launch
+    from gallery_lib.notebooks.cells import task as notebook
 
 _WHERE = {
     "accelerate": "gallery_lib.acceleration",
     "Config": "gallery_lib.config",
     "LaunchConfig": "gallery_lib.config",
     "TrainConfig": "gallery_lib.config",
-    "launch": "gallery_lib.launcher",
+    "launch": "gallery_lib.launcher.job",
 }
+_MODULES = {"notebook": "gallery_lib.notebooks.cells.task"}
+"""What cells import by a short name."""
 
-__all__ = ["Config", "LaunchConfig", "TrainConfig", "accelerate", "launch"]
+__all__ = ["Config", "LaunchConfig", "TrainConfig", "accelerate", "launch", "notebook"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    elif name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+    else:
         raise AttributeError(f"module 'gallery_lib' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
     globals()[name] = value
     return value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-    from gallery_lib.cli import main
+    from gallery_lib.cli.main import main
 
     sys.exit(main())

@@ -20,7 +20,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "docs")]  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
@@ -30,12 +30,12 @@ import jupytext
 import nbformat
 
 from gallery_lib import tasks
-from gallery_lib.batch.latest import Committed
-from gallery_lib.batch.measured_code import newest_results
-from gallery_lib.batch.shares import CPU_ONLY
 from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
-from gallery_lib.options import parameters_source
-from gallery_lib.table import markdown_table
+from gallery_lib.config.options import parameters_source
+from gallery_lib.console.table import markdown_table
+from gallery_lib.notebooks.batch.latest import Committed
+from gallery_lib.notebooks.batch.measured_code import newest_results
+from gallery_lib.notebooks.batch.shares import CPU_ONLY
 
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 OPTIONS = {

@@ -18,16 +18,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.batch.measured_code import is_stale, newest_results
-from gallery_lib.batch.notebook_file import Cell, NotebookFile, read_notebook
-from gallery_lib.batch.parameters import options_class
+from gallery_lib.config.options import parameters_source
 from gallery_lib.errors import InputError
-from gallery_lib.options import parameters_source
+from gallery_lib.notebooks.batch.measured_code import is_stale, newest_results
+from gallery_lib.notebooks.batch.notebook_file import Cell, NotebookFile, read_notebook
+from gallery_lib.notebooks.batch.parameters import options_class
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_CODE_LINES = 30
@@ -85,7 +85,10 @@ def code(notebook: NotebookFile, path: Path) -> Problems:
         if (lines := len(cell.source.splitlines())) > MAX_CODE_LINES:
             yield number, f"has {lines} lines; at most {MAX_CODE_LINES} fit on a screen"
         if match := SHELL.search(cell.source):
-            yield number, f"starts a command (`{match[0].strip()}`), and would not fail with it: call gallery_lib.script.run_script"
+            yield (
+                number,
+                f"starts a command (`{match[0].strip()}`), and would not fail with it: call gallery_lib.launcher.script.run_script",
+            )
         if match := PLOTTING.search(cell.source):
             yield number, f"draws by itself (`{match[0]}`), without alternative text: call a function of gallery_lib"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import nbformat
 
-from gallery_lib.batch.evidence import PORT_TAKEN
+from gallery_lib.notebooks.batch.evidence import PORT_TAKEN
 
 LIMIT_SECONDS = 590
 OUT, RUNS = "out.ipynb", "runs"

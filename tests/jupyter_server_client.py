@@ -15,7 +15,7 @@ from typing import Any
 
 import websocket
 
-from gallery_lib.processes import end_supervised
+from gallery_lib.system.processes import end_supervised
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.measure.comparison import Check, Comparison, Parity
-from gallery_lib.results import Results
+from gallery_lib.measure.comparison.result import Check, Comparison, Parity
 from gallery_lib.stats import Ratio
+from gallery_lib.train.results import Results
 
 ENVIRONMENT: dict[str, Any] = {
     "device": "cpu",

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gallery_lib import Config, accelerate, hardware
+from gallery_lib import Config, accelerate
 from gallery_lib.acceleration import techniques
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError
+from gallery_lib.system import hardware
 
 
 def model() -> nn.Module:
@@ -29,9 +30,9 @@ def loader() -> DataLoader:
 
 def test_the_package_is_the_interface() -> None:
     import gallery_lib as torchacc
-    import gallery_lib.acceleration
+    import gallery_lib.acceleration.one_call
 
-    assert torchacc.accelerate is gallery_lib.acceleration.accelerate
+    assert torchacc.accelerate is gallery_lib.acceleration.one_call.accelerate
     assert torchacc.Config().compute.fp16 is False
 
 
@@ -257,7 +258,7 @@ def test_an_unknown_compiler_backend_is_named() -> None:
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, gallery_lib, gallery_lib.config, gallery_lib.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, gallery_lib, gallery_lib.config, gallery_lib.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib import cgroups, hardware
+from gallery_lib.system import cgroups, hardware
 
 
 def machine(folder: Path, *, kind: str, own: str, root: str = "/", files: dict[str, str]) -> Path:

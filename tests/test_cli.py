@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.cli import _COMMANDS, EXAMPLES, help_page, launch_single_task, main
+from gallery_lib.cli.main import _COMMANDS, EXAMPLES, help_page, launch_single_task, main
 
 
 def test_the_help_page_has_every_command_in_a_group_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from gallery_lib.clock import StepClock
+from gallery_lib.train.step_clock import StepClock
 
 
 def test_phases_add_up_to_the_step() -> None:

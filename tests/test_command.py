@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.command import Parser, exit_code_of
+from gallery_lib.console.exit_code import Parser, exit_code_of
 
 AT_WORK = """
 import sys, tempfile, time
-from gallery_lib.command import Parser, exit_code_of
+from gallery_lib.console.exit_code import Parser, exit_code_of
 
 def body():
     with tempfile.TemporaryDirectory(dir=sys.argv[1]):
@@ -42,7 +42,7 @@ def test_a_command_that_is_stopped_tidies_up(tmp_path: Path, sent: signal.Signal
 
 PRINTING = """
 import sys
-from gallery_lib.command import Parser, exit_code_of
+from gallery_lib.console.exit_code import Parser, exit_code_of
 
 def body():
     for number in range({lines}):
@@ -73,7 +73,9 @@ def test_another_broken_pipe_stays_a_defect_of_ours() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["gallery_lib --help", "gallery_lib list", "gallery_lib run --help", "gallery_lib.cli show nowhere"])
+@pytest.mark.parametrize(
+    "command", ["gallery_lib --help", "gallery_lib list", "gallery_lib run --help", "gallery_lib.cli.main show nowhere"]
+)
 def test_the_gallery_command_can_be_piped_into_head(command: str) -> None:
     piped = f"{sys.executable} -m {command} 2>&1 | head -n 0"
     done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, timeout=60)
@@ -103,7 +105,7 @@ def test_what_the_system_refuses_is_one_line_with_the_place_and_what_moves_it(tm
 
 @pytest.mark.parametrize(("encoding", "printed"), [("ascii", "1.22x ... -> ?"), ("latin-1", "1.22× ... -> ?"), ("utf-8", "1.22× … → €")])
 def test_letters_that_a_terminal_lacks_are_replaced(encoding: str, printed: str) -> None:
-    source = "import sys; from gallery_lib.command import exit_code_of\n"
+    source = "import sys; from gallery_lib.console.exit_code import exit_code_of\n"
     source += "sys.exit(exit_code_of(lambda: print('1.22\\u00d7 \\u2026 \\u2192 \\u20ac'), error_prefix='e', interrupted='i'))"
     done = subprocess.run(
         [sys.executable, "-c", source], capture_output=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": encoding}, check=False
@@ -113,7 +115,7 @@ def test_letters_that_a_terminal_lacks_are_replaced(encoding: str, printed: str)
 
 SWALLOWS = """
 import sys, time
-from gallery_lib.command import exit_code_of, raise_if_told
+from gallery_lib.console.exit_code import exit_code_of, raise_if_told
 
 def body():
     print("at work", flush=True)

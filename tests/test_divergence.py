@@ -12,11 +12,12 @@ import tiny_task
 import torch
 from torch import Tensor, nn
 
-from gallery_lib import divergence, tasks
+from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import Diverged
-from gallery_lib.results import read_results
-from gallery_lib.train import train
+from gallery_lib.train import divergence
+from gallery_lib.train.loop import train
+from gallery_lib.train.results import read_results
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib import extras, paths
+from gallery_lib.system import extras, paths
 
 
 @pytest.fixture

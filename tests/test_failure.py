@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib import failure
 from gallery_lib.errors import Diverged, InputError, RunFailed, SilentRank
-from gallery_lib.failure import ErrorReport
+from gallery_lib.train import failure
+from gallery_lib.train.failure import ErrorReport
 
 FAILED = """
 ============================================================

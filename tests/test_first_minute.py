@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from terminal_recording import WIDTH, Recording, record
 
-from gallery_lib.phases import read_phases, seconds_by_phase
+from gallery_lib.console.phases import read_phases, seconds_by_phase
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole_machine, pytest.mark.timeout(1200)]
 
@@ -37,7 +37,7 @@ def training(checkout: Path, run_dir: Path) -> list[str]:
 
 def comparison(checkout: Path) -> list[str]:
     options = ["--workers=0", "--rounds=8", "--block-steps=3", "--parity-steps=2"]
-    return [sys.executable, "-m", "gallery_lib.cli", "compare", "--model", f"{checkout}/tests/tiny_task.py:SLEEPING", *options]
+    return [sys.executable, "-m", "gallery_lib.cli.main", "compare", "--model", f"{checkout}/tests/tiny_task.py:SLEEPING", *options]
 
 
 def estimates(recording: Recording) -> list[tuple[str, float]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from gallery_lib.errors import InputError
-from gallery_lib.json_files import Misfit, converted, read_json, set_aside, write_json
+from gallery_lib.system.json_files import Misfit, converted, read_json, set_aside, write_json
 
 
 @dataclasses.dataclass(frozen=True)

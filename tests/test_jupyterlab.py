@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from jupyter_server_client import Server, jupyter_server
 
-from gallery_lib import working_copies
-from gallery_lib.jupyterlab import command
+from gallery_lib.notebooks import working_copies
+from gallery_lib.notebooks.jupyterlab import command
 
 CODE = {"cell_type": "code", "id": "a", "metadata": {}, "outputs": [], "execution_count": None}
 OUTPUT = {"output_type": "stream", "name": "stdout", "text": "6\n"}
@@ -96,7 +96,16 @@ def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[Server]:
     own = {
         name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")
     }
-    words = [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, "-m", "gallery_lib.jupyterlab", str(root), "--no-browser"]
+    words = [
+        sys.executable,
+        "-m",
+        "gallery_lib.system.supervisor",
+        sys.executable,
+        "-m",
+        "gallery_lib.notebooks.jupyterlab",
+        str(root),
+        "--no-browser",
+    ]
     env = {**os.environ, **own, "JUPYTER_RUNTIME_DIR": str(runtime), "PYTHONPATH": str(checkout)}
     with jupyter_server(words, runtime, env=env) as running:
         yield running

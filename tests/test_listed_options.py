@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import tiny_task
 
-from gallery_lib import cli, command
-from gallery_lib.commands import compare
+from gallery_lib.cli import main
+from gallery_lib.cli.commands import compare
 from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.config.options import CommandLine, choices
+from gallery_lib.console import exit_code as command
 from gallery_lib.errors import GalleryError, InputError
-from gallery_lib.measure import compare as measure
-from gallery_lib.options import CommandLine, choices
+from gallery_lib.measure.comparison import compare as measure
 
 VALUES = {"model": f"{tiny_task.__file__}:TASK", "rate": "1gbit", "confidence": "0.9", "amp_dtype": "bf16", "deadline": "10m"}
 """Of options whose value is not any number or word."""
@@ -58,7 +59,7 @@ def listed(line: CommandLine) -> list[tuple[str, list[str]]]:
 
 
 LAUNCH = CommandLine("launch_single_task.py", "", (TrainConfig, LaunchConfig))
-COMMANDS = [line for command in cli._COMMANDS.values() for line in lines(command.line)]
+COMMANDS = [line for command in main._COMMANDS.values() for line in lines(command.line)]
 
 
 def operands_of(line: CommandLine) -> list[str]:
@@ -83,7 +84,7 @@ def reached(*arguments: Any) -> None:
 
 @pytest.mark.parametrize(("spelling", "values"), listed(compare.LINE), ids=lambda value: str(value))
 def test_gallery_compare_begins_with_each_option_in_its_help(spelling: str, values: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure.reference, "reference_for", reached)
+    monkeypatch.setattr(measure.float64_reference, "reference_for", reached)
     with pytest.raises(Reached):
         compare.main(["--model", VALUES["model"], spelling, *values])
 

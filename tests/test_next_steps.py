@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.next_steps import commands
+from gallery_lib.cli.next_steps import commands
 
 
 @pytest.fixture

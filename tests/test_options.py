@@ -11,8 +11,16 @@ import papermill
 import pytest
 
 from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
+from gallery_lib.config.options import (
+    CommandLine,
+    checked,
+    command_line,
+    from_mapping,
+    options_table,
+    parameters_source,
+    parse_command_line,
+)
 from gallery_lib.errors import InputError
-from gallery_lib.options import CommandLine, checked, command_line, from_mapping, options_table, parameters_source, parse_command_line
 
 
 def parse(*words: str) -> list:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gallery_lib import tasks
-from gallery_lib.cli import main
-from gallery_lib.pack import pack
+from gallery_lib.cli.main import main
+from gallery_lib.notebooks.pack import pack
 
 
 @pytest.mark.parametrize("name", tasks.names())
@@ -24,7 +24,7 @@ def test_an_archive_has_the_task_its_data_commands_and_nothing_of_other_notebook
     assert [entry for entry in names if entry.endswith(".ipynb")] == [f"{folder}notebooks/{name}.ipynb"]
     commands = {Path(entry).stem for entry in names if entry.startswith(f"{folder}data_prep/")}
     assert commands == set(tasks.get(name).data_commands) != set()
-    assert {f"{folder}{file}" for file in ("prepare.sh", "launch_single_task.py", "README.md", "gallery_lib/train.py")} <= set(names)
+    assert {f"{folder}{file}" for file in ("prepare.sh", "launch_single_task.py", "README.md", "gallery_lib/train/loop.py")} <= set(names)
 
 
 def test_the_bytes_are_the_same_every_time(tmp_path: Path) -> None:

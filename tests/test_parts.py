@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from gallery_lib import Config, accelerate
-from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import InputError
 
 

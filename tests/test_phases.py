@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from gallery_lib.compiler import compilations
-from gallery_lib.expected_durations import Durations
-from gallery_lib.kernels import builds
-from gallery_lib.phases import DATA, IMPORTS, MODEL, PHASES_FILE, TRAINING, WARM_UP, Phase, PhaseLog, read_phases, seconds_by_phase
-from gallery_lib.processes import now as clock_now
-from gallery_lib.progress import Progress
-from gallery_lib.run_view import RunView
+from gallery_lib.console.expected_durations import Durations
+from gallery_lib.console.phases import DATA, IMPORTS, MODEL, PHASES_FILE, TRAINING, WARM_UP, Phase, PhaseLog, read_phases, seconds_by_phase
+from gallery_lib.console.progress import Progress
+from gallery_lib.kernels.runtime import builds
+from gallery_lib.launcher.run_view import RunView
+from gallery_lib.system.processes import now as clock_now
 
 COMMAND = {"model": "alexnet", "compiler_opt": True}
 

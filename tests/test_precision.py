@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gallery_lib import hardware, precision
+from gallery_lib.system import hardware
+from gallery_lib.train import precision
 
 
 @pytest.mark.parametrize(

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.progress import Progress, shown_on
+from gallery_lib.console.progress import Progress, shown_on
 
 BAR = """
-from gallery_lib.progress import Progress
+from gallery_lib.console.progress import Progress
 with Progress(line_seconds=0.0) as progress:
     progress.show("data")
     for step in (1, 2, 3):
         progress.show("training", count=step, total=3)
 """
 TABLE = """
-from gallery_lib.batch import live
-from gallery_lib.batch.record import Record, Report
+from gallery_lib.notebooks.batch import live
+from gallery_lib.notebooks.batch.record import Record, Report
 record = Record("failed", "it raised", 65.0, "2026-11-21T12:00:00+0000", 1, False, {}, "abc", "alexnet")
 with live.shown(1) as observer:
     observer.goes_on([], Report("gallery run", "", None, None, 65.0, {}, {}, {"alexnet": record}))
@@ -154,14 +154,14 @@ def test_a_line_of_the_log_stands_above_what_is_shown(checkout: Path) -> None:
 
 
 def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_line_away(checkout: Path) -> None:
-    code = "import time\nfrom gallery_lib.progress import busy\ntry:\n    with busy('imports'):\n        time.sleep(2.5)\n        1 / 0\n"
+    code = "import time\nfrom gallery_lib.console.progress import busy\ntry:\n    with busy('imports'):\n        time.sleep(2.5)\n        1 / 0\n"
     shown = on_a_terminal(code + "except ZeroDivisionError:\n    print('failed')", checkout).replace("\r\n", "\n")
     states = [state.removesuffix("\x1b[K") for state in shown.split("\r")[1:]]
     assert states == ["imports: 0 s", "imports: 1 s", "imports: 2 s", "\x1b[Kfailed\n"]
 
 
 def test_the_clock_of_imports_ticks_while_the_interpreter_is_locked(checkout: Path) -> None:
-    locked = "import ctypes\nfrom gallery_lib.progress import Progress\nwith Progress() as progress, progress.importing():\n"
+    locked = "import ctypes\nfrom gallery_lib.console.progress import Progress\nwith Progress() as progress, progress.importing():\n"
     code = locked + "    ctypes.PyDLL(None).usleep(2_500_000)"  # PyDLL keeps the lock
     states = [state.removesuffix("\x1b[K") for state in on_a_terminal(code, checkout).replace("\r\n", "\n").split("\r")[1:]]
     assert states == ["imports: 0 s", "imports: 1 s", "imports: 2 s", "\x1b[Kdone in 2 s: imports 2 s\n"]
@@ -170,13 +170,15 @@ def test_the_clock_of_imports_ticks_while_the_interpreter_is_locked(checkout: Pa
 @pytest.mark.parametrize("ends_by", ["KeyboardInterrupt", "SIGKILL"])
 def test_the_process_that_draws_ends_with_the_command(checkout: Path, ends_by: str) -> None:
     end = "raise KeyboardInterrupt" if ends_by == "KeyboardInterrupt" else "os.kill(os.getpid(), 9)"
-    code = f"import os\nfrom gallery_lib.progress import Progress\nwith Progress() as progress, progress.importing():\n    {end}"
+    code = f"import os\nfrom gallery_lib.console.progress import Progress\nwith Progress() as progress, progress.importing():\n    {end}"
     command = [sys.executable, "-c", code]
     subprocess.run(command, capture_output=True, timeout=10, cwd=checkout)  # returns when nobody has its output open any more
 
 
 def test_short_work_that_need_not_be_shown_is_not(checkout: Path) -> None:
-    code = "import time\nfrom gallery_lib.progress import busy\nfor seconds in (0.1, 2.5):\n    with busy('listing', patience=1.0):\n"
+    code = (
+        "import time\nfrom gallery_lib.console.progress import busy\nfor seconds in (0.1, 2.5):\n    with busy('listing', patience=1.0):\n"
+    )
     assert elsewhere(code + "        time.sleep(seconds)", checkout)[1] == "listing: 1 s\n"
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib import rendezvous
+from gallery_lib.comm import rendezvous
 from gallery_lib.config import LaunchConfig
 
 STORES = """
 import sys
-from gallery_lib import rendezvous
+from gallery_lib.comm import rendezvous
 rendezvous.listen_where_told()
 import psutil, torch.distributed as dist
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous, static_tcp_rendezvous

@@ -9,9 +9,9 @@ import made_comparison
 import pytest
 
 from gallery_lib.errors import InputError
-from gallery_lib.json_files import write_json
-from gallery_lib.log import RunLog, each_step_seconds, read_steps
-from gallery_lib.results import Results, read_results, write_results
+from gallery_lib.system.json_files import write_json
+from gallery_lib.train.results import Results, read_results, write_results
+from gallery_lib.train.run_log import RunLog, each_step_seconds, read_steps
 
 
 def results() -> Results:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gallery_lib.errors import InputError
-from gallery_lib.run_folder import Hold, checked
+from gallery_lib.launcher.run_folder import Hold, checked
 
 
 def test_a_new_folder_is_made_and_what_a_broken_off_run_left_is_accepted(tmp_path: Path) -> None:

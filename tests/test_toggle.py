@@ -4,10 +4,11 @@ import os
 
 import pytest
 
-from gallery_lib.compiler import allocator, compiler_enabled, kernels_enabled
+from gallery_lib.compiler import compiler_enabled, kernels_enabled
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.torchrun import environment_of
+from gallery_lib.launcher.torchrun import environment_of
+from gallery_lib.memory import allocator
 
 
 @pytest.mark.parametrize(

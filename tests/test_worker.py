@@ -10,7 +10,7 @@ import pytest
 
 SHOWN = """
 import gc, sys
-from gallery_lib import worker
+from gallery_lib.launcher import worker
 assert "torch" not in sys.modules
 worker.preload()
 print("torch._dynamo" in sys.modules, "torch._inductor.compile_fx" in sys.modules, gc.isenabled(), gc.get_freeze_count() > 100_000)

@@ -16,8 +16,8 @@ from gallery_lib.comm import process_group
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.text import grammar
 from gallery_lib.data.text import tokenized as text
-from gallery_lib.processes import die_with_parent
-from gallery_lib.train import train
+from gallery_lib.system.processes import die_with_parent
+from gallery_lib.train.loop import train
 
 
 def prepare(folder: Path) -> Path:

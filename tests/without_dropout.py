@@ -7,7 +7,7 @@ import dataclasses
 from torch import nn
 
 from gallery_lib import tasks
-from gallery_lib.dropout import without_dropout
+from gallery_lib.models.dropout import without_dropout
 from gallery_lib.tasks.task import Task
 
 

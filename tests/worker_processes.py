@@ -6,7 +6,7 @@ import contextlib
 
 import psutil
 
-_STARTERS = ("torch.distributed.run", "gallery_lib.torchrun", "gallery_lib.spawn")
+_STARTERS = ("torch.distributed.run", "gallery_lib.launcher.torchrun", "gallery_lib.launcher.forked")
 
 
 def _starts_workers(process: psutil.Process | None) -> bool:

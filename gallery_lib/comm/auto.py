@@ -16,11 +16,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.comm.accelerated import obstacle
+from gallery_lib.comm.accelerate_ddp import obstacle
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
+from gallery_lib.config.options import check_value
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.options import check_value
 
 _PREFIX = "GALLERY_COMM_"
 _DDP = nn.parallel.DistributedDataParallel

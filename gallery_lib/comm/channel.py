@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gallery_lib.comm import exchange, topology
+from gallery_lib.comm import topology, wire_formats
 from gallery_lib.comm.power_sgd import PowerSGD
 from gallery_lib.comm.shared_memory import SharedSlots
 from gallery_lib.config import Comm
@@ -30,8 +30,8 @@ class Channel:
         self._slots: SharedSlots | None = None
         self._local: dist.ProcessGroup | None = None
         self._low_rank: PowerSGD | None = None
-        self._exchange: exchange.Exact | None = None
-        self._scratch = exchange.Scratch()
+        self._exchange: wire_formats.Exact | None = None
+        self._scratch = wire_formats.Scratch()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         if options.wire == "powersgd":
@@ -44,7 +44,7 @@ class Channel:
             else:
                 across = topology.new_group()
             if across is not None:
-                self._exchange = exchange.for_wire(options.wire, error_feedback=options.error_feedback)(across)
+                self._exchange = wire_formats.for_wire(options.wire, error_feedback=options.error_feedback)(across)
             self._groups = [group for group in (self._local, across) if group is not None]
             if self._local is not None and self._stream is None:
                 self._slots = SharedSlots(self._local)
@@ -79,7 +79,7 @@ class Channel:
         for group in self._groups:
             dist.destroy_process_group(group)
 
-    def average_(self, key: exchange.Key, buffer: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
+    def average_(self, key: wire_formats.Key, buffer: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
         """Replace the flat `buffer`, a bucket of `gradients` or (but with powersgd) a piece of one, by its mean over all ranks.
 
         With `wire="exact"` sums are made in the buffer's own type, but for 16 bits within a host: there in fp32, rounded once.
@@ -95,11 +95,11 @@ class Channel:
         else:
             self._across(key, buffer, self._world)
 
-    def _across(self, key: exchange.Key, buffer: Tensor, divisor: int = 1) -> None:
+    def _across(self, key: wire_formats.Key, buffer: Tensor, divisor: int = 1) -> None:
         if self._exchange is not None and buffer.numel():  # all peers have as many values
             self._exchange.sum_(buffer, key, divisor)
 
-    def _through_shared_memory(self, slots: SharedSlots, key: exchange.Key, buffer: Tensor) -> None:
+    def _through_shared_memory(self, slots: SharedSlots, key: wire_formats.Key, buffer: Tensor) -> None:
         """Each process of the host adds up a part of what all of them have, and exchanges that part with its peers."""
         rows = slots.of(buffer.numel(), buffer.dtype)
         processes, place = dist.get_world_size(self._local), dist.get_rank(self._local)
@@ -115,7 +115,7 @@ class Channel:
         slots.meet()
         buffer.copy_(rows[processes])
 
-    def _through_local_group(self, local: dist.ProcessGroup, key: exchange.Key, buffer: Tensor) -> None:
+    def _through_local_group(self, local: dist.ProcessGroup, key: wire_formats.Key, buffer: Tensor) -> None:
         """The same between GPUs, by NCCL's reduce-scatter and all-gather."""
         processes = dist.get_world_size(local)
         part = -(-buffer.numel() // processes)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel.distributed import _find_tensors
 
 from gallery_lib.comm import topology, unfinished
-from gallery_lib.comm.accelerated import gradient_reducer, use_way
+from gallery_lib.comm.accelerate_ddp import gradient_reducer, use_way
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError, RunFailed

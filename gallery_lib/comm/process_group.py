@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gallery_lib.errors import InputError
-from gallery_lib.processes import RENDEZVOUS_VARIABLE
+from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
 
 T = TypeVar("T")
 

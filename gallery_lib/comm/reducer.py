@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from gallery_lib.comm import topology
 from gallery_lib.comm.channel import Channel
-from gallery_lib.comm.early_steps import EarlySteps
 from gallery_lib.comm.heartbeat import Heartbeat
+from gallery_lib.comm.optimizer_in_backward import EarlySteps
 from gallery_lib.config import Comm
 from gallery_lib.errors import RunFailed
 

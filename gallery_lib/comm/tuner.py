@@ -26,15 +26,16 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from gallery_lib import hardware, paths, stats
+from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerated import accelerate_ddp, check_same_on_all_ranks, say, stop_watching_steps, use_way, watched
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp, check_same_on_all_ranks, say, stop_watching_steps, use_way, watched
 from gallery_lib.comm.rebuild import DDP
 from gallery_lib.comm.shared_memory import FOLDER
 from gallery_lib.config import Comm
+from gallery_lib.console.table import seconds, text_table
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.json_files import Misfit, converted, read_json, set_aside, write_json
-from gallery_lib.table import seconds, text_table
+from gallery_lib.system import hardware, paths
+from gallery_lib.system.json_files import Misfit, converted, read_json, set_aside, write_json
 
 PLAIN = "ddp"
 """The candidate that is DDP's own way."""

@@ -5,9 +5,9 @@ compiler behind a small registry, Inductor by default, with its cache on disk) w
 `recomputation` (a part of the activations kept), `first_call` (what is said about compilation), graph passes for CPUs
 (`emulated_bf16`, `short_attention`, `small_convolutions`, `upsampling`; what they write with: `graph_calls`), and
 `fused_batch_norm` (BatchNorm + add + ReLU as one operator) with what it
-knows of `fused_torchvision` and `fused_timm`. Whether this run has any of it on: `gallery_lib.toggle`, which lies below.
+knows of `fused_torchvision` and `fused_timm`. Whether this run has any of it on: `gallery_lib.config.switches`, which lies below.
 """
 
-from gallery_lib.toggle import compiler_enabled, kernels_enabled
+from gallery_lib.config.switches import compiler_enabled, kernels_enabled
 
 __all__ = ["compiler_enabled", "kernels_enabled"]

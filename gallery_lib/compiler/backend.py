@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gallery_lib import hardware
-from gallery_lib.compiler import cache, regions
+from gallery_lib.compiler import cache, repeated_blocks
 from gallery_lib.compiler.calls import go_through
 from gallery_lib.config import Compiler
 from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.system import hardware
 
 if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -70,16 +70,16 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     compile_options: dict[str, object] = {}
     done = f"inductor, mode {options.mode}"
     if device.type == "cpu" and options.bf16_on_fp32_units and not hardware.computes_in_bf16("cpu"):
-        from gallery_lib.compiler.emulated_bf16 import EmulatedBf16
+        from gallery_lib.compiler.passes.emulated_bf16 import EmulatedBf16
 
         compile_options["post_grad_custom_pre_pass"] = EmulatedBf16()
         done += ", any bfloat16 on fp32 units"
     if device.type == "cpu" and (passes := _passes_of_both_ways(options)):
-        from gallery_lib.compiler.graph_calls import OneAfterAnother
+        from gallery_lib.compiler.passes.graph_writer import OneAfterAnother
 
         compile_options["joint_custom_pre_pass"] = OneAfterAnother(passes)
     if device.type == "cpu" and options.whole_upsampling:
-        from gallery_lib.compiler.upsampling import Upsampling
+        from gallery_lib.compiler.passes.upsampling import Upsampling
 
         compile_options["pre_grad_custom_pass"] = Upsampling()
     if not hardware.prefers_channels_last(device.type):
@@ -90,15 +90,15 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         compile_options |= torch._inductor.list_mode_options(options.mode)
     name = "inductor"
     if options.keep_activations < 1.0:
-        from gallery_lib.compiler.recomputation import inductor_keeping
+        from gallery_lib.compiler.activation_checkpointing import inductor_keeping
 
         name = inductor_keeping(options.keep_activations)
         done += f", {options.keep_activations:.0%} of the activations kept"
-    found = regions.find(model) if options.repeated_blocks_once else None
+    found = repeated_blocks.find(model) if options.repeated_blocks_once else None
     if found is None:
         model.compile(backend=name, options=compile_options or None)
         return done
-    regions.compile_regions(model, found, backend=name, options=compile_options or None)
+    repeated_blocks.compile_regions(model, found, backend=name, options=compile_options or None)
     return f"{done}, {found.blocks} repeated blocks compiled once for each of {len(found.groups)} kinds"
 
 
@@ -121,11 +121,11 @@ def _passes_of_both_ways(options: Compiler) -> list[CustomGraphPass]:
     """Those for CPUs that rewrite the forward and the backward pass in one graph."""
     passes: list[CustomGraphPass] = []
     if options.short_attention:
-        from gallery_lib.compiler.short_attention import ShortAttention
+        from gallery_lib.compiler.passes.short_attention import ShortAttention
 
         passes.append(ShortAttention())
     if options.small_convolutions:
-        from gallery_lib.compiler import small_convolutions
+        from gallery_lib.compiler.passes import small_convolutions
 
         if small_convolutions.reason_not_applied() is None:
             passes.append(small_convolutions.SmallConvolutions())

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from gallery_lib.errors import RunFailed
-from gallery_lib.json_files import set_aside
-from gallery_lib.paths import cache_dir, code_folder
+from gallery_lib.system.json_files import set_aside
+from gallery_lib.system.paths import cache_dir, code_folder
 
 T = TypeVar("T")
 

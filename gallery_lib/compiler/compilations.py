@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gallery_lib.kernels import builds
+from gallery_lib.kernels.runtime import builds
 
 
 @contextlib.contextmanager

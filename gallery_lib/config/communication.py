@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gallery_lib.options import option
+from gallery_lib.config.options import option
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gallery_lib.config.options import option, same_as
 from gallery_lib.config.training import NO_LOSS_PARITY
-from gallery_lib.options import option, same_as
 
 
 @dataclass(frozen=True)

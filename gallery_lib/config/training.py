@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gallery_lib.options import option
+from gallery_lib.config.options import option
 
 NO_LOSS_PARITY = (
     "it keeps half-precision weights, whose training is not the baseline's, and PyTorch has no such mode. Use O1 (autocast) or O0 (fp32)."

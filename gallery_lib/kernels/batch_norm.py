@@ -16,10 +16,10 @@ from torch import Tensor
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import batch_norm_launch as plan
-from gallery_lib.kernels import batch_norm_rules as rules
-from gallery_lib.kernels import calls, fallback, launch
-from gallery_lib.kernels.batch_norm_rules import Channels, Running
+from gallery_lib.kernels import batch_norm_reference as rules
+from gallery_lib.kernels.batch_norm_reference import Channels, Running
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
+from gallery_lib.kernels.runtime import call_counts, fallback, launch
 
 _DEFINITIONS = {
     "batch_norm_partial": "(Tensor x) -> (Tensor, Tensor)",
@@ -227,8 +227,8 @@ for _name, _on_cpu, _on_cuda, _is_kernel in (
     ("batch_norm_relu_sums", _sums_on_cpu, _sums_on_cuda, _sums_kernel_runs),
     ("batch_norm_relu_gradient", _gradient_on_cpu, _gradient_on_cuda, _gradient_kernel_runs),
 ):
-    torch.library.impl(f"gallery::{_name}", "cpu", calls.counted(_name, _on_cpu))
-    torch.library.impl(f"gallery::{_name}", "cuda", calls.counted(_name, _on_cuda, _is_kernel))
+    torch.library.impl(f"gallery::{_name}", "cpu", call_counts.counted(_name, _on_cpu))
+    torch.library.impl(f"gallery::{_name}", "cuda", call_counts.counted(_name, _on_cuda, _is_kernel))
 
 
 @torch.library.register_fake("gallery::batch_norm_partial")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gallery_lib.kernels import batch_norm_rules
-from gallery_lib.kernels.batch_norm_rules import Channels, Running
+from gallery_lib.kernels import batch_norm_reference
+from gallery_lib.kernels.batch_norm_reference import Channels, Running
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.launch import THREADS, Launch
+from gallery_lib.kernels.runtime.launch import THREADS, Launch
 
 SOURCE, BACKWARD_SOURCE = "batch_norm.cu", "batch_norm_backward.cu"
 TILE, LANES = 8, THREADS // 8
@@ -115,7 +115,7 @@ class Slabs:
 
 def slabs_of(x: Tensor, *others: Tensor | None) -> Slabs:
     """For x [N, C, H, W] in channels_last, and what is read and written beside it. Results of a slab are [slabs, C] in fp32."""
-    rows, channels, width = batch_norm_rules.rows(x), x.shape[1], 16 // x.element_size()
+    rows, channels, width = batch_norm_reference.rows(x), x.shape[1], 16 // x.element_size()
     aligned = all(each is None or each.data_ptr() % 16 == 0 for each in (x, *others))
     in_vectors = aligned and channels % width == 0
     tiles = -(-channels // (TILE * width if in_vectors else TILE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gallery_lib.kernels import batch_norm_launch, compression, cross_entropy, gradient_statistics, image_batch, optimizer_step
-from gallery_lib.kernels.compilation import Defines
+from gallery_lib.kernels.runtime.nvrtc import Defines
 
 SOURCES = (
     gradient_statistics.SOURCE,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.kernels import calls, cpu_library, cpu_tensors, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.launch import THREADS, Launch
+from gallery_lib.kernels.runtime import call_counts, cpu_library, cpu_tensors, fallback, launch
+from gallery_lib.kernels.runtime.launch import THREADS, Launch
 
 SOURCE = "compression.cu"
 CPU_SOURCE = "compression.cpp"
@@ -249,8 +249,8 @@ for _name, _on_cpu, _on_cuda in (
     ("pack_gradient_", _pack_on_cpu, _pack_on_cuda),
     ("accumulate_gradient_", _accumulate_on_cpu, _accumulate_on_cuda),
 ):
-    torch.library.impl(f"gallery::{_name}", "cpu", calls.counted(_name, _on_cpu, _in_cpp))
-    torch.library.impl(f"gallery::{_name}", "cuda", calls.counted(_name, _on_cuda, _kernel_runs))
+    torch.library.impl(f"gallery::{_name}", "cpu", call_counts.counted(_name, _on_cpu, _in_cpp))
+    torch.library.impl(f"gallery::{_name}", "cuda", call_counts.counted(_name, _on_cuda, _kernel_runs))
 
 
 @torch.library.register_fake("gallery::pack_gradient_")

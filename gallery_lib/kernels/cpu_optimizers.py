@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels import cpu_library, cpu_tensors
+from gallery_lib.kernels.runtime import cpu_library, cpu_tensors
 
 SOURCE = "optimizers.cpp"
 _ADAM_COLUMNS = ("weights", "gradients", "averages", "squares")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import calls, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.launch import Launch
+from gallery_lib.kernels.runtime import call_counts, fallback, launch
+from gallery_lib.kernels.runtime.launch import Launch
 
 SOURCE = "cross_entropy.cu"
 _SHARED = (
@@ -97,7 +97,7 @@ torch.library.define(
 
 
 def _rows_on_cpu(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    calls.ran("cross_entropy_rows", calls.PLAIN_TORCH)
+    call_counts.ran("cross_entropy_rows", call_counts.PLAIN_TORCH)
     return reference_rows(logits, labels, smoothing, ignore_index)
 
 
@@ -107,7 +107,7 @@ torch.library.impl("gallery::cross_entropy_rows", "cpu", _rows_on_cpu)
 def _rows_on_cuda(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     if logits.dtype not in ELEMENTS or not fallback.kernels_run(logits.device):
         return _rows_on_cpu(logits, labels, smoothing, ignore_index)
-    calls.ran("cross_entropy_rows", calls.KERNEL)
+    call_counts.ran("cross_entropy_rows", call_counts.KERNEL)
     results, rows, labels = _results(logits), _rows_without_gaps(logits), labels.contiguous()  # kept until launched
     launch.run(rows_launch(rows, labels, smoothing, ignore_index, *results), logits.device)
     return results
@@ -124,7 +124,7 @@ def _results(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gradient_on_cpu(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, log_sum: Tensor, of_loss: Tensor) -> Tensor:
-    calls.ran("cross_entropy_gradient", calls.PLAIN_TORCH)
+    call_counts.ran("cross_entropy_gradient", call_counts.PLAIN_TORCH)
     return reference_gradient(logits, labels, smoothing, ignore_index, log_sum, of_loss)
 
 
@@ -134,7 +134,7 @@ torch.library.impl("gallery::cross_entropy_gradient", "cpu", _gradient_on_cpu)
 def _gradient_on_cuda(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, log_sum: Tensor, of_loss: Tensor) -> Tensor:
     if logits.dtype not in ELEMENTS or not fallback.kernels_run(logits.device):
         return _gradient_on_cpu(logits, labels, smoothing, ignore_index, log_sum, of_loss)
-    calls.ran("cross_entropy_gradient", calls.KERNEL)
+    call_counts.ran("cross_entropy_gradient", call_counts.KERNEL)
     gradient, rows, labels = _gradient_fake(logits), _rows_without_gaps(logits), labels.contiguous()  # kept until launched
     log_sum, of_loss = log_sum.contiguous(), of_loss.contiguous()
     launch.run(gradient_launch(rows, labels, smoothing, ignore_index, log_sum, of_loss, gradient), logits.device)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import calls, fallback, launch
-from gallery_lib.kernels.launch import Launch
-from gallery_lib.kernels.tensor_lists import is_dense, packed, tensor_list
+from gallery_lib.kernels.runtime import call_counts, fallback, launch
+from gallery_lib.kernels.runtime.launch import Launch
+from gallery_lib.kernels.runtime.tensor_lists import is_dense, packed, tensor_list
 
 SOURCE = "gradient_statistics.cu"
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
@@ -76,7 +76,7 @@ def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _on_cpu(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    calls.ran("gradient_statistics", calls.PLAIN_TORCH)
+    call_counts.ran("gradient_statistics", call_counts.PLAIN_TORCH)
     return reference(gradients)
 
 
@@ -87,7 +87,7 @@ def _on_cuda(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     device = gradients[0].device
     if not all(gradient.dtype in ELEMENTS for gradient in gradients) or not fallback.kernels_run(device):
         return _on_cpu(gradients)
-    calls.ran("gradient_statistics", calls.KERNEL)
+    call_counts.ran("gradient_statistics", call_counts.KERNEL)
     dense = [gradient if is_dense(gradient) else gradient.contiguous() for gradient in gradients]
     plan, norm, found_inf, _partial = launches(dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device))
     for each in plan:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import calls, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.launch import THREADS, Launch
+from gallery_lib.kernels.runtime import call_counts, fallback, launch
+from gallery_lib.kernels.runtime.launch import THREADS, Launch
 
 SOURCE = "image_batch.cu"
 _CHANNELS = 3
@@ -138,7 +138,7 @@ def prepare_images(
 
 
 def _on_cpu(images: Tensor, *preparation: Any) -> Tensor:
-    calls.ran("prepare_images", calls.PLAIN_TORCH)
+    call_counts.ran("prepare_images", call_counts.PLAIN_TORCH)
     return reference(images, Preparation(*preparation))
 
 
@@ -146,7 +146,7 @@ def _on_cuda(images: Tensor, *preparation: Any) -> Tensor:
     p = Preparation(*preparation)
     if p.dtype not in ELEMENTS or not fallback.kernels_run(images.device):
         return _on_cpu(images, *preparation)
-    calls.ran("prepare_images", calls.KERNEL)
+    call_counts.ran("prepare_images", call_counts.KERNEL)
     images, (tops, lefts, mirrored) = images.contiguous(), (None if t is None else t.contiguous() for t in (p.tops, p.lefts, p.mirrored))
     batch = _fake(images, *preparation)
     launch.run(images_launch(images, dataclasses.replace(p, tops=tops, lefts=lefts, mirrored=mirrored), batch), images.device)

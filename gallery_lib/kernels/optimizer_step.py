@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.kernels import calls, fallback, launch
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.launch import Launch
-from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS, RULES, STATES, Hyperparameters, Step, reference_step
-from gallery_lib.kernels.tensor_lists import check_same_layout, packed, same_layout, tensor_list
+from gallery_lib.kernels.optimizer_reference import COUNTS_STEPS, RULES, STATES, Hyperparameters, Step, reference_step
+from gallery_lib.kernels.runtime import call_counts, fallback, launch
+from gallery_lib.kernels.runtime.launch import Launch
+from gallery_lib.kernels.runtime.tensor_lists import check_same_layout, packed, same_layout, tensor_list
 
 SOURCE, LAMB_SOURCE = "optimizers.cu", "lamb.cu"
 _LISTS = 7  # weight, gradient, three states, master, step
@@ -201,7 +201,7 @@ def _unflattened(
 
 
 def _on_cpu(*arguments: Any) -> None:
-    calls.ran("optimizer_step_", calls.PLAIN_TORCH)
+    call_counts.ran("optimizer_step_", call_counts.PLAIN_TORCH)
     reference_step(*_unflattened(*arguments))
 
 
@@ -210,7 +210,7 @@ def _on_cuda(*arguments: Any) -> None:
     device = s.weights[0].device
     if s.weights[0].dtype not in ELEMENTS or not fallback.kernels_run(device):
         return _on_cpu(*arguments)
-    calls.ran("optimizer_step_", calls.KERNEL)
+    call_counts.ran("optimizer_step_", call_counts.KERNEL)
     laid_out = [g if same_layout(w, g) else torch.empty_like(w).copy_(g) for w, g in zip(s.weights, s.gradients, strict=True)]
     there: list[Any] = [column for column in (*s.states, s.masters) if column[0] is not None]
     check_same_layout([s.weights, laid_out, *there])

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gallery_lib.kernels import compilation
 from gallery_lib.kernels.catalogue import VARIANTS
+from gallery_lib.kernels.runtime import nvrtc
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
@@ -38,9 +38,9 @@ class Resources:
     spill_bytes: int
 
 
-def resources(source: str, defines: compilation.Defines, architecture: int) -> list[Resources]:
+def resources(source: str, defines: nvrtc.Defines, architecture: int) -> list[Resources]:
     """One entry for each kernel of the source. Raises what `compilation.compiled` raises."""
-    log = compilation.compiled(source, defines, architecture).log
+    log = nvrtc.compiled(source, defines, architecture).log
     variant = " ".join(value for _, value in defines)
     rows = []
     for found in _FUNCTION.finditer(log):
@@ -63,7 +63,7 @@ def resources(source: str, defines: compilation.Defines, architecture: int) -> l
 def every_kernel() -> Iterator[Resources]:
     """All variants on all architectures that this NVRTC knows."""
     for architecture in ARCHITECTURES:
-        if architecture in compilation.supported_architectures():
+        if architecture in nvrtc.supported_architectures():
             for source, defines in VARIANTS:
                 yield from resources(source, defines, architecture)
 
@@ -86,5 +86,5 @@ def table(rows: list[Resources]) -> str:
 if __name__ == "__main__":
     print("<!-- What own CUDA kernels need, by `python -m gallery_lib.kernels.resources`. -->\n# Own CUDA kernels\n")
     print("Registers of a thread by architecture; the most shared memory of a block and the most spills on any of them.")
-    print(f"As reported by ptxas of NVRTC {compilation.versions()['nvrtc']}. Compiled only: nothing of this ran on a GPU.\n")
+    print(f"As reported by ptxas of NVRTC {nvrtc.versions()['nvrtc']}. Compiled only: nothing of this ran on a GPU.\n")
     print(table(list(every_kernel())))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib.optim import fused, one_pass, sync_free
+from gallery_lib.optim import fused, fused_cpu, sync_free
 from gallery_lib.optim.adoption import accelerate_optimizer
 
 
@@ -47,7 +47,7 @@ def kind(optimizer: torch.optim.Optimizer) -> str:
     """Whose form of its rule an optimizer is, in a word or two."""
     if isinstance(optimizer, sync_free.SyncFree):
         return "sync-free"
-    return "fused" if optimizer.defaults.get("fused") or isinstance(optimizer, one_pass.OnePass | fused.Fused) else "torch's own"
+    return "fused" if optimizer.defaults.get("fused") or isinstance(optimizer, fused_cpu.OnePass | fused.Fused) else "torch's own"
 
 
 def first_step_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels import cpu_optimizers, usage
-from gallery_lib.optim import fused, one_pass, sync_free
+from gallery_lib.kernels import cpu_optimizers
+from gallery_lib.kernels.runtime import usage
+from gallery_lib.optim import fused, fused_cpu, sync_free
 
 _NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "RAdam")
 
@@ -28,10 +29,10 @@ def _forms(module: Any, names: tuple[str, ...]) -> dict[type, Any]:
     return {getattr(torch.optim, name): getattr(module, name) for name in names}
 
 
-_ONE_PASS: dict[type, type[one_pass.OnePass]] = _forms(one_pass, _NAMES)
+_ONE_PASS: dict[type, type[fused_cpu.OnePass]] = _forms(fused_cpu, _NAMES)
 _SYNC_FREE: dict[type, type[sync_free.SyncFree]] = _forms(sync_free, _NAMES)
 _FUSED: dict[type, type[fused.Fused]] = _forms(fused, ("Adam", "AdamW", "SGD", "Adagrad"))
-_OURS = (one_pass.OnePass, sync_free.SyncFree, fused.Fused)
+_OURS = (fused_cpu.OnePass, sync_free.SyncFree, fused.Fused)
 _LEFT = "what it cannot take is left to torch's own step"
 
 
@@ -96,7 +97,7 @@ def _reason_against_one_pass(optimizer: torch.optim.Optimizer, parameters: list[
     if not any(p.dtype is torch.float32 for p in parameters):
         dtypes = ", ".join(sorted({str(p.dtype) for p in parameters}))
         return f"one pass over memory is for fp32 parameters, and these are {dtypes}"
-    if not any(map(one_pass.takes_options, optimizer.param_groups)):
+    if not any(map(fused_cpu.takes_options, optimizer.param_groups)):
         return "its options have no form in one pass over memory (amsgrad, centered, dampening, or a tensor)"
     return None if cpu_optimizers.available() else "there is no C++ compiler"
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery_lib.kernels.tensor_lists import is_dense, same_layout
+from gallery_lib.kernels.runtime.tensor_lists import is_dense, same_layout
 from gallery_lib.optim import torchs_step
 
 CHOICES = ("foreach", "fused")

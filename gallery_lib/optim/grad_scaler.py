@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import usage
 from gallery_lib.kernels.gradient_statistics import gradient_statistics
+from gallery_lib.kernels.runtime import usage
 from gallery_lib.optim.device_count import DeviceCount
 from gallery_lib.optim.sync_free import SyncFree
 

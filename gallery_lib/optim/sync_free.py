@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.optimizer_rules import Hyperparameters
+from gallery_lib.kernels.optimizer_reference import Hyperparameters
 from gallery_lib.kernels.optimizer_step import optimizer_step
-from gallery_lib.kernels.tensor_lists import is_dense
+from gallery_lib.kernels.runtime.tensor_lists import is_dense
 from gallery_lib.optim import torchs_step
 
 

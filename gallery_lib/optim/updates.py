@@ -10,7 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from gallery_lib.optim.grad_scaler import GradScaler
-from gallery_lib.optim.skip_aware import SkipAware
+from gallery_lib.optim.skip_aware_schedule import SkipAware
 from gallery_lib.optim.sync_free import SyncFree, clip_factor
 
 

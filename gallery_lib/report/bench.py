@@ -10,11 +10,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gallery_lib import hardware, stats
-from gallery_lib.measure.outcome import OURS, Bench, Outcome, Row
-from gallery_lib.measure.variants import BEST, PEERS, best_of_others
+from gallery_lib import stats
+from gallery_lib.console.table import Rows, markdown_table, seconds, text_table
+from gallery_lib.measure.bench.result import OURS, Bench, Outcome, Row
+from gallery_lib.measure.variants.forms import BEST, PEERS, best_of_others
 from gallery_lib.stats import Ratio
-from gallery_lib.table import Rows, markdown_table, seconds, text_table
+from gallery_lib.system import hardware
 
 _OURS_COLOUR, _TICK_COLOUR = "#56B4E9", "#D55E00"
 

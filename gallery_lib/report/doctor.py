@@ -12,13 +12,14 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from gallery_lib import hardware
-from gallery_lib.compiler import allocator, small_convolutions
+from gallery_lib.compiler.passes import small_convolutions
+from gallery_lib.console.table import Rows, rate, seconds, text_table
 from gallery_lib.errors import InputError
-from gallery_lib.measure.comparison import read_comparison
-from gallery_lib.measure.process_spread import page_faults_part
-from gallery_lib.results import Results, read_results
-from gallery_lib.table import Rows, rate, seconds, text_table
+from gallery_lib.measure.comparison.process_spread import page_faults_part
+from gallery_lib.measure.comparison.result import read_comparison
+from gallery_lib.memory import allocator
+from gallery_lib.system import hardware
+from gallery_lib.train.results import Results, read_results
 
 PHASES = {
     "input": "waiting for the batch",

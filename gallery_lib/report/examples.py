@@ -7,8 +7,8 @@ import re
 import numpy as np
 from matplotlib.figure import Figure
 
-from gallery_lib.table import Rows as TableRows
-from gallery_lib.table import number
+from gallery_lib.console.table import Rows as TableRows
+from gallery_lib.console.table import number
 from gallery_lib.tasks.examples import Examples, Matrices, Pictures, Rows
 
 _MARKUP = re.compile(r"[\\`*_\[\]<>|#~$]")  # what Markdown would read as something else than text

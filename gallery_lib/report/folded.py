@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gallery_lib.table import Rows, markdown_table
+from gallery_lib.console.table import Rows, markdown_table
 
 IN_WORDS = "The same in words and figures"
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from gallery_lib.log import each_step_seconds
-from gallery_lib.measure.comparison import Comparison
+from gallery_lib.console.table import Rows, number, rate, seconds
+from gallery_lib.measure.comparison.result import Comparison
 from gallery_lib.report import verdict
-from gallery_lib.results import Results
-from gallery_lib.table import Rows, number, rate, seconds
+from gallery_lib.train.results import Results
+from gallery_lib.train.run_log import each_step_seconds
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 LINES = ("-", "--", "-.", ":")

@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from gallery_lib.console.table import Rows
 from gallery_lib.stats import Ratio
-from gallery_lib.table import Rows
 
 _COLOURS = {"faster": "#0072B2", "no measurable difference": "#999999", "slower": "#D55E00"}
 _GREY = "#CCCCCC"

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gallery_lib.console.table import Rows, markdown_table, number, rate, text_table
+from gallery_lib.console.table import seconds as _seconds
 from gallery_lib.errors import InputError
 from gallery_lib.report import verdict
 from gallery_lib.report.folded import folded
-from gallery_lib.results import Results, check_folder, data_lines, read_results
-from gallery_lib.table import Rows, markdown_table, number, rate, text_table
-from gallery_lib.table import seconds as _seconds
+from gallery_lib.train.results import Results, check_folder, data_lines, read_results
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.comparison import Comparison
+    from gallery_lib.measure.comparison.result import Comparison
 
 
 def _gibibytes(value: int | None) -> str:
@@ -167,7 +167,7 @@ def scaling_markdown(one: Comparison, several: Comparison) -> str:
 
 def folder_text(folder: Path | str) -> str:
     """The tables of every comparison and of every other run at or below `folder`. InputError when there is none."""
-    from gallery_lib.measure.comparison import read_comparison
+    from gallery_lib.measure.comparison.result import read_comparison
 
     check_folder(folder)
     root = Path(folder)

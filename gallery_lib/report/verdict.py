@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gallery_lib import hardware
-from gallery_lib.results import Results
-from gallery_lib.table import number
+from gallery_lib.console.table import number
+from gallery_lib.system import hardware
+from gallery_lib.train.results import Results
 
 if TYPE_CHECKING:
-    from gallery_lib.measure.comparison import Check, Comparison
+    from gallery_lib.measure.comparison.result import Check, Comparison
 
 BASELINE = "PyTorch eager"
 """What the variant called `baseline` is."""

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from gallery_lib import mistakes
 from gallery_lib.config import TrainConfig
+from gallery_lib.console import user_errors
 from gallery_lib.errors import GalleryError, InputError, did_you_mean
 from gallery_lib.tasks.task import Head, Splits, Task
 
@@ -23,7 +23,7 @@ SIZES = ("batch_size", "image_size", "sequence_length")
 def names() -> list[str]:
     """The tasks of the gallery."""
     own = Path(__file__).parent
-    return sorted(path.stem for path in own.glob("*.py") if path.stem not in ("__init__", "task", "examples", "memory"))
+    return sorted(path.stem for path in own.glob("*.py") if path.stem not in ("__init__", "task", "examples", "memory_estimate"))
 
 
 def get(name: str) -> Task:
@@ -77,7 +77,7 @@ def _from_file(file: str, attribute: str) -> Task:
             f"model={file}:{attribute}: the file ends the program (exit code {error.code}) instead of defining a task."
         ) from None
     except Exception as error:
-        raise InputError(mistakes.told(error, mistakes.Line(str(path), 1))) from error
+        raise InputError(user_errors.told(error, user_errors.Line(str(path), 1))) from error
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         found = [name for name, value in vars(module).items() if isinstance(value, Task)]

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gallery_lib.compiler.backend import compile_model
-from gallery_lib.compiler.layout import memory_format
 from gallery_lib.config import Compiler, Config
+from gallery_lib.memory.layout import memory_format
 
 
 @dataclass(frozen=True)

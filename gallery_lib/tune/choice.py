@@ -22,13 +22,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib import hardware, paths, stats
+from gallery_lib import stats
 from gallery_lib.comm import process_group
 from gallery_lib.config import Config
-from gallery_lib.data.nesting import tensors_in
+from gallery_lib.console.table import seconds, text_table
+from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import InputError, did_you_mean
-from gallery_lib.json_files import read_json, set_aside, write_json
-from gallery_lib.table import seconds, text_table
+from gallery_lib.system import hardware, paths
+from gallery_lib.system.json_files import read_json, set_aside, write_json
 from gallery_lib.tune.candidates import BASELINE, Candidate, candidates
 from gallery_lib.tune.trial import Inputs, Trial, worst_deviation
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib.config import Compiler
-from gallery_lib.data.nesting import map_tensors, tensors_in
-from gallery_lib.dropout import without_dropout
+from gallery_lib.data.loading.nesting import map_tensors, tensors_in
+from gallery_lib.models.dropout import without_dropout
 from gallery_lib.tune.candidates import Candidate
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]

@@ -18,7 +18,7 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from gallery_lib.processes import die_with_parent
+from gallery_lib.system.processes import die_with_parent
 
 from .case import Case
 from .draw import cases

@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import psutil
 
-from gallery_lib.processes import die_with_parent
+from gallery_lib.system.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 _PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib.optim import one_pass
+from gallery_lib.optim import fused_cpu
 
 EPS = 1e-3
 """Large enough for a rounding error of a gradient near zero not to become a step of the learning rate's size."""
@@ -51,7 +51,7 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {
     "lbfgs": lambda o, p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
 }
 IN_ONE_PASS = tuple(name for name in OPTIMIZERS if name not in ("adagrad", "own_sgd", "sparse_adam", "lbfgs"))
-"""Those whose class gallery_lib.optim.one_pass has as well."""
+"""Those whose class gallery_lib.optim.fused_cpu has as well."""
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "none": lambda optimizer: None,
@@ -71,5 +71,5 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 
 def optimizer_of(name: str, model: nn.Module, ours: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer `name` of the model's trained parameters; `ours`: of the product's classes."""
-    module = one_pass if ours and name in IN_ONE_PASS else torch.optim
+    module = fused_cpu if ours and name in IN_ONE_PASS else torch.optim
     return OPTIMIZERS[name](module, [p for p in model.parameters() if p.requires_grad])

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib import acceleration
-from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.acceleration import one_call
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.compiler.backend import register_backend
 from gallery_lib.config import Comm, Compiler, Config, Memory
 
@@ -69,7 +69,7 @@ def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> t
     if case.call == "parts":
         return _parts(case, model, loader, validation)
     before = optimizer_of(case.optimizer, model) if case.call == "optimizer_before" else None
-    model, loader = acceleration.accelerate(model, loader, config=config_of(case))
+    model, loader = one_call.accelerate(model, loader, config=config_of(case))
     optimizer = before or optimizer_of(case.optimizer, model, ours=case.call == "one_pass")
     return model, loader, validation, optimizer, SCHEDULERS[case.scheduler](optimizer), []
 
@@ -85,7 +85,7 @@ def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[
     orders = list(itertools.permutations(parts))
     names = orders[case.order % len(orders)]
     # Of two loaders nobody can tell which is which, so their order is the names' order.
-    returned = acceleration.accelerate(*(parts[name] for name in names), config=config_of(case))
+    returned = one_call.accelerate(*(parts[name] for name in names), config=config_of(case))
     after = dict(zip(names, returned, strict=True))
     same = ["optimizer", "scheduler"]
     inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper is taken off
@@ -129,7 +129,7 @@ def accelerate_more(case: Case) -> Callable[[nn.Module, Any], tuple[Any, Any]]:
                 accelerate_ddp(wrapped, Comm(**COMMS[case.comm]))
             return wrapped, optimizer
         if case.call == "parts":
-            return acceleration.accelerate(model, optimizer, config=config_of(case))
-        return acceleration.accelerate(model, None, config=config_of(case))[0], optimizer
+            return one_call.accelerate(model, optimizer, config=config_of(case))
+        return one_call.accelerate(model, None, config=config_of(case))[0], optimizer
 
     return more

@@ -10,8 +10,8 @@ import made_comparison
 import pytest
 
 from gallery_lib import stats
-from gallery_lib.batch.changes import Batch, Change, changes, read_batch, text
-from gallery_lib.cli import main
+from gallery_lib.cli.main import main
+from gallery_lib.notebooks.batch.changes import Batch, Change, changes, read_batch, text
 from gallery_lib.stats import Ratio
 
 SETS = Path(__file__).parent / "sets"

@@ -10,9 +10,9 @@ import made_comparison
 import pytest
 from tiny_notebooks import write_notebook
 
-from gallery_lib.batch import evidence
-from gallery_lib.batch.evidence import Ended, judge, problem_of_runs, signature
-from gallery_lib.results import write_results
+from gallery_lib.notebooks.batch import evidence
+from gallery_lib.notebooks.batch.evidence import Ended, judge, problem_of_runs, signature
+from gallery_lib.train.results import write_results
 
 LOSSES = [3.0, 3.2, 2.5, 2.6, 2.0, 2.1, 1.5, 1.6]
 BY_ITSELF = Ended(0, None, "", 0)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from made_comparison import ENVIRONMENT, FASTER, NO_DIFFERENCE, changed, comparison, write
 
-from gallery_lib.batch import latest
-from gallery_lib.measure.machine_load import MachineLoad, Others
+from gallery_lib.measure.comparison.machine_load import MachineLoad, Others
+from gallery_lib.notebooks.batch import latest
 from gallery_lib.report.speedups import HERE
 
 TITLES = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "your_model": "Your own model"}

@@ -30,7 +30,7 @@ def command(folder: Path, *cells: str) -> list[str]:
     notebook.metadata["kernelspec"] = {"name": "gallery", "display_name": "Gallery", "language": "python"}
     nbformat.write(notebook, folder / "counting.ipynb")
     paths = [str(folder / name) for name in ("counting.ipynb", "executed.ipynb")]
-    return [sys.executable, "-m", "gallery_lib.batch.live_notebook", *paths, "-k", "gallery", "--log-output"]
+    return [sys.executable, "-m", "gallery_lib.notebooks.batch.live_notebook", *paths, "-k", "gallery", "--log-output"]
 
 
 def executed(folder: Path, kernel: dict[str, str], *cells: str) -> subprocess.CompletedProcess[str]:

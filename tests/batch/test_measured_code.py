@@ -13,11 +13,19 @@ from types import ModuleType
 import pytest
 from tiny_notebooks import write_notebook
 
-from gallery_lib.batch.measured_code import code_digest
+from gallery_lib.notebooks.batch.measured_code import code_digest
 
 FILES = (
-    *("train.py", "kernels/cuda/one.cu", "tasks/resnet50.py", "tasks/vgg16.py", "tasks/domains/shared.py", "report/plots.py", "cli.py"),
-    "performance_data.py",  # of one notebook alone
+    *(
+        "train/loop.py",
+        "kernels/cuda/one.cu",
+        "tasks/resnet50.py",
+        "tasks/vgg16.py",
+        "tasks/domains/shared.py",
+        "report/plots.py",
+        "cli/main.py",
+    ),
+    "notebooks/cells/performance_data.py",  # of one notebook alone
 )
 
 
@@ -36,7 +44,7 @@ def digest(tmp_path: Path) -> Callable[[], str]:
 @pytest.mark.parametrize(
     "changed",
     [
-        "gallery_lib/train.py",
+        "gallery_lib/train/loop.py",
         "gallery_lib/kernels/cuda/one.cu",
         "gallery_lib/tasks/resnet50.py",
         "gallery_lib/tasks/domains/shared.py",
@@ -53,7 +61,12 @@ def test_a_change_of_what_is_measured_changes_the_digest(tmp_path: Path, digest:
 @pytest.mark.parametrize(
     "changed",
     [
-        *("gallery_lib/tasks/vgg16.py", "gallery_lib/report/plots.py", "gallery_lib/cli.py", "gallery_lib/performance_data.py"),
+        *(
+            "gallery_lib/tasks/vgg16.py",
+            "gallery_lib/report/plots.py",
+            "gallery_lib/cli/main.py",
+            "gallery_lib/notebooks/cells/performance_data.py",
+        ),
         *("gallery_lib/notes.txt", "notebooks/other.py"),
     ],
 )

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tiny_notebooks import write_notebook
 
-from gallery_lib.batch import parameters, plan
-from gallery_lib.batch.notebook_file import read_notebook
 from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
+from gallery_lib.config.options import check_value
 from gallery_lib.errors import InputError
-from gallery_lib.options import check_value
+from gallery_lib.notebooks.batch import parameters, plan
+from gallery_lib.notebooks.batch.notebook_file import read_notebook
 
 EXPECTED = {
     "communication": WireConfig,
@@ -58,7 +58,7 @@ def test_every_shipped_notebook_declares_one_of_the_gallerys_options_classes(che
 def test_bad_input_is_refused_within_five_seconds_and_before_anything_starts(
     checkout: Path, runs_dir: Path, words: list[str], message: str, any_kernel: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gallery_lib.cli import main
+    from gallery_lib.cli.main import main
 
     began = time.monotonic()
     assert main(["run", *words]) == 2
@@ -68,7 +68,7 @@ def test_bad_input_is_refused_within_five_seconds_and_before_anything_starts(
 
 
 def test_a_wrong_parameter_is_refused_by_the_command_itself_without_torch(checkout: Path) -> None:
-    run = "import sys; from gallery_lib.cli import main; code = main(['run', '-p', 'rounds', '2'])"
+    run = "import sys; from gallery_lib.cli.main import main; code = main(['run', '-p', 'rounds', '2'])"
     code = f"{run}; assert 'torch' not in sys.modules; sys.exit(code)"
     began = time.monotonic()
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout)
@@ -80,15 +80,13 @@ def test_a_wrong_parameter_is_refused_by_the_command_itself_without_torch(checko
     ("call", "message"),
     [
         ("notebook.settings('resnet50', {'batch_size': 'abc'})", "batch_size='abc' must be a whole number (samples).\n"),
-        ("walk.settings({'batch_size': 'abc'})", "batch_size='abc' must be a whole number (samples).\n"),
-        ("wire.settings({'seeds': 'abc'})", "seeds='abc' must be a whole number (seeds).\n"),
+        ("data_parallel.settings({'batch_size': 'abc'})", "batch_size='abc' must be a whole number (samples).\n"),
+        ("communication.settings({'seeds': 'abc'})", "seeds='abc' must be a whole number (seeds).\n"),
         ("performance_data.settings({'sweep': 3})", "sweep=3 must be text.\n"),
     ],
 )
 def test_a_wrong_parameter_is_refused_by_a_notebooks_first_cell_without_torch(checkout: Path, call: str, message: str) -> None:
-    code = (
-        f"import sys\nfrom gallery_lib import {call.partition('.')[0]}\ntry:\n    {call}\nexcept ValueError as error:\n    print(error)\n"
-    )
+    code = f"import sys\nfrom gallery_lib import notebook\nfrom gallery_lib.notebooks.cells import communication, data_parallel, performance_data\ntry:\n    {call}\nexcept ValueError as error:\n    print(error)\n"
     code += "assert 'torch' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout)
     assert (result.stderr, result.stdout) == ("", message)

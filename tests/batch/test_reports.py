@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gallery_lib.batch import files, junit, live, page, summary
-from gallery_lib.batch.record import Record, Report, read_report
-from gallery_lib.cli import main
+from gallery_lib.cli.main import main
 from gallery_lib.errors import InputError
+from gallery_lib.notebooks.batch import files, junit, live, page, summary
+from gallery_lib.notebooks.batch.record import Record, Report, read_report
 
 MEASURED = {
     "processes": 1,

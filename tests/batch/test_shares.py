@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib import hardware
-from gallery_lib.batch import evidence
-from gallery_lib.batch.execution import progress
-from gallery_lib.batch.shares import check, shares
 from gallery_lib.config import BatchConfig
+from gallery_lib.console.phases import TRAINING, TURNS, PhaseLog
 from gallery_lib.errors import InputError
-from gallery_lib.phases import TRAINING, TURNS, PhaseLog
+from gallery_lib.notebooks.batch import evidence
+from gallery_lib.notebooks.batch.execution import progress
+from gallery_lib.notebooks.batch.shares import check, shares
+from gallery_lib.system import hardware
 
 SMALL = [(f"notebook{i}", {}) for i in range(200)]
 

@@ -27,7 +27,7 @@ import pytest
 from chromium import chromium, screenshot
 from small_tasks import SMALL
 
-from gallery_lib.processes import end_supervised
+from gallery_lib.system.processes import end_supervised
 
 pytestmark = [pytest.mark.browser, pytest.mark.whole_machine, pytest.mark.timeout(400)]
 
@@ -77,7 +77,16 @@ def lab(checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPat
     mark = uuid.uuid4().hex
     with log.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gallery_lib.supervisor", sys.executable, "-m", "gallery_lib.jupyterlab", str(root), "--no-browser"],
+            [
+                sys.executable,
+                "-m",
+                "gallery_lib.system.supervisor",
+                sys.executable,
+                "-m",
+                "gallery_lib.notebooks.jupyterlab",
+                str(root),
+                "--no-browser",
+            ],
             env={**os.environ, **kernel, **{k: str(v) for k, v in own.items()}, "PYTHONPATH": str(checkout), MARK: mark},
             stdout=output,
             stderr=output,

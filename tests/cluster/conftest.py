@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.processes import search_path
+from gallery_lib.system.processes import search_path
 
 _TRY = """
 ip link add name bridge type bridge && ip link add name one type veth peer name other &&
@@ -57,7 +57,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     assert not left, f"processes {left} were left behind"
 
 
-GALLERY = [sys.executable, "-m", "gallery_lib.cli"]
+GALLERY = [sys.executable, "-m", "gallery_lib.cli.main"]
 
 
 def gallery(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.cluster.lab import cpu
-from gallery_lib.cluster.lab.state import CpuShare, Host
+from gallery_lib.cluster import cpu
+from gallery_lib.cluster.state import CpuShare, Host
 
 HOSTS = tuple(Host(number, f"10.77.0.{number + 1}", 10**9, 0.5) for number in range(2))
 
@@ -57,6 +57,6 @@ def test_hosts_of_whole_cores_keep_to_their_own_besides_the_quota(tmp_path: Path
 
 
 def test_the_default_is_an_equal_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gallery_lib.hardware.cores", lambda: 6)
+    monkeypatch.setattr("gallery_lib.system.hardware.cores", lambda: 6)
     assert cpu.default_cpus(4) == 1.5
     assert cpu.default_cpus(1000) == cpu.LEAST_CPUS

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from cluster.conftest import machine, processes_of
 
-from gallery_lib.cluster.lab import Lab
-from gallery_lib.processes import end_supervised
+from gallery_lib.cluster import Lab
+from gallery_lib.system.processes import end_supervised
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("training_in_steps.py")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cluster.conftest import GALLERY, cgroups, gallery, machine, processes_of, start_gallery, wait_until
 
-from gallery_lib.cluster.lab import Lab, LabUnavailable, requirements
+from gallery_lib.cluster import Lab, LabUnavailable, requirements
 
 pytestmark = pytest.mark.cluster
 
@@ -160,7 +160,7 @@ def test_what_is_not_of_the_lab_is_not_touched(cache: Path, foreign: tuple[str, 
 
 def test_a_lab_made_in_python_ends_with_its_process(cache: Path) -> None:
     before = machine()
-    code = "import time; from gallery_lib.cluster.lab import Lab\nwith Lab(2, name='lab') as lab:\n"
+    code = "import time; from gallery_lib.cluster import Lab\nwith Lab(2, name='lab') as lab:\n"
     code += "    lab.popen(1, ['sleep', '100']); print('up', flush=True); time.sleep(100)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "up\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gallery_lib.cluster.lab import rates
+from gallery_lib.cluster import link_rate
 from gallery_lib.errors import InputError
 
 
@@ -19,28 +19,28 @@ from gallery_lib.errors import InputError
     ],
 )
 def test_a_rate_is_a_number_with_its_unit(text: str, rate: int, shown: str) -> None:
-    assert rates.bits_per_second(text) == rate
-    assert rates.shown(rate) == shown
+    assert link_rate.bits_per_second(text) == rate
+    assert link_rate.shown(rate) == shown
 
 
 @pytest.mark.parametrize("text", ["", "fast", "100", "1gb", "-1gbit", "1e3mbit", "1gbit/s", "nangbit"])
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InputError, match="must be a number with kbit, mbit or gbit behind it, in bits per second: 100mbit, say"):
-        rates.bits_per_second(text)
+        link_rate.bits_per_second(text)
 
 
 @pytest.mark.parametrize("text", ["0mbit", "99kbit", "101gbit"])
 def test_a_rate_that_no_link_can_have_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=f"rate='{text}' must be between 100kbit and 100gbit"):
-        rates.bits_per_second(text)
+        link_rate.bits_per_second(text)
 
 
 def test_a_burst_is_a_millisecond_of_the_rate_and_at_least_ten_packets() -> None:
-    assert rates.burst_bytes(10**9) == 125_000
-    assert rates.burst_bytes(10**6) >= 10 * 1514
+    assert link_rate.burst_bytes(10**9) == 125_000
+    assert link_rate.burst_bytes(10**6) >= 10 * 1514
 
 
 @pytest.mark.parametrize("rate", [10**5, 10**7, 10**8, 5 * 10**8, 10**9, 10**10])
 def test_no_packet_is_larger_than_the_burst(rate: int) -> None:
-    assert 10_000 < rates.largest_packet_bytes(rate) < rates.burst_bytes(rate)
-    assert rates.largest_packet_bytes(rate) <= 2**16
+    assert 10_000 < link_rate.largest_packet_bytes(rate) < link_rate.burst_bytes(rate)
+    assert link_rate.largest_packet_bytes(rate) <= 2**16

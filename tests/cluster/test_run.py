@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cluster.conftest import gallery, processes_of, start_gallery, wait_until
 
-from gallery_lib import hardware
+from gallery_lib.system import hardware
 
 pytestmark = pytest.mark.cluster
 
@@ -54,7 +54,7 @@ def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str
 
 def test_a_process_knows_the_cores_that_its_host_has(lab: str) -> None:
     """Half of this machine's each; a quota counts like cores that are not there."""
-    done = gallery(*run_plain(sys.executable, "-c", "from gallery_lib import hardware; print(hardware.cores())"))
+    done = gallery(*run_plain(sys.executable, "-c", "from gallery_lib.system import hardware; print(hardware.cores())"))
     assert (done.returncode, done.stderr) == (0, "")
     each = max(1, hardware.cores() // 2)
     assert sorted(done.stdout.splitlines()) == [f"host0 | {each}", f"host1 | {each}"]

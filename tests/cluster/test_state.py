@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.cluster.lab import remains, state
-from gallery_lib.cluster.lab.state import CpuShare, Host, State
+from gallery_lib.cluster import cleanup, state
+from gallery_lib.cluster.state import CpuShare, Host, State
 from gallery_lib.errors import InputError
 
 LAB = State(
@@ -37,7 +37,7 @@ def test_a_lab_of_the_same_name_is_not_forgotten_with_an_earlier_one() -> None:
 def test_the_file_of_a_lab_whose_keeper_is_gone_is_cleared() -> None:
     state.write(dataclasses.replace(LAB, keeper=1))  # a process that is there, but keeps no lab
     with state.locked():
-        assert remains.clear_leftovers() == ["mine"]
+        assert cleanup.clear_leftovers() == ["mine"]
     assert state.names() == []
 
 
@@ -45,7 +45,7 @@ def test_what_a_killed_writer_left_is_deleted() -> None:
     state.write(LAB)
     (state.folder() / ".mine.json.0a1b2c").write_text("{")
     with state.locked():
-        remains.clear_leftovers()
+        cleanup.clear_leftovers()
     assert [path.name for path in state.folder().iterdir()] == [".lock"]
 
 

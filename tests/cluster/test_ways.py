@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gallery_lib.cluster.lab import Lab
+from gallery_lib.cluster import Lab
 from gallery_lib.config import WaysConfig
-from gallery_lib.measure.wire import ways
-from gallery_lib.measure.wire.ranks import run_on_lab
-from gallery_lib.measure.wire.ways import ALONE, PLAIN, Effects
+from gallery_lib.measure.communication import strategies
+from gallery_lib.measure.communication.launch import run_on_lab
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effects
 
 pytestmark = [pytest.mark.cluster, pytest.mark.whole_machine]
 SHORT = WaysConfig(width=256, rounds=4, block_steps=2)
@@ -16,7 +16,7 @@ SHORT = WaysConfig(width=256, rounds=4, block_steps=2)
 
 def measured(processes: int, rate: str) -> Effects:
     with Lab(2, rate=rate) as lab:
-        return Effects.of(run_on_lab(lab, ways.__name__, SHORT, processes))
+        return Effects.of(run_on_lab(lab, strategies.__name__, SHORT, processes))
 
 
 def test_one_process_on_each_of_two_hosts() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.cluster.lab import Lab, LabUnavailable
+from gallery_lib.cluster import Lab, LabUnavailable
 from gallery_lib.errors import InputError
 
 pytestmark = pytest.mark.cluster

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from gallery_lib.comm import process_group
-from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.config import Comm
 from gallery_lib.errors import RunFailed
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from ranks import Ranks
 
-from gallery_lib.processes import search_path
+from gallery_lib.system.processes import search_path
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gallery_lib.comm.early_steps import EarlySteps
+from gallery_lib.comm.optimizer_in_backward import EarlySteps
 from gallery_lib.optim.adoption import accelerate_optimizer
 
 FUSED = ["Adam", "AdamW", "SGD", "Adagrad"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gallery_lib.comm.exchange import Int8
+from gallery_lib.comm.wire_formats import Int8
 from gallery_lib.errors import InputError
 
 

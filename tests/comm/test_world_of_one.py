@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.comm.accelerated import accelerate_ddp, gradient_reducer
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp, gradient_reducer
 from gallery_lib.comm.tuner import apply
 from gallery_lib.comm.watch import watch_of
 from gallery_lib.config import Comm

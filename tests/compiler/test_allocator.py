@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gallery_lib import optim
-from gallery_lib.compiler import allocator
+from gallery_lib.memory import allocator
 
 FIRST_USE = """
 import resource, sys, torch

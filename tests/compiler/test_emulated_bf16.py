@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gallery_lib.compiler.emulated_bf16 import EmulatedBf16
+from gallery_lib.compiler.passes.emulated_bf16 import EmulatedBf16
 
 
 class Recording(EmulatedBf16):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from gallery_lib.compiler.fused_batch_norm import BatchNormReLU2d, Fusion, fuse_batchnorm
+from gallery_lib.compiler.fusion.batch_norm import BatchNormReLU2d, Fusion, fuse_batchnorm
 from gallery_lib.models.unet import UNet
 
 

@@ -11,7 +11,7 @@ import torchvision
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from gallery_lib.compiler import regions
+from gallery_lib.compiler import repeated_blocks
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
 
@@ -63,24 +63,24 @@ def fresh_compiler():
 
 def test_repeated_blocks_are_found_with_what_is_around_them() -> None:
     model = Model()
-    found = regions.find(model)
+    found = repeated_blocks.find(model)
     assert found is not None
     assert found.groups == (tuple(model.blocks),) and found.around == (model.before,) and found.blocks == BLOCKS
 
 
 def test_a_model_whose_blocks_differ_or_are_a_small_part_is_compiled_as_one() -> None:
-    assert regions.find(torchvision.models.resnet18()) is None
+    assert repeated_blocks.find(torchvision.models.resnet18()) is None
     wide = Model()
     wide.after = nn.Linear(WIDTH, 10_000)
-    assert regions.find(wide) is None
+    assert repeated_blocks.find(wide) is None
     frozen = Model()
     frozen.blocks[5].requires_grad_(False)
-    assert regions.find(frozen) is None
+    assert repeated_blocks.find(frozen) is None
 
 
 def test_both_halves_of_an_encoder_and_decoder_are_found() -> None:
     model = torch.nn.Transformer(d_model=8, nhead=2, num_encoder_layers=3, num_decoder_layers=4, dim_feedforward=8)
-    found = regions.find(model)
+    found = repeated_blocks.find(model)
     assert found is not None and sorted(len(group) for group in found.groups) == [3, 4]
 
 
@@ -90,10 +90,10 @@ def test_every_block_computes_with_its_own_weights_and_all_share_one_graph() -> 
     model, x = Model(), torch.randn(3, 4)
     expected = gradients(copy.deepcopy(model), x)
     keys = list(model.state_dict())
-    found = regions.find(model)
+    found = repeated_blocks.find(model)
     assert found is not None
     with warnings.catch_warnings(record=True) as said:
-        regions.compile_regions(model, found, backend="aot_eager")
+        repeated_blocks.compile_regions(model, found, backend="aot_eager")
         for _ in range(2):
             got = gradients(model, x)
             assert got.keys() == expected.keys() and len({block.inner.weight.grad.sum().item() for block in model.blocks}) == BLOCKS
@@ -108,9 +108,9 @@ def test_every_block_computes_with_its_own_weights_and_all_share_one_graph() -> 
 def test_another_length_compiles_a_block_once_more_and_not_each() -> None:
     torch.manual_seed(0)
     model = Model()
-    found = regions.find(model)
+    found = repeated_blocks.find(model)
     assert found is not None
-    regions.compile_regions(model, found, backend="aot_eager")
+    repeated_blocks.compile_regions(model, found, backend="aot_eager")
     for rows in (3, 5, 6, 9):
         x = torch.randn(rows, 4)
         expected = gradients(copy.deepcopy(model), x)
@@ -124,9 +124,9 @@ def test_blocks_that_do_not_share_code_are_said_and_the_model_is_compiled_as_one
     torch.manual_seed(0)
     model, x = Model(Numbered), torch.randn(3, 4) * 1e-3
     expected = gradients(copy.deepcopy(model), x)
-    found = regions.find(model)
+    found = repeated_blocks.find(model)
     assert found is not None
-    regions.compile_regions(model, found, backend="aot_eager")
+    repeated_blocks.compile_regions(model, found, backend="aot_eager")
     with pytest.warns(UserWarning, match="Model's repeated blocks do not share what is compiled"):
         first = gradients(model, x)
     assert counters["stats"]["unique_graphs"] == 1 + BLOCKS  # none fell back to running as it is
@@ -140,9 +140,9 @@ def test_blocks_that_do_not_share_code_are_said_and_the_model_is_compiled_as_one
 @pytest.mark.slow
 def test_a_call_that_compiles_nothing_leaves_the_watch_to_the_next() -> None:
     model, x = Model(Numbered), torch.randn(3, 4)
-    found = regions.find(model)
+    found = repeated_blocks.find(model)
     assert found is not None
-    regions.compile_regions(model, found, backend="aot_eager")
+    repeated_blocks.compile_regions(model, found, backend="aot_eager")
     with torch.compiler.set_stance("force_eager"), torch.no_grad():
         model(x)
     with pytest.warns(UserWarning, match="do not share"):

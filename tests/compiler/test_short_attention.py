@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gallery_lib.compiler.backend import compile_model
-from gallery_lib.compiler.short_attention import LONGEST, ShortAttention
+from gallery_lib.compiler.passes.short_attention import LONGEST, ShortAttention
 from gallery_lib.config import Compiler
 
 Passes = Callable[..., tuple[Tensor, ...]]

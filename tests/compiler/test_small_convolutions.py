@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gallery_lib import hardware, tasks
-from gallery_lib.compiler import small_convolutions
+from gallery_lib import tasks
 from gallery_lib.compiler.backend import compile_model
-from gallery_lib.compiler.small_convolutions import MOST_POSITIONS, SmallConvolutions
+from gallery_lib.compiler.passes import small_convolutions
+from gallery_lib.compiler.passes.small_convolutions import MOST_POSITIONS, SmallConvolutions
 from gallery_lib.config import Compiler
+from gallery_lib.system import hardware
 
 Passes = Callable[..., tuple[Tensor, ...]]
 NAMES = ("outputs", "gradient of inputs", "gradient of weights", "gradient of the bias")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
 from gallery_lib.compiler.backend import compile_model
-from gallery_lib.compiler.upsampling import Upsampling, upsample
+from gallery_lib.compiler.passes.upsampling import Upsampling, upsample
 from gallery_lib.config import Compiler
 
 ENLARGEMENTS: dict[str, dict[str, Any]] = {

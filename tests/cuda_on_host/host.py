@@ -15,10 +15,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gallery_lib import paths
-from gallery_lib.kernels import compilation
-from gallery_lib.kernels.compilation import Defines, source_with_includes
-from gallery_lib.kernels.launch import THREADS, Launch
+from gallery_lib.kernels.runtime import nvrtc
+from gallery_lib.kernels.runtime.launch import THREADS, Launch
+from gallery_lib.kernels.runtime.nvrtc import Defines, source_with_includes
+from gallery_lib.system import paths
 
 SHIM = Path(__file__).parent / "shim"
 SANITIZED = "alignment,bounds,shift,integer-divide-by-zero,signed-integer-overflow,null,return,unreachable"
@@ -26,7 +26,7 @@ COMMAND = (
     "g++ -std=c++17 -O1 -g0 -fPIC -shared -Wl,-Bsymbolic -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE "
     f"-fsanitize={SANITIZED} -fsanitize-undefined-trap-on-error -Wall -Wno-unused -Wno-unknown-pragmas -Wno-clobbered"
 ).split()
-SOURCES = compilation.SOURCES
+SOURCES = nvrtc.SOURCES
 """Where `.cu` files are taken from; mutation.py puts broken ones in their place."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(')
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cuda_on_host import mutation
 
-from gallery_lib.kernels.compilation import SOURCES
+from gallery_lib.kernels.runtime.nvrtc import SOURCES
 
 
 @pytest.mark.parametrize("each", mutation.MUTATIONS, ids=lambda each: f"{each.kernel}: {each.old.strip()}")

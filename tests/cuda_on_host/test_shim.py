@@ -10,7 +10,7 @@ import torch
 from cuda_on_host import host
 from cuda_on_host.memory import Guarded, poisoned
 
-from gallery_lib.kernels.launch import Launch
+from gallery_lib.kernels.runtime.launch import Launch
 
 
 class Arguments(ctypes.Structure):

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from gallery_lib import hardware
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.config import Config, Loader
-from gallery_lib.data import background_workers
-from gallery_lib.data.background_workers import LOOK_AFTER, Background
-from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.data.loading import worker_priority
+from gallery_lib.data.loading.device_loader import DeviceLoader
+from gallery_lib.data.loading.worker_priority import LOOK_AFTER, Background
+from gallery_lib.system import hardware
 
 
 def niceness(loader: DataLoader) -> set[int]:
@@ -124,7 +124,7 @@ def test_who_may_not_give_it_back_is_told_what_to_do(made: Made, monkeypatch: py
             raise PermissionError
         real(which, who, priority)
 
-    monkeypatch.setattr(background_workers.os, "setpriority", refuse)
+    monkeypatch.setattr(worker_priority.os, "setpriority", refuse)
     with pytest.warns(UserWarning, match=r"70% of the time .* a core for only 2% of it.*config\.loader\.nice = 0") as said:
         assert trained_on(made, 0.02, monkeypatch).given_back
     assert len(said) == 1 and made.niceness() == 19

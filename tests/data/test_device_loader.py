@@ -29,8 +29,8 @@ from torch.utils.data import (
 )
 
 from gallery_lib.config import Loader
-from gallery_lib.data import device_loader
-from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.data.loading import device_loader
+from gallery_lib.data.loading.device_loader import DeviceLoader
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 DATA = list(range(20))

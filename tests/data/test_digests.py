@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from gallery_lib.data.digests import digest, of_data, of_indices
+from gallery_lib.data.loading.digests import digest, of_data, of_indices
 
 
 @dataclasses.dataclass

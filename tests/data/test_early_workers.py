@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gallery_lib.data.early_workers import EarlyWorkers
+from gallery_lib.data.loading.early_start import EarlyWorkers
 
 
 class Numbers(Dataset[tuple[int, int]]):

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from gallery_lib.data.item_random import of_item
+from gallery_lib.data.loading.item_random import of_item
 
 
 @pytest.mark.parametrize(("seed", "epoch", "index"), [(0, 0, 0), (3, 4, 5), (2**63, 7, 10**9), (2**100 + 1, 0, 2)])

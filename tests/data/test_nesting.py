@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pack_sequence
 from transformers import BatchEncoding
 from transformers.utils import ModelOutput
 
-from gallery_lib.data.device_loader import to_device
-from gallery_lib.data.nesting import map_tensors, tensors_in
+from gallery_lib.data.loading.device_loader import to_device
+from gallery_lib.data.loading.nesting import map_tensors, tensors_in
 from gallery_lib.errors import InputError
 
 META, CPU = torch.device("meta"), torch.device("cpu")

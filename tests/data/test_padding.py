@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 from transformers import BatchEncoding
 
 from gallery_lib.config import Loader
-from gallery_lib.data.device_loader import DeviceLoader
-from gallery_lib.data.padding import pad_to_bucket
+from gallery_lib.data.loading.device_loader import DeviceLoader
+from gallery_lib.data.loading.padding import pad_to_bucket
 from gallery_lib.errors import InputError
 
 BUCKETS = (8, 4, 16)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from gallery_lib.data.agreed_order import ShardedSampler
-from gallery_lib.data.device_loader import DeviceLoader
-from gallery_lib.data.sharding import sharded
-from gallery_lib.data.streams import ShardedStream
+from gallery_lib.data.loading.agreed_order import ShardedSampler
+from gallery_lib.data.loading.device_loader import DeviceLoader
+from gallery_lib.data.loading.sharding import sharded
+from gallery_lib.data.loading.streams import ShardedStream
 from gallery_lib.errors import InputError
 
 

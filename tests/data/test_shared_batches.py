@@ -16,8 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from gallery_lib.data import shared_batches
-from gallery_lib.data.shared_batches import collate
+from gallery_lib.data.loading import shared_memory
+from gallery_lib.data.loading.shared_memory import collate
 
 
 class Numbered(Dataset[Any]):
@@ -47,9 +47,9 @@ def loader(data: Dataset[Any] | None = None, batch_size: int = 8, workers: int =
 
 @pytest.fixture(autouse=True)
 def nothing_mapped() -> Iterator[None]:
-    shared_batches._mapped.clear()
+    shared_memory._mapped.clear()
     yield
-    shared_batches._mapped.clear()
+    shared_memory._mapped.clear()
 
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -71,20 +71,20 @@ def test_a_loop_that_drops_its_batches_stays_in_the_same_memory() -> None:
 def test_batches_that_are_kept_stay_what_they_are() -> None:
     """More of them than a worker has blocks, and views of them as well."""
     kept = [(images[1:], numbers) for images, _, numbers, _ in loader(batch_size=2)]
-    assert len(kept) == 100 > 2 * shared_batches._BLOCKS
+    assert len(kept) == 100 > 2 * shared_memory._BLOCKS
     gc.collect()
     assert all(bool((images == numbers[1]).all()) for images, numbers in kept)
 
 
 def test_persistent_workers_go_on_after_a_pass_that_was_left() -> None:
     data = loader(batch_size=4, persistent_workers=True)
-    for _ in range(4 * shared_batches._BLOCKS):
+    for _ in range(4 * shared_memory._BLOCKS):
         next(iter(data))
     for number, (images, *_) in enumerate(data):
         assert images[:, 0, 0].tolist() == list(range(4 * number, 4 * number + 4))
         if number == 5:
-            addresses = {worker: len(known.blocks) for worker, known in shared_batches._mapped.items()}
-    assert len(addresses) == 2 and max(addresses.values()) < shared_batches._BLOCKS
+            addresses = {worker: len(known.blocks) for worker, known in shared_memory._mapped.items()}
+    assert len(addresses) == 2 and max(addresses.values()) < shared_memory._BLOCKS
 
 
 def test_batches_that_grow_get_larger_blocks() -> None:
@@ -95,8 +95,8 @@ def test_batches_that_grow_get_larger_blocks() -> None:
         assert torch.equal(images[:, 0, 0].long(), numbers)
         sizes.append(len(images))
     assert sizes == list(range(1, 20))
-    (worker,) = shared_batches._mapped.values() or [None]
-    assert worker is None or len(worker.blocks) <= shared_batches._BLOCKS
+    (worker,) = shared_memory._mapped.values() or [None]
+    assert worker is None or len(worker.blocks) <= shared_memory._BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_items_that_do_not_fit_together_fail_as_with_torch() -> None:
 def test_memory_of_ended_workers_is_let_go() -> None:
     for _ in range(3):
         for batch in loader():
-            assert batch and len(shared_batches._mapped) <= 2  # of this pass alone
-    assert shared_batches._mapped
+            assert batch and len(shared_memory._mapped) <= 2  # of this pass alone
+    assert shared_memory._mapped
     assert int(batch[0][0, 0, 0]) == 192  # still there, its worker is not
     del batch
-    assert not shared_batches._mapped
+    assert not shared_memory._mapped
 
 
 @pytest.mark.slow
@@ -140,11 +140,11 @@ def test_a_batch_may_end_while_torch_traces() -> None:
     all_at_once = loader(batch_size=len(Numbered()), workers=1, persistent_workers=True)  # nothing is left that a block could be taken for
     iterator = iter(all_at_once)
     batch = next(iterator)
-    (worker,) = shared_batches._mapped.values()
-    assert batch and worker.states[0] == shared_batches._OUT
+    (worker,) = shared_memory._mapped.values()
+    assert batch and worker.states[0] == shared_memory._OUT
     with FakeTensorMode():
         del batch
-    assert worker.states[0] == shared_batches._BACK
+    assert worker.states[0] == shared_memory._BACK
 
 
 @pytest.mark.slow
@@ -153,15 +153,15 @@ def test_a_forked_process_does_not_give_blocks_back() -> None:
     data = loader(batch_size=4, workers=1, persistent_workers=True)
     iterator = iter(data)
     batch = next(iterator)
-    (worker,) = shared_batches._mapped.values()
-    out = worker.states.tolist().count(shared_batches._OUT)
+    (worker,) = shared_memory._mapped.values()
+    out = worker.states.tolist().count(shared_memory._OUT)
     child = os.fork()
     if child == 0:
         del batch
         gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
-    assert int(worker.states[0]) == shared_batches._OUT and out >= 1
+    assert int(worker.states[0]) == shared_memory._OUT and out >= 1
     for _ in range(20):
         next(iterator)
     assert batch[0][:, 0, 0].tolist() == [0, 1, 2, 3]
@@ -170,7 +170,7 @@ def test_a_forked_process_does_not_give_blocks_back() -> None:
 KILLED = """
 import os, signal, torch
 from torch.utils.data import DataLoader
-from gallery_lib.data.shared_batches import collate
+from gallery_lib.data.loading.shared_memory import collate
 
 class Ending(torch.utils.data.Dataset):
     def __len__(self):
@@ -200,7 +200,7 @@ def test_a_killed_worker_ends_the_pass_and_its_batches_stay_readable() -> None:
 
 
 def test_a_batch_of_an_unknown_worker_is_refused() -> None:
-    message = shared_batches._Message(("nobody", os.getpid(), None, 0, None, [], []))
+    message = shared_memory._Message(("nobody", os.getpid(), None, 0, None, [], []))
     receive, content = message.__reduce__()
     with pytest.raises(RuntimeError, match="has ended while a batch of it was on its way"):
         receive(*content)

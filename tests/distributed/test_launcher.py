@@ -16,9 +16,9 @@ from worker_processes import workers_of
 
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.launcher import dry_run, launch, start
-from gallery_lib.log import read_steps
-from gallery_lib.results import read_results
+from gallery_lib.launcher.job import dry_run, launch, start
+from gallery_lib.train.results import read_results
+from gallery_lib.train.run_log import read_steps
 
 TWO = LaunchConfig(nproc_per_node=2)
 
@@ -222,7 +222,7 @@ def test_a_damaged_image_is_named_with_exit_code_2(checkout: Path, tmp_path: Pat
 
 
 def test_a_data_set_smaller_than_a_batch_is_refused_before_training(tmp_path: Path) -> None:
-    from gallery_lib.train import train
+    from gallery_lib.train.loop import train
 
     with pytest.raises(InputError, match="batch_size=300"):
         train(config(batch_size=300, run_dir=str(tmp_path / "run")))
@@ -231,6 +231,6 @@ def test_a_data_set_smaller_than_a_batch_is_refused_before_training(tmp_path: Pa
 @pytest.mark.whole_machine
 def test_a_dry_run_prints_the_torchrun_command_and_starts_nothing(runs_dir: Path) -> None:
     line = dry_run(config(compiler_opt=True), TWO)
-    for part in ("gallery_lib.torchrun", "--nproc-per-node=2", "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):
+    for part in ("gallery_lib.launcher.torchrun", "--nproc-per-node=2", "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):
         assert part in line
     assert not runs_dir.exists()

@@ -14,9 +14,9 @@ from tiny_task import config
 
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import InputError
-from gallery_lib.launcher import launch
-from gallery_lib.processes import began_at, now
-from gallery_lib.torchrun import Torchrun
+from gallery_lib.launcher.job import launch
+from gallery_lib.launcher.torchrun import Torchrun
+from gallery_lib.system.processes import began_at, now
 
 ONE = LaunchConfig()
 
@@ -37,7 +37,7 @@ def below(process: psutil.Process, others: list[psutil.Process]) -> list[psutil.
 def test_a_process_knows_when_it_began() -> None:
     before = now()
     said = subprocess.run(
-        [sys.executable, "-c", "import time; time.sleep(0.3); from gallery_lib.processes import began_at; print(began_at())"],
+        [sys.executable, "-c", "import time; time.sleep(0.3); from gallery_lib.system.processes import began_at; print(began_at())"],
         capture_output=True,
         text=True,
         check=True,
@@ -60,7 +60,7 @@ def test_one_that_is_never_told_ends_with_the_block(waiting: float) -> None:
 
 @pytest.mark.slow
 def test_one_that_is_never_told_ends_with_the_process_that_started_it() -> None:
-    starts_one = "import time; from gallery_lib.config import *; from gallery_lib.torchrun import Torchrun\n"
+    starts_one = "import time; from gallery_lib.config import *; from gallery_lib.launcher.torchrun import Torchrun\n"
     starts_one += "ahead = Torchrun(TrainConfig(), LaunchConfig()); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", starts_one]) as starting:
         started = below(psutil.Process(starting.pid), [])

@@ -5,13 +5,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-    from gallery_lib.command import exit_code_of
-    from gallery_lib.script import run_script
+    from gallery_lib.console.exit_code import exit_code_of
+    from gallery_lib.launcher.script import run_script
 
     def body() -> None:
         """Run it; its output is shown."""

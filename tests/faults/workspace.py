@@ -161,7 +161,9 @@ def workers(command: Command) -> list[psutil.Process]:
     for process in command.everything():
         with contextlib.suppress(psutil.Error, ValueError, KeyError):
             parent = process.parent()
-            if parent is not None and any(word in parent.cmdline() for word in ("gallery_lib.torchrun", "gallery_lib.spawn")):
+            if parent is not None and any(
+                word in parent.cmdline() for word in ("gallery_lib.launcher.torchrun", "gallery_lib.launcher.forked")
+            ):
                 name = process.environ().get("RANK") or _rank_of(process)
                 found.setdefault(int(name), process)
     return [found[rank] for rank in sorted(found)]

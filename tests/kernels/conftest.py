@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gallery_lib.kernels import fallback
-from gallery_lib.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
+from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
+from gallery_lib.kernels.runtime import fallback
 
 
 @pytest.fixture

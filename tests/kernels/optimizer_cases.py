@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gallery_lib.kernels.optimizer_rules import Hyperparameters
+from gallery_lib.kernels.optimizer_reference import Hyperparameters
 
 U = 2.0**-24
 OPERATIONS = 16

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import batch_norm_launch as plan
-from gallery_lib.kernels import batch_norm_rules as rules
+from gallery_lib.kernels import batch_norm_reference as rules
 from gallery_lib.kernels.batch_norm import batch_norm_relu
-from gallery_lib.kernels.batch_norm_rules import Channels, Running
+from gallery_lib.kernels.batch_norm_reference import Channels, Running
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 
 U = 2.0**-24

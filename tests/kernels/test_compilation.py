@@ -9,9 +9,10 @@ import struct
 import pytest
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import compilation, resources
+from gallery_lib.kernels import resources
 from gallery_lib.kernels.catalogue import VARIANTS
-from gallery_lib.kernels.compilation import SOURCES, CompilationFailed, cache_key, compiled
+from gallery_lib.kernels.runtime import nvrtc
+from gallery_lib.kernels.runtime.nvrtc import SOURCES, CompilationFailed, cache_key, compiled
 
 EM_CUDA = 190
 
@@ -34,8 +35,8 @@ OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in resources.ARCHI
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [90, *OTHERS])
 def test_every_kernel_compiles_and_none_spills(architecture):
-    if architecture not in compilation.supported_architectures():
-        pytest.skip(f"NVRTC {compilation.versions()['nvrtc']} does not compile for sm_{architecture}")
+    if architecture not in nvrtc.supported_architectures():
+        pytest.skip(f"NVRTC {nvrtc.versions()['nvrtc']} does not compile for sm_{architecture}")
     for source, defines in VARIANTS:
         kernels = re.findall(r'extern "C" __global__ void .*?(\w+)\(const', (SOURCES / source).read_text())
         rows = resources.resources(source, defines, architecture)
@@ -66,7 +67,7 @@ def test_the_key_depends_on_everything_that_the_code_depends_on(folder, monkeypa
     keys.add(cache_key(source, defines, 80, folder))
     (folder / source).write_text((folder / source).read_text() + "\n// changed\n")
     keys.add(cache_key(source, defines, 80, folder))
-    monkeypatch.setattr(compilation, "versions", lambda: {"nvrtc": "0.0"})
+    monkeypatch.setattr(nvrtc, "versions", lambda: {"nvrtc": "0.0"})
     keys.add(cache_key(source, defines, 80, folder))
     assert len(keys) == 6
 

@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import cpu_library
 from gallery_lib.kernels.compression import (
     CPU_SOURCE,
     GROUP,
@@ -26,8 +25,9 @@ from gallery_lib.kernels.compression import (
     reference_pack,
     scale_bytes,
 )
-from gallery_lib.kernels.fallback import KernelsNotUsed
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
+from gallery_lib.kernels.runtime import cpu_library
+from gallery_lib.kernels.runtime.fallback import KernelsNotUsed
 
 U = 2.0**-24
 SIZES = st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 2047, 2048, 2049]), st.integers(0, 5000))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import cpu_optimizers, cpu_tensors
+from gallery_lib.kernels import cpu_optimizers
+from gallery_lib.kernels.runtime import cpu_tensors
 
 
 def shrunk() -> Tensor:

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.cross_entropy import (
-    cross_entropy,
-    gradient_launch,
-    reference_gradient,
-    reference_rows,
-    rows_launch,
-    with_ranks,
-)
+from gallery_lib.kernels.cross_entropy import cross_entropy, gradient_launch, reference_gradient, reference_rows, rows_launch, with_ranks
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 
 U = 2.0**-24

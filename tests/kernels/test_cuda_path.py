@@ -11,8 +11,9 @@ import torch
 from cuda_on_host import host
 from kernels.optimizer_cases import CASES
 
-from gallery_lib.kernels import batch_norm, compression, cross_entropy, fallback, gradient_statistics, launch, optimizer_step
-from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS
+from gallery_lib.kernels import batch_norm, compression, cross_entropy, gradient_statistics, optimizer_step
+from gallery_lib.kernels.optimizer_reference import COUNTS_STEPS
+from gallery_lib.kernels.runtime import fallback, launch
 
 LABELS = torch.tensor([1, -100, 6, 0])
 

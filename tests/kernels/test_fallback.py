@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 
-from gallery_lib.kernels import compilation, fallback, launch
-from gallery_lib.kernels.compilation import CompilationFailed
-from gallery_lib.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
+from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
+from gallery_lib.kernels.runtime import fallback, launch, nvrtc
+from gallery_lib.kernels.runtime.nvrtc import CompilationFailed
 
 DEVICE = torch.device("cuda", 0)
 
@@ -51,7 +51,7 @@ def test_missing_nvrtc_is_named(monkeypatch):
     def missing():
         raise CompilationFailed("NVRTC cannot be used: no module named cuda")
 
-    monkeypatch.setattr(compilation, "supported_architectures", missing)
+    monkeypatch.setattr(nvrtc, "supported_architectures", missing)
     with pytest.warns(fallback.KernelsNotUsed, match="no module named cuda"):
         assert not fallback.kernels_run(DEVICE)
 

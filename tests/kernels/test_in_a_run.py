@@ -18,15 +18,15 @@ import without_dropout
 from small_tasks import SMALL
 from torch import nn
 
-from gallery_lib import hardware
 from gallery_lib.acceleration import accelerate, techniques
 from gallery_lib.compiler import backend, kernels_enabled
 from gallery_lib.config import Compute, Config, Memory, TrainConfig
 from gallery_lib.data.images.image_folder import finish_batch
 from gallery_lib.data.text.masking import IGNORED
-from gallery_lib.kernels import calls, usage
+from gallery_lib.kernels.runtime import call_counts, usage
+from gallery_lib.system import hardware
 from gallery_lib.tasks.domains import language_modelling
-from gallery_lib.train import Observer, train
+from gallery_lib.train.loop import Observer, train
 
 STEPS, HELD_OUT_BATCHES = 12, 8
 BATCH_NORM = {"batch_norm_statistics_", "batch_norm_relu", "batch_norm_relu_sums", "batch_norm_relu_gradient"}
@@ -95,19 +95,19 @@ class Toggle(Observer):
 
 
 def test_a_run_on_the_cpu_uses_none_and_says_why(nothing_compiled):
-    before, toggle, variables = calls.counts(), Toggle(), dict(os.environ)
+    before, toggle, variables = call_counts.counts(), Toggle(), dict(os.environ)
     results = train(picture_task.config("AdamW", compiler_opt=True), toggle)
     assert results.techniques["kernels"] == "not used, no CUDA device"
     assert results.techniques["optimizer"] == "fused"
-    assert calls.counts() == before
+    assert call_counts.counts() == before
     assert toggle.kernels and os.environ == variables
 
 
 def test_the_baseline_uses_none_also_where_they_could_be():
-    before, toggle = calls.counts(), Toggle()
+    before, toggle = call_counts.counts(), Toggle()
     results = train(picture_task.config("AdamW", max_grad_norm=0.5), toggle, own_operators_on_cpu=True)
     assert results.techniques == {}
-    assert calls.counts() == before and not toggle.kernels
+    assert call_counts.counts() == before and not toggle.kernels
 
 
 def test_clipping_changes_the_training():
@@ -119,11 +119,11 @@ def test_clipping_changes_the_training():
 def test_batches_have_the_same_bits_with_and_without_the_operator():
     batch = torch.randint(0, 256, (5, 17, 23, 3), dtype=torch.uint8), torch.arange(5)
     expected = finish_batch(batch, torch.channels_last)[0]
-    before = calls.counts()
+    before = call_counts.counts()
     with pytest.MonkeyPatch.context() as patch, usage.on_cpu_too():
         patch.setenv("GALLERY_COMPILER_OPT", "1")
         ours = finish_batch(batch, torch.channels_last)[0]
-    assert (calls.counts() - before).total() == 1
+    assert (call_counts.counts() - before).total() == 1
     assert torch.equal(ours, expected) and ours.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -136,10 +136,10 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
         loss = language_modelling.loss(lambda **names: SimpleNamespace(logits=logits), batch)
         return loss.detach(), torch.autograd.grad(loss, logits)[0]
 
-    expected, before = found(), calls.counts()
+    expected, before = found(), call_counts.counts()
     with usage.on_cpu_too():
         ours = found()
-    assert set(calls.counts() - before) == {(f"cross_entropy_{part}", calls.PLAIN_TORCH) for part in ("rows", "gradient")}
+    assert set(call_counts.counts() - before) == {(f"cross_entropy_{part}", call_counts.PLAIN_TORCH) for part in ("rows", "gradient")}
     assert (ours[0].dtype, ours[1].dtype) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(ours[0], expected[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(ours[1], expected[1], rtol=2**-7, atol=1e-6)
@@ -157,9 +157,11 @@ def test_accelerate_fuses_batch_norm_where_our_operators_run(compute, layout, fu
         "1 BatchNorm + ReLU and 0 BatchNorm + add + ReLU fused, 0 batch norms left as they are" if fused else None
     )
     assert model.state_dict().keys() == plain.state_dict().keys()
-    images, before = torch.randn(2, 3, 8, 8), calls.counts()
+    images, before = torch.randn(2, 3, 8, 8), call_counts.counts()
     torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), plain(images))
-    assert {operator for operator, _ in calls.counts() - before} == ({"batch_norm_statistics_", "batch_norm_relu"} if fused else set())
+    assert {operator for operator, _ in call_counts.counts() - before} == (
+        {"batch_norm_statistics_", "batch_norm_relu"} if fused else set()
+    )
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib import paths
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import kept_code
+from gallery_lib.kernels.runtime import kept_code
+from gallery_lib.system import paths
 
 
 def test_a_file_that_was_kept_is_sound(tmp_path: Path) -> None:

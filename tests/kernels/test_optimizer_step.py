@@ -15,7 +15,7 @@ from kernels.optimizer_cases import CASES, Case, bounds
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.optimizer_rules import COUNTS_STEPS, Hyperparameters, Step, reference_step
+from gallery_lib.kernels.optimizer_reference import COUNTS_STEPS, Hyperparameters, Step, reference_step
 from gallery_lib.kernels.optimizer_step import launches, optimizer_step
 
 BY_NAME = {case.name: case for case in CASES}

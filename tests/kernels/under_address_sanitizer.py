@@ -144,7 +144,8 @@ def damaged_descriptors(draw: random.Random) -> None:
     """Entry points with descriptors of real memory, in which lengths, shapes and strides are not true."""
     import torch
 
-    from gallery_lib.kernels import compression, cpu_library, cpu_optimizers, cpu_tensors
+    from gallery_lib.kernels import compression, cpu_optimizers
+    from gallery_lib.kernels.runtime import cpu_library, cpu_tensors
 
     shape, rows, columns = draw.choice([(6,), (2, 3), (300,)]), draw.randint(0, 3), draw.randint(1, 5)
     tensors = [torch.ones(shape) for _ in range(rows * columns)]
@@ -187,12 +188,12 @@ def training(draw: random.Random) -> None:
     """A few steps of an optimizer whose gradients come from a closure, in any dtype."""
     import torch
 
-    from gallery_lib.optim import one_pass
+    from gallery_lib.optim import fused_cpu
 
-    kind = draw.choice([one_pass.Adam, one_pass.AdamW, one_pass.SGD, one_pass.RMSprop, one_pass.RAdam])
+    kind = draw.choice([fused_cpu.Adam, fused_cpu.AdamW, fused_cpu.SGD, fused_cpu.RMSprop, fused_cpu.RAdam])
     dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
     weights = [torch.nn.Parameter(torch.ones(drawn_shape(draw), dtype=draw.choice(dtypes))) for _ in range(3)]
-    optimizer = kind(weights, lr=0.1, **({"momentum": 0.9} if kind is one_pass.SGD else {}))
+    optimizer = kind(weights, lr=0.1, **({"momentum": 0.9} if kind is fused_cpu.SGD else {}))
 
     def closure() -> float:
         for weight in weights:
@@ -237,7 +238,7 @@ def main() -> None:
         sys.exit("there is no libasan: install g++ with its sanitizers")
     if os.environ.get("LD_PRELOAD") != library:
         os.execve(sys.executable, [sys.executable, *sys.argv], environment(library))
-    from gallery_lib.kernels import cpu_library
+    from gallery_lib.kernels.runtime import cpu_library
 
     cpu_library._OPTIONS += OPTIONS
     with tempfile.TemporaryDirectory() as folder:

@@ -12,15 +12,17 @@ import tiny_task
 import torch
 
 from gallery_lib import optim, stats
-from gallery_lib.cli import main
+from gallery_lib.cli.main import main
 from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig
 from gallery_lib.errors import InputError
-from gallery_lib.extras import install_command
-from gallery_lib.measure import bench, peers, recipes, task_bench, variants
-from gallery_lib.measure.outcome import Outcome, read_bench
+from gallery_lib.measure.bench import bench, task
+from gallery_lib.measure.bench.result import Outcome, read_bench
+from gallery_lib.measure.variants import forms as variants
+from gallery_lib.measure.variants import peers, recipes
 from gallery_lib.optim import OptimizerSpec
-from gallery_lib.recipe import Plain
-from gallery_lib.results import read_results
+from gallery_lib.system.extras import install_command
+from gallery_lib.train.recipe import Plain
+from gallery_lib.train.results import read_results
 
 TINY = f"{tiny_task.__file__}:TASK"
 FAILING = f"{tiny_task.__file__}:FAILING_ACCELERATED"
@@ -55,15 +57,15 @@ def test_a_task_without_fit_data_ends_a_bench_of_named_tasks_and_stays_as_its_re
         if config.model == "FAILING" or config.image_size == 32:
             raise InputError("its data are too short")
 
-    def measure(line: task_bench.Line, *_: object, **__: object) -> Outcome:
+    def measure(line: task.Line, *_: object, **__: object) -> Outcome:
         return Outcome("d", "2026-01-01", 1.0, line.config.model, {}, {}, {}, [])
 
     monkeypatch.setattr(bench.tasks, "data_of", data_of)
     monkeypatch.setattr(bench.tasks, "names", lambda: ["TASK", "FAILING"])
-    monkeypatch.setattr(bench, "bench_line", lambda name, asked: task_bench.Line(
+    monkeypatch.setattr(bench, "bench_line", lambda name, asked: task.Line(
         TrainConfig(model=name, image_size=asked.image_size), CompareConfig(), {}, {}, [], []
     ))  # fmt: skip
-    monkeypatch.setattr(task_bench, "measure", measure)
+    monkeypatch.setattr(task, "measure", measure)
     _, found = bench.run([], BenchConfig(out=str(tmp_path / "all")))
     assert [outcome.reason for outcome in found.tasks.values()] == ["TASK", "FAILING"]
     for names, size in ((["TASK", "FAILING"], None), ([], 32)):  # named; and none that has data
@@ -89,11 +91,11 @@ def test_it_goes_on_with_what_this_machine_measured_and_measures_the_rest_again(
     reasons: list[str | None] = ["the first failed", None, None]
     measured: list[str] = []
 
-    def measure(line: task_bench.Line, alive: int | None, digest: str, folder: Path, **_: object) -> Outcome:
+    def measure(line: task.Line, alive: int | None, digest: str, folder: Path, **_: object) -> Outcome:
         measured.append(digest)
         return Outcome(digest, "2026-01-01", 1.0, reasons[len(measured) - 1], {}, {}, {}, [])
 
-    monkeypatch.setattr(task_bench, "measure", measure)
+    monkeypatch.setattr(task, "measure", measure)
     said = []
     for resume, isa in ((False, "avx2"), (True, "avx2"), (True, "avx2"), (True, "avx512_bf16")):
         monkeypatch.setattr(bench.hardware, "cpu_flags", lambda isa=isa: frozenset({isa}))
@@ -145,7 +147,7 @@ def test_the_baseline_is_always_in_and_a_word_stands_for_a_form_of_all_peers() -
 def test_ours_and_the_best_forms_get_their_places_beside_the_baseline_first() -> None:
     line = bench.bench_line(TINY, BenchConfig(amp_level="O0"))
     names = [name for name in line.variants if name != line.baseline]
-    with_ours, *_ = task_bench.groups(names, 5)
+    with_ours, *_ = task.groups(names, 5)
     assert with_ours[0] == "ours" and set(with_ours[1:]) <= set(variants.BEST)
 
 
@@ -193,9 +195,9 @@ def test_a_technique_comes_without_the_others(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_groups_leave_room_for_the_baseline() -> None:
-    assert list(task_bench.groups(["a", "b", "c", "d", "e"], 6)) == [["a", "b", "c", "d", "e"]]
-    assert list(task_bench.groups(["a", "b", "c"], 3)) == [["a", "b"], ["c"]]
-    assert list(task_bench.groups(["a", "b"], 2)) == [["a"], ["b"]]
+    assert list(task.groups(["a", "b", "c", "d", "e"], 6)) == [["a", "b", "c", "d", "e"]]
+    assert list(task.groups(["a", "b", "c"], 3)) == [["a", "b"], ["c"]]
+    assert list(task.groups(["a", "b"], 2)) == [["a"], ["b"]]
 
 
 def test_the_geometric_mean_of_equal_ratios_is_that_ratio_known_better() -> None:

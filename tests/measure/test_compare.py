@@ -10,11 +10,11 @@ from tiny_task import config
 
 from gallery_lib.config import CompareConfig, LaunchConfig
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.measure.compare import compare
-from gallery_lib.measure.comparison import break_even_steps, read_comparison
-from gallery_lib.measure.lineup import rounds_of
+from gallery_lib.measure.comparison.compare import compare
+from gallery_lib.measure.comparison.interleaved import rounds_of
+from gallery_lib.measure.comparison.result import break_even_steps, read_comparison
 from gallery_lib.report.tables import comparison_text, folder_text
-from gallery_lib.results import Results, read_results
+from gallery_lib.train.results import Results, read_results
 
 SHORT = CompareConfig(rounds=6, block_steps=3)
 

@@ -9,11 +9,13 @@ import pytest
 import tiny_task
 
 from gallery_lib.config import BenchConfig
+from gallery_lib.console.progress import Progress
+from gallery_lib.console.table import number
 from gallery_lib.errors import RunFailed
-from gallery_lib.measure import bench, compile_mode, lineup, task_bench
-from gallery_lib.measure.compile_mode import Choice, decide
-from gallery_lib.progress import Progress
-from gallery_lib.table import number
+from gallery_lib.measure.bench import bench, task
+from gallery_lib.measure.comparison import interleaved
+from gallery_lib.measure.variants import compile_mode
+from gallery_lib.measure.variants.compile_mode import Choice, decide
 
 TINY = f"{tiny_task.__file__}:TASK"
 DEFAULT, AUTOTUNE = "default", "max-autotune-no-cudagraphs"
@@ -37,23 +39,23 @@ def test_a_mode_that_is_dropped_is_named_with_its_reason() -> None:
     assert decide({}, {DEFAULT: "it failed", AUTOTUNE: "it failed"}).mode == DEFAULT
 
 
-def line(**values: Any) -> task_bench.Line:
+def line(**values: Any) -> task.Line:
     return bench.bench_line(TINY, BenchConfig(amp_level="O0", **values))
 
 
-def choose(where: task_bench.Line, folder: Path) -> Choice:
+def choose(where: task.Line, folder: Path) -> Choice:
     return compile_mode.choose(where.config, where.modes, folder, Progress(enabled=False), "tiny")
 
 
 def test_what_was_found_is_kept_for_the_same_task_options_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
-    tried: list[dict[str, lineup.Variant]] = []
+    tried: list[dict[str, interleaved.Variant]] = []
 
-    def take_turns(variants: dict[str, lineup.Variant], *_: Any, **__: Any) -> dict[str, Any]:
+    def take_turns(variants: dict[str, interleaved.Variant], *_: Any, **__: Any) -> dict[str, Any]:
         tried.append(variants)
-        return {mode: lineup.Measured(None, {}, turns(0.1 if mode == DEFAULT else 0.05)) for mode in variants}  # type: ignore[arg-type]
+        return {mode: interleaved.Measured(None, {}, turns(0.1 if mode == DEFAULT else 0.05)) for mode in variants}  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lineup, "take_turns", take_turns)
+    monkeypatch.setattr(interleaved, "take_turns", take_turns)
     first, again = (choose(line(), tmp_path) for _ in range(2))
     assert first == again and first.mode == AUTOTUNE and len(tried) == 1
     limits = {mode: variant.start_up_limit_seconds for mode, variant in tried[0].items()}
@@ -69,18 +71,18 @@ def test_what_was_found_is_kept_for_the_same_task_options_and_machine(tmp_path: 
 def test_nothing_is_kept_where_no_mode_could_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
 
-    def take_turns(variants: dict[str, lineup.Variant], *_: Any, dropped: dict[str, Exception], **__: Any) -> dict[str, Any]:
+    def take_turns(variants: dict[str, interleaved.Variant], *_: Any, dropped: dict[str, Exception], **__: Any) -> dict[str, Any]:
         dropped |= {mode: RunFailed("the run in /x did not finish: no compiler\nmore") for mode in variants}
         return {}
 
-    monkeypatch.setattr(lineup, "take_turns", take_turns)
+    monkeypatch.setattr(interleaved, "take_turns", take_turns)
     assert choose(line(), tmp_path).said == f"default dropped: no compiler, {AUTOTUNE} dropped: no compiler"
     assert not (tmp_path / "cache" / "compile_modes").exists()
 
 
 def test_all_best_forms_that_are_compiled_get_the_mode_and_no_other_variant() -> None:
     before = line()
-    after = task_bench.in_mode(before, Choice(AUTOTUNE, ""))
+    after = task.in_mode(before, Choice(AUTOTUNE, ""))
     for name, variant in after.variants.items():
         compiled = name.endswith("-best") and name != "eager-best"
         assert (AUTOTUNE in variant.recipe) == compiled == (name in before.in_best_mode)
@@ -98,17 +100,17 @@ def test_with_one_mode_there_is_nothing_to_find_out(asked: str | None, tried: li
 
 @pytest.mark.slow
 def test_a_variant_whose_start_up_takes_too_long_drops_out_and_the_others_go_on(tmp_path: Path) -> None:
-    quick = lineup.Variant(tiny_task.config())
-    slow = lineup.Variant(tiny_task.config("SLEEPING"), start_up_limit_seconds=1.0)
+    quick = interleaved.Variant(tiny_task.config())
+    slow = interleaved.Variant(tiny_task.config("SLEEPING"), start_up_limit_seconds=1.0)
     dropped: dict[str, Any] = {}
-    found = lineup.take_turns(
+    found = interleaved.take_turns(
         {"quick": quick, "slow": slow},
-        lineup.LaunchConfig(),
-        lineup.Turns(4, 4, 2, 1),
+        interleaved.LaunchConfig(),
+        interleaved.Turns(4, 4, 2, 1),
         tmp_path,
         Progress(enabled=False),
         "tiny",
         dropped=dropped,
     )
     assert list(found) == ["quick"]
-    assert lineup.reason_of(dropped["slow"]) == "its start-up took longer than the limit of 1 s"
+    assert interleaved.reason_of(dropped["slow"]) == "its start-up took longer than the limit of 1 s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gallery_lib.measure import limits
+from gallery_lib.measure.bench import machine_limits
 
 
 @pytest.mark.parametrize(("longest", "sizes"), [(0.0, [256]), (float("inf"), [256, 512, 1024, 2048])])
@@ -17,8 +17,8 @@ def test_products_become_larger_until_they_take_too_long(monkeypatch: pytest.Mon
         seen.append(len(a))
         return out.copy_(a)
 
-    monkeypatch.setattr(limits, "_LONGEST_PRODUCT", longest)
+    monkeypatch.setattr(machine_limits, "_LONGEST_PRODUCT", longest)
     monkeypatch.setattr(torch, "mm", product)
-    found = limits.measure_limits(torch.device("cpu"), (torch.float32,))
+    found = machine_limits.measure_limits(torch.device("cpu"), (torch.float32,))
     assert list(dict.fromkeys(seen)) == sizes
     assert found.matmul_flops_per_second["float32"] > 0 and found.copy_bytes_per_second > 0

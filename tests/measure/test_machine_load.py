@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from gallery_lib.measure import machine_load
-from gallery_lib.measure.machine_load import Look, MachineLoad, Others, Watch, drift, others_between
+from gallery_lib.measure.comparison import machine_load
+from gallery_lib.measure.comparison.machine_load import Look, MachineLoad, Others, Watch, drift, others_between
 
 
 def seen(at: float, *, busy: float = 0.0, own: float = 0.0, **others: float) -> Look:

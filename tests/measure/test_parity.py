@@ -5,8 +5,16 @@ import math
 import pytest
 import torch
 
-from gallery_lib.measure.comparison import Check, Parity
-from gallery_lib.measure.parity import check_baseline, check_finite, check_gradient_scale, check_gradients, check_losses, check_start, judge
+from gallery_lib.measure.comparison.parity import (
+    check_baseline,
+    check_finite,
+    check_gradient_scale,
+    check_gradients,
+    check_losses,
+    check_start,
+    judge,
+)
+from gallery_lib.measure.comparison.result import Check, Parity
 
 
 def probe(gradients: dict[str, torch.Tensor], batches: int = 1) -> dict:

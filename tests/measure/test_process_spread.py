@@ -11,12 +11,12 @@ import sys
 import pytest
 from measure.test_compare import results
 
-from gallery_lib.compiler import allocator
-from gallery_lib.measure import process_spread
+from gallery_lib.measure.comparison import process_spread
+from gallery_lib.memory import allocator
 
 GIVES_BACK = """
 import torch
-from gallery_lib.clock import StepClock
+from gallery_lib.train.step_clock import StepClock
 
 clock = StepClock("cpu")
 clock.start()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gallery_lib.errors import RunFailed
-from gallery_lib.measure import turns
-from gallery_lib.measure.turns import TurnClient, TurnServer
+from gallery_lib.measure.comparison import turns
+from gallery_lib.measure.comparison.turns import TurnClient, TurnServer
 
 
 def take_turn(server: TurnServer, name: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gallery_lib.measure.outcome import Outcome, Row
-from gallery_lib.measure.variants import BEST, GROUPS, PEERS, TURN_ORDER, VARIANTS, best_of_others, plain_name
+from gallery_lib.measure.bench.result import Outcome, Row
+from gallery_lib.measure.variants.forms import BEST, GROUPS, PEERS, TURN_ORDER, VARIANTS, best_of_others, plain_name
 
 
 def outcome(ratios: dict[str, float]) -> Outcome:

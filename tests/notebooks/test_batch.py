@@ -21,7 +21,7 @@ import psutil
 import pytest
 from tiny_notebooks import write_notebook
 
-from gallery_lib.batch.evidence import PORT_TAKEN
+from gallery_lib.notebooks.batch.evidence import PORT_TAKEN
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ class Runner:
 
     def start(self, out: Path, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """Without waiting for it."""
-        command = [sys.executable, "-m", "gallery_lib.cli", "run", "--out", str(out), *words]
+        command = [sys.executable, "-m", "gallery_lib.cli.main", "run", "--out", str(out), *words]
         environment = {**os.environ, **self.environment, MARK: self.mark}
         return subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True)
 

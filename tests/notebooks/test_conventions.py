@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gallery_lib.batch.measured_code import code_digest
+from gallery_lib.notebooks.batch.measured_code import code_digest
 
 Change = Callable[[dict[str, Any]], None]
 

@@ -11,7 +11,7 @@ import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 from tiny_task import config
 
-from gallery_lib.phases import read_phases
+from gallery_lib.console.phases import read_phases
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole_machine]
 

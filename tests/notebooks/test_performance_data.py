@@ -9,8 +9,9 @@ import pytest
 import synthetic_sweep
 from executed_notebook import execute
 
-from gallery_lib import performance_data, tasks
+from gallery_lib import tasks
 from gallery_lib.errors import InputError
+from gallery_lib.notebooks.cells import performance_data
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from executed_notebook import execute
 
-from gallery_lib import wire
-from gallery_lib.cluster.lab import requirements
+from gallery_lib.cluster import requirements
 from gallery_lib.errors import InputError
+from gallery_lib.notebooks.cells import communication
 
 _WITHOUT_NAMESPACES = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
 LIMITED = ["unshare", "--user", "--map-root-user", "sh", "-c", _WITHOUT_NAMESPACES, "sh"]
@@ -31,7 +31,7 @@ LIMITED = ["unshare", "--user", "--map-root-user", "sh", "-c", _WITHOUT_NAMESPAC
 )
 def test_parameters_that_make_no_sense_are_refused(parameters: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        wire.settings(parameters)
+        communication.settings(parameters)
 
 
 def test_without_a_lab_effects_are_not_measured_with_the_reason(
@@ -39,8 +39,8 @@ def test_without_a_lab_effects_are_not_measured_with_the_reason(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(requirements, "_SYSTEM_FOLDERS", str(tmp_path))
-    effects = wire.measure_effects(wire.settings({}))
-    for show in (wire.show_effects, wire.show_parity, wire.show_buckets):
+    effects = communication.measure_effects(communication.settings({}))
+    for show in (communication.show_effects, communication.show_parity, communication.show_buckets):
         capsys.readouterr()
         show(effects)
         assert "**Not measured**: a lab needs the command `ip`" in capsys.readouterr().out

@@ -13,9 +13,10 @@ import nbformat
 import pytest
 import torch
 
-from gallery_lib import notebook, options, tasks
-from gallery_lib.config import YourModelConfig
+from gallery_lib import tasks
+from gallery_lib.config import YourModelConfig, options
 from gallery_lib.errors import InputError
+from gallery_lib.notebooks.cells import task as notebook
 from gallery_lib.tasks.domains.own_functions import OPTIMIZERS
 
 CELL = """\
@@ -429,7 +430,7 @@ def test_a_task_in_a_file_is_tried_by_the_comparison_before_it_begins(tmp_path: 
     made = "from gallery_lib.tasks.domains.own_functions import task_from\nTASK = task_from(build_model, loss, make_batch)\n"
     source, begins, line = MISTAKES["a loss that is a vector"]
     (tmp_path / "mine.py").write_text(source + made)
-    command = [sys.executable, "-m", "gallery_lib.cli", "compare", "--model", f"{tmp_path}/mine.py:TASK"]
+    command = [sys.executable, "-m", "gallery_lib.cli.main", "compare", "--model", f"{tmp_path}/mine.py:TASK"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(checkout)})
     assert result.returncode == 2
     message, shown = result.stderr.splitlines()[-2:]

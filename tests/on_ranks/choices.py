@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gallery_lib.comm import reducer
-from gallery_lib.comm.accelerated import gradient_reducer
+from gallery_lib.comm.accelerate_ddp import gradient_reducer
 from gallery_lib.comm.channel import Channel
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.comm.watch import watch_of

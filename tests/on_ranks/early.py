@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib.comm.accelerated import accelerate_ddp, step_in_backward
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp, step_in_backward
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, batch, stack
 

@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from gallery_lib.comm import process_group
 from gallery_lib.config import Loader
-from gallery_lib.data.device_loader import DeviceLoader
+from gallery_lib.data.loading.device_loader import DeviceLoader
 
 SAMPLES = 20
 DATA = list(range(SAMPLES))

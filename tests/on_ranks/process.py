@@ -9,7 +9,7 @@ import torch
 from ranks import connect
 
 from gallery_lib.comm import process_group
-from gallery_lib.processes import die_with_parent
+from gallery_lib.system.processes import die_with_parent
 from on_ranks import averages, choices, early, loaders, memory, replays, training, trouble, twins, users
 
 SUBJECTS = {

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from gallery_lib.config import Comm
 from gallery_lib.measure.replay.model import Replay
 from gallery_lib.measure.replay.timeline import Timeline

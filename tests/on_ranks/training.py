@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.comm.accelerated import accelerate_ddp, comm_state_dict, load_comm_state_dict, step_in_backward
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp, comm_state_dict, load_comm_state_dict, step_in_backward
 from gallery_lib.comm.ddp import distribute
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, batch, options_of, stack

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gallery_lib.comm.accelerated import accelerate_ddp
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
 from on_ranks.models import DDP, batch, options_of, stack
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm import tuner
-from gallery_lib.comm.accelerated import accelerate_ddp, gradient_reducer
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp, gradient_reducer
 from gallery_lib.comm.reducer import GradientReducer
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm

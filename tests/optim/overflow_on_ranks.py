@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gallery_lib.comm import process_group
 from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.updates import Updates
-from gallery_lib.processes import die_with_parent
+from gallery_lib.system.processes import die_with_parent
 
 BEFORE, AFTER = "before the reduction", "after the reduction, on one rank"
 RUNS = [*((BEFORE, pair) for pair in PAIRS), *((AFTER, pair) for pair in PAIRS if pair.name in ("AdamW", "SGD"))]

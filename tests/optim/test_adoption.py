@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gallery_lib.kernels import usage
-from gallery_lib.optim import adoption, fused, kind, one_pass, sync_free
+from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
+from gallery_lib.kernels.runtime import usage
+from gallery_lib.optim import adoption, fused, fused_cpu, kind, sync_free
 from gallery_lib.optim.adoption import accelerate_optimizer
-from gallery_lib.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "Adam": {"weight_decay": 0.01},
@@ -189,7 +189,7 @@ def test_schedulers_give_the_same_learning_rates(schedule: str, order: str, name
             assert said.startswith(SAID[name])
         steps: list[str] = []
         if change and name != "Adagrad":  # the wrapper has to lead to the new class's step
-            form = getattr(one_pass, name)
+            form = getattr(fused_cpu, name)
             real = form._step_in_one_pass
             monkeypatch.setattr(form, "_step_in_one_pass", lambda *a, real=real, s=steps: (s.append("ours"), real(*a))[1])
         rates = []

@@ -13,12 +13,12 @@ from optim.plain_lamb import PlainLamb
 from optim.training import ADAM, OVERFLOW_AT, PAIRS, STEPS, NothingWaits, losses, model, warmup
 from torch.optim.lr_scheduler import LambdaLR
 
+from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import calls, usage
+from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.optim import grad_scaler
 from gallery_lib.optim.grad_scaler import GradScaler, WaitsForDevice
 from gallery_lib.optim.updates import Updates
-from gallery_lib.toggle import COMPILER_VARIABLE, KERNELS_VARIABLE
 
 EACH = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 SCALING = {"init_scale": 2.0**10, "growth_interval": 20}
@@ -76,9 +76,11 @@ def test_nothing_in_an_update_waits(pair, max_norm, read):
 def test_where_kernels_run_gradients_are_read_once_for_check_and_norm(read):
     net = model()
     for max_norm in (None, 0.3):
-        before = calls.counts()
+        before = call_counts.counts()
         run(net, updates("ours", PAIRS[0], net, max_norm), range(5), ())
-        read_by_us = calls.counts()["gradient_statistics", calls.PLAIN_TORCH] - before["gradient_statistics", calls.PLAIN_TORCH]
+        read_by_us = (
+            call_counts.counts()["gradient_statistics", call_counts.PLAIN_TORCH] - before["gradient_statistics", call_counts.PLAIN_TORCH]
+        )
         assert read_by_us == (5 if read == "one read" or max_norm else 0)
 
 

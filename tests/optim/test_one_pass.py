@@ -12,7 +12,7 @@ from optim.training import batch
 from torch import Tensor, nn
 
 from gallery_lib.kernels import cpu_optimizers
-from gallery_lib.optim import OptimizerSpec, kind, one_pass
+from gallery_lib.optim import OptimizerSpec, fused_cpu, kind
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Adam", {"lr": 1e-3}),
@@ -67,7 +67,9 @@ def assert_alike(ours: nn.Module, theirs: nn.Module) -> None:
 @every_option
 def test_it_trains_as_torchs(name: str, arguments: dict[str, Any], ran: list[str]) -> None:
     ours, theirs = model(), model()
-    optimizers = [getattr(module, name)(network.parameters(), **arguments) for module, network in ((one_pass, ours), (torch.optim, theirs))]
+    optimizers = [
+        getattr(module, name)(network.parameters(), **arguments) for module, network in ((fused_cpu, ours), (torch.optim, theirs))
+    ]
     for network, optimizer in zip((ours, theirs), optimizers, strict=True):
         train(network, optimizer, range(40))
     assert ran == ["adam" if name == "AdamW" else name.lower()] * 40
@@ -81,7 +83,7 @@ def test_it_trains_as_torchs(name: str, arguments: dict[str, Any], ran: list[str
 
 @every_option
 def test_a_checkpoint_of_either_is_continued_by_the_other(name: str, arguments: dict[str, Any]) -> None:
-    kinds = getattr(one_pass, name), getattr(torch.optim, name)
+    kinds = getattr(fused_cpu, name), getattr(torch.optim, name)
     for first, then in (kinds, kinds[::-1]):
         straight, network = model(), model()
         train(straight, kinds[1](straight.parameters(), **arguments), range(20))
@@ -103,7 +105,7 @@ def test_threads_change_no_bit(name: str, arguments: dict[str, Any]) -> None:
     for threads in (1, 2, 5):
         torch.manual_seed(0)
         weights = [nn.Parameter(torch.randn(size)) for size in (3, 100_003, 1, 70_000, 0, 17)]
-        optimizer = getattr(one_pass, name)(weights, **arguments)
+        optimizer = getattr(fused_cpu, name)(weights, **arguments)
         torch.set_num_threads(threads)
         try:
             for _ in range(8):
@@ -127,7 +129,7 @@ def test_threads_change_no_bit(name: str, arguments: dict[str, Any]) -> None:
 )
 def test_states_and_gradients_in_another_layout(name: str, arguments: dict[str, Any], states: tuple[str, ...]) -> None:
     ours, theirs = (nn.Parameter(torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)) for _ in range(2))
-    optimizers = getattr(one_pass, name)([ours], **arguments), getattr(torch.optim, name)([theirs], **arguments)
+    optimizers = getattr(fused_cpu, name)([ours], **arguments), getattr(torch.optim, name)([theirs], **arguments)
     for step in range(4):
         for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
             weight.grad = torch.linspace(-1, 1, 48).reshape(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
@@ -143,7 +145,7 @@ def test_states_and_gradients_in_another_layout(name: str, arguments: dict[str, 
 def test_the_rest_is_left_to_torch(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def compare(arguments: dict[str, Any], dtype: torch.dtype = torch.float32, name: str = "RMSprop") -> None:
         ours, theirs = model(dtype), model(dtype)
-        train(ours, getattr(one_pass, name)(ours.parameters(), **arguments), range(5))
+        train(ours, getattr(fused_cpu, name)(ours.parameters(), **arguments), range(5))
         train(theirs, getattr(torch.optim, name)(theirs.parameters(), **arguments), range(5))
         assert_alike(ours, theirs)
 
@@ -160,7 +162,7 @@ def test_the_rest_is_left_to_torch(ran: list[str], monkeypatch: pytest.MonkeyPat
 
 def test_what_a_scaler_found_counts(ran: list[str]) -> None:
     weight = nn.Parameter(torch.ones(3))
-    optimizer = one_pass.AdamW([weight], fused=True)
+    optimizer = fused_cpu.AdamW([weight], fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for gradient, left_alone in ((float("inf"), True), (1.0, False)):
         before = weight.detach().clone()
@@ -175,7 +177,7 @@ def test_hooks_are_called_once_whoever_takes_the_step() -> None:
     torch.optim.RMSprop([nn.Parameter(torch.ones(3))])  # torch's class has hooks around its step from here on
     for dtype in (torch.float32, torch.float64):
         weight, seen = nn.Parameter(torch.ones(3, dtype=dtype)), []
-        optimizer = one_pass.RMSprop([weight])
+        optimizer = fused_cpu.RMSprop([weight])
         optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append("before"))
         optimizer.register_step_post_hook(lambda *_, seen=seen: seen.append("after"))
         weight.grad = torch.ones_like(weight)
@@ -186,7 +188,7 @@ def test_hooks_are_called_once_whoever_takes_the_step() -> None:
 
 def test_a_closure_is_called_with_gradients() -> None:
     weight = nn.Parameter(torch.ones(3))
-    optimizer = one_pass.RAdam([weight])
+    optimizer = fused_cpu.RAdam([weight])
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -204,5 +206,5 @@ def test_the_accelerated_backend_takes_them_on_the_cpu() -> None:
         spec = OptimizerSpec(name, lr=1e-3)
         ours = spec.build(iter(weights), lr=None, weight_decay=None, accelerated=True)
         plain = spec.build(iter(weights), lr=None, weight_decay=None, accelerated=False)
-        assert isinstance(ours, one_pass.OnePass) and kind(ours) == "fused"
+        assert isinstance(ours, fused_cpu.OnePass) and kind(ours) == "fused"
         assert type(plain) is getattr(torch.optim, name) and kind(plain) == "torch's own"

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import cpu_optimizers
-from gallery_lib.optim import one_pass
+from gallery_lib.optim import fused_cpu
 
 NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "RAdam")
 every_class = pytest.mark.parametrize("name", NAMES)
@@ -29,7 +29,7 @@ MOMENTUM: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9}, "RMSprop": {"mo
 
 
 def pair(name: str) -> tuple[type[torch.optim.Optimizer], type[torch.optim.Optimizer]]:
-    return getattr(one_pass, name), getattr(torch.optim, name)
+    return getattr(fused_cpu, name), getattr(torch.optim, name)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -440,7 +440,7 @@ def test_copies_and_checkpoints_go_on(name: str) -> None:
 def test_hooks_run_once_in_every_way_of_taking_the_step(name: str) -> None:
     for dtype in (torch.float32, torch.float64):
         weight, seen = nn.Parameter(random(3, dtype=dtype)), []
-        optimizer = getattr(one_pass, name)([weight])
+        optimizer = getattr(fused_cpu, name)([weight])
         handles = [
             optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append("before")),
             optimizer.register_step_post_hook(lambda *_, seen=seen: seen.append("after")),
@@ -477,7 +477,7 @@ def test_a_scaler_skips_and_unscales_as_with_torchs_class() -> None:
 
 def test_a_weight_whose_memory_is_gone_is_refused_before_anything_is_read() -> None:
     weight = nn.Parameter(random(1000))
-    optimizer = one_pass.AdamW([weight])
+    optimizer = fused_cpu.AdamW([weight])
     weight.grad = random(1000)
     weight.untyped_storage().resize_(400)
     with pytest.raises(InputError, match=r"weights, torch.float32 \(1000,\) .* less memory than its shape asks for"):

@@ -27,7 +27,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(overflow_on_ranks.__file__)
     paths = [str(Path(gallery_lib.__file__).parent.parent), str(script.parent.parent), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "gallery_lib.spawn", "2", str(folder), overflow_on_ranks.__name__, str(folder)]
+    command = [sys.executable, "-m", "gallery_lib.launcher.forked", "2", str(folder), overflow_on_ranks.__name__, str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-5000:]

@@ -8,10 +8,10 @@ from optim.training import PAIRS, NothingWaits, model, warmup
 from torch.optim import lr_scheduler
 
 from gallery_lib.errors import InputError
-from gallery_lib.optim import skip_aware, sync_free
+from gallery_lib.optim import skip_aware_schedule, sync_free
 from gallery_lib.optim.device_count import DeviceCount
 from gallery_lib.optim.grad_scaler import GradScaler
-from gallery_lib.optim.skip_aware import SkipAware
+from gallery_lib.optim.skip_aware_schedule import SkipAware
 
 SKIPPED = (0, 3, 4, 5, 6, 7, 20, 39)
 STEPS = 40
@@ -34,7 +34,7 @@ class Late(DeviceCount):
 
 @pytest.fixture(params=["at once", "late"])
 def news(request, monkeypatch):
-    monkeypatch.setattr(skip_aware, "DeviceCount", {"at once": DeviceCount, "late": Late}[request.param])
+    monkeypatch.setattr(skip_aware_schedule, "DeviceCount", {"at once": DeviceCount, "late": Late}[request.param])
     return request.param
 
 
@@ -133,8 +133,8 @@ def test_the_state_of_the_optimizer_alone_has_the_rates_of_the_updates_done(news
 
 
 def test_when_the_device_is_further_behind_than_the_table_is_long_the_host_waits(monkeypatch):
-    monkeypatch.setattr(skip_aware, "DeviceCount", Late)
-    monkeypatch.setattr(skip_aware, "AHEAD", LAG)
+    monkeypatch.setattr(skip_aware_schedule, "DeviceCount", Late)
+    monkeypatch.setattr(skip_aware_schedule, "AHEAD", LAG)
     test_every_step_has_the_learning_rate_of_the_updates_done_before_it("StepLR", "late")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gallery_lib import paths
+from gallery_lib.system import paths
 
 SYSTEM_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 

@@ -21,7 +21,7 @@ from gallery_lib.config import Comm, LabConfig, ReplayConfig
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, find_sweep
 from gallery_lib.measure.replay.timeline import write_timeline
-from gallery_lib.processes import search_path
+from gallery_lib.system.processes import search_path
 
 TWO_BY_TWO = Topology(((0, 1), (2, 3)))
 TINY_TASK = Path(__file__).resolve().parent.parent / "tiny_task.py"
@@ -72,11 +72,11 @@ def test_ways_are_ddps_own_and_those_of_each_wire_format(benchmark_module: Calla
 
 
 def test_a_stretched_lab_has_slower_links_and_all_cores_for_each_host(benchmark_module: Callable[[str], Any]) -> None:
-    from gallery_lib import hardware
-    from gallery_lib.cluster.lab import rates
+    from gallery_lib.cluster import link_rate
+    from gallery_lib.system import hardware
 
     lab = benchmark_module("ddp_lab").stretched(LabConfig(rate="1gbit"), 8.0)
-    assert rates.bits_per_second(lab.rate) == 125_000_000
+    assert link_rate.bits_per_second(lab.rate) == 125_000_000
     assert lab.cpus == hardware.cores()
 
 

@@ -21,8 +21,8 @@ from project.documented_commands import Command, commands_in, documented
 from project.fresh_clone import Clone, add_prepared, fresh_clone
 from project.prepare.small_checkout import record_active_python, small_checkout
 
-from gallery_lib.cli import _COMMANDS
-from gallery_lib.pack import README, pack
+from gallery_lib.cli.main import _COMMANDS
+from gallery_lib.notebooks.pack import README, pack
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKED = "alexnet"
@@ -154,7 +154,7 @@ def notebook_takes_parameters(clone: Clone, text: str) -> None:
     """Check that papermill starts, and the parameters as `gallery run` does."""
     papermill, notebook, _, *parameters = words_of(text)
     succeeds(clone, f"{papermill} --version")
-    succeeds(clone, f".venv/bin/python -m gallery_lib.batch.parameters {shlex.join([notebook, *parameters])}")
+    succeeds(clone, f".venv/bin/python -m gallery_lib.notebooks.batch.parameters {shlex.join([notebook, *parameters])}")
 
 
 def locks_likewise(_: Clone, text: str) -> None:

@@ -74,7 +74,7 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
     assert done.returncode == 0 and "same training" in done.stdout, done.stderr
     done = run(*gallery, "run", str(notebook))
     assert done.returncode == 0, done.stdout + done.stderr
-    start = [*as_nobody, f"{folder}/.venv/bin/python", "-m", "gallery_lib.jupyterlab", str(folder)]
+    start = [*as_nobody, f"{folder}/.venv/bin/python", "-m", "gallery_lib.notebooks.jupyterlab", str(folder)]
     with jupyter_server(start, home / ".local/share/jupyter/runtime") as server:
         opened = server.get("api/contents/my_notebooks/resnet50.ipynb")["content"]
         assert opened["cells"][0]["source"].startswith("# ")
@@ -85,7 +85,7 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
     assert files_of(folder) == before
 
 
-_GALLERY = "import sys; sys.path.insert(0, {folder!r}); from gallery_lib.cli import main; sys.exit(main(sys.argv[1:]))"
+_GALLERY = "import sys; sys.path.insert(0, {folder!r}); from gallery_lib.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def test_a_folder_with_a_space_and_an_accent_works(elsewhere: Callable[[str], Path], tmp_path: Path, kernels: str) -> None:

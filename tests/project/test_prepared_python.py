@@ -21,7 +21,7 @@ SCRIPTS = [
     for path in sorted(CHECKOUT.glob(pattern))
     if "__main__" in path.read_text()
 ]
-FIRST = ("__init__.py", "__main__.py", "prepared_python.py", "paths.py", "errors.py")
+FIRST = ("__init__.py", "__main__.py", "errors.py", "system/__init__.py", "system/prepared_python.py", "system/paths.py")
 """What is imported before it is known whether this Python will do."""
 READ_BY_ANY_PYTHON = [*SCRIPTS, *(CHECKOUT / "gallery_lib" / name for name in FIRST)]
 
@@ -32,15 +32,22 @@ exit 7
 """
 
 WHEN = """
-from gallery_lib.prepared_python import run_in_prepared_environment
+from gallery_lib.system.prepared_python import run_in_prepared_environment
 
 run_in_prepared_environment()
 
 import time
-from gallery_lib.processes import began_at, now
+from gallery_lib.system.processes import began_at, now
 
 print(now() - began_at())
 """
+
+
+def copy_first(root: Path) -> None:
+    """Copy what is imported first into a package at `root`."""
+    for name in FIRST:
+        (root / "gallery_lib" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(CHECKOUT / "gallery_lib" / name, root / "gallery_lib" / name)
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +62,9 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkout(tmp_path: Path) -> Path:
     """The launcher and what it imports first, in a folder with a space, without an environment."""
     root = tmp_path / "check out"
-    (root / "gallery_lib").mkdir(parents=True)
+    root.mkdir()
     shutil.copy(CHECKOUT / "launch_single_task.py", root)
-    for name in FIRST:
-        shutil.copy(CHECKOUT / "gallery_lib" / name, root / "gallery_lib")
+    copy_first(root)
     return root
 
 
@@ -129,8 +135,7 @@ def test_a_python_that_has_what_it_takes_goes_on_without_a_word(tmp_path: Path) 
 
 def test_the_start_of_a_run_counts_from_the_beginning_of_the_command(checkout: Path, bare_python: Path) -> None:
     make_environment(checkout, f'#!/usr/bin/env bash\nsleep 1\nexec "{sys.executable}" "$@"\n')
-    for name in ("errors.py", "processes.py"):
-        shutil.copy(CHECKOUT / "gallery_lib" / name, checkout / "gallery_lib")
+    shutil.copy(CHECKOUT / "gallery_lib" / "system" / "processes.py", checkout / "gallery_lib" / "system")
     script = checkout / "when.py"
     script.write_text(WHEN)
     done = run(bare_python, script, cwd=checkout)
@@ -167,9 +172,7 @@ def test_each_script_of_the_checkout_names_prepare_sh_to_a_bare_python(script: P
     copy = tmp_path / script.relative_to(CHECKOUT)
     copy.parent.mkdir(exist_ok=True)
     shutil.copy(script, copy)
-    (tmp_path / "gallery_lib").mkdir()
-    for name in FIRST:
-        shutil.copy(CHECKOUT / "gallery_lib" / name, tmp_path / "gallery_lib")
+    copy_first(tmp_path)
     done = run(bare_python, copy, cwd=copy.parent)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "Run: bash" in done.stderr

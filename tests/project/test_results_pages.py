@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gallery_lib.errors import InputError
-from gallery_lib.measure.outcome import Bench, Outcome, Row, write_bench
+from gallery_lib.measure.bench.result import Bench, Outcome, Row, write_bench
 
 ENVIRONMENT = {
     "device": "cpu",

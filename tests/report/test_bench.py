@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.cli import main
-from gallery_lib.measure.outcome import Bench, Outcome, Row, read_bench, write_bench
+from gallery_lib.cli.main import main
+from gallery_lib.measure.bench.result import Bench, Outcome, Row, read_bench, write_bench
 from gallery_lib.report import bench as report
 
 PASSED = {"passed": True, "checks": []}

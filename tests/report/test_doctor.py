@@ -10,12 +10,12 @@ import made_comparison
 import pytest
 from tiny_task import config
 
-from gallery_lib.cli import main
+from gallery_lib.cli.main import main
 from gallery_lib.config import LaunchConfig
-from gallery_lib.launcher import launch
+from gallery_lib.launcher.job import launch
 from gallery_lib.report import doctor
-from gallery_lib.results import Results, read_results, write_results
-from gallery_lib.train import train
+from gallery_lib.train.loop import train
+from gallery_lib.train.results import Results, read_results, write_results
 
 
 @pytest.fixture(scope="module")

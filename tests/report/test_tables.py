@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from made_comparison import FASTER, changed, comparison
 
+from gallery_lib.console.table import markdown_table, number, rate, seconds, text_table
 from gallery_lib.report import plots, tables
 from gallery_lib.report.folded import unfolded
 from gallery_lib.stats import Ratio
-from gallery_lib.table import markdown_table, number, rate, seconds, text_table
 
 
 @pytest.mark.parametrize(

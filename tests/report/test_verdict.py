@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from made_comparison import FASTER, NO_DIFFERENCE, SLOWER, changed, comparison
 
-from gallery_lib.measure.comparison import Check, Comparison, Parity
-from gallery_lib.measure.machine_load import MachineLoad, Others
+from gallery_lib.measure.comparison.machine_load import MachineLoad, Others
+from gallery_lib.measure.comparison.result import Check, Comparison, Parity
 from gallery_lib.report import plots, tables, verdict
 
 QUIET = MachineLoad(2, [0.3, 2.1], Others(0.05, "sshd", 0.04), Others(0.1, "sshd", 0.1), 0.001, {"baseline": 0.04})

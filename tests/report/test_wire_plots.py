@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from gallery_lib.config import Comm
-from gallery_lib.measure.wire.bucket_times import Timeline
-from gallery_lib.measure.wire.convergence import FP32, Scores
-from gallery_lib.measure.wire.ways import ALONE, PLAIN, Effect, Effects
-from gallery_lib.report import wire_plots
+from gallery_lib.measure.communication.bucket_times import Timeline
+from gallery_lib.measure.communication.convergence import FP32, Scores
+from gallery_lib.measure.communication.strategies import ALONE, PLAIN, Effect, Effects
+from gallery_lib.report import communication_plots
 from gallery_lib.stats import ratio_of_medians
 
 BASELINE = [[0.4, 0.42], [0.41, 0.43], [0.4, 0.41], [0.4, 0.42]]
@@ -31,31 +31,35 @@ def effects() -> Effects:
 
 
 def test_what_comes_from_a_lab_says_emulated_link_in_title_text_and_table(effects: Effects) -> None:
-    assert "emulated link" in wire_plots.waterfall(effects).axes[0].get_title()
-    assert "emulated link" in wire_plots.buckets(effects).axes[0].get_title()
-    assert "emulated link" in wire_plots.waterfall_text(effects) and "emulated link" in wire_plots.buckets_text(effects)
-    for rows in (wire_plots.waterfall_rows(effects), wire_plots.parity_rows(effects), wire_plots.buckets_rows(effects)):
+    assert "emulated link" in communication_plots.waterfall(effects).axes[0].get_title()
+    assert "emulated link" in communication_plots.buckets(effects).axes[0].get_title()
+    assert "emulated link" in communication_plots.waterfall_text(effects) and "emulated link" in communication_plots.buckets_text(effects)
+    for rows in (
+        communication_plots.waterfall_rows(effects),
+        communication_plots.parity_rows(effects),
+        communication_plots.buckets_rows(effects),
+    ):
         assert rows[0][0] == "technique (emulated link)"
 
 
 def test_the_waterfall_gives_time_ratio_and_verdict(effects: Effects) -> None:
-    assert wire_plots.waterfall_rows(effects)[1:3] == [
+    assert communication_plots.waterfall_rows(effects)[1:3] == [
         [PLAIN, "410 ms", "1, by definition", "baseline"],
-        ["bf16", "200 ms", wire_plots._speedup(effects.ways["bf16"]), "faster"],
+        ["bf16", "200 ms", communication_plots._speedup(effects.ways["bf16"]), "faster"],
     ]
-    assert "2.0" in wire_plots._speedup(effects.ways["bf16"])
+    assert "2.0" in communication_plots._speedup(effects.ways["bf16"])
 
 
 def test_a_gradient_that_is_not_right_is_seen(effects: Effects) -> None:
-    assert [row[-1] for row in wire_plots.parity_rows(effects)[1:]] == ["passed", "passed", "FAILED", "not averaged"]
+    assert [row[-1] for row in communication_plots.parity_rows(effects)[1:]] == ["passed", "passed", "FAILED", "not averaged"]
     assert effect("bf16", 0.1, 0.002, same=False).parity == "FAILED: ranks differ"
     assert effect("exact", 0.1, 0.002).parity == "FAILED"
 
 
 def test_each_bucket_has_its_bar_and_each_technique_its_line(effects: Effects) -> None:
-    figure = wire_plots.buckets(effects)
+    figure = communication_plots.buckets(effects)
     assert [len([p for p in axes.patches if p.get_width() > 0.04 * 1000]) >= 1 for axes in figure.axes] == [True] * 3
-    assert wire_plots.buckets_rows(effects)[2] == ["bf16", "2", "1, 3", "20.0 ms", "30.0 ms", "200 ms"]
+    assert communication_plots.buckets_rows(effects)[2] == ["bf16", "2", "1, 3", "20.0 ms", "30.0 ms", "200 ms"]
 
 
 def test_effects_come_back_from_what_was_written(effects: Effects) -> None:
@@ -64,13 +68,13 @@ def test_effects_come_back_from_what_was_written(effects: Effects) -> None:
 
 def test_learning_is_shown_with_its_noise() -> None:
     scores = Scores("digits", "held-out accuracy", True, {FP32: [0.93, 0.95], "int8": [0.2, 0.3]})
-    figure = wire_plots.learned([scores])
+    figure = communication_plots.learned([scores])
     assert len(figure.axes[0].lines) == 4
-    assert "int8 0.250" in wire_plots.learned_text([scores]) and "noise ± 0.028" in wire_plots.learned_text([scores])
-    assert wire_plots.learned_rows([scores])[2][-3:] == ["-0.690", "± 0.028", "worse"]
+    assert "int8 0.250" in communication_plots.learned_text([scores]) and "noise ± 0.028" in communication_plots.learned_text([scores])
+    assert communication_plots.learned_rows([scores])[2][-3:] == ["-0.690", "± 0.028", "worse"]
 
 
 def test_bytes_are_shown_with_the_time_that_the_link_is_busy() -> None:
-    counted = wire_plots.Bytes("resnet50", 25_000_000, 2, 200_000_000, {"fp32": 100 * 2**20, "bf16": 50 * 2**20})
-    assert wire_plots.bytes_rows(counted)[2] == ["bf16", "50 MiB", "50.0%", "2.10 s"]
-    assert "bf16 50 MiB" in wire_plots.bytes_text(counted) and len(wire_plots.bytes_sent(counted).axes[0].patches) == 2
+    counted = communication_plots.Bytes("resnet50", 25_000_000, 2, 200_000_000, {"fp32": 100 * 2**20, "bf16": 50 * 2**20})
+    assert communication_plots.bytes_rows(counted)[2] == ["bf16", "50 MiB", "50.0%", "2.10 s"]
+    assert "bf16 50 MiB" in communication_plots.bytes_text(counted) and len(communication_plots.bytes_sent(counted).axes[0].patches) == 2

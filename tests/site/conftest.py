@@ -12,8 +12,8 @@ import made_comparison
 import pytest
 from PIL import Image
 
-from gallery_lib.batch.record import Record, Report, write_report
 from gallery_lib.config import SiteConfig
+from gallery_lib.notebooks.batch.record import Record, Report, write_report
 from gallery_lib.stats import Ratio
 
 ALTERNATIVE = "Line plot of *two* things: [one] rises, the other_one falls."
@@ -72,6 +72,6 @@ def batch(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def site(batch: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole site, built as `gallery site` builds it."""
-    from gallery_lib.site.build import build
+    from gallery_lib.notebooks.site.build import build
 
     return build(SiteConfig(run=str(batch), out=str(tmp_path_factory.mktemp("site") / "site")))

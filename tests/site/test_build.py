@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.cli import main
+from gallery_lib.cli.main import main
 from gallery_lib.errors import RunFailed
-from gallery_lib.extras import install_command
-from gallery_lib.site import build as building
-from gallery_lib.site import check
-from gallery_lib.site.build import MARK_FILE, run_sphinx
+from gallery_lib.notebooks.site import build as building
+from gallery_lib.notebooks.site import check
+from gallery_lib.notebooks.site.build import MARK_FILE, run_sphinx
+from gallery_lib.system.extras import install_command
 
 pytestmark = pytest.mark.xdist_group("the whole site")  # which is built once, for the tests in a browser too
 
@@ -63,7 +63,7 @@ def test_the_whole_site_has_every_page_and_every_link_and_needs_nothing_from_els
     } <= pages
     assert json.loads((site / MARK_FILE).read_text())["batch"]
     text = {name: (site / name).read_text() for name in pages}
-    assert "accelerate" in text["api/acceleration.html"] and "gallery_lib.acceleration.accelerate" in text["genindex.html"]
+    assert "accelerate" in text["api/acceleration.html"] and "gallery_lib.acceleration.one_call.accelerate" in text["genindex.html"]
     assert "MobileNetV3-Small" in text["guides/add_a_model.html"]
     executed = text["notebooks/resnet50.html"]
     assert "Run on 2026-11-21" in executed and "<td><p>35.5</p></td>" in executed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.site.check import problems
+from gallery_lib.notebooks.site.check import problems
 
 GOOD = """<html><head><link rel="stylesheet" href="style.css"><script src="_static/a.js"></script></head>
 <body id="top"><a href="#top">up</a> <a href="sub/other.html#there">on</a> <a href="https://example.org/x">away</a>

@@ -7,7 +7,7 @@ import io
 import pytest
 from docutils.core import publish_string
 
-from gallery_lib.site.docstrings import restructured
+from gallery_lib.notebooks.site.docstrings import restructured
 
 
 def understood(docstring: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.site.notebooks import Source, sources, write_page
+from gallery_lib.notebooks.site.notebooks import Source, sources, write_page
 
 
 def by_name(checkout: Path, run: Path | None) -> dict[str, Source]:

@@ -11,9 +11,9 @@ import pytest
 
 from gallery_lib import config, tasks
 from gallery_lib.errors import InputError
-from gallery_lib.measure.outcome import Bench, Outcome, Row, write_bench
-from gallery_lib.site import documents, index, measured, notebooks, reference
-from gallery_lib.site.measured import Measurement
+from gallery_lib.measure.bench.result import Bench, Outcome, Row, write_bench
+from gallery_lib.notebooks.site import documents, index, measured, notebooks, reference
+from gallery_lib.notebooks.site.measured import Measurement
 from gallery_lib.stats import Ratio
 
 CONDITIONS = {
@@ -156,7 +156,7 @@ def test_a_file_without_conditions_is_named(tmp_path: Path) -> None:
 
 
 def test_every_guide_stands_in_the_navigation(checkout: Path) -> None:
-    page = (checkout / "gallery_lib" / "site" / "index.md.jinja").read_text()
+    page = (checkout / "gallery_lib" / "notebooks" / "site" / "index.md.jinja").read_text()
     guides = {path.stem for path in (checkout / "docs" / "guides").glob("*.md")}
     assert {line.removeprefix("guides/") for line in page.splitlines() if line.startswith("guides/")} == guides
 
@@ -164,7 +164,7 @@ def test_every_guide_stands_in_the_navigation(checkout: Path) -> None:
 def test_documents_keep_their_places_and_links_to_what_is_no_page_become_words(tmp_path: Path) -> None:
     root, site = tmp_path / "root", tmp_path / "site"
     texts = {
-        "CONTRIBUTING.md": "See [the parser](gallery_lib/options.py) and [a page](https://example.org/x).",
+        "CONTRIBUTING.md": "See [the parser](gallery_lib/config/options.py) and [a page](https://example.org/x).",
         "SECURITY.md": "# Security",
         "benchmarks/notes/README.md": "# Notes\n\n[Second](two.md), then [first](one.md).",
         "benchmarks/notes/one.md": "# One\n\n[figures](../results/a/README.md#start), [code](../../gallery_lib/train.py)",
@@ -174,14 +174,14 @@ def test_documents_keep_their_places_and_links_to_what_is_no_page_become_words(t
         "benchmarks/results/a/x.json": "{}",
         "benchmarks/results/a/x.png": "",
         "benchmarks/results/a/machine.yaml": "",
-        "gallery_lib/train.py": "",
+        "gallery_lib/train/loop.py": "",
     }
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     documents.write(root, site)
     read = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*") if path.is_file()}
-    assert set(read) == set(texts) - {"benchmarks/results/a/machine.yaml", "gallery_lib/train.py"}
+    assert set(read) == set(texts) - {"benchmarks/results/a/machine.yaml", "gallery_lib/train/loop.py"}
     assert read["CONTRIBUTING.md"] == "See the parser and [a page](https://example.org/x)."
     assert read["benchmarks/notes/one.md"].endswith("[figures](../results/a/README.md#start), code")
     assert read["benchmarks/notes/README.md"].endswith("```{toctree}\n:hidden:\ntwo\none\n```\n")
@@ -208,8 +208,8 @@ def test_every_option_of_every_class_has_a_row() -> None:
 
 def test_every_module_stands_on_the_page_of_its_room(checkout: Path) -> None:
     found = reference.rooms(checkout / "gallery_lib")
-    assert found["results"] == ["gallery_lib.results"]
-    assert found["measure"][:3] == ["gallery_lib.measure", "gallery_lib.measure.bench", "gallery_lib.measure.by_hand"]
+    assert found["stats"] == ["gallery_lib.stats"]
+    assert found["measure"][:3] == ["gallery_lib.measure", "gallery_lib.measure.bench", "gallery_lib.measure.bench.bench"]
     page = reference.room_page("measure", found["measure"])
     assert all(f".. automodule:: {module}\n" in page for module in found["measure"])
-    assert reference.about(checkout / "gallery_lib" / "table.py").startswith("Rows of text as a table")
+    assert reference.about(checkout / "gallery_lib" / "console" / "table.py").startswith("Rows of text as a table")

@@ -16,12 +16,12 @@ from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.mock_imagenet import MockSpec, generate
 from gallery_lib.errors import InputError
-from gallery_lib.results import read_results
-from gallery_lib.tasks import memory
+from gallery_lib.tasks import memory_estimate
 from gallery_lib.tasks.domains import classification
 from gallery_lib.tasks.domains.initial_weights import BRANCH_SCALE
 from gallery_lib.tasks.task import Splits
-from gallery_lib.train import train
+from gallery_lib.train.loop import train
+from gallery_lib.train.results import read_results
 
 NAMES = ("alexnet", "resnet18", "resnet50", "timm_vision_transformer", "timm_vovnet", "vgg16")
 CLASSES = 3
@@ -190,7 +190,7 @@ def test_a_model_has_an_output_for_each_class_of_a_folder(name: str, classes: in
     heads = [[m for m in each.modules() if isinstance(m, nn.Linear)][-1] for each in (model, original)]
     operations = [6 * head.weight.numel() for head in heads]  # a multiplication and an addition, three times
     assert task.flops_per_sample - declared.flops_per_sample == operations[0] - operations[1]
-    more = memory.needed_bytes(config) - memory.needed_bytes(TrainConfig(model=name))
+    more = memory_estimate.needed_bytes(config) - memory_estimate.needed_bytes(TrainConfig(model=name))
     assert (more > 0) == (classes > 1000) and abs(more) >= abs(3 * 4 * (task.parameters - declared.parameters))  # type: ignore[operator]
 
 

@@ -21,10 +21,11 @@ import two_processes
 from small_tasks import LEARNING, MOVES, SMALL
 
 import gallery_lib
-from gallery_lib import hardware, tasks
+from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.results import Results, read_results
-from gallery_lib.train import Observer, Session, evaluate, train
+from gallery_lib.system import hardware
+from gallery_lib.train.loop import Observer, Session, evaluate, train
+from gallery_lib.train.results import Results, read_results
 
 PARAMETERS = {
     "alexnet": 61_100_840,

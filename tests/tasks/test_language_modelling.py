@@ -19,8 +19,8 @@ from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.text import grammar
 from gallery_lib.data.text import tokenized as text
-from gallery_lib.dropout import without_dropout
 from gallery_lib.errors import InputError
+from gallery_lib.models.dropout import without_dropout
 from gallery_lib.report import examples
 from gallery_lib.tasks.domains import language_modelling
 from gallery_lib.tasks.task import Splits

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gallery_lib.console.progress import Progress, busy
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.images.file_check import Finding, examine
 from gallery_lib.data.images.folder_listing import SPLITS, Listing, list_split
 from gallery_lib.errors import InputError
-from gallery_lib.progress import Progress, busy
 
 _SAMPLES_PER_CLASS = 2
 _SHOWN = 5

@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from gallery_lib.data import shared_batches
-from gallery_lib.data.images import reused_memory
+from gallery_lib.data.images import buffer_pool
 from gallery_lib.data.images.crop import centre_crop, random_resized_crop
 from gallery_lib.data.images.decode import Box, load
 from gallery_lib.data.images.folder_check import FolderSummary, check_image_folder
 from gallery_lib.data.images.folder_listing import list_split
-from gallery_lib.data.item_random import of_item
+from gallery_lib.data.loading import shared_memory
+from gallery_lib.data.loading.item_random import of_item
 from gallery_lib.errors import InputError
-from gallery_lib.kernels import usage
 from gallery_lib.kernels.image_batch import prepare_images, scale_and_shift
+from gallery_lib.kernels.runtime import usage
 
 __all__ = ["FolderSummary", "ImageFolder", "check_image_folder", "finish_batch"]
 
@@ -36,7 +36,7 @@ STANDARD_DEVIATION = (0.229, 0.224, 0.225)
 
 
 def _empty(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    return reused_memory.empty(shape) if device.type == "cpu" else torch.empty(shape, device=device)
+    return buffer_pool.empty(shape) if device.type == "cpu" else torch.empty(shape, device=device)
 
 
 def finish_batch(
@@ -81,7 +81,7 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
     """
 
     finish_batch = staticmethod(finish_batch)
-    collate = staticmethod(shared_batches.collate)
+    collate = staticmethod(shared_memory.collate)
 
     def __init__(
         self, root: Path | str, split: str, image_size: int, train: bool, seed: int = 0, classes: Sequence[str] | None = None

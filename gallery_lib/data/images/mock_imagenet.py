@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
 
+from gallery_lib.console.progress import Progress
 from gallery_lib.data.images import mock_manifest as manifest
 from gallery_lib.data.images.mock_manifest import Entry, verify
 from gallery_lib.data.images.mock_render import SPLITS, MockSpec, encode, render
 from gallery_lib.errors import InputError, RunFailed
-from gallery_lib.progress import Progress
 
 __all__ = ["PRESETS", "Generated", "MockSpec", "generate", "render", "verify"]
 

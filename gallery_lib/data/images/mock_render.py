@@ -20,8 +20,8 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from gallery_lib.config.options import check_whole_numbers
 from gallery_lib.errors import InputError
-from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")
 JPEG_QUALITY = 96

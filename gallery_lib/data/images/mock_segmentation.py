@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from gallery_lib.config.options import check_whole_numbers
 from gallery_lib.data import mock_folder
 from gallery_lib.data.images.mock_render import draw, encode, ground
-from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")
 HEIGHT, WIDTH = 640, 959

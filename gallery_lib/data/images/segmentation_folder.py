@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from gallery_lib.data import shared_batches
 from gallery_lib.data.folder_walk import HIDDEN, OTHER_ENDING, LeftOut, is_folder, printable, scan, some, unfit
 from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
 from gallery_lib.data.images.folder_listing import EXTENSIONS
-from gallery_lib.data.item_random import of_item
+from gallery_lib.data.loading import shared_memory
+from gallery_lib.data.loading.item_random import of_item
 from gallery_lib.errors import InputError
 
 MASK_EXTENSION = ".png"
@@ -166,7 +166,7 @@ class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """
 
     finish_batch = staticmethod(finish_batch)
-    collate = staticmethod(shared_batches.collate)
+    collate = staticmethod(shared_memory.collate)
 
     def __init__(self, root: Path | str, split: str, size: tuple[int, int], train: bool, seed: int = 0) -> None:
         listed = list_pairs(root, split)

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gallery_lib.config.options import check_whole_numbers
 from gallery_lib.data import mock_folder
 from gallery_lib.data.speech import feature_manifest
-from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")
 DIMS = 40

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gallery_lib.config.options import check_whole_numbers
 from gallery_lib.data.mock_folder import Made, make
 from gallery_lib.data.speech import feature_manifest
 from gallery_lib.data.speech.alignment import Cut, write_alignment
-from gallery_lib.options import check_whole_numbers
 
 SPLITS = ("train", "val")
 STYLE = 1  # version of the language: change it whenever utterance() would give another result for the same spec

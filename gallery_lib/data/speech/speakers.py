@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from gallery_lib.data.folder_walk import printable
-from gallery_lib.data.item_random import of_item
+from gallery_lib.data.loading.item_random import of_item
 from gallery_lib.data.speech import feature_manifest
 from gallery_lib.data.speech.feature_check import PER_ITEM, by_speaker
 from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, refuse_missing_files, shape

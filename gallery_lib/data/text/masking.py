@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gallery_lib.data.folder_walk import printable
-from gallery_lib.data.item_random import of_item
+from gallery_lib.data.loading.item_random import of_item
 from gallery_lib.data.text.tokenized import TokenisedText, make_again
 from gallery_lib.errors import InputError
 

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gallery_lib import paths
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.text import corpus as text_corpus
 from gallery_lib.data.text import tokenizers as text_tokenizers
 from gallery_lib.data.text.corpus import Corpus
 from gallery_lib.data.text.tokenizers import KINDS, Specials
 from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.system import paths
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gallery_lib import hardware
 from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.timeline import RECORDED, Gradient, Timeline
-from gallery_lib.train import Observer, Session, train
+from gallery_lib.system import hardware
+from gallery_lib.train.loop import Observer, Session, train
 
 WARMUP_STEPS = 3
 _SETTINGS = ("batch_size", "image_size", "sequence_length", "amp_level", "compiler_opt", "kernels", "threads")

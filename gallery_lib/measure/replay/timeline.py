@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError
-from gallery_lib.json_files import write_json
+from gallery_lib.system.json_files import write_json
 
 SCHEMA = 1
 RECORDED = "recorded"

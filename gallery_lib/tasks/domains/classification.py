@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gallery_lib import paths
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.folder_listing import list_classes
 from gallery_lib.data.images.image_folder import ImageFolder
 from gallery_lib.errors import InputError
+from gallery_lib.system import paths
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
 from gallery_lib.tasks.examples import Pictures
 from gallery_lib.tasks.task import Head, Splits, Task

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from gallery_lib import mistakes
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.nesting import tensors_in
+from gallery_lib.console import user_errors
+from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.optim import OptimizerSpec
 from gallery_lib.tasks.task import Splits, Task
@@ -50,7 +50,7 @@ class MadeBatches(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         batch = self.make_batch(self.batch_size, torch.Generator().manual_seed(1_000_003 * self.seed + index))
         if problem := _problem(batch, self.batch_size):
-            raise mistakes.at_return(self.make_batch, problem)
+            raise user_errors.at_return(self.make_batch, problem)
         return batch
 
     @staticmethod
@@ -81,7 +81,7 @@ def _check_call(function: Callable[..., Any], name: str, *handed: str) -> None:
         signature.bind(*handed)
     except TypeError:
         call = f"{name}({', '.join(handed)})"
-        raise mistakes.at_definition(
+        raise user_errors.at_definition(
             function, f"`{name}` is called as `{call}`, and takes {signature}. Give it these arguments, and others a default."
         ) from None
 

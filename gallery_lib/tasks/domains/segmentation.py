@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gallery_lib import paths
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.images.segmentation_folder import SegmentationFolder
+from gallery_lib.system import paths
 from gallery_lib.tasks.examples import Pictures
 from gallery_lib.tasks.task import Splits
 

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gallery_lib import paths
 from gallery_lib.comm.ddp import plain_module
 from gallery_lib.comm.gather import gather_for_common_loss
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.speech.feature_check import PER_ITEM, refuse_common_speakers
 from gallery_lib.data.speech.speakers import SpeakerPairs
 from gallery_lib.errors import InputError
+from gallery_lib.system import paths
 from gallery_lib.tasks.examples import Matrices
 from gallery_lib.tasks.task import Splits
 

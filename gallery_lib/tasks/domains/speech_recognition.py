@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gallery_lib import paths
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.speech.characters import END, UNKNOWN
 from gallery_lib.data.speech.utterances import FILTERS, IGNORED, SpeechBatch, SpeechFolder
+from gallery_lib.system import paths
 from gallery_lib.tasks.domains.cross_entropy import cross_entropy
 from gallery_lib.tasks.examples import Matrices, Rows
 from gallery_lib.tasks.task import Splits

@@ -65,11 +65,11 @@ def _open_port(module: Any) -> None:
 
 
 BREACHES = {
-    "orphan": ("gallery_lib.processes", _orphan),
-    "half": ("gallery_lib.json_files", _half),
-    "hang": ("gallery_lib.processes", _hang),
-    "wrong rank": ("gallery_lib.failure", _wrong_rank),
-    "open port": ("gallery_lib.rendezvous", _open_port),
+    "orphan": ("gallery_lib.system.processes", _orphan),
+    "half": ("gallery_lib.system.json_files", _half),
+    "hang": ("gallery_lib.system.processes", _hang),
+    "wrong rank": ("gallery_lib.train.failure", _wrong_rank),
+    "open port": ("gallery_lib.comm.rendezvous", _open_port),
 }
 SEEN_AS = {
     "orphan": "still there",

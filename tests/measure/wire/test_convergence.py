@@ -8,8 +8,8 @@ import pytest
 
 from gallery_lib.config import ConvergenceConfig
 from gallery_lib.errors import InputError
-from gallery_lib.measure.wire import convergence
-from gallery_lib.measure.wire.convergence import FORMATS, FP32, WITHOUT_FEEDBACK, Scores, noise
+from gallery_lib.measure.communication import convergence
+from gallery_lib.measure.communication.convergence import FORMATS, FP32, WITHOUT_FEEDBACK, Scores, noise
 
 WITH_FEEDBACK = [name for name in FORMATS if name not in (FP32, WITHOUT_FEEDBACK)]
 TASK = "tts_angular"

@@ -7,7 +7,7 @@ import torch
 
 from gallery_lib import tasks
 from gallery_lib.config import Comm
-from gallery_lib.measure.wire.wire_bytes import gradient_bytes, sent_bytes, shapes_of
+from gallery_lib.measure.communication.bytes_sent import gradient_bytes, sent_bytes, shapes_of
 
 SHAPES = [(300, 200), (200,), (8, 3, 2, 2)]
 """60 000, 200 and 96 values."""

@@ -34,7 +34,7 @@ case "$1 $2" in
 esac
 """
 VENV_PYTHON = """#!/usr/bin/env bash
-if [[ -e endless && "$*" == "-m gallery_lib.supervisor "* ]]; then exec "$REAL_PYTHON" "$@"; fi
+if [[ -e endless && "$*" == "-m gallery_lib.system.supervisor "* ]]; then exec "$REAL_PYTHON" "$@"; fi
 if [[ -e endless && "$*" == *batch.live_notebook* ]]; then touch started; sleep 300; fi
 echo "python $*" >> "$NOTES"
 if [[ "$*" == *batch.live_notebook* ]]; then echo "runs in $GALLERY_RUNS_DIR" >> "$NOTES"; [[ ! -e failing ]] || exit 3; fi

@@ -21,7 +21,7 @@ def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy
     places = [notes.index(words) for words in order]
     assert places == sorted(places)
     assert "[3/3]" in first.stdout
-    assert notes.splitlines()[-1] == f"python -m gallery_lib.next_steps {tmp_path}"
+    assert notes.splitlines()[-1] == f"python -m gallery_lib.cli.next_steps {tmp_path}"
 
     second = copy.run()
     assert second.returncode == 0
@@ -120,7 +120,7 @@ def test_into_current_installs_what_is_missing_there_and_keeps_its_torch(copy):
     notes = copy.notes()
     assert f"uv pip install --python {copy.bin}/python3 -r .cache/into-current-required -c .cache/into-current-kept" in notes
     assert "--sys-prefix" in notes
-    assert notes.splitlines()[-1] == f"python -m gallery_lib.next_steps {copy.root} --into-current"
+    assert notes.splitlines()[-1] == f"python -m gallery_lib.cli.next_steps {copy.root} --into-current"
     assert f"torch=={version('torch')}\n" in (copy.root / ".cache/into-current-kept").read_text()
     assert not (copy.root / ".venv").exists()
 

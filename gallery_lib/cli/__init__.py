@@ -1,0 +1,1 @@
+"""The `gallery` command and `launch_single_task.py`."""

@@ -1,0 +1,50 @@
+"""`gallery bench`: tasks × variants."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gallery_lib.config import BenchConfig
+from gallery_lib.config.options import CommandLine
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.bench.result import Bench
+
+
+def _bench_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="tasks of the gallery, or FILE.py:NAME (default: all)")
+
+
+LINE = CommandLine(
+    "gallery bench",
+    "Train tasks eagerly, with torch.compile, with other libraries and with this backend, in turns.\n"
+    "Exit code 0: ours (of a waterfall, every technique) ran with parity in every task; 1: not in all.",
+    (BenchConfig,),
+    _bench_operands,
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out the command with these words behind it; returns the exit code."""
+    asked, namespace = LINE.parse(arguments)
+    from gallery_lib.console.progress import Progress, busy
+
+    progress = Progress()
+    with progress.importing():
+        from gallery_lib.measure.bench import bench as measure
+        from gallery_lib.report import bench as report
+    progress.clear()
+
+    def write(folder: Path, found: Bench) -> None:
+        picture = f"{found.kind}.png"
+        with busy("tables and picture"):
+            report.figure(found).savefig(folder / picture, dpi=120)
+            (folder / f"{found.kind}.md").write_text(report.markdown(found, picture), encoding="utf-8")
+
+    folder, found = measure.run(namespace.tasks, asked, command=["gallery", "bench", *arguments], done=write)
+    print(report.text(found))
+    print(f"results: {folder}/{found.kind}.json, tables: {found.kind}.md, picture: {found.kind}.png")
+    return 0 if report.complete(found) else 1

@@ -1,0 +1,65 @@
+"""`gallery compare`: baseline against accelerated backend; or two batches."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+
+from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
+from gallery_lib.config.options import CommandLine, default_of
+from gallery_lib.errors import InputError
+
+
+def _compare_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("batches", nargs="*", metavar="BATCH", help="none, or two: before and after, instead of any option")
+
+
+_LENGTH = "it trains for warmup_steps + rounds × block_steps steps"
+_ONE_HOST = "the variants take turns on one host; launch_single_task.py trains on several"
+_WHY_FIXED = {
+    "compiler_opt": "it trains with and without",
+    "dry_run": "launch_single_task.py has it",
+    "run_dir": "it makes a new folder below runs/; GALLERY_RUNS_DIR chooses another place",
+    "log_interval": "it logs every step",
+    **dict.fromkeys(("max_steps", "epochs"), _LENGTH),
+    **dict.fromkeys(("nnodes", "node_rank", "master_addr", "master_port"), _ONE_HOST),
+}
+_DEFAULTS = {f.name: default_of(f) for cls in (TrainConfig, LaunchConfig) for f in dataclasses.fields(cls)}
+
+LINE = CommandLine(
+    "gallery compare",
+    "Train a task as baseline and with the accelerated backend, in turns, and say what the difference is.\n"
+    "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or `prepare.sh --run`, or two files in\n"
+    "benchmarks/results/, compares those.",
+    (TrainConfig, LaunchConfig, CompareConfig),
+    _compare_operands,
+    {name: _DEFAULTS[name] for name in _WHY_FIXED},
+    _WHY_FIXED,
+)
+
+
+def _compare_batches(before: str, after: str) -> int:
+    from gallery_lib.notebooks.batch import changes
+
+    batches = changes.read_batch(before), changes.read_batch(after)
+    print(changes.text(*batches))
+    return 1 if any(change.regression for change in changes.changes(*batches)) else 0
+
+
+def main(arguments: Sequence[str]) -> int | None:
+    """Carry out the command with these words behind it; returns the exit code."""
+    config, launch_config, compare_config, namespace = LINE.parse(arguments)
+    if namespace.batches:
+        if len(arguments) != 2 or len(namespace.batches) != 2:
+            raise InputError(f"gallery compare takes two batches and no option, or options alone; got {' '.join(arguments)}.")
+        return _compare_batches(*namespace.batches)
+    from gallery_lib.console.progress import Progress
+
+    with Progress() as progress:
+        with progress.importing():
+            from gallery_lib.measure.comparison.compare import compare_backend
+            from gallery_lib.report import tables
+        comparison = compare_backend(config, launch_config, compare_config, progress=progress)
+    print(tables.comparison_text(comparison))
+    return None

@@ -1,0 +1,19 @@
+"""`gallery list`: the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gallery_lib.config.options import CommandLine
+
+LINE = CommandLine("gallery list", "Name the tasks of the gallery.")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Carry out the command with these words behind it."""
+    LINE.parse(arguments)
+    from gallery_lib import tasks
+
+    for name in tasks.names():
+        task = tasks.get(name)
+        print(f"{name:28} {task.title:28} {task.domain}")

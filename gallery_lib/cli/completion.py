@@ -1,0 +1,50 @@
+"""A script that makes bash or zsh complete the `gallery` command: what to do, with which options, on what.
+
+Made by shtab from the same declarations as the command lines themselves. It is a file that the shell reads once, so
+that no Python is started when the tab key is pressed; after a change of the options it has to be made anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+import shtab
+
+from gallery_lib.config.options import CommandLine, choices
+
+_FOLDERS = ("folder", "out", "run_dir", "data_dir")
+_FILES = ("batches", "picture")
+
+
+def _complete(parser: argparse.ArgumentParser, line: CommandLine, known: Mapping[str, Sequence[str]]) -> None:
+    """Say of each argument what may stand there, and offer one spelling of it."""
+    if line.actions:
+        branches = parser.add_subparsers()
+        for name, action_line in line.actions.items():
+            help_text = action_line.description.splitlines()[0].rstrip(".")
+            _complete(branches.add_parser(name, help=help_text, parents=[action_line.parser()], add_help=False), action_line, known)
+        return
+    options = {f.name: choices(cls, f.name) for cls in line.classes for f in fields(cls)}
+    for action in parser._actions:
+        if values := known.get(action.dest) or options.get(action.dest):
+            action.choices = values
+        elif action.dest in (*_FOLDERS, *_FILES):
+            action.complete = shtab.DIRECTORY if action.dest in _FOLDERS else shtab.FILE  # type: ignore[attr-defined]
+        action.option_strings = [word for word in action.option_strings if "_" not in word]
+
+
+def script(shell: str, commands: Mapping[str, tuple[str, CommandLine]], known: Mapping[str, Sequence[str]]) -> str:
+    """The script for `bash` or `zsh`.
+
+    Args:
+        commands: a sentence about each command, and its command line.
+        known: by the name of an argument (`names`, say), the words that it may be, beside those that its option declares.
+    """
+    root = argparse.ArgumentParser(prog="gallery")
+    branches = root.add_subparsers()
+    for name, (sentence, line) in commands.items():
+        parents = [] if line.actions else [line.parser()]
+        _complete(branches.add_parser(name, help=sentence, parents=parents, add_help=bool(line.actions)), line, known)
+    return shtab.complete(root, shell)

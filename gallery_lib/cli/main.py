@@ -1,0 +1,176 @@
+"""The `gallery` command and `launch_single_task.py`: which commands there are, their help page and their completion.
+
+Each command is a file of commands/, which declares what it takes; from that come its parser, its help and its completion. One
+message on standard error when something is wrong; a traceback only for what is a defect of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gallery_lib.cli.commands import bench, compare, doctor, lab, list_tasks, pack, plot, run, show, site
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.config.options import CommandLine, parse_command_line
+from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.console.table import text_columns
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.system import paths
+from gallery_lib.system.prepared_python import read_files_as_utf8
+from gallery_lib.system.version import version_text
+
+
+def _guarded(body: Callable[[], int | None]) -> int:
+    return exit_code_of(body, error_prefix="error", interrupted="interrupted: every process of the run has been ended.")
+
+
+def _say_where_things_are_kept() -> None:
+    if said := paths.notice():
+        print(said, file=sys.stderr)
+
+
+def launch_single_task(arguments: Sequence[str]) -> int:
+    """Train one task; the options are those of TrainConfig and LaunchConfig."""
+
+    def body() -> None:
+        if "--version" in arguments:
+            print(version_text())
+            return
+        config, launch_config = parse_command_line(
+            arguments, TrainConfig, LaunchConfig, prog="launch_single_task.py", description="Train one task of the gallery, over torchrun."
+        )
+        if launch_config.dry_run:
+            from gallery_lib.launcher import job
+
+            print(job.dry_run(config, launch_config))
+            return
+        _say_where_things_are_kept()
+        from gallery_lib.console.progress import Progress
+        from gallery_lib.launcher.torchrun import Torchrun
+
+        with Progress() as progress, Torchrun(config, launch_config) as ahead:  # it imports torch while this process does
+            with progress.importing():
+                from gallery_lib.launcher import job
+                from gallery_lib.report import tables
+            results = job.launch(config, launch_config, progress=progress, ahead=ahead)
+        if results is not None:
+            print(tables.results_text(results))
+            print(f"results: {results.config['run_dir']}/results.json")
+
+    return _guarded(body)
+
+
+def _completion_operands(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh"), help="bash or zsh")
+
+
+_COMPLETION = CommandLine(
+    "gallery completion",
+    "Print a script that completes the gallery command. Where the shell looks for it: see gallery --help.",
+    operands=_completion_operands,
+)
+
+
+def _completion(arguments: Sequence[str]) -> None:
+    (namespace,) = _COMPLETION.parse(arguments)
+    from gallery_lib import tasks
+    from gallery_lib.cli import completion
+    from gallery_lib.notebooks.batch import plan
+
+    notebooks = sorted(path.stem for path in plan.notebooks_dir().glob("*.ipynb"))
+    known = {"names": notebooks, "task": tasks.names(), "model": tasks.names()}
+    print(completion.script(namespace.shell, {name: (command.does, command.line) for name, command in _COMMANDS.items()}, known))
+
+
+class Command(NamedTuple):
+    """A word after `gallery`."""
+
+    run: Callable[[Sequence[str]], int | None]
+    line: CommandLine
+    group: str
+    does: str
+
+
+_MEASURE, _READ, _TAKE = "Run and measure", "Read what came out", "Look around and take away"
+
+_COMMANDS: dict[str, Command] = {
+    "run": Command(run.main, run.LINE, _MEASURE, "notebooks, headless, and which of them really ran"),
+    "compare": Command(compare.main, compare.LINE, _MEASURE, "baseline against accelerated backend, in turns; or two batches"),
+    "bench": Command(bench.main, bench.LINE, _MEASURE, "tasks × variants, with other libraries, or one technique after another"),
+    "lab": Command(lab.main, lab.LINE, _MEASURE, "several hosts on this machine, with emulated links, to run distributed training on"),
+    "show": Command(show.main, show.LINE, _READ, "the tables of a run, a comparison, a batch or a bench"),
+    "plot": Command(plot.main, plot.LINE, _READ, "a comparison's throughput since launch, as a picture"),
+    "doctor": Command(
+        doctor.main, doctor.LINE, _READ, "what this machine offers; where a run's step went; why several processes are slower"
+    ),
+    "list": Command(list_tasks.main, list_tasks.LINE, _TAKE, "the tasks of the gallery"),
+    "site": Command(site.main, site.LINE, _READ, "the gallery as pages for a browser, with guides and a reference"),
+    "pack": Command(pack.main, pack.LINE, _TAKE, "one task as an archive that runs by itself on another machine"),
+    "completion": Command(_completion, _COMPLETION, _TAKE, "a script that completes these commands in bash or zsh"),
+}
+
+EXAMPLES = {
+    "gallery run --profile quick": "the whole gallery, at small sizes",
+    "gallery run resnet50 -p batch_size 32 --deadline 600": "one notebook, with a parameter and a time limit",
+    "gallery run --out runs/night --resume": "go on where a batch was interrupted",
+    "gallery show runs/night": "its table again",
+    "gallery compare runs/night runs/day": "what changed; exit code 1 for a regression",
+    "gallery compare --model hf_Bert --sequence-length 128": "a task without its notebook",
+    "gallery bench --waterfall resnet50": "what each technique adds",
+    "gallery lab up --hosts 2 --rate 1gbit": "two hosts on this machine, with a link of that rate",
+    "gallery lab run --nproc-per-node 4 -- train.py": "train.py over torchrun, on each of them",
+    "gallery site --run runs/night": "the same as pages for a browser",
+    "gallery pack resnet50 --out resnet50.tar.gz": "to take along",
+}
+
+_NOTES = """\
+Completion, from the next shell on
+  gallery completion bash > ~/.local/share/bash-completion/completions/gallery
+  gallery completion zsh > "${fpath[1]}/_gallery"
+
+Colours and progress
+  A terminal gets a line or a table that is kept up to date; a file, a pipe and a terminal that calls itself dumb get a
+  plain line when a phase begins and now and then. NO_COLOR=1 switches colours off.
+
+Exit codes
+  0 done; 1 a run failed, or a regression was found; 2 bad input, and nothing was started; 130 interrupted
+
+`gallery COMMAND --help` has the options of each. Training one task: python3 launch_single_task.py --help
+`gallery --version` names the versions. In a shell where no environment is active, `gallery` is .venv/bin/gallery"""
+
+
+def help_page() -> str:
+    """What `gallery --help` prints."""
+    parts = ["usage: gallery COMMAND …\n\nHow much faster does a model train with the accelerated backend, and is it the same training?"]
+    for group in dict.fromkeys(command.group for command in _COMMANDS.values()):
+        rows = [["  " + name, command.does] for name, command in _COMMANDS.items() if command.group == group]
+        parts.append("\n".join([group, *text_columns(rows)]))
+    parts.append("\n".join(["Examples", *text_columns([["  " + words, meaning] for words, meaning in EXAMPLES.items()])]))
+    return "\n\n".join([*parts, _NOTES])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The `gallery` command."""
+    if arguments is None:
+        read_files_as_utf8()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+
+    def body() -> int | None:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(help_page())
+            return None
+        if words[0] == "--version":
+            print(version_text())
+            return None
+        if words[0] not in _COMMANDS:
+            raise InputError(f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: {', '.join(_COMMANDS)}.")
+        _say_where_things_are_kept()
+        return _COMMANDS[words[0]].run(words[1:])
+
+    return _guarded(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""The process that holds a lab's namespaces: `-m gallery_lib.cluster.keeper NAME`.
+
+It says on standard output whether it could make them, and then listens to standard input. While that is open the lab
+belongs to the process at the other end: when it ends, however it ends, the keeper ends the lab and itself. After the word
+`keep` the lab stays until the keeper is killed, or its file is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+
+from gallery_lib.cluster import cleanup, namespaces, state
+from gallery_lib.cluster.state import State
+
+KEEP = b"keep\n"
+_LOOK_SECONDS = 2.0
+
+
+def _wait_for_the_end(lab: State) -> State:
+    """Returns what was last known of the lab when it is to end."""
+    if os.read(0, len(KEEP)) == KEEP:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in range(3):
+            os.dup2(nothing, standard)
+        while (kept := state.read(lab.name)) is not None and kept.id == lab.id:
+            lab = kept
+            time.sleep(_LOOK_SECONDS)
+    return lab
+
+
+def main(name: str) -> None:
+    """Keep the lab that the file of that name describes."""
+    lab = state.read(name)
+    assert lab is not None
+    try:
+        user_namespace = namespaces.make(len(lab.hosts))
+    except OSError as error:
+        print(json.dumps({"errno": error.errno}), flush=True)
+        return
+    with contextlib.suppress(BrokenPipeError):  # whoever made the lab is gone already
+        print(json.dumps({"user_namespace": user_namespace}), flush=True)
+        lab = _wait_for_the_end(lab)
+    with state.locked():
+        kept = state.read(name)
+        cleanup.clear(kept if kept is not None and kept.id == lab.id else lab)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,261 @@
+"""A lab from Python: made, used, and taken down.
+
+    with Lab(hosts=2, rate="100mbit") as lab:
+        lab.popen(0, ["python", "server.py"])
+        lab.cut(1)
+
+Such a lab ends with the block, and with this process however that ends. One that `gallery lab up` made is opened by its
+name: `Lab.named("lab")`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gallery_lib.cluster import cleanup, cpu, keeper, link_rate, namespaces, network, requirements, state
+from gallery_lib.cluster.requirements import LabUnavailable
+from gallery_lib.cluster.state import Host, State
+from gallery_lib.config import LabConfig, options
+from gallery_lib.errors import InputError, RunFailed, did_you_mean
+from gallery_lib.system import hardware
+from gallery_lib.system.processes import end_supervised, search_path
+
+
+def _planned(config: LabConfig, lab_id: str) -> State:
+    """The lab that is asked for. Raises InputError when it makes no sense; nothing has been made."""
+    state.check_name(config.name)
+    bits_per_second = link_rate.bits_per_second(config.rate)
+    if config.cpus is not None and config.cpus > hardware.cores():
+        raise InputError(f"cpus={config.cpus:g} for each host: this machine has {hardware.cores()} core(s).")
+    cpus = config.cpus or cpu.default_cpus(config.hosts)
+    hosts = tuple(Host(number, network.address(number), bits_per_second, cpus) for number in range(config.hosts))
+    return State(config.name, lab_id, time.time(), hosts, cpu.choose(lab_id, config.hosts, cpus))
+
+
+class Lab:
+    """A lab; `hosts` are numbered from 0. Owns what it has made: the end of a `with` block, or of this process, ends it.
+
+    Args:
+        hosts: how many.
+        rate: of each host's link, in either direction: `1gbit`, `100mbit`.
+        cpus: cores' worth of time for each host; default: an equal part of this machine's.
+        name: for `gallery lab status` and `down`; default: a new one.
+
+    Raises InputError for values that make no sense, before anything is made; entering raises LabUnavailable where the
+    machine cannot have a lab.
+    """
+
+    def __init__(self, hosts: int = 2, rate: str = "1gbit", cpus: float | None = None, name: str | None = None) -> None:
+        lab_id = state.new_id()
+        values = {"hosts": hosts, "rate": rate, "cpus": cpus, "name": name or f"lab-{lab_id}"}
+        self._state = _planned(options.from_mapping(LabConfig, values), lab_id)
+        self._keeper: subprocess.Popen[str] | None = None
+        self._started: list[subprocess.Popen[Any]] = []
+
+    @classmethod
+    def named(cls, name: str) -> Lab:
+        """The lab of that name that is up. It is not this object's: it stays when the object goes. Raises InputError."""
+        found = state.read(name)
+        if found is None or not cleanup.alive(found):
+            up = names_up()
+            known_names = f" There are: {', '.join(up)}." if up else ""
+            raise InputError(f"no lab `{name}` is up.{did_you_mean(name, up)}{known_names} One is made by: gallery lab up --name {name}")
+        lab = cls.__new__(cls)
+        lab._state, lab._keeper, lab._started = found, None, []
+        return lab
+
+    # ----------------------------------------------------------------------------------------------------------
+    # Being made and ending
+
+    def up(self) -> Lab:
+        """Make it, and clear what killed processes have left of others."""
+        requirements.check()
+        with state.locked():
+            cleanup.clear_leftovers()
+            if state.file_of(self.name).exists():
+                raise InputError(
+                    f"a lab `{self.name}` is up already. Take it down (gallery lab down --name {self.name}), or choose another name."
+                )
+            try:
+                self._make()
+            except BaseException:
+                if self._keeper is not None:
+                    self._keeper.kill()
+                    self._keeper.communicate()
+                cleanup.clear(self._state)
+                raise
+        return self
+
+    def _make(self) -> None:
+        state.write(self._state)
+        self._keep(cpu=cpu.make(self._state.cpu, self.hosts))
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "gallery_lib.cluster.keeper", self.name],
+            env={**os.environ, "PYTHONPATH": search_path()},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._keeper.stdout is not None and self._keeper.stderr is not None
+        try:
+            answer = json.loads(self._keeper.stdout.readline())
+        except json.JSONDecodeError:
+            raise RunFailed(f"the process that keeps the lab ended at its start:\n{self._keeper.stderr.read()}") from None
+        if "errno" in answer:
+            raise requirements.no_namespaces(answer["errno"])
+        self._keep(keeper=self._keeper.pid, user_namespace=answer["user_namespace"])
+        network.make(self._state)
+        self._keep(complete=True)
+
+    def _keep(self, **changes: Any) -> None:
+        self._state = dataclasses.replace(self._state, **changes)
+        state.write(self._state)
+
+    def detach(self) -> None:
+        """From now on it stays when this process ends, until `gallery lab down`."""
+        assert self._keeper is not None and self._keeper.stdin is not None
+        self._keeper.stdin.write(keeper.KEEP.decode())
+        self._keeper.stdin.close()
+        self._keeper = None
+
+    def down(self) -> None:
+        """End its processes and remove all of it. Does nothing when it is gone."""
+        with state.locked():
+            cleanup.clear(self._state)
+        for process in self._started:
+            end_supervised(process)
+        if self._keeper is not None:
+            self._keeper.communicate()
+            self._keeper = None
+
+    def __enter__(self) -> Lab:
+        return self.up()
+
+    def __exit__(self, *error: object) -> None:
+        self.down()
+
+    # ----------------------------------------------------------------------------------------------------------
+    # What it is
+
+    @property
+    def name(self) -> str:
+        """Its name, which that of its file comes from."""
+        return self._state.name
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """Its hosts, with their addresses and rates as they are now."""
+        return self._state.hosts
+
+    @property
+    def cpu_share(self) -> str:
+        """How hosts get their share of the cores, or `none` and the reason."""
+        return cpu.shown(self._state.cpu)
+
+    @property
+    def has_cpu_shares(self) -> bool:
+        """Whether they have one."""
+        return self._state.cpu.kind != "none"
+
+    @property
+    def began(self) -> float:
+        """When it was made, in seconds since the epoch."""
+        return self._state.began
+
+    @property
+    def user_namespace(self) -> bool:
+        """Whether it was made without root."""
+        return self._state.user_namespace
+
+    def processes(self, host: int, known: dict[int, list[int]] | None = None) -> list[int]:
+        """The processes in a host, by the numbers that they have outside, of those `known` (default: looked up now)."""
+        return namespaces.in_host(self._state, self._number(host), known)
+
+    def _number(self, host: int) -> int:
+        if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < len(self.hosts):
+            raise InputError(f"host={host!r}: the lab `{self.name}` has hosts 0 to {len(self.hosts) - 1}.")
+        return host
+
+    # ----------------------------------------------------------------------------------------------------------
+    # What is done with it
+
+    def popen(
+        self, host: int, command: Sequence[str], *, environment: Mapping[str, str] | None = None, **arguments: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a command on a host, with more variables and with arguments of subprocess.Popen.
+
+        What is returned is its supervisor, outside the host: `terminate()` ends the command and all that it has started, and so
+        does the end of this process. The command itself is among `processes(host)`.
+        """
+        number = self._number(host)
+        placed = [*cpu.joining(self._state.cpu, number), *namespaces.entering(self._state, number), *command]
+        variables = {**os.environ, "PYTHONPATH": search_path(), **(environment or {})}
+        supervised = [sys.executable, "-m", "gallery_lib.system.supervisor", *placed]
+        process = subprocess.Popen(supervised, env=variables, stdin=subprocess.DEVNULL, start_new_session=True, **arguments)
+        self._started = [*(other for other in self._started if other.poll() is None), process]
+        return process
+
+    def _change(self, host: int, **values: Any) -> None:
+        """Write it down, before it is done; others may have changed the lab meanwhile."""
+        with state.locked():
+            kept = state.read(self.name)
+            if kept is None or kept.id != self._state.id or not cleanup.alive(kept):
+                raise InputError(f"the lab `{self.name}` is not up any more.")
+            self._state = kept.changed(host, **values)
+            state.write(self._state)
+
+    def set_rate(self, host: int, rate: str) -> None:
+        """Another rate for a host's link, in both directions."""
+        bits_per_second = link_rate.bits_per_second(rate)
+        self._change(self._number(host), rate=bits_per_second)
+        network.set_rate(self._state, host, bits_per_second)
+
+    def cut(self, host: int) -> None:
+        """Cut the host's cable: nothing arrives and nothing leaves, and nobody is told."""
+        self._change(self._number(host), cut=True)
+        network.set_cut(self._state, host, True)
+
+    def mend(self, host: int) -> None:
+        """Mend the cable."""
+        self._change(self._number(host), cut=False)
+        network.set_cut(self._state, host, False)
+
+    def slow_down(self, host: int, share: float) -> None:
+        """Leave a host this part of its CPU share, above 0 and up to 1 (all of it again).
+
+        Raises LabUnavailable where hosts have no quotas.
+        """
+        number = self._number(host)
+        if not 0 < share <= 1:
+            raise InputError(f"share={share!r} of a host's CPU time must be above 0, and at most 1.")
+        if self._state.cpu.folder is None:
+            raise LabUnavailable(
+                f"a host can be slowed down where it has a quota; here it has {self.cpu_share}. Needed: a writable cgroup."
+            )
+        self._change(number, slowed=share)
+        cpu.set_quota(self._state.cpu, number, self.hosts[number].cpus * share)
+
+
+def names_up() -> list[str]:
+    """Of all labs that are up."""
+    return [name for name in state.names() if (known := state.read(name)) and cleanup.alive(known)]
+
+
+def take_down(name: str) -> list[str]:
+    """End and remove the lab of that name, and what killed processes have left of others; returns the names of all of them."""
+    state.check_name(name)
+    with state.locked():
+        cleared = cleanup.clear_leftovers()
+        if found := state.read(name):
+            cleanup.clear(found)
+            cleared.append(name)
+    return cleared

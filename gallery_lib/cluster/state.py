@@ -1,0 +1,167 @@
+"""What is known about a lab: a file per lab in the cache folder, from before it is made until after it is gone.
+
+Whoever changes a lab holds the lock: one for all labs of a cache folder, which the kernel releases when its holder
+ends, however that happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gallery_lib.errors import InputError
+from gallery_lib.system import paths
+from gallery_lib.system.json_files import write_json
+
+SCHEMA = 1
+_LOCK_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class CpuShare:
+    """How hosts get their share of the cores.
+
+    `kind`: a quota of a cgroup (of version 1 or 2), cores of their own, or nothing, with the reason. `folder` is the
+    lab's own cgroup; `cores` has the numbers of each host's.
+    """
+
+    kind: Literal["cgroup v1", "cgroup v2", "cores", "none"]
+    folder: str | None = None
+    cores: tuple[tuple[int, ...], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host. `rate` in bits per second, in either direction; `cpus`: cores' worth of time; `slowed`: the part of it that is left."""
+
+    number: int
+    address: str
+    rate: int
+    cpus: float
+    slowed: float = 1.0
+    cut: bool = False
+
+    @property
+    def name(self) -> str:
+        """`host0` for the first."""
+        return f"host{self.number}"
+
+
+@dataclass(frozen=True)
+class State:
+    """A lab. `keeper` is the process that holds its namespaces; `began` in seconds since the epoch.
+
+    While it is not `complete` its maker holds the lock; where nobody does, the maker was killed.
+    """
+
+    name: str
+    id: str
+    began: float
+    hosts: tuple[Host, ...]
+    cpu: CpuShare
+    keeper: int | None = None
+    user_namespace: bool = False
+    complete: bool = False
+    schema: int = SCHEMA
+
+    @property
+    def mark(self) -> str:
+        """The name of the network device that each of its namespaces has, and no other."""
+        return f"lab-{self.id}"
+
+    def changed(self, host: int, **values: Any) -> State:
+        """The same with other values for a host."""
+        hosts = tuple(dataclasses.replace(h, **values) if h.number == host else h for h in self.hosts)
+        return dataclasses.replace(self, hosts=hosts)
+
+
+def new_id() -> str:
+    """Eight hexadecimal digits that no lab has."""
+    return secrets.token_hex(4)
+
+
+def check_name(name: str) -> str:
+    """`name`, when it will do as that of a file. Raises InputError."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", name):
+        raise InputError(f"name={name!r} of a lab must be 1 to 40 letters, digits, `-` and `_`, and begin with a letter or a digit.")
+    return name
+
+
+def folder() -> Path:
+    """Where the files are; it exists afterwards."""
+    path = paths.cache_dir() / "lab"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def file_of(name: str) -> Path:
+    """The file of a lab, whether it is there or not."""
+    return folder() / f"{name}.json"
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Nobody else changes a lab meanwhile. Raises InputError when another process does so for half a minute."""
+    with (folder() / ".lock").open("w") as file:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise InputError("another `gallery lab` is at work, and does not end. Wait for it, or end it.") from None
+                time.sleep(0.02)
+        yield
+
+
+def read(name: str) -> State | None:
+    """What is known about a lab, None when there is none. Raises InputError for a file that cannot be read."""
+    path = file_of(check_name(name))
+    try:
+        values = json.loads(path.read_text())
+        if values["schema"] != SCHEMA:
+            raise InputError(f"{path} has schema {values['schema']}, and this version reads {SCHEMA}: take the lab down with its own.")
+        cpu = values["cpu"]
+        values["cpu"] = CpuShare(**{**cpu, "cores": tuple(map(tuple, cpu["cores"]))})
+        values["hosts"] = tuple(Host(**host) for host in values["hosts"])
+        return State(**values)
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error}). Delete it: its lab, if there is one, then ends by itself.") from None
+
+
+def write(state: State) -> None:
+    """Keep it. The file never holds half of it."""
+    write_json(file_of(state.name), dataclasses.asdict(state))
+
+
+def delete(state: State) -> None:
+    """Forget the lab, unless its name has gone over to another one."""
+    with contextlib.suppress(InputError):
+        kept = read(state.name)
+        if kept is None or kept.id != state.id:
+            return
+    file_of(state.name).unlink(missing_ok=True)
+
+
+def delete_half_written() -> None:
+    """Delete what a writer that was killed has left; the caller holds the lock, as every writer does."""
+    for path in folder().glob(".*.json.*"):
+        path.unlink(missing_ok=True)
+
+
+def names() -> list[str]:
+    """Of all labs that are known."""
+    return sorted(path.stem for path in folder().glob("*.json") if not path.name.startswith("."))

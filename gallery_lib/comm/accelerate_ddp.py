@@ -1,0 +1,219 @@
+"""`accelerate_ddp(model, options)`: another way for a DistributedDataParallel to average gradients.
+
+The model stays what it is: only its C++ reducer is built anew (`rebuild.py`), and where more is asked for a communication hook is
+registered with that (`reducer.py`). A communication hook of the user's, registered before or after, takes precedence for good.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gallery_lib.comm.optimizer_in_backward import EarlySteps
+from gallery_lib.comm.rebuild import DDP
+from gallery_lib.comm.reducer import GradientReducer
+from gallery_lib.comm.watch import DISTRIBUTION, Watch, inside, watch_of
+from gallery_lib.config import Comm
+from gallery_lib.errors import InputError
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def needs_hook(options: Comm) -> bool:
+    """Whether `options` ask for more than DDP can be told when it is made."""
+    return options.hierarchical or options.streams > 1 or options.wire != "exact" or options.non_finite != "ignore"
+
+
+def _joined(model: DDP) -> Callable[[], bool]:
+    """Whether ranks without batches may stand by; it does not keep the model alive."""
+    known = weakref.ref(model)
+
+    def joined() -> bool:
+        there = known()
+        return there is not None and there._join_config.enable
+
+    return joined
+
+
+def obstacle(model: DDP, hooked: bool = True) -> str:
+    """Why the model has to stay as it is, or ''; `hooked`: when a communication hook is wanted."""
+    if getattr(model, "reducer", None) is None or model.logger is None:
+        return "it averages no gradients in buckets (delay_all_reduce_named_params names all parameters)"
+    if model._use_python_reducer:
+        return "torch compiles its averaging (torch._dynamo.config.optimize_ddp='python_reducer')"
+    if model.mixed_precision is not None:
+        return "it has DDP's mixed_precision, which autocast does as well"
+    if model._comm_hooks or model._get_ddp_logging_data().get("comm_hook"):  # type: ignore[no-untyped-call]
+        return "it has a communication hook of its own (register_comm_hook)"
+    if hooked and dist.get_process_group_ranks(model.process_group) != list(range(dist.get_world_size())):
+        return "it is not in the default process group of all ranks"
+    return ""
+
+
+def _check_early_steps(model: DDP, options: Comm) -> None:
+    """Raises InputError where a parameter's step could be taken with a gradient that is not the one `optimizer.step()` would see."""
+    reasons = {
+        "find_unused_parameters: only at the end is it known which parameters have a gradient": model.find_unused_parameters
+        or options.find_unused_parameters,
+        "static_graph, with which DDP leaves unused parameters out": options.static_graph or model.static_graph,
+        f"non_finite={options.non_finite}: only at the end is it known whether the step is taken": options.non_finite != "ignore",
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
+        raise InputError(f"the optimizer's step cannot go into the backward pass together with {reason}. Leave one of both out.")
+
+
+def say(text: str) -> None:
+    """Print on rank 0."""
+    if dist.get_rank() == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def check_same_on_all_ranks(model: DDP, options: Comm, what: str, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Raise InputError, on every rank, where they ask for different options; they would wait for each other. A collective call."""
+    mine = {**dataclasses.asdict(options), "optimizer": None if optimizer is None else type(optimizer).__name__}
+    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size(model.process_group)
+    dist.all_gather_object(everyone, mine, group=model.process_group)
+    for rank, theirs in enumerate(everyone):
+        for name, value in theirs.items():
+            if value != everyone[0][name]:
+                raise InputError(
+                    f"{what}: ranks ask for different options: {name}={everyone[0][name]!r} on rank 0, and {name}={value!r} "
+                    f"on rank {rank}. Set the same on all."
+                )
+
+
+def watched(model: DDP) -> Watch:
+    """Return the watch over `model`, set up where there is none; from then on the user's own communication hook is noticed."""
+    watch = watch_of(model)
+    if watch is None:
+        watch = Watch(model)
+        known = weakref.ref(model)
+        watch.before_own_hook = lambda: _give_way(known())
+    return watch
+
+
+def _give_way(model: DDP | None) -> None:
+    """Leave averaging to a communication hook that the user is about to register."""
+    watch = watch_of(model)
+    if model is None or watch is None or (watch.reducer is None and watch.before_forward is None):
+        return
+    stop_watching_steps(model)
+    use_way(model, Comm())
+    say(
+        f"{type(model.module).__name__}: gradients are averaged by the model's own communication hook (register_comm_hook) "
+        "from now on, not as config.comm says."
+    )
+
+
+def stop_watching_steps(model: DDP) -> None:
+    """End a tuner's turns, if there is one; the model averages as it does at present."""
+    if (watch := watch_of(model)) is not None:
+        watch.before_forward = None
+
+
+def use_way(model: DDP, options: Comm, early_steps: EarlySteps | None = None) -> None:
+    """Have `model` average as `options` say, which are known to go together and with it. A collective call between two steps."""
+    watch = watched(model)
+    if watch.reducer is not None:
+        watch.reducer.close()
+        watch.reducer = None
+    watch.rebuild(options)
+    if not needs_hook(options) and early_steps is None:
+        return
+    reducer = GradientReducer(model.module, options, model.device, _joined(model), early_steps)
+    dist._register_comm_hook(model.reducer, None, reducer.take)
+    watch.reducer = reducer
+    reducer.end_with(model)
+
+
+def accelerate_ddp(model: M, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> M:
+    """Have `model` average its gradients as `options` say (`Comm()` when left out). A collective call; returns `model` itself.
+
+    With `optimizer`, steps may be taken in the backward pass, bucket by bucket: see `step_in_backward`.
+
+    It may be called again with other options between two steps; what error feedback has kept is dropped then. Raises
+    InputError for a model that is no DistributedDataParallel (and none that accelerate() returned), is not in the default
+    process group, or has a communication hook of its own, for an optimizer whose step cannot be divided, for options that
+    do not go together, and where ranks ask for different ones.
+    """
+    options = options or Comm()
+    ddp = inside(model)
+    if not isinstance(ddp, DDP):
+        raise InputError(f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first.")
+    hooked = needs_hook(options) or optimizer is not None
+    if reason := obstacle(ddp, hooked):
+        raise InputError(f"this model cannot be accelerated in this way: {reason}.")
+    if options.wire == "powersgd" and (options.hierarchical or options.streams > 1):
+        raise InputError("wire=powersgd does not go together with hierarchical or several streams. Leave these off.")
+    check_same_on_all_ranks(ddp, options, "accelerate_ddp()", optimizer)
+    early_steps = None
+    if optimizer is not None:
+        _check_early_steps(ddp, options)
+        names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
+        if not any(id(parameter) in names for group in optimizer.param_groups for parameter in group["params"]):
+            raise InputError("none of the optimizer's parameters is one of the model's. Give the optimizer of this model, or none.")
+        early_steps = EarlySteps(optimizer, names)
+    try:
+        use_way(ddp, options, early_steps)
+    except InputError:
+        if early_steps is not None:
+            early_steps.close()
+        raise
+    watched(ddp).before_forward = None if early_steps is None else early_steps.before_forward
+    if ddp is not model:
+        getattr(type(model), DISTRIBUTION).options = options  # also for a DDP that is made anew later
+    return model
+
+
+def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
+    """Have the backward pass in the block take the optimizer's step, bucket by bucket, while other gradients are on their way.
+
+        accelerate_ddp(model, options, optimizer=optimizer)
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = model(batch).mean()
+            with step_in_backward(model):
+                loss.backward()
+            optimizer.step()  # does what is left
+
+    The block says that `optimizer.step()` follows with the gradients of exactly this backward pass.
+    Where that is not so (a closure, clipping, a GradScaler, another backward pass, a changed learning
+    rate, no step), `optimizer.step()` or the next block raises RunFailed or InputError. Backward
+    passes outside of such blocks, as those of other networks through this one, take no step.
+
+    Raises InputError where `accelerate_ddp(model, …, optimizer=…)` was not called.
+    """
+    watch = watch_of(model)
+    if watch is None or watch.reducer is None or watch.reducer.early_steps is None:
+        raise InputError("step_in_backward() needs to know the optimizer. Call accelerate_ddp(model, options, optimizer=optimizer) first.")
+    return watch.reducer.early_steps.block()
+
+
+def gradient_reducer(model: nn.Module) -> GradientReducer | None:
+    """Return our communication hook of `model`; None where DDP averages by itself."""
+    watch = watch_of(model)
+    return None if watch is None else watch.reducer
+
+
+def comm_state_dict(model: nn.Module) -> dict[str, Any]:
+    """What error feedback keeps, on this rank, beside the model's own state: for this rank's part of a checkpoint."""
+    reducer = gradient_reducer(model)
+    return reducer.state_dict() if reducer is not None else {}
+
+
+def load_comm_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
+    """Go on with what `comm_state_dict` gave, on the same rank of as many processes, with the same options."""
+    reducer = gradient_reducer(model)
+    if reducer is None:
+        if state:
+            raise InputError("there is communication state to load, and the model communicates as DDP does. accelerate_ddp() it first.")
+        return
+    reducer.load_state_dict(state)

@@ -1,0 +1,77 @@
+"""Where the processes of a run meet, so that nobody else can reach them. Needs no torch until a process is torchrun.
+
+torch's stores listen on every interface, ask nobody for a secret, and torchrun unpickles what it finds in one. So a run on one
+host meets in a file of its own folder; where a script needs a store it listens on the loopback address; on several hosts on the
+address that was given (docs/guides/several_machines.md says what its port can do).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.config import LaunchConfig
+from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
+
+LOOPBACK = "127.0.0.1"
+MEETING_FILE = "torchrun-rendezvous"
+"""Where torchrun meets itself, in a run's folder."""
+RENDEZVOUS_FILE = "rendezvous"
+"""Where the processes of a run on one host meet, in its folder."""
+_SIGN_OF_LIFE_SECONDS = 600
+"""How often torchrun notes in that file that it lives: nobody else reads it, and it only grows."""
+
+
+def on_one_host(launch: LaunchConfig) -> bool:
+    """Return whether all processes of a run are on this host, and no port was asked for."""
+    return launch.nnodes == 1 and launch.master_port is None
+
+
+def loopback_interface() -> dict[str, str]:
+    """Return the variables that keep gloo and NCCL on the loopback interface, unless the user has chosen another."""
+    name = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    return {each: name for each in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name and each not in os.environ}
+
+
+def meeting_arguments(folder: Path | str | None) -> list[str]:
+    """Return torchrun's arguments for a run on one host, whose torchrun meets in a file of `folder`; None: in a new temporary one."""
+    conf = f"--rdzv-conf=store_type=file,keep_alive_interval={_SIGN_OF_LIFE_SECONDS}"
+    endpoint = [] if folder is None else [f"--rdzv-endpoint={Path(folder) / MEETING_FILE}"]
+    return ["--rdzv-backend=c10d", *endpoint, conf, f"--local-addr={LOOPBACK}"]
+
+
+def meeting_environment(run_dir: Path | str) -> dict[str, str]:
+    """Return the variables of a run's processes on one host, which meet in a file of its folder and need no port."""
+    return {
+        RENDEZVOUS_VARIABLE: str((Path(run_dir) / RENDEZVOUS_FILE).absolute()),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun has none for them
+    }
+
+
+def forget_meeting(run_dir: Path | str) -> None:
+    """Remove the files in which the processes of an earlier run met: others would take what it left for their own."""
+    for name in (MEETING_FILE, RENDEZVOUS_FILE):
+        (Path(run_dir) / name).unlink(missing_ok=True)
+
+
+def listening_on(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on this address alone; port 0 is a free one. Raises OSError where that cannot be."""
+    return socket.create_server((host, port), family=socket.getaddrinfo(host, port)[0][0])
+
+
+def listen_where_told() -> None:
+    """Have torch's stores in this process listen on the address that they are given alone."""
+    import torch.distributed as dist
+
+    class Store(dist.TCPStore):
+        def __init__(
+            self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *others: Any, **more: Any
+        ) -> None:
+            if is_master:
+                listening = listening_on(host_name, port)
+                port, more["master_listen_fd"] = listening.getsockname()[1], listening.detach()
+            super().__init__(host_name, port, world_size, is_master, *others, **more)
+
+    dist.TCPStore = Store  # type: ignore[misc]

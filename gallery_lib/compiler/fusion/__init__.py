@@ -1,0 +1,1 @@
+"""Rewrite modules so that several operators become one."""

@@ -1,0 +1,1 @@
+"""Graph passes of ours that run inside Inductor."""

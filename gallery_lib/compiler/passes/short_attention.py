@@ -1,0 +1,193 @@
+"""Attention over short sequences on the CPU, as plain products in place of torch's fused operator.
+
+torch computes attention there block by block, so that the scores of long sequences never lie in memory at once (Dao et al., 2022).
+For short ones that costs more than it saves: each head's products, in the backward pass above all, are calls of their own, and their
+set-up takes longer than they do. This graph pass writes both passes as batched products, between which the compiler fuses what is
+left. Rounding is that of the operator it replaces: scores, softmax and the gradient of the probabilities in fp32; the probabilities
+and the gradient of the scores are rounded to the inputs' type for their products.
+
+Beyond `LONGEST` the operator stays: its memory grows with the sequence, that of the probabilities with the square.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from gallery_lib.compiler.passes import graph_writer
+from gallery_lib.compiler.passes.graph_writer import Writer, arguments_of
+
+LONGEST = {torch.bfloat16: 256, torch.float32: 128}
+"""Tokens up to which products are used, of queries and keys in the geometric mean. In bfloat16 they are faster beyond that, too,
+and take more memory; in fp32 they are not (benchmarks/notes/short-attention.md)."""
+
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_FORWARD = _aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+class ShortAttention(CustomGraphPass):
+    """Inductor's joint_custom_pre_pass; `uuid` goes into the key of Inductor's cache."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites `graph` in place."""
+        for node in list(graph.nodes):
+            if node.op == "call_function" and node.target is _FORWARD:
+                _rewrite(graph, node)
+
+    def uuid(self) -> Any:
+        """Changes with this file."""
+        return get_hash_for_files((__file__, graph_writer.__file__))
+
+
+def _is_short(arguments: Mapping[str, Any]) -> bool:
+    query, key, value = (arguments[name].meta["val"] for name in ("query", "key", "value"))
+    if arguments["dropout_p"] or query.dtype not in LONGEST or not query.dtype == key.dtype == value.dtype:
+        return False
+    if not all(each.dim() == 4 and isinstance(each.shape[3], int) for each in (query, key, value)):
+        return False
+    if not all(statically_known_true(query.shape[place] == each.shape[place]) for each in (key, value) for place in (0, 1)):
+        return False  # heads that share keys
+    return _about(query.shape[2]) * _about(key.shape[2]) <= LONGEST[query.dtype] ** 2
+
+
+def _about(size: int | torch.SymInt) -> float:
+    """A size, or the one that a changing size had when it was compiled: this is about speed only."""
+    if isinstance(size, int):
+        return size
+    return math.inf if size.node.hint is None else int(size.node.hint)
+
+
+def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
+    """The operator, and the one of the backward pass that goes with it, unless something else uses what only they know."""
+    arguments = arguments_of(node)
+    if not _is_short(arguments) or any(user.target is not operator.getitem for user in node.users):
+        return
+    outputs = {user.args[1]: user for user in node.users}
+    backward = list(outputs[1].users) if 1 in outputs else []
+    if any(user.target is not _BACKWARD for user in backward) or len(outputs) < len(node.users):
+        return
+    write = _Writer(graph, node)
+    heads = _Heads(write, arguments)
+    if 0 in outputs:
+        outputs[0].replace_all_uses_with(heads.back(heads.attended(), "query"))
+    for each in backward:
+        write.before = each
+        gradients = heads.gradients(arguments_of(each)["grad_out"])
+        for user in list(each.users):
+            user.replace_all_uses_with(gradients[user.args[1]])  # type: ignore[index]
+            graph.erase_node(user)
+        graph.erase_node(each)
+    for dead in (*outputs.values(), node):  # torch takes the operator for one that may not be left out
+        graph.erase_node(dead)
+
+
+class _Writer(Writer):
+    """… with what attention needs."""
+
+    def size(self, tensor: fx.Node, place: int) -> Any:
+        """A number, or the node of one that changes."""
+        size = tensor.meta["val"].shape[place]
+        return size if isinstance(size, int) else self(_aten.sym_size.int, tensor, place)
+
+    def scalar(self, value: float) -> fx.Node:
+        """In fp32."""
+        return self(_aten.full.default, [], value, dtype=torch.float32, device=torch.device("cpu"))
+
+    def exact_product(self, left: fx.Node, right: fx.Node) -> fx.Node:
+        """Of batches of matrices, in fp32."""
+        return self(_aten.bmm.default, self.cast(left, torch.float32), self.cast(right, torch.float32))
+
+    def transposed(self, matrices: fx.Node) -> fx.Node:
+        """Each matrix of a batch."""
+        return self(_aten.permute.default, matrices, [0, 2, 1])
+
+
+class _Heads:
+    """One attention: heads of all samples as a batch of matrices [samples × heads, tokens, width of a head]."""
+
+    def __init__(self, write: _Writer, arguments: Mapping[str, Any]) -> None:
+        self.write, self.arguments = write, arguments
+        self.query, self.key, self.value = (self._flat(arguments[name]) for name in ("query", "key", "value"))
+        self.dtype = arguments["query"].meta["val"].dtype
+        self.scale = arguments["scale"]
+        if self.scale is None:
+            self.scale = 1.0 / math.sqrt(arguments["query"].meta["val"].shape[3])
+        self.probabilities = self._probabilities()
+
+    def _flat(self, tensor: fx.Node) -> fx.Node:
+        """[samples, heads, tokens, width] as such a batch."""
+        sizes = [-1, self.write.size(tensor, 2), self.write.size(tensor, 3)]
+        return self.write(_aten.reshape.default, tensor, sizes)
+
+    def back(self, flat: fx.Node, name: str) -> fx.Node:
+        """Such a batch with the sizes of argument `name` (but for the width), lying as the fused operator leaves it: token by token."""
+        write, like = self.write, self.arguments[name]
+        sizes = [*(write.size(like, place) for place in range(3)), write.size(flat, 2)]
+        by_head = write(_aten.reshape.default, flat, sizes)
+        by_token = write(_aten.permute.default, by_head, [0, 2, 1, 3])
+        copied = write(_aten.clone.default, by_token, memory_format=torch.contiguous_format)
+        return write(_aten.permute.default, copied, [0, 2, 1, 3])
+
+    def _probabilities(self) -> fx.Node:
+        """Of the inputs' type; a query that may not attend to any key has zeros."""
+        write = self.write
+        scores = write(_aten.mul.Tensor, write.exact_product(self.query, write.transposed(self.key)), self.scale)
+        masked = self._masked(scores)
+        highest = write(_aten.amax.default, masked, [-1], True)
+        if masked is not scores:
+            highest = self._where_equal(highest, -math.inf, 0.0)
+        powers = write(_aten.exp.default, write(_aten.sub.Tensor, masked, highest))
+        total = write(_aten.sum.dim_IntList, powers, [-1], True)
+        if masked is not scores:
+            total = self._where_equal(total, 0.0, 1.0)
+        return write.cast(write(_aten.div.Tensor, powers, total), self.dtype)
+
+    def _where_equal(self, tensor: fx.Node, value: float, instead: float) -> fx.Node:
+        write = self.write
+        return write(_aten.where.self, write(_aten.eq.Scalar, tensor, value), write.scalar(instead), tensor)
+
+    def _masked(self, scores: fx.Node) -> fx.Node:
+        write, mask = self.write, self.arguments["attn_mask"]
+        queries, keys = write.size(self.query, 1), write.size(self.key, 1)
+        if mask is not None:
+            samples, heads = (write.size(self.arguments["query"], place) for place in (0, 1))
+            by_head = write(_aten.reshape.default, scores, [samples, heads, queries, keys])
+            sums = write(_aten.add.Tensor, by_head, write.cast(mask, torch.float32))
+            scores = write(_aten.reshape.default, sums, [-1, queries, keys])
+        if self.arguments["is_causal"]:
+            rows, columns = (self._count(size) for size in (queries, keys))
+            allowed = write(_aten.le.Tensor, columns, write(_aten.unsqueeze.default, rows, 1))
+            scores = write(_aten.where.self, allowed, scores, write.scalar(-math.inf))
+        return scores
+
+    def _count(self, size: Any) -> fx.Node:
+        """0, 1, 2, …, below `size`."""
+        options = {"dtype": torch.int64, "device": torch.device("cpu"), "requires_grad": False}
+        return self.write(_prims.iota.default, size, start=0, step=1, **options)
+
+    def attended(self) -> fx.Node:
+        """What attention gives, as such a batch."""
+        return self.write(_aten.bmm.default, self.probabilities, self.value)
+
+    def gradients(self, grad_out: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
+        """Of queries, keys and values, with their sizes."""
+        write = self.write
+        grad = self._flat(grad_out)
+        probabilities = write.cast(self.probabilities, torch.float32)
+        of_probabilities = write.exact_product(grad, write.transposed(self.value))
+        mean = write(_aten.sum.dim_IntList, write(_aten.mul.Tensor, probabilities, of_probabilities), [-1], True)
+        of_scores = write(_aten.mul.Tensor, probabilities, write(_aten.sub.Tensor, of_probabilities, mean))
+        rounded = write.cast(write(_aten.mul.Tensor, of_scores, self.scale), self.dtype)
+        return (
+            self.back(write(_aten.bmm.default, rounded, self.key), "query"),
+            self.back(write(_aten.bmm.default, write.transposed(rounded), self.query), "key"),
+            self.back(write(_aten.bmm.default, write.transposed(self.probabilities), write.cast(grad, self.dtype)), "value"),
+        )

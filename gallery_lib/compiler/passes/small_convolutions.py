@@ -1,0 +1,206 @@
+"""Convolutions over few positions on the CPU, as matrix products in place of oneDNN's convolutions.
+
+Deep in a network, or where images are small, a convolution has many channels and few positions: 512 channels on 16 images of 2 × 2 are
+64 rows. oneDNN's loops over positions are short there, its weights' gradients above all come in a blocked layout that is copied into the
+weights' own, and the weights are copied into a blocked one twice in each step. A matrix product of the pixels under the kernel, side by
+side [positions, kernel × channels], with gradients or weights as they lie in channels_last, does the same without (Chellapilla et al.,
+"High Performance Convolutional Neural Networks for Document Processing", 2006). It rounds as much: sums in fp32, rounded once.
+
+Each of the three passes is rewritten up to a number of positions of its own. In bfloat16 only: in fp32 oneDNN's convolutions are
+faster than its products, or torch's. Left alone: groups, dilation, sizes that change, weights that are not in channels_last.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from gallery_lib.compiler.passes import graph_writer
+from gallery_lib.compiler.passes.graph_writer import Writer, arguments_of
+from gallery_lib.system import hardware
+
+MOST_POSITIONS = {"forward": (160, 256), "inputs": (160, 256), "weights": (512, 1024)}
+"""Up to which products are used for the outputs, and for the gradients of inputs and of weights: kernels of several pixels, of one."""
+
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_FORWARD, _BACKWARD = _aten.convolution.default, _aten.convolution_backward.default
+
+
+def reason_not_applied() -> str | None:
+    """Why convolutions stay as they are on this processor, or None."""
+    return None if "avx512_bf16" in hardware.cpu_flags() else "the processor has no bfloat16 units of AVX-512"
+
+
+class SmallConvolutions(CustomGraphPass):
+    """For Inductor's joint_custom_pre_pass; `uuid` goes into the key of Inductor's cache."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrites `graph` in place."""
+        for node in graph.find_nodes(op="call_function", target=_BACKWARD):
+            _rewrite_backward(graph, node)
+        for node in graph.find_nodes(op="call_function", target=_FORWARD):
+            _rewrite_forward(graph, node)
+
+    def uuid(self) -> Any:
+        """Changes with this file."""
+        return get_hash_for_files((__file__, graph_writer.__file__))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of a convolution that can be written as a product."""
+
+    samples: int
+    inputs: int  # channels
+    outputs: int
+    image: tuple[int, int]  # height, width
+    result: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    @property
+    def positions(self) -> int:
+        """Rows of the product."""
+        return self.samples * self.result[0] * self.result[1]
+
+    @property
+    def pixels(self) -> int:
+        """Under the kernel."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def keeps_size(self) -> bool:
+        """Whether the inputs' gradient is such a convolution, of a turned kernel: it moves by one and is padded by less than it."""
+        return self.stride == (1, 1) and all(padding < kernel for padding, kernel in zip(self.padding, self.kernel, strict=True))
+
+    def small(self, which: str) -> bool:
+        """Whether the pass `which` is to be a product."""
+        return self.positions <= MOST_POSITIONS[which][self.pixels == 1]
+
+
+def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
+    """None for a convolution that is left alone."""
+    image, weight = (arguments[name].meta["val"] for name in ("input", "weight"))
+    if image.dim() != 4 or arguments["transposed"] or arguments["groups"] != 1 or list(arguments["dilation"]) != [1, 1]:
+        return None
+    if {image.dtype, weight.dtype, result.dtype} != {torch.bfloat16} or image.device.type != "cpu":
+        return None
+    if not all(isinstance(size, int) for each in (image, weight, result) for size in each.shape):
+        return None
+    if not weight.is_contiguous(memory_format=torch.channels_last):
+        return None
+    outputs, inputs = weight.shape[:2]
+    pairs = (image.shape[2:], result.shape[2:], weight.shape[2:], arguments["stride"], arguments["padding"])
+    return _Sizes(image.shape[0], inputs, outputs, *((int(height), int(width)) for height, width in pairs))
+
+
+def _rows(write: Writer, tensor: fx.Node) -> fx.Node:
+    """[samples, channels, height, width] → [samples × height × width, channels]."""
+    channels = tensor.meta["val"].shape[1]
+    return write.reshaped(write(_aten.permute.default, tensor, [0, 2, 3, 1]), [-1, channels])
+
+
+def _image(write: Writer, rows: fx.Node, samples: int, size: tuple[int, int]) -> fx.Node:
+    """The way back."""
+    channels = rows.meta["val"].shape[1]
+    return write(_aten.permute.default, write.reshaped(rows, [samples, *size, channels]), [0, 3, 1, 2])
+
+
+def _under_kernel(
+    write: Writer, image: fx.Node, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], result: tuple[int, int]
+) -> fx.Node:
+    """[samples, channels, height, width] → [positions, kernel height × kernel width × channels]: the pixels under the kernel at each."""
+    last = write(_aten.permute.default, image, [0, 2, 3, 1])
+    if any(padding):
+        (rows, columns) = padding
+        last = write(_aten.constant_pad_nd.default, last, [0, 0, columns, columns, rows, rows])
+    pieces = []
+    for top in range(kernel[0]):
+        for left in range(kernel[1]):
+            piece = last
+            for place, begin, steps, number in ((1, top, stride[0], result[0]), (2, left, stride[1], result[1])):
+                end = begin + steps * (number - 1) + 1
+                if (begin, end, steps) != (0, piece.meta["val"].shape[place], 1):
+                    piece = write(_aten.slice.Tensor, piece, place, begin, end, steps)
+            pieces.append(piece)
+    if len(pieces) == 1:
+        return write.reshaped(pieces[0], [-1, last.meta["val"].shape[3]])
+    together = write(_aten.cat.default, pieces, 3)  # which nothing else reads, so that it does not matter what lies where
+    return write(_aten.reshape.default, together, [-1, together.meta["val"].shape[3]])
+
+
+def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
+    arguments = arguments_of(node)
+    sizes = _sizes(arguments, node.meta["val"])
+    if sizes is None or not sizes.small("forward"):
+        return
+    write = Writer(graph, node)
+    pixels = _under_kernel(write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result)
+    weights = write(_aten.permute.default, _weight_rows(write, arguments["weight"], sizes), [1, 0])
+    bias = arguments["bias"]
+    rows = write(_aten.mm.default, pixels, weights) if bias is None else write(_aten.addmm.default, bias, pixels, weights)
+    node.replace_all_uses_with(_image(write, rows, sizes.samples, sizes.result))
+    graph.erase_node(node)
+
+
+def _weight_rows(write: Writer, weight: fx.Node, sizes: _Sizes) -> fx.Node:
+    """[outputs, inputs, height, width] → [outputs, height × width × inputs]; a view in channels_last."""
+    return write.reshaped(write(_aten.permute.default, weight, [0, 2, 3, 1]), [sizes.outputs, -1])
+
+
+def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
+    arguments = arguments_of(node)
+    sizes = _sizes(arguments, arguments["grad_output"].meta["val"])
+    if sizes is None or any(user.target is not operator.getitem for user in node.users):
+        return
+    wanted = list(arguments["output_mask"])
+    for user in [user for user in node.users if not wanted[user.args[1]]]:  # type: ignore[index]
+        if user.users:
+            return
+        graph.erase_node(user)
+    write = Writer(graph, node)
+    found: dict[int, fx.Node] = {}
+    if wanted[0] and sizes.keeps_size and sizes.small("inputs"):
+        found[0] = _gradient_of_inputs(write, arguments, sizes)
+    if wanted[1] and sizes.small("weights"):
+        found[1] = _gradient_of_weights(write, arguments, sizes)
+    if not found:
+        return
+    left = [asked and place not in found for place, asked in enumerate(wanted)]
+    for user in list(node.users):
+        if user.args[1] in found:
+            user.replace_all_uses_with(found[user.args[1]])  # type: ignore[index]
+            graph.erase_node(user)
+    if any(left):
+        place = [argument.name for argument in node.target._schema.arguments].index("output_mask")  # type: ignore[union-attr]
+        node.update_arg(place, left)
+        node.meta["val"] = tuple(value if asked else None for value, asked in zip(node.meta["val"], left, strict=True))
+    else:
+        graph.erase_node(node)
+
+
+def _gradient_of_weights(write: Writer, arguments: dict[str, Any], sizes: _Sizes) -> fx.Node:
+    """In channels_last, as the weights lie."""
+    pixels = _under_kernel(write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result)
+    gradient = write(_aten.permute.default, _rows(write, arguments["grad_output"]), [1, 0])
+    rows = write(_aten.mm.default, gradient, pixels)
+    return _image(write, write.reshaped(rows, [-1, sizes.inputs]), sizes.outputs, sizes.kernel)
+
+
+def _gradient_of_inputs(write: Writer, arguments: dict[str, Any], sizes: _Sizes) -> fx.Node:
+    """The gradient of the outputs, convolved with the kernel turned by half a turn."""
+    if sizes.pixels == 1:
+        weights = _weight_rows(write, arguments["weight"], sizes)
+    else:
+        turned = write(_prims.rev.default, arguments["weight"], [2, 3])
+        by_pixel = write(_aten.permute.default, turned, [2, 3, 0, 1])  # [height, width, outputs, inputs]
+        weights = write(_aten.reshape.default, by_pixel, [-1, sizes.inputs])  # of what nothing else reads
+    padding = (sizes.kernel[0] - 1 - sizes.padding[0], sizes.kernel[1] - 1 - sizes.padding[1])
+    gradients = _under_kernel(write, arguments["grad_output"], sizes.kernel, (1, 1), padding, sizes.image)
+    return _image(write, write(_aten.mm.default, gradients, weights), sizes.samples, sizes.image)

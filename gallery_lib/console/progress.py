@@ -1,0 +1,264 @@
+"""Shows what is going on: a clock that ticks for each phase, and a bar where something is counted.
+
+It suits where it is shown (outlets.py): one output of a notebook, the last line of a terminal, plain lines elsewhere.
+
+    with Progress() as progress:
+        progress.show("data")
+        progress.show("training", count=3, total=40)    # again and again: this is what has the clock tick
+
+How long a phase will take is shown where there are grounds only: its own count, once a part of it is done, or `expected`,
+what it took in earlier runs (expected_durations.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm.std import Bar
+
+from gallery_lib.console.exit_code import raise_if_told
+from gallery_lib.console.outlets import TICK_SECONDS, fitted, outlet
+from gallery_lib.console.phases import IMPORTS
+from gallery_lib.system.processes import now
+
+LINE_SECONDS = 10.0
+_BAR_WIDTH = 20
+_SHORTEST_ESTIMATE = 10.0
+"""Seconds: a shorter phase is over before its estimate is read."""
+_COUNTED_PART = 0.2
+"""How much of a phase must be done before its own pace says how long it takes."""
+
+
+def duration(seconds: float) -> str:
+    """`34 s` or `3 min 5 s`."""
+    whole = int(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The phase that is shown."""
+
+    label: str
+    part: str
+    identity: tuple[str, Any]  # what makes it the same phase as before, under another label too
+    began: float
+    count: int
+    counted_at: float
+    total: int | None
+    unit: str
+    first: int
+    least: int
+    expected: float | None
+
+    def about_seconds(self, now: float) -> tuple[float, str] | None:
+        """Return how long the phase will take in all, and on what grounds; None without any."""
+        elapsed = now - self.began
+        if self.total is not None and self.total > self.first:
+            done, of = self.count - self.first, self.total - self.first
+            if done >= max(self.least, _COUNTED_PART * of):
+                estimate = (self.counted_at - self.began) / done * of
+                return (estimate, "") if max(_SHORTEST_ESTIMATE, elapsed) <= estimate else None
+        if self.expected is not None and max(_SHORTEST_ESTIMATE, elapsed) <= self.expected:
+            return self.expected, ", as last time"
+        return None
+
+
+class Progress(contextlib.AbstractContextManager["Progress"]):
+    """A line that says what is going on. At the end of the `with` block it says what took how long; after an error it goes."""
+
+    def __init__(self, *, enabled: bool = True, line_seconds: float = LINE_SECONDS, clock: Callable[[], float] = now) -> None:
+        self.enabled, self._clock = enabled, clock
+        self._lock = threading.RLock()
+        self._outlet = outlet(line_seconds)
+        self._shown: _Shown | None = None
+        self._began = self._part_began = clock()
+        self._parts: dict[str, float] = {}
+        self._drawn_at = 0.0
+
+    def show(
+        self,
+        label: str,
+        *,
+        part: str | None = None,
+        count: int = 0,
+        total: int | None = None,
+        unit: str = "steps",
+        first: int = 0,
+        least: int = 3,
+        began: float | None = None,
+        expected: float | None = None,
+    ) -> None:
+        """Say what is going on, or again that it still is.
+
+        Args:
+            part: the name under which its seconds are added up at the end; the label when left out.
+            count, total, unit: what is done of what there is to do, and of what it is so many; `first` were done when the phase began.
+            least: how many of them must be done before the rest can be estimated.
+            began: when the phase began, as `processes.now()` says it; now, when left out and the label is a new one.
+            expected: seconds that it took in earlier runs.
+        """
+        raise_if_told()
+        if not self.enabled:
+            return
+        with self._lock:
+            now, old, part = self._clock(), self._shown, part or label
+            identity = (part, label if began is None else began)
+            same = old is not None and old.identity == identity
+            new_part = old is None or old.part != part
+            counted_at = old.counted_at if old is not None and same and old.count == count else now
+            if began is None:
+                began = old.began if old is not None and same else now
+            if new_part:
+                self._end_part(max(self._part_began, min(began, now)))
+            self._shown = _Shown(label, part, identity, began, count, counted_at, total, unit, first, least, expected)
+            self._draw(new_phase=not same, new_part=new_part)
+
+    def tick(self) -> None:
+        """Have the clock go on."""
+        with self._lock:
+            if self.enabled and self._shown is not None:
+                self._draw()
+
+    @contextlib.contextmanager
+    def ticking(self, label: str, *, part: str | None = None, patience: float = 0.0) -> Iterator[None]:
+        """Show `label` while the body runs, which cannot be asked how far it is; nothing if that takes less than `patience` seconds.
+
+        In a notebook the clock stands meanwhile: its outputs belong to the thread that runs the cell.
+        """
+        began = self._clock()
+        if not patience:
+            self.show(label, part=part)
+        if not self.enabled or not self._outlet.own_thread:
+            yield
+            return
+        done = threading.Event()
+
+        def tick() -> None:
+            if patience:
+                if done.wait(patience):
+                    return
+                self.show(label, part=part, began=began)
+            while not done.wait(TICK_SECONDS):
+                self.tick()
+
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    @contextlib.contextmanager
+    def importing(self) -> Iterator[None]:
+        """Show that the body imports libraries, in a command that has no threads yet.
+
+        A forked process draws: loading a library can hold the interpreter's lock for seconds, in which no thread would.
+        """
+        self.show(IMPORTS)
+        if not self.enabled or not self._outlet.own_thread:
+            yield
+            return
+        ended, ends = os.pipe()
+        drawer = os.fork()
+        if drawer == 0:
+            try:
+                os.close(ends)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                while not select.select([ended], [], [], TICK_SECONDS)[0]:  # it is closed also when the command is killed
+                    self.tick()
+            finally:
+                os._exit(0)
+        os.close(ended)
+        try:
+            yield
+        finally:
+            os.close(ends)
+            os.kill(drawer, signal.SIGKILL)
+            os.waitpid(drawer, 0)
+        raise_if_told()
+
+    def say(self, line: str) -> None:
+        """Print a line to standard output, above what is shown."""
+        with self._lock:
+            self._outlet.say(line)
+
+    def finish(self) -> None:
+        """Say what took how long, as the last that is shown."""
+        with self._lock:
+            now = self._clock()
+            self._end_part(now)
+            taken = ", ".join(f"{part} {duration(seconds)}" for part, seconds in self._parts.items() if seconds >= 1.0)
+            self._end(f"done in {duration(now - self._began)}" + (f": {taken}" if taken else ""))
+
+    def clear(self) -> None:
+        """Take away what is shown; a notebook keeps what it was, and that it has ended."""
+        with self._lock:
+            self._end(None)
+
+    def __exit__(self, *raised: Any) -> None:
+        (self.finish if raised[0] is None else self.clear)()
+
+    def _end_part(self, now: float) -> None:
+        if self._shown is not None:
+            self._parts[self._shown.part] = self._parts.get(self._shown.part, 0.0) + now - self._part_began
+        self._part_began = now
+
+    def _end(self, done: str | None) -> None:
+        if self._shown is not None:
+            self._outlet.end(done, self._shown.label)
+        self._shown = None
+
+    def _draw(self, *, new_phase: bool = False, new_part: bool = False) -> None:
+        now = self._clock()
+        if self._outlet.due(now - self._drawn_at, new_phase=new_phase, new_part=new_part):
+            self._outlet.draw(self._text(now, self._outlet.width()))
+            self._drawn_at = now
+
+    def _text(self, now: float, width: int | None) -> str:
+        """Return the line, with a bar where there is room for one in `width` columns."""
+        shown = self._shown
+        assert shown is not None
+        clock = duration(now - shown.began)
+        if about := shown.about_seconds(now):
+            clock += f" of about {duration(about[0])}{about[1]}"
+        counted = f"{shown.count} of {shown.total} {shown.unit}, " if shown.total is not None else ""
+        in_all = f"; {duration(now - self._began)} in all" if now - self._began >= now - shown.began + 1.0 else ""
+        text = f"{shown.label}: {counted}{clock}{in_all}"
+        if width is None:
+            return text
+        if shown.total and len(text) + _BAR_WIDTH + 1 <= width:
+            letters = "u" if "utf" in (sys.stderr.encoding or "").lower() else "a"
+            bar = format(Bar(min(1.0, shown.count / shown.total)), f"{_BAR_WIDTH}{letters}")
+            text = f"{shown.label}: {bar} {counted}{clock}{in_all}"
+        return fitted(text, width)
+
+
+@contextlib.contextmanager
+def busy(label: str, patience: float = 0.0) -> Iterator[None]:
+    """Show `label` while the body runs, if that takes longer than `patience` seconds, and nothing afterwards."""
+    progress = Progress()
+    try:
+        with progress.ticking(label, patience=patience):
+            yield
+    finally:
+        progress.clear()
+
+
+@contextlib.contextmanager
+def shown_on(progress: bool | Progress) -> Iterator[Progress]:
+    """Yield the Progress that is given, which stays open, or a new one, which shows nothing for False."""
+    if isinstance(progress, Progress):
+        yield progress
+        return
+    with Progress(enabled=progress) as new:
+        yield new

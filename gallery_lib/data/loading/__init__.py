@@ -1,0 +1,1 @@
+"""From a DataLoader to batches on the device, divided among the ranks."""

@@ -1,0 +1,200 @@
+"""One order of samples for all ranks: each rank's share of what a sampler yields.
+
+Every world_size-th index belongs to a rank, so the union of one step's batches is what a single
+process with the same global batch would see. The ranks compare a digest of their orders once a
+pass; where these differ, because each drew its own, rank 0's counts. A sampler without an end, or
+without a length, is read ahead in chunks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from gallery_lib.comm import process_group
+from gallery_lib.data.loading import digests
+from gallery_lib.data.loading.length import length_of
+from gallery_lib.data.loading.streams import announce_own_division
+from gallery_lib.errors import InputError
+
+_FIRST_ROUNDS = 256
+"""Rounds of a sampler without a length that are read ahead first; then twice as many each time."""
+_MOST_AHEAD = 2**22
+"""Items read ahead at most."""
+_MOST_COUNTED = 2**28
+"""Samples of a data set up to which it is looked at which rank has which."""
+
+
+class ShardedSampler(Sampler[Any]):
+    """Every `world_size`-th item (an index, or a batch of them) that `base` yields, from `rank` on.
+
+    All ranks get the same number: with `drop_last` the tail that does not fill all ranks is left
+    out, otherwise it is filled up from the start. `samples` is the length of the data set. With
+    `check`, a `base` that yields another part of the data on every rank counts as divided already,
+    and is left as it is.
+    """
+
+    def __init__(
+        self,
+        base: Any,
+        rank: int,
+        world_size: int,
+        *,
+        drop_last: bool,
+        samples: int | None = None,
+        check: bool = True,
+    ) -> None:
+        self.base, self.rank, self.world_size, self.drop_last = base, rank, world_size, drop_last
+        self.samples, self.check = samples, check
+        self.divide, self.used = True, False
+
+    def __len__(self) -> int:
+        if not self.divide:
+            return len(self.base)
+        whole, over = divmod(len(self.base), self.world_size)
+        return whole if self.drop_last or not over else whole + 1
+
+    def __iter__(self) -> Iterator[Any]:
+        self.used = True
+        if not self.divide:
+            yield from self.base
+            return
+        source: Any = None
+        start: list[Any] = []
+        for size in self._chunk_sizes():
+            items: list[Any] = []
+            failure: Exception | None = None
+            try:
+                source = iter(self.base) if source is None else source
+                items.extend(itertools.islice(source, size))
+            except Exception as error:
+                failure = error
+            items = self._agreed(items, failure)
+            if not self.divide:
+                yield from items
+                yield from source
+                return
+            start = start or items[: self.world_size]
+            ended = len(items) < size
+            yield from self._completed(items, start)[self.rank :: self.world_size]
+            if ended:
+                return
+
+    def _chunk_sizes(self) -> Iterator[int]:
+        """Yield how many items to read next, in whole rounds; with a length, more than there are."""
+        length = length_of(self.base)
+        rounds = _FIRST_ROUNDS if length is None else length // self.world_size + 1
+        while True:
+            yield max(1, min(rounds, _MOST_AHEAD // self.world_size)) * self.world_size
+            rounds *= 2
+
+    def _completed(self, items: list[Any], start: list[Any]) -> list[Any]:
+        if not (over := len(items) % self.world_size):
+            return items
+        if self.drop_last:
+            return items[:-over]
+        return items + list(itertools.islice(itertools.cycle(start), self.world_size - over))
+
+    def _agreed(self, items: list[Any], failure: Exception | None) -> list[Any]:
+        """Return the items that all ranks divide. Raises on every rank when one cannot read."""
+        if failure is None and _knows_no_chance(self.base):
+            return items  # no rank waits for another, should only some of them iterate
+        views = process_group.all_ranks((failure is None, len(items), digests.of_indices(items)))
+        if failure is not None:
+            raise failure
+        if failed := [str(rank) for rank, (fine, _, _) in enumerate(views) if not fine]:
+            raise InputError(f"the sampler ({type(self.base).__name__}) failed on rank {', '.join(failed)}; its own message says why.")
+        if len(set(views)) == 1:
+            return items
+        if self.check:
+            self.check = False  # of the first pass alone
+            self.divide = not self._divided_already(items)
+            if not self.divide:
+                announce_own_division(f"what the sampler ({type(self.base).__name__}) yields")
+                return items
+        return _unpacked(process_group.from_rank_0(_packed(items) if self.rank == 0 else None))
+
+    def _divided_already(self, items: list[Any]) -> bool:
+        """Return whether the ranks' items are parts that together are the data set.
+
+        Raises InputError, on every rank, where that cannot be known.
+        """
+        if _draws_from_all(self.base):
+            return False
+        indices = _flat(items)
+        flat = [] if indices is None else indices
+        usable = self.samples and self.samples <= _MOST_COUNTED and all(0 <= index < self.samples for index in flat)
+        longest = max((len(item) for item in items if isinstance(item, (list, tuple))), default=1)
+        facts = process_group.all_ranks((indices is not None and bool(usable), len(flat), longest))
+        if not all(fine for fine, _, _ in facts):
+            return False
+        assert self.samples is not None
+        counts = torch.zeros(self.samples, dtype=torch.int32)
+        counts[torch.tensor(flat, dtype=torch.int64).unique()] = 1
+        counts = process_group.sum_over_ranks(counts.to(process_group.device()))
+        total = sum(length for _, length, _ in facts)
+        padding = self.world_size * max(longest for _, _, longest in facts)
+        if bool((counts > 0).all()) and total < self.samples + padding:
+            return True
+        if int(counts.max()) > 1:
+            return False
+        raise InputError(
+            f"the ranks' samplers ({type(self.base).__name__}) have no sample in common. If each yields its rank's share, set "
+            "config.loader.shard = 'never'; if each draws at random, set config.loader.shard = 'always', and rank 0's order is divided."
+        )
+
+
+def _inner(sampler: Any) -> Any:
+    return sampler.sampler if type(sampler) is BatchSampler else sampler
+
+
+def _knows_no_chance(sampler: Any) -> bool:
+    return type(_inner(sampler)) is SequentialSampler
+
+
+def _draws_from_all(sampler: Any) -> bool:
+    return type(_inner(sampler)) in (RandomSampler, WeightedRandomSampler)
+
+
+def _packed(items: list[Any]) -> Any:
+    """Return plain numbers as an array, which is sent many times faster; anything else as it is."""
+    try:
+        return np.asarray(items, np.int64) if all(type(item) is int for item in items) else items
+    except OverflowError:
+        return items
+
+
+def _unpacked(items: Any) -> list[Any]:
+    return items.tolist() if isinstance(items, np.ndarray) else items
+
+
+def order_kind(sampler: Any) -> str:
+    """Return the kinds of a sampler and of its inner one: by these it is decided whether ranks compare."""
+    inner = _inner(sampler)
+    name = type(sampler).__name__
+    return name if inner is sampler else f"{name} of {type(inner).__name__}"
+
+
+def _flat(items: list[Any]) -> list[int] | None:
+    """Return the indices in `items`, or in batches of them; None when they are something else."""
+    flat: list[int] = []
+    for item in items:
+        for index in item if isinstance(item, (list, tuple)) else (item,):
+            if isinstance(index, Tensor) and index.numel() == 1:
+                index = index.item()
+            if not hasattr(type(index), "__index__") or isinstance(index, Tensor):
+                return None
+            flat.append(int(index))
+    return flat

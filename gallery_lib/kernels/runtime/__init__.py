@@ -1,0 +1,1 @@
+"""Compile, launch and count our operators."""

@@ -1,0 +1,67 @@
+"""Machine code of ours that is kept on disk: in a folder that nobody else may write into, each file with its digest beside it.
+
+A file that is not what was written (cut off by a full disk, overwritten) is set aside and built anew; loading it could end the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import warnings
+from pathlib import Path
+
+from gallery_lib.system import paths
+
+
+class DamagedCode(RuntimeWarning):
+    """A kept file is not what was built, and is built anew."""
+
+
+def folder(name: str) -> Path:
+    """Return the folder of that name in the cache, made where there is none. Raises InputError where others may write into it.
+
+    Where it cannot be made, it is not there: nothing is found in it, and nothing can be kept.
+    """
+    path = paths.cache_dir() / name
+    try:
+        return paths.code_folder(path)
+    except OSError:  # a cache that cannot be written
+        return path
+
+
+def sound(file: Path) -> bool:
+    """Return whether the file is there, and is what was kept; one that is not is moved aside, which is said."""
+    noted = _note(file)
+    if not file.is_file() or not noted.is_file():
+        return False
+    if noted.read_bytes() == _digest(file.read_bytes()):
+        return True
+    where = ""
+    with contextlib.suppress(OSError):  # a cache that cannot be written
+        file.replace(file.with_name(f"{file.name}.damaged"))
+        where = f"; the damaged file is {file.name}.damaged"
+    warnings.warn(f"{file} is not what was built, and is built anew{where}.", DamagedCode, stacklevel=3)
+    return False
+
+
+def keep(file: Path, content: bytes) -> None:
+    """Write the file and its digest, each whole or not at all. Raises OSError where the folder cannot be written."""
+    for path, text in ((_note(file), _digest(content)), (file, content)):  # the file itself last
+        handle, new = tempfile.mkstemp(dir=file.parent)
+        try:
+            with os.fdopen(handle, "wb") as scratch:
+                scratch.write(text)
+            Path(new).replace(path)
+        except OSError:
+            Path(new).unlink(missing_ok=True)
+            raise
+
+
+def _note(file: Path) -> Path:
+    return file.with_name(f"{file.name}.sha256")
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()

@@ -1,0 +1,72 @@
+"""One kernel launch as plain data, and carrying it out on torch's current stream.
+
+Every kernel of ours takes one structure by value. That is what makes a launch plain data; and it is what CUDA graphs
+want: nothing has to be copied to the device beforehand, and a captured launch keeps its arguments. The launch goes
+through the driver's `cuLaunchKernel`, since cuda-core's `launch` takes no structures (NVIDIA/cuda-python#2343).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from gallery_lib.errors import GalleryError
+from gallery_lib.kernels.runtime.nvrtc import Defines, compiled
+
+THREADS = 256
+"""Threads of a block, in all kernels: the sources are written for it."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Run `kernel` of `source`, compiled with `defines`, as `blocks` blocks of THREADS threads."""
+
+    source: str
+    kernel: str
+    defines: Defines
+    blocks: int
+    arguments: ctypes.Structure
+
+
+class LaunchFailed(GalleryError, RuntimeError):
+    """The driver refused to load or to start a kernel."""
+
+
+def architecture(device: torch.device) -> int:
+    """75 for compute capability 7.5, and so on."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@functools.cache
+def _function(source: str, kernel: str, defines: Defines, device_index: int) -> int:
+    """Handle of a loaded kernel. The first call compiles and loads: not to happen first inside a graph capture."""
+    from cuda.core import ObjectCode
+
+    code = ObjectCode.from_cubin(compiled(source, defines, architecture(torch.device("cuda", device_index))).cubin, name=source)
+    loaded = code.get_kernel(kernel)
+    _LOADED.append(loaded)  # the handle lives as long as its owner
+    return int(loaded.handle)
+
+
+_LOADED: list[object] = []
+
+
+def run(launch: Launch, device: torch.device) -> None:
+    """Enqueue on torch's current stream of `device`; nothing is waited for."""
+    if launch.blocks == 0:
+        return
+    from cuda.bindings import driver
+
+    with torch.cuda.device(device):
+        function = _function(launch.source, launch.kernel, launch.defines, torch.cuda.current_device())
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(launch.arguments))
+        stream = torch.cuda.current_stream().cuda_stream
+        (error,) = driver.cuLaunchKernel(
+            driver.CUfunction(function), launch.blocks, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(parameters), 0
+        )
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise LaunchFailed(f"{launch.kernel} of {launch.source} could not be launched with {launch.blocks} blocks: {error.name}")

@@ -1,0 +1,130 @@
+"""NVRTC: from a `.cu` file to machine code for one architecture, kept on disk.
+
+Neither nvcc nor a GPU is needed: torch's CUDA wheels bring NVRTC and the CUDA headers, `cuda-core` the way to call it.
+The key of a cached file is a hash of everything that the machine code depends on: the source with the files of ours
+that it includes, the defines, the architecture, the options, and the versions of NVRTC and cuda-core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.kernels.runtime import builds, kept_code
+
+SOURCES = Path(__file__).parents[1] / "cuda"
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+_OPTIONS = {"std": "c++17", "ptxas_options": ["-v"], "fma": True, "ftz": False, "prec_div": True, "prec_sqrt": True}
+"""IEEE division and square root, denormals kept; `-v` makes ptxas report registers and spills."""
+
+Defines = tuple[tuple[str, str], ...]
+
+
+class CompilationFailed(GalleryError, RuntimeError):
+    """NVRTC refused a source of ours, or is missing. The message holds its log."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code of one source: `cubin` is an ELF file, `log` what ptxas said about it."""
+
+    cubin: bytes
+    log: str
+    from_cache: bool
+
+
+def source_with_includes(source: str, folder: Path = SOURCES) -> dict[str, str]:
+    """Text of `source` and of every file of ours that it includes, by name, in the order in which they are met."""
+    texts: dict[str, str] = {}
+    waiting = [source]
+    while waiting:
+        name = waiting.pop(0)
+        if name not in texts:
+            path = folder / name
+            if not path.is_file():
+                known = ", ".join(sorted(p.name for p in folder.glob("*.cu")))
+                raise InputError(f"there is no CUDA source {name!r} in {folder}. There are: {known}.")
+            texts[name] = path.read_text(encoding="utf-8")
+            waiting += _INCLUDE.findall(texts[name])
+    return texts
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What compiles here. Raises CompilationFailed, naming what is missing."""
+    try:
+        import cuda.core
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:  # cuda-pathfinder's DynamicLibNotFoundError is a RuntimeError
+        raise CompilationFailed(f"NVRTC cannot be used: {error}. Install cuda-core, and torch with its CUDA wheels.") from error
+    return {"nvrtc": f"{major}.{minor}", "cuda-core": cuda.core.__version__}
+
+
+@functools.cache
+def supported_architectures() -> tuple[int, ...]:
+    """What this NVRTC compiles for, as 75, 80, …"""
+    versions()
+    from cuda.bindings import nvrtc
+
+    return tuple(nvrtc.nvrtcGetSupportedArchs()[1])
+
+
+def _headers() -> str:
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    folder = find_nvidia_header_directory("cudart")
+    if folder is None:
+        raise CompilationFailed("the CUDA headers (cuda_fp16.h) were not found. They are in the package nvidia-cuda-runtime.")
+    return folder
+
+
+def cache_key(source: str, defines: Defines, architecture: int, folder: Path = SOURCES) -> str:
+    """The name under which the machine code is kept."""
+    everything = [list(source_with_includes(source, folder).items()), sorted(defines), architecture, _OPTIONS, versions()]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def compiled(source: str, defines: Defines, architecture: int, folder: Path = SOURCES) -> Compiled:
+    """Machine code of `cuda/<source>` with `defines` for sm_<architecture>, from the cache or compiled into it.
+
+    Raises InputError when there is no such source or this NVRTC does not know the architecture, and CompilationFailed
+    with the compiler's log.
+    """
+    if architecture not in supported_architectures():
+        raise InputError(f"NVRTC {versions()['nvrtc']} does not compile for sm_{architecture}, only for {supported_architectures()}.")
+    cache = kept_code.folder("kernels")
+    key = cache_key(source, defines, architecture, folder)
+    cubin, log = cache / f"{key}.cubin", cache / f"{key}.log"
+    if kept_code.sound(cubin) and kept_code.sound(log):
+        return Compiled(cubin.read_bytes(), log.read_text(encoding="utf-8"), from_cache=True)
+    with builds.under_way():
+        result = _compile(source, defines, architecture, folder)
+    with contextlib.suppress(OSError):  # a cache that cannot be written: it is compiled again next time
+        kept_code.keep(log, result.log.encode())
+        kept_code.keep(cubin, result.cubin)
+    return result
+
+
+def _compile(source: str, defines: Defines, architecture: int, folder: Path) -> Compiled:
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(
+        name=source, arch=f"sm_{architecture}", include_path=[str(folder), _headers()], define_macro=list(defines) or None, **_OPTIONS
+    )
+    log = io.StringIO()
+    text = source_with_includes(source, folder)[source]
+    try:
+        code = Program(text, "c++", options).compile("cubin", logs=log)
+    except Exception as error:  # cuda-core's NVRTCError is private
+        raise CompilationFailed(f"NVRTC could not compile {source} for sm_{architecture} with {dict(defines)}:\n{error}") from error
+    lines = [line for line in log.getvalue().strip("\0\n").splitlines() if "Compile time" not in line]  # the same log for the same code
+    return Compiled(bytes(code.code), "\n".join(lines) + "\n", from_cache=False)

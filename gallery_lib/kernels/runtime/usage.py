@@ -1,0 +1,43 @@
+"""Does a run use our operators where torch has a function of its own for the same? Asked by the loss, the loader, the optimizer.
+
+On CUDA it does when kernels run there: then, and only then, they are faster. On the CPU, and on a GPU that kernels are
+not compiled for, plain torch stands in for a kernel, and torch's own function is the better choice. So that this
+choice can be tested without a GPU, a test may ask for our operators on the CPU, by `on_cpu_too()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+
+from gallery_lib.config.switches import kernels_enabled
+from gallery_lib.kernels.runtime import fallback
+
+_ON_CPU_TOO: ContextVar[bool] = ContextVar("_ON_CPU_TOO", default=False)
+
+
+def reason_not_used(device: torch.device) -> str | None:
+    """Why a run on `device` does without our operators; None when it uses them."""
+    if device.type != "cpu":
+        return fallback.reason_not_used(device)
+    if not _ON_CPU_TOO.get():
+        return "no CUDA device"
+    return None if kernels_enabled() else "switched off in this run"
+
+
+def used(device: torch.device) -> bool:
+    """Whether a run uses our operators for tensors on `device`."""
+    return reason_not_used(device) is None
+
+
+@contextlib.contextmanager
+def on_cpu_too() -> Iterator[None]:
+    """Within, runs on the CPU use our operators as well, as plain torch: for tests, and slower."""
+    token = _ON_CPU_TOO.set(True)
+    try:
+        yield
+    finally:
+        _ON_CPU_TOO.reset(token)

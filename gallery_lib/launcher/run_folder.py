@@ -1,0 +1,81 @@
+"""The folder of a run, while it is at work: checked before anything is trained, and held, so that no second run writes into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from gallery_lib.console.exit_code import refusal
+from gallery_lib.errors import InputError
+
+_LOCK_FILE = ".lock-host{}"
+_OF_A_RUN = (
+    *("config.json", "steps.jsonl", "phases.json", ".phases.json.new", "results.json", "weights.pt", "held", "tensorboard"),
+    *("rendezvous", "torchrun-rendezvous", "torchrun", "torchrun-host*.txt", "log-rank*.txt", "error-rank*.json", "probe*"),
+    *(_LOCK_FILE.format("*"), ".*.json.*", "weights.new", "initial-*.pt", "traffic.json", "losses.json", "failure.txt"),
+)
+"""Names of what a run that did not finish may have left."""
+_SHOWN = 3
+
+
+def checked(run_dir: str, *, make: bool = True) -> Path:
+    """Return the folder that `run_dir` names, made where there is none if it is to be.
+
+    Raises InputError for a name that is no folder's, for one that cannot be made or written to, and for one that holds a finished
+    run or files of something else.
+    """
+    if run_dir.startswith("-"):
+        raise InputError(f"run_dir={run_dir!r} begins with a dash, as options do. A folder of that name is written ./{run_dir}.")
+    try:
+        folder = Path(run_dir).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"run_dir={run_dir} is a file. Name a new folder.")
+        there = list(folder.iterdir()) if folder.exists() else []
+        foreign = sorted(file.name for file in there if not any(file.match(name) for name in _OF_A_RUN))
+        if foreign:
+            more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
+            raise InputError(f"run_dir={run_dir} holds files of something else ({', '.join(foreign[:_SHOWN])}{more}). Name a new folder.")
+        if (folder / "results.json").exists():
+            raise InputError(f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away.")
+        if not make:
+            return folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InputError(f"run_dir={run_dir} may not be written by this user. Name another folder.")
+    except RuntimeError as error:  # ~somebody
+        raise InputError(f"run_dir={run_dir} cannot be used. {error}") from None
+    except OSError as error:
+        raise InputError(f"run_dir={run_dir} cannot be used. {refusal(error)}.") from None
+    return folder
+
+
+class Hold(contextlib.AbstractContextManager["Hold"]):
+    """Holds a run's folder, for one host of the run, until `release` or the end of this process.
+
+    Raises InputError where another run is at work in it.
+    """
+
+    def __init__(self, folder: Path, host: int) -> None:
+        self._file = folder / _LOCK_FILE.format(host)
+        self._lock = FileLock(self._file, thread_local=False)
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            raise InputError(f"run_dir={folder}: another run is at work in it. Wait for it, or name another folder.") from None
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the folder is held."""
+        return self._lock.is_locked
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._lock.is_locked:
+            self._file.unlink(missing_ok=True)
+            self._lock.release()
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()

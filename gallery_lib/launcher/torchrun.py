@@ -1,0 +1,108 @@
+"""torchrun that listens where it is told to (`rendezvous.py`), and can be started before it is known what it has to run.
+
+`python -m gallery_lib.launcher.torchrun ARGUMENTS…` is torchrun. Without arguments it imports torch, while the command that started it does
+the same and checks its options; then a line on its standard input has the arguments, and its end without one ends it.
+`Torchrun` is its handle in the process that starts it. Needs no torch there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.comm import rendezvous
+from gallery_lib.compiler import cache
+from gallery_lib.config import LaunchConfig, TrainConfig, switches
+from gallery_lib.memory import allocator
+from gallery_lib.system import hardware
+from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, supervised
+
+
+def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
+    """What the processes of a run get on top of this process's environment."""
+    threads = config.threads or max(1, hardware.cores() // launch.nproc_per_node)
+    chosen = {"OMP_NUM_THREADS": str(threads), **switches.environment(config)}
+    if launch.nnodes == 1:
+        chosen |= rendezvous.loopback_interface()
+    if config.compiler_opt:
+        chosen |= cache.environment() | allocator.environment()
+    return chosen
+
+
+class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
+    """A torchrun that has not been told yet what to run. Its start-up counts from the beginning of this process.
+
+    The end of the `with` block ends it if it never was; once it was, it belongs to who has told it.
+    """
+
+    def __init__(self, config: TrainConfig, launch: LaunchConfig) -> None:
+        self.environment = environment_of(config, launch)
+        environment = {**self.environment, LAUNCHED_AT_VARIABLE: repr(began_at())}
+        self._process: subprocess.Popen[str] | None = supervised(
+            [sys.executable, "-m", "gallery_lib.launcher.torchrun"], environment, stdin=subprocess.PIPE, stderr=None
+        )
+
+    def run(self, arguments: Sequence[str], environment: Mapping[str, str], errors: Path) -> subprocess.Popen[str]:
+        """Have it run with these variables as well, its standard error in the file `errors`; returns the supervisor of what runs."""
+        process, self._process = self._process, None
+        assert process is not None and process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as orders:  # its end, and why, shows as that of the run
+            orders.write(json.dumps({"arguments": list(arguments), "environment": dict(environment), "errors": str(errors)}) + "\n")
+        return process
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.stdout.close()
+            end_supervised(self._process)
+
+
+def _name_who_was_killed() -> None:
+    """Have torchrun say which processes were killed, before it looks at them in the order of their ranks.
+
+    When it looks, others may have failed because one is gone; it would name the first of them.
+    """
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+    poll = MultiprocessContext._poll
+
+    def polled(context: Any) -> Any:
+        for rank, process in enumerate(context._pc.processes if context._pc else []):
+            if process.exitcode is not None and process.exitcode < 0 and process.exitcode != -signal.SIGTERM:
+                print(
+                    f"Root Cause:\n  rank      : {rank}\n  exitcode  : {process.exitcode} (pid: {process.pid})", file=sys.stderr, flush=True
+                )
+        return poll(context)
+
+    MultiprocessContext._poll = polled  # type: ignore[assignment, method-assign]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be torchrun; without arguments import it, and run it when told to."""
+    rendezvous.listen_where_told()
+    _name_who_was_killed()
+    from torch.distributed import run
+
+    if not arguments:
+        line = sys.stdin.readline()
+        if not line:
+            return
+        order = json.loads(line)
+        os.environ.update(order["environment"])
+        with Path(order["errors"]).open("a") as errors, Path(os.devnull).open() as nothing:
+            os.dup2(errors.fileno(), 2)
+            os.dup2(nothing.fileno(), 0)
+        arguments = order["arguments"]
+    run.main(list(arguments))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,113 @@
+"""One training process of a run, as torchrun starts it: `-m gallery_lib.launcher.worker OPTIONS`, or this file, forked from torchrun itself.
+
+Dies with torchrun. Whatever goes wrong is written to `error-rank<n>.json` in the run directory, for the launcher
+to tell; warnings and native messages go to the rank's log file.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.config import TrainConfig
+from gallery_lib.config.options import parse_command_line
+from gallery_lib.config.switches import compiler_enabled
+from gallery_lib.console import user_errors
+from gallery_lib.errors import GalleryError
+from gallery_lib.system.processes import die_with_parent
+from gallery_lib.train.failure import ErrorReport
+
+
+def _own_message(error: BaseException) -> str:
+    """The message of the error; of the original one where a data-loading process passed it on with its traceback."""
+    text = str(error)
+    marker = f"{type(error).__module__}.{type(error).__qualname__}: "
+    return text.rsplit(marker, 1)[-1].strip() if marker in text else text
+
+
+def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
+    """Parse `arguments`, call `body` with the options, and return the process's exit code."""
+    die_with_parent()
+    rank = os.environ.get("RANK", "0")
+    run_dir: Path | None = None
+    try:
+        (config,) = parse_command_line(arguments, TrainConfig, prog="gallery_lib.launcher.worker", description="One training process.")
+        if config.run_dir:
+            run_dir = Path(config.run_dir)
+            run_dir.mkdir(parents=True, exist_ok=True)
+            log = (run_dir / f"log-rank{rank}.txt").open("a", buffering=1)
+            os.dup2(log.fileno(), 2)
+        if config.compiler_opt:
+            from gallery_lib.compiler.backend import read_ahead
+
+            read_ahead()
+        body(config)
+        return 0
+    except BaseException as error:
+        if run_dir:
+            own_line = user_errors.line_of(error)
+            ErrorReport(
+                int(rank),
+                type(error).__name__,
+                user_errors.words(error) if own_line and user_errors.is_known(error) else _own_message(error),
+                own_line=str(own_line) if own_line else None,
+                traceback=traceback.format_exc(),
+                exit_code=error.exit_code if isinstance(error, GalleryError) else 1,
+            ).write(run_dir)
+        traceback.print_exc()
+        return error.exit_code if isinstance(error, GalleryError) else 1
+
+
+def preload() -> None:
+    """Import what takes seconds and every training process needs: torch calls its compiler's front end even when eager.
+
+    Garbage is not looked for meanwhile: imports make next to none, and what they leave is never looked through again.
+    """
+    gc.disable()
+    try:
+        for name in ["gallery_lib.train.loop", "torch._dynamo", *(["torch._inductor.compile_fx"] if compiler_enabled() else [])]:
+            importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> None:
+    """`run`, and end the process, without waiting for threads of native libraries.
+
+    Returns only where all went well in a process that was forked: torchrun waits for what its processes return.
+    """
+    code = run(body, arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code or multiprocessing.parent_process() is None:
+        os._exit(code)
+
+
+def _signals_as_in_a_new_process() -> None:
+    """A forked process has torchrun's handlers, which raise."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train."""
+    if multiprocessing.parent_process() is not None:
+        _signals_as_in_a_new_process()
+    preload()
+    from gallery_lib.train.loop import train
+
+    end_after(train, arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""`gallery bench`: tasks by variants."""

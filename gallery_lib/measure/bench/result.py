@@ -1,0 +1,99 @@
+"""What came out of measuring a task in several variants, as `gallery bench` keeps it (schema 1). Needs no torch.
+
+A variant that did not run stays, with its reason. Ratios are given where both variants compute the same training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gallery_lib.errors import InputError
+from gallery_lib.stats import Ratio
+from gallery_lib.system.json_files import read_json, write_json
+
+SCHEMA = 1
+AmpLevel = Literal["O0", "O1"]
+EAGER: dict[AmpLevel, str] = {"O0": "eager-fp32", "O1": "eager-O1"}
+"""The baseline, by the precision of a bench."""
+OURS = "ours"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant. Everything but `reason` is empty where there is one: why it did not run, or crashed."""
+
+    reason: str | None
+    step_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    samples_per_second: dict[str, float] = dataclasses.field(default_factory=dict)
+    startup_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    peak_memory_bytes: dict[str, int | None] = dataclasses.field(default_factory=dict)
+    flops_per_second: float | None = None
+    bytes_per_second: float | None = None  # as work.py counts them; None where that was not counted
+    techniques: dict[str, str] = dataclasses.field(default_factory=dict)
+    parity: dict[str, Any] | None = None  # passed and checks; None for the baseline
+
+    @property
+    def comparable(self) -> bool:
+        """Whether it ran and computes the same training as the baseline."""
+        return self.reason is None and (self.parity is None or bool(self.parity["passed"]))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One task. `ratios` holds [slower, faster, ratio, low, high]: how many times as fast the second is, if it is."""
+
+    digest: str  # of what was asked, the package, the versions and the machine
+    date: str
+    seconds: float
+    reason: str | None  # why nothing could be measured
+    sizes: dict[str, Any]
+    limits: dict[str, float]  # FLOP/s of matrix products by dtype; `copy`: bytes/s
+    rows: dict[str, Row]  # the baseline first
+    ratios: list[tuple[str, str, float, float, float]]
+
+    @property
+    def baseline(self) -> str:
+        """The variant that the others are held against."""
+        return next(iter(self.rows))
+
+    def ratio(self, slower: str, faster: str) -> Ratio | None:
+        """How many times as fast `faster` is as `slower`."""
+        return next((Ratio(*r[2:]) for r in self.ratios if tuple(r[:2]) == (slower, faster)), None)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All tasks, with what they must be read with."""
+
+    kind: str  # bench or waterfall
+    command: str
+    options: dict[str, Any]
+    environment: dict[str, Any]
+    versions: dict[str, str]
+    tasks: dict[str, Outcome]
+
+    @property
+    def baseline(self) -> str:
+        """That of all tasks. There must be one."""
+        return next(iter(self.tasks.values())).baseline
+
+    @property
+    def amp_level(self) -> AmpLevel:
+        """The precision of what is held against one another. There must be a task."""
+        return next(level for level, eager in EAGER.items() if eager == self.baseline)
+
+
+def write_bench(path: Path, bench: Bench) -> None:
+    """As JSON, atomically."""
+    write_json(path, {"schema": SCHEMA, **dataclasses.asdict(bench)})
+
+
+def read_bench(path: Path) -> Bench:
+    """Read back. Raises InputError for what is no such file."""
+    try:
+        return read_json(path, Bench, schema=SCHEMA, again="Delete it, and measure again.")
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.") from None

@@ -1,0 +1,166 @@
+"""Does training go as well with each wire format as with fp32? The same trainings, from the same seeds, in every format.
+
+    python -m torch.distributed.run --nproc_per_node 2 -m gallery_lib.measure.communication.convergence --seeds 4 --task tts_angular
+
+All of it is one run: what is compared is measured by the same processes, which start once. Noise is how far two means over so
+many seeds lie apart by chance: two standard errors of their difference, from the spread of fp32 over the seeds, and half a percent of
+its mean at least. A format whose mean is not further than that from fp32's is within the noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from gallery_lib import tasks
+from gallery_lib.acceleration import accelerate
+from gallery_lib.comm import process_group
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.comm.ddp import plain_module
+from gallery_lib.config import Comm, Config, ConvergenceConfig, TrainConfig
+from gallery_lib.errors import InputError
+from gallery_lib.measure.communication import digits
+from gallery_lib.measure.communication.launch import end_after, run_on_this_host
+from gallery_lib.system.json_files import write_json
+
+FP32 = "fp32"
+WITHOUT_FEEDBACK = "int8, no error feedback"
+FORMATS = {
+    FP32: Comm(),
+    "bf16": Comm(wire="bf16"),
+    "fp16": Comm(wire="fp16"),
+    "int8": Comm(wire="int8"),
+    WITHOUT_FEEDBACK: Comm(wire="int8", error_feedback=False),
+    "PowerSGD": Comm(wire="powersgd"),
+}
+_LEAST_NOISE = 0.005
+
+
+def noise(scores: Sequence[float]) -> float:
+    """How far means over as many seeds as `scores` has lie apart by chance. At least two scores."""
+    spread = 2 * statistics.stdev(scores) * math.sqrt(2 / len(scores))
+    return max(spread, _LEAST_NOISE * abs(statistics.mean(scores)))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What came out of one training: `quantity` by wire format, a value for each seed."""
+
+    title: str
+    quantity: str
+    higher_is_better: bool
+    by_format: dict[str, list[float]]
+
+    def difference(self, wire: str) -> float:
+        """Its mean over the seeds, less fp32's."""
+        return statistics.mean(self.by_format[wire]) - statistics.mean(self.by_format[FP32])
+
+    @property
+    def noise(self) -> float:
+        """Of fp32, see `noise`."""
+        return noise(self.by_format[FP32])
+
+    def verdict(self, wire: str) -> str:
+        """`within noise`, `better` or `worse` than fp32."""
+        if abs(self.difference(wire)) <= self.noise:
+            return "within noise"
+        return "better" if (self.difference(wire) > 0) == self.higher_is_better else "worse"
+
+
+def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
+    """Train a task of the gallery for `max_steps`; the mean loss of the last quarter of them, over all ranks. A collective call.
+
+    The seed decides the weights; data and their order are those of `train`.
+    """
+    task = tasks.of(train)
+    splits = task.data(train)
+    assert train.batch_size is not None and train.max_steps is not None
+    loader = DataLoader(
+        splits.train,
+        batch_size=max(1, train.batch_size // task.samples_per_item),
+        shuffle=True,
+        drop_last=True,
+        collate_fn=getattr(splits.train, "collate", None),
+        generator=torch.Generator().manual_seed(train.seed),
+    )
+    torch.manual_seed(seed)
+    config = Config.plain()
+    config.comm = way
+    model, batches = accelerate(task.build_model(), loader, config)
+    optimizer = task.optimizer.build(plain_module(model).parameters(), lr=None, weight_decay=None, accelerated=False)
+    losses = []
+    for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(batches)), train.max_steps):
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().double())
+    accelerate_ddp(model, Comm())  # ends its threads
+    last = torch.stack(losses[-(train.max_steps // 4) :]).mean()
+    return (process_group.sum_over_ranks(last) / process_group.world_size()).item()
+
+
+def _trainings(config: ConvergenceConfig) -> list[tuple[str, str, bool, Callable[[Comm, int], float]]]:
+    """Title, quantity, whether more of it is better, and what gives it for a way and a seed."""
+    found: list[tuple[str, str, bool, Callable[[Comm, int], float]]] = []
+    if config.digits:
+        for title, unit in (("digits", 1.0), ("digits, mixed units", digits.MIXED_UNITS)):
+
+            def learn(way: Comm, seed: int, unit: float = unit) -> float:
+                return digits.accuracy(way, seed=seed, epochs=config.epochs, bias_unit=unit)
+
+            found.append((title, "held-out accuracy", True, learn))
+    if config.task is not None:
+        asked = {name: getattr(config, name) for name in tasks.SIZES}
+        train = tasks.with_sizes(TrainConfig(model=config.task, max_steps=config.task_steps, **asked), "quick")
+        found.append((config.task, "training loss", False, functools.partial(task_loss, train)))
+    return found
+
+
+def measure(config: ConvergenceConfig) -> int:
+    """All trainings on the ranks of this run; rank 0 prints a line for each and writes the file."""
+    if process_group.world_size() < 2:
+        raise InputError(
+            "one process sends no gradients. Start several: see the first lines of gallery_lib/measure/communication/convergence.py."
+        )
+    trainings = _trainings(config)
+    process_group.ensure_initialized()
+    found: list[dict[str, Any]] = []
+    for title, quantity, higher_is_better, score in trainings:
+        by_format = {}
+        for name, way in FORMATS.items():
+            if name == WITHOUT_FEEDBACK and title == config.task:
+                continue  # the control, which digits are for
+            by_format[name] = [score(way, seed) for seed in range(config.seeds)]
+            if process_group.rank() == 0:
+                print(f"{title}, {name}: {quantity} {', '.join(f'{value:.3f}' for value in by_format[name])}", flush=True)
+        found.append(dataclasses.asdict(Scores(title, quantity, higher_is_better, by_format)))
+    if process_group.rank() == 0 and config.out:
+        write_json(Path(config.out), {"trainings": found})
+    return 0
+
+
+def measured(config: ConvergenceConfig, processes: int = 2) -> list[Scores]:
+    """The same, in processes that are started on this host. Raises RunFailed when one fails."""
+    found = run_on_this_host(__name__, config, processes)
+    return [Scores(**values) for values in found["trainings"]]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """One process of the run."""
+    end_after(measure, ConvergenceConfig, arguments, "convergence")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""A measurement that several processes make together: started on this host or on those of a lab, and what rank 0 wrote.
+
+What is started is a module with `main(arguments)`, which takes the options of one class, `out` among them. On this host all
+processes are forked from one that has imported the module; on a lab torchrun starts them. Both run on the CPU, where a
+machine's GPUs would be too few for several hosts of a lab, and stand under a supervisor: an interrupt or a killed kernel ends them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+from gallery_lib.cluster import Lab
+from gallery_lib.cluster.run import run
+from gallery_lib.config import LabRunConfig
+from gallery_lib.config.options import checked, command_line, parse_command_line
+from gallery_lib.console.exit_code import exit_code_of
+from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.system import hardware
+from gallery_lib.system.processes import die_with_parent, interruptible, run_supervised
+
+_LAST_LINES = 20
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def _arguments(config: Any, out: Path) -> list[str]:
+    return command_line(dataclasses.replace(checked(config), out=str(out)))
+
+
+@interruptible("the measurement")
+def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]:
+    """What rank 0 wrote. Lines are shown as they come. Raises RunFailed with the last ones, InputError for what the module refused."""
+    threads = str(max(1, hardware.cores() // processes))
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        command = [sys.executable, "-m", "gallery_lib.launcher.forked", str(processes), folder, module, *_arguments(config, out)]
+        code, lines = run_supervised(command, {**_NO_GPU, "OMP_NUM_THREADS": threads})
+        if code:
+            kind = InputError if code == InputError.exit_code else RunFailed
+            raise kind(f"{module} ended with exit code {code}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
+        return json.loads(out.read_text())
+
+
+@interruptible("the measurement")
+def run_on_lab(lab: Lab, module: str, config: Any, processes: int) -> dict[str, Any]:
+    """The same on every host of a lab that is up, with so many processes on each."""
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        run(lab, ["-m", module, *_arguments(config, out)], LabRunConfig(nproc_per_node=processes))
+        return json.loads(out.read_text())
+
+
+def end_after(body: Callable[[Any], int], options: type, arguments: Sequence[str], name: str) -> NoReturn:
+    """Parse the arguments, call `body` and end this process of a run, without waiting for threads of native libraries."""
+    die_with_parent()
+    os.environ.update(_NO_GPU)
+
+    def parsed() -> int:
+        return body(parse_command_line(arguments, options, prog=name, description=body.__doc__ or "")[0])
+
+    code = exit_code_of(parsed, error_prefix="error", interrupted="stopped")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,240 @@
+"""Ways of averaging gradients, each with one technique more than the one before, in turns in the processes of one run.
+
+    gallery lab run -- -m gallery_lib.measure.communication.strategies --rounds 8 --out ways.json
+
+What is trained is small and has large gradients: four layers, so that the network decides. Each way gets `rounds` turns of
+`block_steps` steps (two more are not counted: DDP orders its buckets anew), and a step takes as long as on the slowest rank. A way
+counts for what it is only if its gradients are right: each is held against the mean of all ranks' own gradients in float64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gallery_lib import stats
+from gallery_lib.comm import process_group, topology
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.config import Comm, WaysConfig
+from gallery_lib.errors import InputError
+from gallery_lib.measure.communication import bucket_times, bytes_sent
+from gallery_lib.measure.communication.bucket_times import Timeline
+from gallery_lib.measure.communication.launch import end_after
+from gallery_lib.system.json_files import write_json
+
+PLAIN = "DDP"
+ALONE = "no communication"
+"""The steps that would be left if the network took no time. Every rank trains for itself then."""
+LIMITS = {"exact": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02}
+"""Of a gradient's error, over the gradient (L2): rounding in fp32, or in the format, when it is sent and when sums are sent on.
+PowerSGD has none: what it leaves out of one step goes along later."""
+SETTLING_STEPS = 2
+LAYERS, BATCH_SIZE = 4, 64
+
+
+def ways(hosts: topology.Topology) -> dict[str, Comm]:
+    """By name, DDP's own way first; each has what the one before has, but for PowerSGD, which goes with neither of the last techniques."""
+    found = {PLAIN: Comm()}
+    small = Comm(bucket_mb=1, bucket_views=True)
+    found["small buckets"] = small
+    last = found["two streams"] = dataclasses.replace(small, streams=2)
+    if hosts.uniform and len(hosts.hosts[0]) > 1:
+        last = found["hierarchical"] = dataclasses.replace(last, hierarchical=True)
+    found["bf16"] = dataclasses.replace(last, wire="bf16")
+    found["int8"] = dataclasses.replace(last, wire="int8")
+    found["PowerSGD"] = dataclasses.replace(small, wire="powersgd")
+    return found
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one way came to."""
+
+    options: dict[str, Any]
+    rounds: list[list[float]]  # step times in seconds, of the slowest rank
+    ratio: stats.Ratio | None  # the step time of DDP's own way over this one's; None for that itself
+    computed_bytes: float  # that a host sends in a step, as wire_bytes counts them
+    sent_bytes: float | None  # as the host's network card counted them, TCP's part included; None where no card is named
+    gradient_error: float | None  # over the gradient, in L2; None without communication
+    same_on_all_ranks: bool | None  # bit for bit
+    timeline: Timeline | None
+
+    @property
+    def seconds(self) -> float:
+        """Median step time."""
+        return stats.percentiles([step for steps in self.rounds for step in steps])["p50"]
+
+    @property
+    def limit(self) -> float | None:
+        """That holds for the error of its gradients; None where there is none."""
+        return LIMITS.get(self.options["wire"])
+
+    @property
+    def parity(self) -> str:
+        """`passed`, `FAILED`, or why there is nothing to pass."""
+        if self.gradient_error is None:
+            return "not averaged"
+        if not self.same_on_all_ranks:
+            return "FAILED: ranks differ"
+        if self.limit is None:
+            return "no limit: the rest is sent later"
+        return "passed" if self.gradient_error <= self.limit else "FAILED"
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What all ways came to, by name, and on what."""
+
+    hosts: str
+    processes_on_each: int
+    parameters: int
+    confidence: float
+    ways: dict[str, Effect]
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Effects:
+        """From what `dataclasses.asdict` made of one."""
+        found = {}
+        for name, way in values["ways"].items():
+            timeline = way["timeline"] and Timeline(**{**way["timeline"], "buckets": [tuple(row) for row in way["timeline"]["buckets"]]})
+            ratio = way["ratio"] and stats.Ratio(**way["ratio"])
+            found[name] = Effect(**{**way, "timeline": timeline, "ratio": ratio})
+        return cls(**{**values, "ways": found})
+
+
+def build_model(width: int) -> nn.Module:
+    """Layers of width × width: the same weights on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.Tanh())))
+
+
+def _loss(outputs: Tensor) -> Tensor:
+    return outputs.pow(2).mean()
+
+
+def _bytes_sent() -> int | None:
+    """By this host's network card, as its kernel counts; None where gloo was not told which one to use."""
+    card = os.environ.get("GLOO_SOCKET_IFNAME")
+    if card is None:
+        return None
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next((int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith(f"{card}:")), None)
+
+
+class _Training:
+    """The model and its batch on this rank, and what all ranks' gradients come to in float64."""
+
+    def __init__(self, width: int) -> None:
+        self.net = build_model(width)
+        self.inputs = torch.randn(BATCH_SIZE, width, generator=torch.Generator().manual_seed(1 + process_group.rank()))
+        _loss(self.net(self.inputs)).backward()
+        self.exact = self._gradients().double()
+        dist.all_reduce(self.exact.div_(process_group.world_size()))
+        self.model = nn.parallel.DistributedDataParallel(self.net)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-3)
+        self.first_weights = {name: value.clone() for name, value in self.net.state_dict().items()}
+
+    def _gradients(self) -> Tensor:
+        return torch.cat([parameter.grad.flatten() for parameter in self.net.parameters() if parameter.grad is not None])
+
+    def step(self) -> None:
+        """One training step."""
+        self.optimizer.zero_grad()
+        _loss(self.model(self.inputs)).backward()
+        self.optimizer.step()
+
+    def parity(self, way: Comm) -> tuple[float, bool]:
+        """From the first weights: the error of the mean gradient over the gradient, and whether all ranks have the same bits."""
+        self.net.load_state_dict(self.first_weights)
+        accelerate_ddp(self.model, way)
+        self.optimizer.zero_grad()
+        _loss(self.model(self.inputs)).backward()
+        got = self._gradients()
+        alike = process_group.all_ranks(hashlib.sha256(got.numpy().tobytes()).digest())
+        return ((got.double() - self.exact).norm() / self.exact.norm()).item(), len(set(alike)) == 1
+
+    def turn(self, way: Comm | None, block_steps: int) -> tuple[list[float], int | None]:
+        """Seconds of each counted step on the slowest rank, and the bytes that this host has sent meanwhile. None: no communication."""
+        accelerate_ddp(self.model, way or Comm())
+        seconds: list[float] = []
+        before = None
+        with self.model.no_sync() if way is None else contextlib.nullcontext():
+            for number in range(SETTLING_STEPS + block_steps):
+                if number in (0, SETTLING_STEPS):
+                    dist.barrier()
+                    before = _bytes_sent()
+                began = time.perf_counter()
+                self.step()
+                if number >= SETTLING_STEPS:
+                    seconds.append(time.perf_counter() - began)
+        dist.barrier()  # every host passes it once it has what the others sent: nothing is queued any more
+        after = _bytes_sent()
+        if way is None:
+            self.net.load_state_dict(self.first_weights)  # the ranks have gone apart
+        slowest = [max(step) for step in zip(*process_group.all_ranks(seconds), strict=True)]
+        return slowest, None if before is None or after is None else after - before
+
+
+def measure(config: WaysConfig) -> int:
+    """All turns, on the ranks of this run; rank 0 prints a line for each way and writes the file."""
+    if process_group.world_size() < 2:
+        raise InputError("one process has nobody to share gradients with. Start it with torchrun: see the head of measure/wire/ways.py.")
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    process_group.ensure_initialized()
+    hosts = topology.find()
+    training = _Training(config.width)
+    candidates: dict[str, Comm | None] = {**ways(hosts), ALONE: None}
+    parity = {name: training.parity(way) for name, way in candidates.items() if way is not None}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in candidates}
+    sent: dict[str, list[int]] = {name: [] for name in candidates}
+    for number in range(config.rounds):
+        for name in candidates if number % 2 == 0 else reversed(candidates):
+            steps, counted = training.turn(candidates[name], config.block_steps)
+            seconds[name].append(steps)
+            if counted is not None:
+                sent[name].append(counted)
+        if process_group.rank() == 0:
+            print(f"round {number + 1} of {config.rounds}", flush=True)
+    accelerate_ddp(training.model, Comm())
+    shapes = bytes_sent.shapes_of(training.net)
+    found = {}
+    for name, way in candidates.items():
+        of_a_host = max(process_group.all_ranks(stats.percentiles(sent[name])["p50"] if sent[name] else -1.0))
+        found[name] = Effect(
+            options=dataclasses.asdict(way or Comm()),
+            rounds=seconds[name],
+            ratio=None if name == PLAIN else stats.ratio_of_medians(seconds[PLAIN], seconds[name], confidence=config.confidence),
+            computed_bytes=bytes_sent.sent_bytes(shapes, way, len(hosts.hosts), len(hosts.hosts[0])) if way else 0.0,
+            sent_bytes=of_a_host / config.block_steps if of_a_host >= 0 else None,
+            gradient_error=parity[name][0] if way else None,
+            same_on_all_ranks=parity[name][1] if way else None,
+            timeline=bucket_times.note(training.net, way, training.inputs, _loss) if way else None,
+        )
+        if process_group.rank() == 0:
+            print(f"{name}: {found[name].seconds:.3f} s a step", flush=True)
+    if process_group.rank() == 0 and config.out:
+        parameters = sum(parameter.numel() for parameter in training.net.parameters())
+        effects = Effects(str(hosts), len(hosts.hosts[0]), parameters, config.confidence, found)
+        write_json(Path(config.out), dataclasses.asdict(effects))
+    return 0
+
+
+def main(arguments: Sequence[str]) -> None:
+    """One process of the run."""
+    end_after(measure, WaysConfig, arguments, "ways")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Compare two variants of a training run."""

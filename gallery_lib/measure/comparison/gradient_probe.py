@@ -1,0 +1,116 @@
+"""The gradients of a variant on a few batches, reduced to what the parity check needs.
+
+For every parameter: its gradient's squared norm on each of the batches, and a fixed random sample of the first
+batch's gradient. The probe runs on the run's own model (compiled, laid out, distributed as it is), with the initial
+weights, and puts everything back afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gallery_lib.data.loading.nesting import tensors_in
+from gallery_lib.train.loop import Session
+
+SAMPLE = 512
+"""Gradient elements kept per parameter."""
+_PIECE = 2**22
+
+
+def initial_state(model: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """A copy, on the CPU, of the model's weights and buffers.
+
+    It lies in a file in `folder`, mapped into memory and without a name, so that it takes none of the memory that the
+    run needs, and is gone with the process.
+    """
+    path = folder / f"initial-{os.getpid()}.pt"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.save(model.state_dict(), path)
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 over shapes, dtypes and bits of all tensors in `value`, in logical element order."""
+    result = hashlib.sha256()
+    for tensor in tensors_in(value):
+        result.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        result.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return result.hexdigest()
+
+
+def differences_of_start(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What two probed runs did not have in common at their start: the initial weights, some of the first batches."""
+    found = ["initial weights"] if one["weights"] != other["weights"] else []
+    pairs = zip(one["first_batches"], other["first_batches"], strict=False)
+    return found + [f"batch {number}" for number, (a, b) in enumerate(pairs, 1) if a != b]
+
+
+def _sample_indices(elements: int) -> Tensor:
+    if elements <= SAMPLE:
+        return torch.arange(elements)
+    return torch.randint(elements, (SAMPLE,), generator=torch.Generator().manual_seed(elements))
+
+
+def _gradients(session: Session) -> Iterator[tuple[str, Tensor]]:
+    """Unscaled gradients, flat, by plain parameter name; logical element order whatever the memory format."""
+    for name, p in session.plain.named_parameters():
+        if p.grad is not None:
+            yield name, p.grad.detach().contiguous().flatten()
+
+
+def _square_norm(gradient: Tensor) -> float:
+    """In float64, a piece at a time: a copy of a large model's gradients in float64 might not fit."""
+    return sum(float(piece.double().square().sum()) for piece in gradient.split(_PIECE))
+
+
+def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any], *, restore: bool = True) -> dict[str, Any]:
+    """Gradient statistics on `batches` at the initial weights.
+
+    The session's state is as before; without `restore`, which spares a copy of the weights, it has the initial ones.
+    """
+    model = session.plain
+    current = {name: value.detach().clone() for name, value in model.state_dict().items()} if restore else None
+    model.load_state_dict(initial)
+    square_norms: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
+    for number, batch in enumerate(batches):
+        session.optimizer.zero_grad(set_to_none=True)
+        session.backward(session.forward(batch))
+        scale = session.scaler.get_scale()
+        for name, gradient in _gradients(session):
+            square_norms.setdefault(name, [0.0] * len(batches))[number] = _square_norm(gradient) / scale**2
+            if number == 0:
+                samples[name] = (gradient[_sample_indices(gradient.numel()).to(gradient.device)].double() / scale).tolist()
+    session.optimizer.zero_grad(set_to_none=True)
+    if current is not None:
+        model.load_state_dict(current)
+    return {"batches": len(batches), "square_norms": square_norms, "samples": samples}
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    """Write a probe's result; NaN and inf survive."""
+    torch.save(result, path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read it back."""
+    return torch.load(path, weights_only=True)
+
+
+def relative_error(sample: list[float], exact: list[float]) -> float:
+    """‖sample − exact‖ / ‖exact‖; inf where it is not a number or the exact one is zero."""
+    a, b = torch.tensor(sample, dtype=torch.float64), torch.tensor(exact, dtype=torch.float64)
+    norm = float(b.norm())
+    error = float((a - b).norm()) / norm if norm > 0 else math.inf
+    return error if error == error else math.inf

@@ -1,0 +1,146 @@
+"""One process of a run that is being compared: `main` is what spawn.py calls in each, as lineup.py and reference.py ask.
+
+A variant trains its warm-up steps, runs the gradient probe, then trains a block of steps whenever it has the turn.
+The reference does the first few steps and the probe in float64, counting operations, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from gallery_lib.comm import process_group
+from gallery_lib.config import TrainConfig
+from gallery_lib.console.phases import PROBE, TRAFFIC, TURNS
+from gallery_lib.launcher import worker
+from gallery_lib.measure.comparison import first_pass, float64_model, gradient_probe, work_per_step
+from gallery_lib.measure.comparison.turns import TurnClient
+from gallery_lib.measure.variants import recipes
+from gallery_lib.models.dropout import without_dropout
+from gallery_lib.system.json_files import write_json
+from gallery_lib.train.loop import Observer, Session, train
+
+ROLE_VARIABLE = "GALLERY_MEASURE"
+PROBE_FILE = "probe.pt"
+TRAFFIC_FILE = "traffic.json"
+WORKER = "gallery_lib.measure.comparison.worker"
+"""The module whose `main` launched processes run."""
+
+
+FIRST_BATCHES = 4
+"""Batches that a run keeps, to probe gradients on some and to show that all runs saw the same."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What the comparing process tells those that it starts, as JSON in an environment variable."""
+
+    name: str
+    address: list[Any] | None  # of the turn server; None for the reference
+    warmup_steps: int
+    block_steps: int
+    probe_batches: int
+    recipe: list[str] = field(default_factory=list)  # recipes.py
+    counts_traffic: bool = False  # of one step more, after the last turn
+
+    def environment(self) -> dict[str, str]:
+        """The variable that carries this role."""
+        return {ROLE_VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+
+class Probing(Observer):
+    """Collects the first batches, keeps the initial weights, and can probe the gradients."""
+
+    def __init__(self, role: Role, run_dir: Path) -> None:
+        self.role = role
+        self.run_dir = run_dir
+        self.initial: dict[str, Tensor] = {}
+        self.batches: list[Any] = []
+        self.first_batch: Any = None
+
+    def model_built(self, model: nn.Module) -> None:
+        without_dropout(model)  # it would draw different numbers in each
+        self.initial = gradient_probe.initial_state(model, self.run_dir)
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        if step < FIRST_BATCHES:
+            self.batches.append(batch)
+
+    def probe(self, session: Session, *, restore: bool = True, count_flops: bool = False) -> None:
+        """Run the probe and write what it found, from rank 0; `flops` are those of all its batches on this rank."""
+        session.phases.begin(PROBE)
+        with FlopCounterMode(display=False) if count_flops else contextlib.nullcontext() as counter:
+            result = gradient_probe.run_probe(session, self.initial, self.batches[: self.role.probe_batches], restore=restore)
+        if counter is not None:
+            result["flops"] = counter.get_total_flops()
+        if session.log.rank == 0:
+            result |= {
+                "weights": gradient_probe.digest(self.initial),
+                "first_batches": [gradient_probe.digest(batch) for batch in self.batches],
+            }
+            gradient_probe.save(result, session.log.run_dir / PROBE_FILE)
+        self.first_batch = self.batches[0]
+        self.batches.clear()
+
+
+class Variant(Probing):
+    """Takes turns with the other variants."""
+
+    def __init__(self, role: Role, run_dir: Path) -> None:
+        super().__init__(role, run_dir)
+        assert role.address is not None
+        self.turns = TurnClient(role.address, role.name, int(os.environ.get("RANK", "0")))
+
+    def before_step(self, session: Session, step: int, batch: Any) -> None:
+        super().before_step(session, step, batch)
+        counted = step - self.role.warmup_steps
+        if counted < 0 or counted % self.role.block_steps:
+            return
+        session.clock.pause()
+        if counted == 0:
+            self.probe(session)
+            session.phases.begin(TURNS)
+        self.turns.wait()
+        session.clock.resume()
+
+    def after_training(self, session: Session) -> None:
+        self.turns.wait()
+        if self.role.counts_traffic and session.log.rank == 0:
+            session.phases.begin(TRAFFIC)
+            write_json(session.log.run_dir / TRAFFIC_FILE, work_per_step.step_traffic_bytes(session, self.first_batch))
+
+
+class Reference(Probing):
+    """The same training in float64."""
+
+    def model_built(self, model: nn.Module) -> None:
+        super().model_built(model)
+        float64_model.widen(model)
+
+    def after_training(self, session: Session) -> None:
+        session.optimizer.state.clear()  # memory that the probe can use; nothing is trained any more
+        self.probe(session, restore=False, count_flops=True)
+
+
+def body(config: TrainConfig) -> None:
+    """Train in the role that the environment names."""
+    role = Role(**json.loads(os.environ[ROLE_VARIABLE]))
+    assert config.run_dir is not None
+    if role.address is None and ".py:" in config.model and process_group.rank() == 0:
+        first_pass.try_once(config, process_group.device())  # the reference comes first, and is not timed
+    observer = (Variant if role.address else Reference)(role, Path(config.run_dir))
+    train(config, observer, recipes.recipe(role.recipe))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train in that role."""
+    worker.end_after(body, arguments)

@@ -1,0 +1,1 @@
+"""Who makes a model fast: our backend, peers, a tuner by hand."""

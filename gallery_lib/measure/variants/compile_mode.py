@@ -1,0 +1,105 @@
+"""Which of torch.compile's modes is the fastest for a task on this machine: found by measurement, then kept.
+
+`torch.compile-best` takes turns with itself in another mode for a few steps. A mode that fails is dropped with the reason, and so is one
+other than the default whose start-up takes too long. The default mode stays unless another is faster by more than noise. What was
+found is kept in the cache folder for the same options, code, versions and machine; delete the file to have it measured anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gallery_lib import stats
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.console.progress import Progress
+from gallery_lib.console.table import seconds
+from gallery_lib.errors import GalleryError, InputError
+from gallery_lib.measure.comparison import float64_reference, interleaved
+from gallery_lib.measure.comparison.interleaved import Turns, Variant
+from gallery_lib.measure.variants.by_hand import DEFAULT_MODE
+from gallery_lib.system import hardware, paths
+from gallery_lib.system.json_files import read_json, set_aside, write_json
+
+START_UP_LIMIT_SECONDS = 300.0
+"""Of a mode other than the default, which takes 15 to 90 s on two cores when a model is compiled for the first time."""
+LEAST_GAIN = 1.02
+"""How many times as fast as the default mode another one has to be: less is within the noise of these few steps."""
+TURNS = Turns(warmup_steps=4, rounds=4, block_steps=4, probe_batches=1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The mode to use, and what was found of each: `default 210.0 ms, max-autotune 205.0 ms (1.01 times as fast)`."""
+
+    mode: str
+    said: str
+
+
+def key(config: TrainConfig, modes: Mapping[str, Variant]) -> str:
+    """Return the name of a kept choice: a digest of options, code, versions and machine."""
+    device = torch.cuda.get_device_name(0) if hardware.gpu_count() else "cpu"
+    facts = [
+        float64_reference.key(config, 1),
+        [config.amp_level, config.amp_dtype, config.threads, config.workers],
+        {mode: [list(variant.recipe), dict(variant.environment)] for mode, variant in modes.items()},
+        [device, hardware.cores(), dataclasses.astuple(TURNS), START_UP_LIMIT_SECONDS],
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def decide(measured: Mapping[str, list[list[float]]], dropped: Mapping[str, str]) -> Choice:
+    """Return the choice among `measured`, modes with their step times in seconds by turn; `dropped` says why the others have none."""
+    first = next(iter(measured), DEFAULT_MODE)  # the default mode, unless it was dropped
+    best, gain, said = first, LEAST_GAIN, []
+    for mode, rounds in measured.items():
+        text = f"{mode} {seconds(stats.percentiles([step for block in rounds for step in block])['p50'])}"
+        if mode != first:
+            ratio = stats.ratio_of_medians(measured[first], rounds).ratio
+            text += f" ({ratio:.2f} times as fast)"
+            best, gain = (mode, ratio) if ratio >= gain else (best, gain)
+        said.append(text)
+    return Choice(best, ", ".join([*said, *(f"{mode} dropped: {reason}" for mode, reason in dropped.items())]))
+
+
+def _kept(path: Path, modes: Mapping[str, Variant]) -> Choice | None:
+    """Return the choice of an earlier bench; None where there is none, or one that is damaged, which is set aside."""
+    try:
+        choice = read_json(path, Choice, again="")
+        if choice.mode not in modes:
+            raise InputError(f"unknown mode {choice.mode!r}")
+        return choice
+    except FileNotFoundError:
+        return None
+    except InputError as error:
+        set_aside(path, error)
+        return None
+
+
+def _path(config: TrainConfig, modes: Mapping[str, Variant]) -> Path:
+    return paths.cache_dir() / "compile_modes" / f"{key(config, modes)}.json"
+
+
+def choose(config: TrainConfig, modes: Mapping[str, Variant], folder: Path, progress: Progress, label: str) -> Choice:
+    """Return the kept choice among `modes`, or measure now, with runs in `folder`, and keep it where a mode could be measured."""
+    path = _path(config, modes)
+    if kept := _kept(path, modes):
+        return kept
+    limits = {mode: None if mode == DEFAULT_MODE else START_UP_LIMIT_SECONDS for mode in modes}
+    limited = {mode: dataclasses.replace(variant, start_up_limit_seconds=limits[mode]) for mode, variant in modes.items()}
+    failed: dict[str, GalleryError] = {}
+    found = interleaved.take_turns(limited, LaunchConfig(), TURNS, folder, progress, label, dropped=failed)
+    rounds = {mode: found[mode].rounds for mode in modes if mode in found}
+    choice = decide(rounds, {mode: interleaved.reason_of(error) for mode, error in failed.items()})
+    if found:
+        with contextlib.suppress(OSError):  # a cache that cannot be written: they are measured again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, dataclasses.asdict(choice))
+    return choice

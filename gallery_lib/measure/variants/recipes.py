@@ -1,0 +1,103 @@
+"""How each process of a measurement makes its model ready: by words that travel in an environment variable.
+
+No words: accelerate(), as the run's options ask. The name of a peer (peers.py): that library as it comes, or, with `best` and a mode of
+torch.compile, at its best. Techniques of the backend: those and no others, which is what a waterfall is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gallery_lib import optim
+from gallery_lib.acceleration import accelerate, techniques
+from gallery_lib.compiler import cache
+from gallery_lib.compiler.passes import small_convolutions
+from gallery_lib.config import Config
+from gallery_lib.measure.variants import by_hand
+from gallery_lib.measure.variants.peers import MODULES, Peer
+from gallery_lib.memory import allocator
+from gallery_lib.system import hardware
+from gallery_lib.train.recipe import Plain, Prepared, Recipe
+
+FUSED = "fused-optimizer"
+EMULATED = "bf16-on-fp32-units"
+SHORT_ATTENTION = "short-attention"
+WHOLE_UPSAMPLING = "whole-upsampling"
+SMALL_CONVOLUTIONS = "small-convolutions"
+NICE_LOADING = "nice-loading"
+TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, SHORT_ATTENTION, WHOLE_UPSAMPLING, SMALL_CONVOLUTIONS, NICE_LOADING, FUSED)
+"""In the order in which a waterfall adds them."""
+
+
+_BEST = "best"
+
+
+def best_form(peer: str, mode: str = by_hand.DEFAULT_MODE) -> list[str]:
+    """Return the words for a peer at its best, compiled in that mode."""
+    return [peer, _BEST, mode]
+
+
+class Techniques(Recipe):
+    """accelerate() with the techniques that are named, and none of the others."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def prepare(self, plain: Plain) -> Prepared:
+        """The model with these techniques."""
+        asked = Config.plain()
+        asked.memory.layout = "auto" if "layout" in self.names else "contiguous"
+        asked.memory.allocator = "allocator" in self.names
+        asked.compiler.enabled = "compiler" in self.names
+        asked.compiler.bf16_on_fp32_units = EMULATED in self.names
+        asked.compiler.short_attention = SHORT_ATTENTION in self.names
+        asked.compiler.whole_upsampling = WHOLE_UPSAMPLING in self.names
+        asked.compiler.small_convolutions = SMALL_CONVOLUTIONS in self.names
+        asked.loader.nice = Config().loader.nice if NICE_LOADING in self.names else 0
+        wrapped, batches = accelerate(plain.model, plain.loader, asked)
+        optimizer = plain.build_optimizer(accelerated=FUSED in self.names)
+        done = techniques(wrapped)
+        if FUSED in self.names:
+            done["optimizer"] = optim.kind(optimizer)
+        return Prepared(wrapped, batches, optimizer, plain.autocast_dtype, done)
+
+
+def recipe(words: Sequence[str]) -> Recipe:
+    """What the words stand for."""
+    if not words:
+        return Recipe()
+    if words[0] in MODULES:
+        peer, *best = words
+        return Peer(peer, mode=best[1] if best else None)
+    return Techniques(words)
+
+
+def environment(words: Sequence[str]) -> dict[str, str]:
+    """Return what the processes get: where compiled code is kept, which is the same for all, and the allocator's variables."""
+    if _BEST in words:
+        return cache.environment() | by_hand.environment(hardware.device_type())
+    return cache.environment() | (allocator.environment() if "allocator" in words else {})
+
+
+def reason_not_applied(technique: str, amp_level: str) -> str | None:
+    """Why a technique would do nothing on this machine, or None."""
+    on_cpu = hardware.device_type() == "cpu"
+    if technique == "layout" and not hardware.prefers_channels_last(hardware.device_type()):
+        return "convolutions on a CPU without AVX-512 gain nothing from channels_last"
+    if technique == "allocator":
+        return allocator.reason_not_applied() if on_cpu else "torch has an allocator of its own on CUDA"
+    if technique == SHORT_ATTENTION and not on_cpu:
+        return "torch's own attention is used on CUDA"
+    if technique == WHOLE_UPSAMPLING and not on_cpu:
+        return "images are enlarged as the compiler writes it on CUDA"
+    if technique == NICE_LOADING and not on_cpu:
+        return "the step's threads need few cores on CUDA"
+    if technique == SMALL_CONVOLUTIONS:
+        return _why_no_small_convolutions(amp_level) if on_cpu else "convolutions are cuDNN's on CUDA"
+    if technique == EMULATED and (amp_level == "O0" or not on_cpu or hardware.computes_in_bf16("cpu")):
+        return "the run is in fp32" if amp_level == "O0" else "the device has bfloat16 units"
+    return None
+
+
+def _why_no_small_convolutions(amp_level: str) -> str | None:
+    return "the run is in fp32" if amp_level == "O0" else small_convolutions.reason_not_applied()

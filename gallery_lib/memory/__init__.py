@@ -1,0 +1,1 @@
+"""Host allocator and memory layout."""

@@ -1,0 +1,150 @@
+"""What changed between two batches of notebooks, or two single ones, on one machine or on two: `gallery compare BEFORE AFTER`.
+
+A speed-up comes with an interval, so its change has one too, and only a change whose interval does not hold 1 is
+marked: the rest is noise. Parity that is lost and a notebook that no longer passes are regressions as well. Speed-ups
+of other parameters are other figures: they are shown and not judged, and so is the duration of a notebook, which is
+measured once and has no interval.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gallery_lib import stats
+from gallery_lib.console.progress import duration
+from gallery_lib.errors import InputError
+from gallery_lib.notebooks.batch.record import REPORT_FILE
+from gallery_lib.notebooks.batch.single_notebook import executed_notebook, read_single
+from gallery_lib.notebooks.batch.summary import speedup
+from gallery_lib.report.tables import text_table
+from gallery_lib.system.json_files import Misfit, converted, read_json
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line: a notebook, or one of its comparisons, before and after."""
+
+    what: str
+    before: str
+    after: str
+    change: str  # "" where there is nothing to compute
+    mark: str  # "regression: …", "improvement", or "" for noise and for what is equal
+
+    @property
+    def regression(self) -> bool:
+        """Whether it is worse, beyond the noise."""
+        return self.mark.startswith("regression")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is compared: status, seconds, parameters and comparisons of each notebook, and where they were measured."""
+
+    notebooks: dict[str, dict[str, Any]]
+    machine: dict[str, Any]
+
+
+def read_batch(path: Path | str) -> Batch:
+    """Return the batch in a folder of `gallery run` or `prepare.sh --run`, in a `report.json`, or in a file of `benchmarks/gallery.py`.
+
+    Raises InputError for anything else.
+    """
+    file = Path(path) / REPORT_FILE if Path(path).is_dir() else Path(path)
+    executed = None if file.exists() else executed_notebook(Path(path))
+    try:
+        content = read_single(executed) if executed else read_json(file, dict[str, Any], again="Give another file.")
+        machine = converted(content.get("machine", content.get("environment")), dict[str, Any], "machine")
+        found = converted(content.get("notebooks"), dict[str, dict[str, Any]], "notebooks")
+        notebooks = {name: _notebook(values, content, f"notebooks.{name}") for name, values in found.items()}
+    except FileNotFoundError:
+        raise InputError(
+            f"{file} does not exist: give two folders of `gallery run` or `prepare.sh --run`, or two files of benchmarks/gallery.py."
+        ) from None
+    except (Misfit, InputError) as error:
+        raise InputError(f"{file} holds no batch of notebooks: {error}") from None
+    if not notebooks:
+        raise InputError(f"{file} holds no figures: no notebook is in it.")
+    facts = {name: machine.get(name) for name in ("cpu", "cores", "python")}
+    return Batch(notebooks, {**facts, "torch": str(machine.get("torch", "")).partition("+")[0]})  # less the name of its build
+
+
+def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return status, seconds, parameters and comparisons of a notebook; raises Misfit for what is none."""
+    status = values["status"] if "status" in values else "failed" if values.get("problem", True) else "passed"
+    comparisons = converted(values.get("comparisons"), list[dict[str, Any]], f"{place}.comparisons")
+    for number, each in enumerate(comparisons):
+        converted({name: each.get(name) for name in _COMPARISON}, _Comparison, f"{place}.comparisons.{number}")
+    return {
+        "status": converted(status, str, f"{place}.status"),
+        "seconds": converted(values.get("seconds"), float, f"{place}.seconds"),
+        "parameters": converted(values.get("parameters", content.get("parameters", {})), dict[str, Any], f"{place}.parameters"),
+        "comparisons": comparisons,
+    }
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What is read of a comparison."""
+
+    processes: int
+    amp_level: str
+    verdict: str
+    speedup: stats.Ratio | None
+
+
+_COMPARISON = [field.name for field in dataclasses.fields(_Comparison)]
+
+
+def _of_status(name: str, before: dict[str, Any] | None, after: dict[str, Any] | None) -> Change:
+    def shown(side: dict[str, Any] | None) -> str:
+        return "absent" if side is None else f"{side['status']}, {duration(side['seconds'])}"
+
+    mark = ""
+    if before and after and before["status"] != after["status"]:
+        mark = "improvement" if after["status"] == "passed" else f"regression: {after['status']}" if before["status"] == "passed" else ""
+    change = f"{after['seconds'] / before['seconds']:.2f}× as long" if before and after and before["seconds"] and after["seconds"] else ""
+    return Change(name, shown(before), shown(after), change, mark)
+
+
+def _of_comparison(what: str, before: dict[str, Any], after: dict[str, Any]) -> Change:
+    texts = speedup(before), speedup(after)
+    if before["parity_passed"] != after["parity_passed"]:
+        return Change(what, *texts, "", "improvement" if after["parity_passed"] else "regression: no parity any more")
+    if not before["speedup"] or not after["speedup"]:
+        return Change(what, *texts, "", "")
+    change = stats.change_of_ratio(stats.Ratio(**before["speedup"]), stats.Ratio(**after["speedup"]))
+    mark = {"faster": "improvement", "slower": "regression: a smaller speed-up"}.get(change.verdict, "")
+    return Change(what, *texts, str(change), mark)
+
+
+def _by_conditions(side: dict[str, Any] | None) -> dict[tuple[int, str], dict[str, Any]]:
+    return {(c["processes"], c["amp_level"]): c for c in (side["comparisons"] if side else [])}
+
+
+def changes(before: Batch, after: Batch) -> list[Change]:
+    """A line per notebook of either batch, and one per comparison that both have made under the same conditions."""
+    found = []
+    for name in dict.fromkeys([*before.notebooks, *after.notebooks]):
+        sides = before.notebooks.get(name), after.notebooks.get(name)
+        found.append(_of_status(name, *sides))
+        earlier, later = (_by_conditions(side) for side in sides)
+        for key in [key for key in earlier if key in later]:
+            change = _of_comparison(f"  {key[0]} process(es), {key[1]}", earlier[key], later[key])
+            same = sides[0] and sides[1] and sides[0]["parameters"] == sides[1]["parameters"]
+            found.append(change if same else dataclasses.replace(change, change="", mark="not judged: other parameters"))
+    return found
+
+
+def text(before: Batch, after: Batch) -> str:
+    """The lines as a table, how many regressions there are, and whether it was the same machine."""
+    found = changes(before, after)
+    rows = [["notebook", "before", "after", "after / before", ""], *([c.what, c.before, c.after, c.change, c.mark] for c in found)]
+    regressions = sum(change.regression for change in found)
+    count = "no regression beyond the intervals" if not regressions else f"{regressions} regression(s) beyond the intervals"
+    machines = [(name, value, after.machine[name]) for name, value in before.machine.items()]
+    differing = [f"{name}: {value} → {later}" for name, value, later in machines if value and later and value != later]
+    elsewhere = f"\nNot measured under the same conditions ({'; '.join(differing)})." if differing else ""
+    return f"{text_table(rows)}\n\n{count}; durations have no interval and are not judged.{elsewhere}"

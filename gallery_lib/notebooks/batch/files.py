@@ -1,0 +1,23 @@
+"""The report of a batch as files: JSON for programs, JUnit XML for continuous integration, HTML for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gallery_lib.notebooks.batch import junit, page
+from gallery_lib.notebooks.batch.record import REPORT_FILE, Report, write_report
+
+JUNIT_FILE = "report.xml"
+PAGE_FILE = "report.html"
+
+
+def write(folder: Path, report: Report) -> None:
+    """All three, JSON last: --resume goes by that one."""
+    (folder / JUNIT_FILE).write_bytes(junit.document(report))
+    (folder / PAGE_FILE).write_text(page.html(report), encoding="utf-8")
+    write_report(folder, report)
+
+
+def named(folder: Path) -> str:
+    """Where they are, in a line."""
+    return f"reports: {', '.join(str(folder / name) for name in (REPORT_FILE, JUNIT_FILE, PAGE_FILE))}"

@@ -1,0 +1,129 @@
+"""Which notebooks a batch runs, with which parameters, and what identifies each: everything that is settled beforehand.
+
+Bad input is refused here, within a second or two: no kernel has been started yet, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import gallery_lib
+from gallery_lib.config import NotebookConfig, YourModelConfig
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.notebooks.batch import parameters
+from gallery_lib.notebooks.batch.measured_code import add_files, code_digest, package_sources, scripts_of
+from gallery_lib.notebooks.batch.notebook_file import NotebookFile, read_notebook
+from gallery_lib.system import paths
+
+_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "tokenizers", "numpy", "ipykernel", "nbclient", "papermill")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One notebook of a batch. `digest` is the same where notebook, parameters, package and versions are."""
+
+    name: str
+    path: Path
+    parameters: dict[str, Any]
+    cells: int
+    measures: bool  # whether it compares two variants, and so must leave results
+    digest: str
+    code: str  # measured_code.code_digest
+
+
+def notebooks_dir() -> Path:
+    """The folder of the gallery's notebooks. Raises InputError for a package that is installed without them."""
+    root = paths.checkout()
+    if root is None:
+        raise InputError(
+            "the notebooks lie in a checkout of the gallery; gallery_lib is installed without one here. Give paths of notebooks."
+        )
+    return root / "notebooks"
+
+
+def _found(names: Sequence[str]) -> list[Path]:
+    """The notebooks that are meant: names, or paths of `.ipynb` files; all of the gallery's when there are none."""
+    own: dict[str, Path] = {}
+    chosen: dict[str, Path] = {}
+    if not names or not all(name.endswith(".ipynb") and Path(name).is_file() for name in names):
+        own = {path.stem: path for path in notebooks_dir().glob("*.ipynb")}
+    for name in names or sorted(own):
+        is_path = name.endswith(".ipynb") and Path(name).is_file()
+        path = Path(name).resolve() if is_path else own.get(name.removesuffix(".ipynb"))
+        if path is None:
+            raise InputError(f"there is no notebook `{name}`.{did_you_mean(name, own)} Known: {', '.join(sorted(own))}; or a path.")
+        if chosen.setdefault(path.stem, path) != path:
+            raise InputError(f"two notebooks are called {path.stem}: {chosen[path.stem]} and {path}. Run them in two batches.")
+    return list(chosen.values())
+
+
+def profile_values(profile: str | None) -> dict[str, Any]:
+    """The parameters in `notebooks/profiles/PROFILE.yaml`, a parameter file as `papermill -f` takes it."""
+    return yaml.safe_load((notebooks_dir() / "profiles" / f"{profile}.yaml").read_text()) if profile else {}
+
+
+def digest(path: Path, values: Mapping[str, Any]) -> str:
+    """Names what a run of the notebook depends on: its file and the scripts beside it, parameters, package and versions."""
+    package = Path(gallery_lib.__file__).parent
+    facts: dict[str, Any] = {"parameters": dict(values), "python": platform.python_version()}
+    for library in _LIBRARIES:
+        try:
+            facts[library] = version(library)
+        except PackageNotFoundError:
+            facts[library] = None
+    result = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    add_files(result, [path, *scripts_of(path)], path.parent)
+    add_files(result, package_sources(package), package)
+    return result.hexdigest()[:24]
+
+
+def _check_kernels(notebooks: Mapping[Path, NotebookFile]) -> None:
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    known = KernelSpecManager().find_kernel_specs()
+    for path, notebook in notebooks.items():
+        if notebook.kernel not in known:
+            raise InputError(
+                f"{path.name} asks for the Jupyter kernel `{notebook.kernel}`, which is not known here "
+                f"(known: {', '.join(sorted(known)) or 'none'}). "
+                "`bash prepare.sh` registers it in the environment that it makes."
+            )
+
+
+def plan(names: Sequence[str], profile: str | None = None, given: Mapping[str, Any] | None = None) -> list[Planned]:
+    """The notebooks called `names` (all when there are none), each with its share of the parameters.
+
+    Args:
+        names: names of the gallery's notebooks, or paths.
+        profile: name of a parameter file in `notebooks/profiles/`; a value goes to the notebooks that have the parameter.
+        given: more parameters, which win. At least one of the notebooks must have each; the others do not get it.
+
+    Raises InputError for an unknown notebook or kernel, and for a parameter that is unknown, badly typed or out of range.
+    """
+    notebooks = {path: read_notebook(path) for path in _found(names)}
+    classes = {path: parameters.options_class(notebook, path) for path, notebook in notebooks.items()}
+    parameters.check_names(given or {}, list(classes.values()))
+    values = {**profile_values(profile), **(given or {})}
+    chosen = {path: parameters.fitting(cls, values) for path, cls in classes.items()}
+    _check_kernels(notebooks)
+    return [
+        Planned(
+            name=path.stem,
+            path=path,
+            parameters=chosen[path],
+            cells=len(notebook.cells),
+            measures=classes[path] in (NotebookConfig, YourModelConfig),
+            digest=digest(path, chosen[path]),
+            code=code_digest(path),
+        )
+        for path, notebook in notebooks.items()
+    ]

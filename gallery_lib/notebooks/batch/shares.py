@@ -1,0 +1,90 @@
+"""What each of several notebooks at a time gets of the machine, and that nobody asks for more than there is.
+
+    python -m gallery_lib.notebooks.batch.shares 0,1 COMMAND …     COMMAND on the cores 0 and 1
+
+One notebook at a time has the whole machine. With more, each gets GPUs of its own, or else cores of its own; they
+still share memory bandwidth, power and disk, so what they measure is disturbed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gallery_lib.config import BatchConfig, TrainConfig
+from gallery_lib.config.options import from_mapping
+from gallery_lib.errors import InputError
+from gallery_lib.system import hardware
+
+CPU_ONLY = ("communication", "performance_data")
+"""Notebooks that use no GPU, also where there are some."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One job's part: a prefix of its command line, and variables of its environment. Both empty: the whole machine."""
+
+    prefix: list[str]
+    environment: dict[str, str]
+
+
+def _estimated_bytes(name: str, parameters: dict[str, object]) -> int:
+    """What the notebook of a task needs at its peak, with two variants alive; 0 for a notebook that is not a task's."""
+    from gallery_lib import tasks
+    from gallery_lib.tasks import memory_estimate
+
+    if name not in tasks.names():
+        return 0
+    sizes = ("batch_size", "image_size", "sequence_length")
+    task = tasks.get(name)
+    chosen = {
+        **(task.full if parameters.get("profile") == "full" else task.quick),
+        **{k: v for k, v in parameters.items() if v is not None},
+    }
+    config = from_mapping(TrainConfig, {"model": name, **{size: chosen[size] for size in sizes if size in chosen}})
+    return 2 * memory_estimate.needed_bytes(config, compared=True)
+
+
+def check(config: BatchConfig, notebooks: Sequence[tuple[str, dict[str, object]]]) -> None:
+    """InputError when `config.jobs` of the notebooks, (name, parameters) each, need more devices or memory than this host has."""
+    jobs, gibibyte, total = min(config.jobs, len(notebooks)), 2**30, hardware.memory_bytes()
+    if config.memory_limit is not None and jobs * config.memory_limit * gibibyte > total:
+        raise InputError(f"jobs={jobs} × memory_limit={config.memory_limit} GiB: this host has {total / gibibyte:.1f} GiB of memory.")
+    if jobs == 1:
+        return  # asks nothing that would take torch
+    gpus = hardware.gpu_count()
+    devices, what = (gpus, f"{gpus} GPU(s)") if gpus else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
+    if jobs > devices:
+        raise InputError(f"jobs={jobs}: this host has {what}, so at most {devices} notebooks at a time.")
+    if gpus == 0 and config.memory_limit is None:
+        needed = sum(sorted(_estimated_bytes(name, parameters) for name, parameters in notebooks)[-jobs:])
+        if needed > total:
+            raise InputError(
+                f"jobs={jobs}: the {jobs} largest of these notebooks need about {needed / gibibyte:.1f} GiB of memory together, and this "
+                f"host has {total / gibibyte:.1f}. Run fewer at a time."
+            )
+
+
+def shares(jobs: int) -> list[Share]:
+    """One share per job: consecutive GPUs or cores, as many for each as go evenly."""
+    if jobs == 1:
+        return [Share([], {})]
+    gpus = hardware.gpu_count()
+    visible = (
+        os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if os.environ.get("CUDA_VISIBLE_DEVICES") else [str(i) for i in range(gpus)]
+    )
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    result = []
+    for job in range(jobs):
+        mine = cores[job * len(cores) // jobs : (job + 1) * len(cores) // jobs]
+        devices = visible[job * gpus // jobs : (job + 1) * gpus // jobs]
+        prefix = [sys.executable, "-m", "gallery_lib.notebooks.batch.shares", ",".join(mine)]
+        result.append(Share(prefix, {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if gpus else {}))
+    return result
+
+
+if __name__ == "__main__":
+    os.sched_setaffinity(0, {int(core) for core in sys.argv[1].split(",")})
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -1,0 +1,1 @@
+"""What cells of the notebooks call."""

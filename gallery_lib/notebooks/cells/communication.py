@@ -1,0 +1,135 @@
+"""What the notebook communication calls: bytes on the wire, the effect of each technique on a lab, and what each format learns.
+
+Where this machine cannot have a lab, what would come from it is shown as not measured, with the reason, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gallery_lib.config import Comm, ConvergenceConfig, WaysConfig, WireConfig, options
+from gallery_lib.console.table import markdown_table
+from gallery_lib.notebooks.cells.task import display_figure, display_markdown, given_parameters
+from gallery_lib.system import hardware
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.communication.convergence import Scores
+    from gallery_lib.measure.communication.strategies import Effects
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """In place of figures, and why there are none."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"**Not measured**: {self.reason}"
+
+
+def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
+    """Check the notebook's parameters (those of this kernel when left out). Raises InputError for what cannot be."""
+    asked = options.from_mapping(WireConfig, given_parameters() if parameters is None else parameters)
+    from gallery_lib import tasks  # not before the parameters are checked
+    from gallery_lib.cluster import link_rate
+
+    link_rate.bits_per_second(asked.rate)
+    tasks.get(asked.model)
+    display_markdown(markdown_table([["setting", "value"], *([name, str(value)] for name, value in vars(asked).items())]))
+    return asked
+
+
+def show_bytes(settings: WireConfig) -> None:
+    """What each host sends in a step of the task, by wire format, counted from the shapes of its parameters."""
+    import torch
+
+    from gallery_lib import tasks
+    from gallery_lib.cluster import link_rate
+    from gallery_lib.measure.communication import bytes_sent
+    from gallery_lib.report import communication_plots
+
+    with torch.device("meta"):  # shapes without values
+        shapes = bytes_sent.shapes_of(tasks.get(settings.model).build_model())
+    formats = {"fp32": Comm(), "bf16, fp16": Comm(wire="bf16"), "int8": Comm(wire="int8"), "PowerSGD": Comm(wire="powersgd")}
+    sent = {name: bytes_sent.sent_bytes(shapes, format, settings.hosts) for name, format in formats.items()}
+    parameters = sum(torch.Size(shape).numel() for shape in shapes)
+    counted = communication_plots.Bytes(settings.model, parameters, settings.hosts, link_rate.bits_per_second(settings.rate), sent)
+    display_figure(
+        communication_plots.bytes_sent(counted), communication_plots.bytes_text(counted), communication_plots.bytes_rows(counted)
+    )
+    display_markdown(
+        f"{parameters:,} parameters in {len(shapes)} tensors; one process on each of {settings.hosts} hosts. Computed, not measured: "
+        "without what TCP adds, and without the time that rounding takes."
+    )
+
+
+def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
+    """Let the techniques take turns on a lab that is made for it and taken down again."""
+    from gallery_lib.cluster import Lab, LabUnavailable
+    from gallery_lib.measure.communication import strategies
+    from gallery_lib.measure.communication.launch import run_on_lab
+
+    turns = WaysConfig(width=settings.width, rounds=settings.rounds, block_steps=settings.block_steps)
+    try:
+        with Lab(hosts=settings.hosts, rate=settings.rate) as lab:
+            print(f"a lab of {settings.hosts} hosts at {settings.rate} each (emulated links), CPU shares: {lab.cpu_share}", flush=True)
+            return strategies.Effects.of(run_on_lab(lab, strategies.__name__, turns, settings.processes))
+    except LabUnavailable as error:
+        return NotMeasured(str(error))
+
+
+def show_effects(effects: Effects | NotMeasured) -> None:
+    """Step times, technique by technique."""
+    if isinstance(effects, NotMeasured):
+        display_markdown(str(effects))
+        return
+    from gallery_lib.report import communication_plots
+
+    display_figure(
+        communication_plots.waterfall(effects), communication_plots.waterfall_text(effects), communication_plots.waterfall_rows(effects)
+    )
+    notes = [
+        f"{effects.parameters:,} parameters; {effects.hosts}, an {communication_plots.EMULATED}. {hardware.describe(hardware.environment())}."
+    ]
+    if effects.processes_on_each == 1:
+        notes.append("Hierarchical averaging does not apply: there is one process on each host (parameter `processes`).")
+    display_markdown(" ".join(notes))
+
+
+def show_parity(effects: Effects | NotMeasured) -> None:
+    """Bytes, computed and counted, and whether the gradients are right."""
+    if isinstance(effects, NotMeasured):
+        display_markdown(str(effects))
+        return
+    from gallery_lib.report import communication_plots
+
+    display_markdown(markdown_table(communication_plots.parity_rows(effects)))
+
+
+def show_buckets(effects: Effects | NotMeasured) -> None:
+    """The buckets of a step over time."""
+    if isinstance(effects, NotMeasured):
+        display_markdown(str(effects))
+        return
+    from gallery_lib.report import communication_plots
+
+    display_figure(
+        communication_plots.buckets(effects), communication_plots.buckets_text(effects), communication_plots.buckets_rows(effects)
+    )
+
+
+def learn_digits(settings: WireConfig) -> list[Scores]:
+    """Train with every wire format, in two processes on this host."""
+    from gallery_lib.measure.communication import convergence
+
+    return convergence.measured(ConvergenceConfig(seeds=settings.seeds, epochs=settings.epochs))
+
+
+def show_learned(trainings: list[Scores]) -> None:
+    """What each format has learned, and whether that is within the noise of fp32."""
+    from gallery_lib.report import communication_plots
+
+    display_figure(
+        communication_plots.learned(trainings), communication_plots.learned_text(trainings), communication_plots.learned_rows(trainings)
+    )

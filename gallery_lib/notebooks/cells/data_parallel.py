@@ -1,0 +1,112 @@
+"""What the notebook data_parallel calls: its scripts shown, compared line by line, and run.
+
+The scripts are files in `notebooks/data_parallel/`, so that what is shown is what runs, and what can be copied.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.config import WalkConfig, options
+from gallery_lib.console.table import markdown_table
+from gallery_lib.errors import InputError
+from gallery_lib.notebooks.cells.task import display_markdown, given_parameters
+from gallery_lib.system import hardware
+from gallery_lib.system.paths import checkout
+
+_LINE = re.compile(r"^Epoch: (\d+), Step: (\d+), Loss: ([\d.]+|nan|inf), Throughputs: ([\d.]+) samples/s$")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters with everything decided."""
+
+    images: int
+    image_size: int
+    batch_size: int
+    epochs: int
+    log_steps: int
+    processes: int
+
+    def arguments(self) -> list[str]:
+        """The scripts' command-line options."""
+        names = ("images", "image_size", "batch_size", "epochs", "log_steps")
+        return [f"--{name}={getattr(self, name)}" for name in names]
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """One run: (epoch, step, loss, samples per second of all processes) of every line that its log has."""
+
+    title: str
+    processes: int
+    lines: list[tuple[int, int, float, float]]
+
+
+def settings(parameters: dict[str, Any] | None = None) -> Settings:
+    """Check the notebook's parameters (those of this kernel when left out). Raises InputError for what cannot be."""
+    asked = options.from_mapping(WalkConfig, given_parameters() if parameters is None else parameters)
+    gpus = hardware.gpu_count()
+    devices = gpus or hardware.cores()
+    images, image_size, batch_size = (6400, 224, 64) if gpus else (128, 64, 8)
+    result = Settings(
+        images=asked.images or images,
+        image_size=asked.image_size or image_size,
+        batch_size=asked.batch_size or batch_size,
+        epochs=asked.epochs,
+        log_steps=asked.log_steps,
+        processes=asked.processes or min(devices, 8),
+    )
+    if result.processes > devices:
+        raise InputError(f"processes={result.processes}: this host has {devices} device(s).")
+    steps = result.images // (result.batch_size * result.processes)
+    if steps < result.log_steps:
+        raise InputError(
+            f"images={result.images} make {steps} steps an epoch of {result.batch_size} × {result.processes} samples, fewer than "
+            f"log_steps={result.log_steps}, so nothing would be logged. Use more images or smaller steps."
+        )
+    display_markdown(markdown_table([["setting", "value"], *([name, str(value)] for name, value in vars(result).items())]))
+    return result
+
+
+def _script(name: str) -> Path:
+    root = checkout()
+    if root is None:
+        raise InputError("the scripts of this notebook lie beside it in a checkout; gallery_lib is installed without one here.")
+    return root / "notebooks" / "data_parallel" / f"{name}.py"
+
+
+def show_script(name: str) -> None:
+    """The script, whole."""
+    display_markdown(f"`{name}.py`\n\n```python\n{_script(name).read_text()}```")
+
+
+def show_diff(before: str, after: str) -> None:
+    """What changes from one script to the next."""
+    old, new = (_script(name).read_text().splitlines(keepends=True) for name in (before, after))
+    difference = "".join(difflib.unified_diff(old, new, f"{before}.py", f"{after}.py", n=1))
+    display_markdown(f"```diff\n{difference}```")
+
+
+def run(name: str, settings: Settings, processes: int | None = None) -> ScriptRun:
+    """Run the script with plain python, or over torchrun on `processes`. Raises RunFailed when it fails."""
+    from gallery_lib.launcher.script import run_script  # brings torch
+
+    found = [_LINE.match(line) for line in run_script(_script(name), settings.arguments(), processes=processes)]
+    lines = [(int(m[1]), int(m[2]), float(m[3]), float(m[4])) for m in found if m]
+    return ScriptRun(name, processes or 1, lines)
+
+
+def show_table(*runs: ScriptRun) -> None:
+    """Start and end of every run, and the steps of an epoch."""
+    rows = [["script", "processes", "last step logged in an epoch", "first line", "last line", "loss, first → last"]]
+    for run in runs:
+        first, last = run.lines[0], run.lines[-1]
+        steps = max(step for _, step, _, _ in run.lines)
+        rates = [f"{line[3]:.1f} samples/s" for line in (first, last)]
+        rows.append([run.title, str(run.processes), str(steps), *rates, f"{first[2]:.2f} → {last[2]:.2f}"])
+    display_markdown(markdown_table(rows))

@@ -1,0 +1,133 @@
+"""What the notebook performance_data calls: a sweep's table read, and shown model by model and as a whole.
+
+Nothing is measured here. Where there is no sweep, the notebook says so, with the command that makes one, and goes on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gallery_lib.config import PerformanceDataConfig, options
+from gallery_lib.console.table import markdown_table
+from gallery_lib.notebooks.cells.task import display_figure, display_markdown, given_parameters
+from gallery_lib.system import paths
+
+if TYPE_CHECKING:
+    from gallery_lib.measure.replay.sweep import Cell, Sweep
+
+HOW = """**Not measured**: there is no sweep in {place}. From the checkout's folder, this makes one (hours for eleven models):
+
+```
+python3 benchmarks/ddp_lab.py record --model alexnet --out timelines/alexnet.json
+python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 --out runs/sweep
+```
+
+The first line is repeated for each model; `--batch_size` and `--image_size` are those of its quick profile unless given. Then run this
+notebook with the parameter `sweep="runs/sweep"`."""
+NONE = "**Not measured**: no sweep was read above."
+
+
+def settings(parameters: dict[str, Any] | None = None) -> PerformanceDataConfig:
+    """Check the notebook's parameters (those of this kernel when left out). Raises InputError for what cannot be."""
+    return options.from_mapping(PerformanceDataConfig, given_parameters() if parameters is None else parameters)
+
+
+def _place(asked: str | None) -> Path:
+    """Where the table is looked for; a relative path is one from here or, where there is nothing, from the checkout."""
+    root = paths.checkout() or Path.cwd()
+    if asked is None:
+        return root / "benchmarks" / "results"
+    here = Path(asked).expanduser()
+    return here if here.exists() else root / here
+
+
+def read(settings: PerformanceDataConfig) -> Sweep | None:
+    """The sweep that is shown, with the conditions of its figures; None where nothing has been measured. InputError for a bad file."""
+    from gallery_lib.measure.replay.sweep import find_sweep
+
+    place = _place(settings.sweep)
+    found = None if settings.sweep is None and not place.exists() else find_sweep(place)
+    if found is None:
+        display_markdown(HOW.format(place=f"`{settings.sweep or 'benchmarks/results'}`"))
+        return None
+    recordings = [cells[0] for model in found.models for cells in found.recordings(model)]
+    recorded = sum(cell.is_recorded for cell in recordings)
+    devices = ", ".join(dict.fromkeys(cell.device for cell in recordings))
+    rows = [
+        ["what these figures are", found.what_it_is],
+        ["rate of each host's link", f"{found.rate}, emulated"],
+        ["stretch", found.stretches],
+        ["processes on each host", str(found.ranks)],
+        ["timelines", f"{recorded} recorded, {len(recordings) - recorded} derived; of {devices}" if recordings else "none was replayed"],
+        ["wire formats offered to the tuner", found.wires],
+        ["turns", f"{found.rounds} of each way, {found.block_steps} counted steps in each"],
+        ["replayed on", found.machines],
+        ["date", found.date],
+        ["command", f"`{found.command}`"],
+        ["table", f"`{found.path.parent.name}/{found.path.name}`"],
+    ]
+    display_markdown(markdown_table([["condition", ""], *rows]))
+    return found
+
+
+def show_scatter(sweep: Sweep | None) -> None:
+    """All models: what is gained, by how well DDP scales."""
+    if sweep is None:
+        display_markdown(NONE)
+        return
+    from gallery_lib import tasks
+    from gallery_lib.report import replay_plots
+
+    rows = replay_plots.scatter_rows(sweep, sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models])))
+    if not sweep.cells:
+        display_markdown(markdown_table(rows))
+        return
+    display_figure(replay_plots.scatter(sweep), replay_plots.scatter_text(sweep), rows)
+    display_markdown(replay_plots.gains_text(sweep))
+    display_markdown(markdown_table(replay_plots.gains_rows(sweep)))
+
+
+def show_model(sweep: Sweep | None, model: str) -> None:
+    """One model: its settings, and its throughput by number of hosts, for each of its timelines."""
+    if sweep is None:
+        display_markdown(NONE)
+        return
+    from gallery_lib.report import replay_plots
+
+    missing = sweep.missing([model])
+    recordings = sweep.recordings(model)
+    if not recordings:
+        reasons = "; ".join(dict.fromkeys(missing.values()))
+        display_markdown(f"**Not measured**: {model} on {', '.join(map(str, sweep.hosts))} hosts ({reasons}).")
+    for cells in recordings:
+        display_markdown(markdown_table([["setting", "value"], *_settings_of(cells[0])]))
+        rows = replay_plots.throughput_rows(cells, sweep.hosts, missing)
+        display_figure(replay_plots.throughput(cells, sweep.hosts), replay_plots.throughput_text(cells, sweep.hosts), rows)
+
+
+def show_other_models(sweep: Sweep | None) -> None:
+    """Models of the sweep that are none of the gallery's."""
+    from gallery_lib import tasks
+
+    others = [model for model in sweep.models if model not in tasks.names()] if sweep else []
+    for model in others:
+        show_model(sweep, model)
+    if not others:
+        display_markdown("There are none in this sweep." if sweep else NONE)
+
+
+def _settings_of(cell: Cell) -> list[list[str]]:
+    from gallery_lib import tasks
+
+    task = tasks.get(cell.model) if cell.model in tasks.names() else None
+    own = f" (the task's own: {task.batch_size})" if task and task.batch_size != cell.batch_size else ""
+    return [
+        ["model", f"{cell.model}: {task.title}" if task else cell.model],
+        ["domain", task.domain if task else "not one of the gallery's"],
+        ["batch size of a process", f"{cell.batch_size}{own}"],
+        ["input", cell.input_sizes or "not recorded"],
+        ["precision", cell.precision],
+        ["gradients", f"{cell.gradient_bytes / 1e6:.1f} MB"],
+        ["timeline", f"{cell.timeline}; {cell.device}; {1000 * cell.step_seconds_alone:.3g} ms a step without communication"],
+    ]

@@ -1,0 +1,242 @@
+"""Adam, AdamW, SGD, RMSprop and RAdam that take a step on the CPU in one pass over memory.
+
+Of the last two torch has no fused form; of the others it has one that first copies each gradient that
+lies in channels_last. Drop-in: arguments and `state_dict()` are those of torch's classes, from which
+these are derived.
+
+The closure is called first; then each parameter group is looked at, as it is. torch's class takes the
+step of a group that holds anything but fp32 tensors of the CPU without gaps (weights, gradients and
+states), tensors that share memory, options that are not offered, or a tensor as an option; so it does
+where there is no C++ compiler, under torch.compile and under a dispatch mode, which sees operators.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from gallery_lib.kernels import cpu_optimizers
+from gallery_lib.kernels.runtime import cpu_tensors
+from gallery_lib.kernels.runtime.tensor_lists import is_dense, same_layout
+from gallery_lib.optim import torchs_step
+
+_TORCHS = ("centered", "amsgrad", "dampening", "capturable", "differentiable")
+"""Options that are left to torch."""
+_NUMBERS = ("lr", "betas", "eps", "weight_decay", "momentum", "alpha")
+"""Options that have to be numbers here; torch takes tensors for some."""
+_FP32, _STRIDED = {torch.float32}, {torch.strided}
+_COUNTS = {torch.float32, torch.float64}
+_PLAIN = {Tensor, nn.Parameter}
+"""Types whose memory is their value. A subclass may be something else, a DTensor for instance."""
+
+
+def takes_options(group: dict[str, Any]) -> bool:
+    """Return whether a parameter group asks for nothing that is left to torch."""
+    if any(group.get(name) for name in _TORCHS):
+        return False
+    betas: Sequence[Any] = group.get("betas", ())
+    numbers = [*betas, *(group[name] for name in _NUMBERS if name in group and name != "betas")]
+    return all(isinstance(number, int | float) for number in numbers) and all(0.0 <= beta < 1.0 for beta in betas)
+
+
+def _are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the memory of all tensors holds fp32 values of the CPU, to be read as they are."""
+    return (
+        _PLAIN.issuperset(map(type, tensors))
+        and _FP32.issuperset(map(attrgetter("dtype"), tensors))
+        and _STRIDED.issuperset(map(attrgetter("layout"), tensors))
+        and all(map(attrgetter("is_cpu"), tensors))
+        and not any(map(Tensor.is_neg, tensors))
+        and not any(map(Tensor._is_zerotensor, tensors))
+        and not any(map(Tensor.is_inference, tensors))
+    )
+
+
+def _are_counts(steps: Sequence[Any]) -> bool:
+    """Return whether these are step counts as torch makes them, one for each parameter."""
+    return (
+        len(set(map(id, steps))) == len(steps)
+        and {Tensor}.issuperset(map(type, steps))
+        and _COUNTS.issuperset(map(attrgetter("dtype"), steps))
+        and all(map(attrgetter("is_cpu"), steps))
+        and not any(map(Tensor.dim, steps))
+    )
+
+
+def _shapes(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Return dimensions and sizes of all tensors, in lists that are fast to compare."""
+    return list(map(Tensor.dim, tensors)), list(chain.from_iterable(map(Tensor.size, tensors)))
+
+
+def _laid_out(column: list[Tensor], weights: list[Tensor], strides: list[Any]) -> list[Tensor]:
+    """Return the column, with a copy in its weight's layout of each tensor that has another."""
+    if list(map(Tensor.stride, column)) == strides:
+        return column
+    return [tensor if same_layout(p, tensor) else torch.empty_like(p).copy_(tensor) for p, tensor in zip(weights, column, strict=True)]
+
+
+class OnePass(torch.optim.Optimizer, ABC):
+    """What they share: whether a group's step can be taken so, and the states."""
+
+    _counts_steps = True
+    _begins_with_zeros = False
+    """Whether a state that is missing means zeros; of other classes torch's raises KeyError then."""
+
+    @abstractmethod
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Keys of a parameter's state, beside the step count."""
+
+    @abstractmethod
+    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+        """Weights, gradients and states of a group, step number `steps[i]` of each."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._may_run():
+            torchs_step.take(self, super().step, self.param_groups)
+            return loss
+        for group in self.param_groups:
+            if not self._step_in_one_pass(group):
+                torchs_step.take(self, super().step, [group])
+        return loss
+
+    def _may_run(self) -> bool:
+        scaled = any(getattr(self, name, None) is not None for name in ("found_inf", "grad_scale"))
+        return not (
+            scaled  # a scaler sets them for torch's fused forms
+            or self.defaults.get("differentiable")
+            or torch.compiler.is_compiling()
+            or _get_current_dispatch_mode() is not None
+            or not cpu_optimizers.available()
+        )
+
+    def _step_in_one_pass(self, group: dict[str, Any]) -> bool:
+        """Take the step of a group; or change nothing and return False: it is torch's."""
+        weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+        if not weights:
+            return True
+        gradients: list[Any] = [p.grad for p in weights]
+        names = self._state_names(group)
+        if not takes_options(group) or not self._suit(weights, gradients, names):
+            return False
+        has_state = bool(names) or self._counts_steps
+        states = [self.state[p] for p in weights] if has_state else []
+        for p, state in zip(weights, states, strict=has_state):
+            if not state or self._begins_with_zeros:  # of other classes a state is complete
+                self._initialise(state, p, names, group)
+        counts = [state["step"] for state in states] if self._counts_steps else []
+        steps = [count + 1.0 for count in torch.stack(counts).tolist()] if counts else []
+        if counts and not min(steps) >= 1.0:
+            return False
+        strides = list(map(Tensor.stride, weights))
+        columns = [[state[name] for state in states] for name in names]
+        used = [_laid_out(column, weights, strides) for column in columns]
+        try:
+            self._step_group(group, [weights, _laid_out(gradients, weights, strides), *used], steps)
+        except cpu_tensors.Refused as refused:
+            if refused.reason in (cpu_tensors.OVERLAP, cpu_tensors.UNALIGNED):
+                return False  # operators of torch take such tensors one after the other
+            raise
+        if counts:
+            torch._foreach_add_(counts, 1.0)
+        for column, there in zip(columns, used, strict=True):
+            if column is not there:
+                for state, copy in zip(column, there, strict=True):
+                    if state is not copy:  # from a checkpoint, say, of a model in another layout
+                        state.copy_(copy)
+        return True
+
+    def _suit(self, weights: list[Tensor], gradients: list[Any], names: tuple[str, ...]) -> bool:
+        """Return whether all tensors of a group, states that exist included, suit the C++."""
+        states = [self.state.get(p) for p in weights]
+        columns = [weights, gradients]
+        for name in names:
+            column = [state.get(name) if state else p for p, state in zip(weights, states, strict=True)]
+            if any(tensor is None for tensor in column):
+                if not self._begins_with_zeros:
+                    return False
+                column = [p if t is None else t for p, t in zip(weights, column, strict=True)]
+            columns.append(column)
+        if not all(map(_are_plain, columns)) or len(set(map(id, weights))) < len(weights):
+            return False
+        shapes = _shapes(weights)
+        if any(_shapes(column) != shapes for column in columns[1:]):
+            return False
+        counts = [state.get("step") for state in states if state] if self._counts_steps else []
+        return _are_counts(counts) and all(map(is_dense, weights))
+
+    def _initialise(self, state: dict[str, Any], parameter: Tensor, names: tuple[str, ...], group: dict[str, Any]) -> None:
+        """Complete a parameter's state, as torch's class makes it."""
+        if self._counts_steps and not state:
+            wide = torch.get_default_dtype() is torch.float64 and not group.get("fused")
+            state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32)
+        for name in names:
+            if state.get(name) is None:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+class _Adams(OnePass):
+    """What Adam and those derived from it share."""
+
+    _rule = staticmethod(cpu_optimizers.adam_)
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+        options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")}
+        weights, gradients, averages, squares = columns
+        self._rule(weights, gradients, averages, squares, steps, **options)
+
+
+class Adam(_Adams, torch.optim.Adam):
+    """Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014."""
+
+
+class AdamW(_Adams, torch.optim.AdamW):
+    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017."""
+
+
+class SGD(OnePass, torch.optim.SGD):
+    """Stochastic gradient descent, with momentum (Sutskever et al., 2013; torch's variant) or without."""
+
+    _counts_steps = False
+    _begins_with_zeros = True
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
+    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+        weights, gradients, *buffers = columns
+        options = {name: group[name] for name in ("lr", "weight_decay", "momentum", "nesterov", "maximize")}
+        cpu_optimizers.sgd_(weights, gradients, buffers[0] if buffers else None, **options)
+
+
+class RMSprop(OnePass, torch.optim.RMSprop):
+    """Tieleman and Hinton, Coursera lecture 6.5, 2012; torch's variant, with momentum."""
+
+    def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ("square_avg", "momentum_buffer") if group["momentum"] > 0 else ("square_avg",)
+
+    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+        weights, gradients, squares, *buffers = columns
+        options = {name: group[name] for name in ("lr", "weight_decay", "alpha", "eps", "momentum", "maximize")}
+        cpu_optimizers.rmsprop_(weights, gradients, squares, buffers[0] if buffers else None, **options)
+
+
+class RAdam(_Adams, torch.optim.RAdam):
+    """Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020."""
+
+    _rule = staticmethod(cpu_optimizers.radam_)

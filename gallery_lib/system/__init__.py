@@ -1,0 +1,1 @@
+"""This machine and this process: folders, hardware, processes, files."""

@@ -1,0 +1,28 @@
+"""How to install an extra of pyproject.toml (`site`, `bench`, `dev`) here: a command that works with what there is.
+
+An environment that uv has made has no pip, and the uv that `prepare.sh` used may be on no PATH.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import shutil
+import sys
+
+from gallery_lib.system import paths
+
+
+def install_command(extra: str) -> str:
+    """Return a command that adds the packages of `extra` to this Python, to be pasted into a shell in any folder."""
+    root = paths.checkout()
+    if root is None:
+        return shlex.join([sys.executable, "-m", "pip", "install", f"gallery_lib[{extra}]"])
+    package = ["-e", f"{root}[{extra}]"]
+    own_uv = root / ".cache" / "uv-tool" / "bin" / "uv"  # prepare.sh puts one there where PATH has none
+    if uv := shutil.which("uv") or (str(own_uv) if own_uv.exists() else None):
+        pinned = ["-c", str(root / "requirements.lock")] if (root / "requirements.lock").exists() else []
+        return shlex.join([uv, "pip", "install", "--python", sys.executable, *package, *pinned])
+    if importlib.util.find_spec("pip") is not None:
+        return shlex.join([sys.executable, "-m", "pip", "install", *package])
+    return shlex.join(["bash", str(root / "prepare.sh"), "--test"])

@@ -1,0 +1,157 @@
+"""What this machine is: cores, memory, instruction sets, accelerators, versions.
+
+Reads `/proc`, the scheduler and torch; never initialises CUDA (device counts come from the driver), so that a
+notebook can ask before it starts processes. Nothing here decides anything: it only tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.system import cgroups
+
+
+def cores() -> int:
+    """CPU cores that this process may use: its affinity mask, cut by the CPU quota of its cgroups."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    quota = cgroups.cpu_quota()
+    return available if quota is None else min(available, max(1, int(quota)))
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """The instruction-set flags of the first core, as Linux names them; empty where they cannot be read."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return frozenset(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def isa() -> list[str]:
+    """The instruction sets that matter for training, among those this CPU has."""
+    return [name for name in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "bf16", "sve") if name in cpu_flags()]
+
+
+def processor() -> str:
+    """The processor as far as figures and choices go: its name, and its instruction sets, since hypervisors give one name to several."""
+    return f"{cpu_model()} ({', '.join(isa())})"
+
+
+_WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
+
+
+def computes_in_bf16(device_type: str) -> bool:
+    """Whether the device has bfloat16 arithmetic units, rather than emulating them."""
+    if device_type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_capability()[0] >= 8
+    return bool(_WITH_BF16_UNITS & cpu_flags())
+
+
+def emulated_bf16(environment: dict[str, Any]) -> bool:
+    """Whether a run under these conditions, those of `environment()`, was on a CPU without bfloat16 arithmetic units."""
+    return environment["device"] == "cpu" and not _WITH_BF16_UNITS & set(environment["isa"])
+
+
+def prefers_channels_last(device_type: str) -> bool:
+    """Whether 2-d convolutions gain from channels last (NHWC): not on x86 CPUs without AVX-512, for which oneDNN's are not made."""
+    return device_type != "cpu" or "avx2" not in cpu_flags() or "avx512f" in cpu_flags()
+
+
+def memory_bytes() -> int:
+    """Memory of the host that this process may use: physical, cut by the limits of its cgroups."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = cgroups.memory_limit()
+    return total if limit is None else min(total, limit)
+
+
+def gpu_count() -> int:
+    """CUDA devices, counted without initialising CUDA."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def device_type() -> str:
+    """`cuda` where there is a CUDA device, else `cpu`."""
+    return "cuda" if gpu_count() else "cpu"
+
+
+def cpp_compiler() -> str | None:
+    """The C++ compiler that Inductor would use on the CPU, or None."""
+    return next((path for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name and (path := shutil.which(name))), None)
+
+
+def git_revision(folder: Path) -> str | None:
+    """`<commit>` or `<commit>+changes` of the checkout at `folder`; None where there is none."""
+    git = ["git", "-C", str(folder)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        status = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip() + ("+changes" if status.stdout.strip() else "")
+
+
+def environment() -> dict[str, Any]:
+    """What a figure must be read with: hardware and versions."""
+    import torch
+
+    from gallery_lib.system.paths import checkout
+
+    root = checkout()
+    gpus = gpu_count()
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": f"{gpus} × {torch.cuda.get_device_name(0)}" if gpus else "cpu",
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "isa": isa(),
+        "cuda": torch.version.cuda if gpus else None,
+        "memory_bytes": memory_bytes(),
+        "hostname_hash": hashlib.sha256(socket.gethostname().encode()).hexdigest()[:12],
+        "git": git_revision(root) if root else None,
+    }
+
+
+def machine_name(environment: dict[str, Any]) -> str:
+    """The accelerators, else the cores, without versions: `2 cores of a CPU` or `8 × a GPU`."""
+    if environment.get("device", "cpu") != "cpu":
+        return str(environment["device"])
+    return f"{environment['cores']} cores of {environment['cpu']}"
+
+
+def describe(environment: dict[str, Any]) -> str:
+    """One line for people: `2 cores of Intel … (avx512f), 23.4 GiB, no GPU; Python 3.11.7, torch 2.15.0`."""
+    gpu = environment["device"] if environment["device"] != "cpu" else "no GPU"
+    sets = ", ".join(environment["isa"]) or "no vector extensions known"
+    memory = environment["memory_bytes"] / 2**30
+    return (
+        f"{environment['cores']} cores of {environment['cpu']} ({sets}), {memory:.1f} GiB, {gpu}; "
+        f"Python {environment['python']}, torch {environment['torch']}"
+    )

@@ -1,0 +1,82 @@
+"""Run a script of the checkout in the environment that `prepare.sh` made, whichever Python started it.
+
+    from gallery_lib.system.prepared_python import run_in_prepared_environment
+
+    if __name__ == "__main__":
+        run_in_prepared_environment()  # before the imports that need torch
+
+A Python that is new enough and has the packages goes on as it is: an activated environment, conda, `prepare.sh --into-current`.
+Needs the standard library only, as does `paths`, and Python 3.8 can read both: this is what such a Python has to be told.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import locale
+import os
+import signal
+import sys
+from pathlib import Path
+
+from gallery_lib.system import paths
+
+OLDEST_PYTHON = (3, 11)
+PACKAGES = ("torch", "numpy", "psutil", "tqdm")
+"""Without one of these no command starts."""
+EXECUTED_VARIABLE = "GALLERY_EXECUTED_PROCESS"
+"""Number of the process that was executed anew, and is not to be a second time. Its children have other numbers."""
+
+
+def reason_not_usable() -> str | None:
+    """Return what this Python is short of, for a message; None when nothing."""
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        return "is Python {}.{}, older than {}.{}".format(*sys.version_info[:2], *OLDEST_PYTHON)
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    return f"has no {missing[0]}" if missing else None
+
+
+def _same_command() -> list[str]:
+    """Return the words behind the interpreter with which this process was started."""
+    if hasattr(sys, "orig_argv"):  # Python 3.10
+        return sys.orig_argv[1:]
+    module = getattr(sys.modules["__main__"], "__spec__", None)  # None: started as a file
+    return [*(["-m", module.parent] if module else sys.argv[:1]), *sys.argv[1:]]
+
+
+def read_files_as_utf8() -> None:
+    """Continue this process in Python's UTF-8 mode where the locale has another encoding: all files of ours are UTF-8.
+
+    What is printed keeps the locale's encoding.
+    """
+    if sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":
+        return
+    if locale.getpreferredencoding(False).lower().replace("-", "") == "utf8":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.environ.setdefault("PYTHONIOENCODING", (getattr(sys.stdout, "encoding", None) or "ascii") + ":replace")
+    os.execv(sys.executable, [sys.executable, *_same_command()])
+
+
+def run_in_prepared_environment() -> None:
+    """Return if this Python can run the gallery; else continue this process with that environment's Python and the same words.
+
+    The process stays the same one: its number, its start, signals, standard input and exit code. One line on standard error names
+    the Python that is used. Ends with exit code 2, and a line that names `prepare.sh`, where that has made no environment.
+    Until the command takes care of Ctrl-C (`command.exit_code_of`) it ends at once: an import would swallow the exception.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    read_files_as_utf8()
+    reason = reason_not_usable()
+    if reason is None:
+        return
+    root = Path(__file__).resolve().parents[2]
+    python = paths.environment_dir(root) / "bin" / "python"
+    is_that_one = Path(sys.prefix).resolve() == python.parent.parent.resolve() or os.environ.get(EXECUTED_VARIABLE) == str(os.getpid())
+    if not is_that_one and python.exists():
+        print(f"Using the environment that prepare.sh made: {os.path.relpath(python)}", file=sys.stderr, flush=True)
+        os.environ[EXECUTED_VARIABLE] = str(os.getpid())
+        os.execv(str(python), [str(python), *_same_command()])
+    lacking = "the environment that prepare.sh makes is incomplete" if is_that_one else "prepare.sh has made no environment here"
+    print(f"error: {sys.executable} {reason}, and {lacking}. Run: bash {os.path.relpath(root / 'prepare.sh')}", file=sys.stderr)
+    sys.exit(2)

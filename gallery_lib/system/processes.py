@@ -1,0 +1,211 @@
+"""Processes that end when they should. Linux first; elsewhere the parent's death is noticed by polling.
+
+Used by every process that the launcher starts: a worker dies with its parent, and a supervisor can end everything
+below it, also what has moved into sessions of its own (torchrun's workers, data loaders, compiler workers).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from gallery_lib.errors import Interrupted
+
+RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
+"""The file in which the processes of a run on one host meet, instead of at a port."""
+
+STOP_SECONDS = 8.0
+"""How long a supervisor may take to end everything before it is killed itself."""
+
+LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
+"""When a run was launched, as `now()` says it: its start-up is counted from there."""
+
+HEARS_STDIN = "--stdin"
+"""Before a command that a supervisor runs: the command has the supervisor's standard input, else none."""
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def now() -> float:
+    """Return the seconds since this machine was booted: the same clock in all processes, which nobody can set."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform.startswith("linux") else time.monotonic()
+
+
+def began_at() -> float:
+    """Return when this process began, as `now()` says it, to some hundredths of a second."""
+    if not sys.platform.startswith("linux"):
+        import psutil
+
+        return now() - (time.time() - psutil.Process().create_time())
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # after the boot; proc(5), field 22
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def search_path() -> str:
+    """PYTHONPATH for processes that import this package, wherever it lies."""
+    package_root = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
+
+
+def can_fork() -> bool:
+    """Whether training processes may be forked from one that has imported torch: CUDA does not survive a fork."""
+    return sys.platform.startswith("linux") and not any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _prctl(operation: int, value: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    return ctypes.CDLL(None, use_errno=True).prctl(operation, value, 0, 0, 0) == 0
+
+
+def die_with_parent() -> None:
+    """From now on this process is killed when the process that started it ends, however it ends."""
+    parent = os.getppid()
+    if not _prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
+
+        def watch() -> None:
+            while os.getppid() == parent:
+                time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, daemon=True).start()
+    if os.getppid() != parent:  # it ended before the request took effect
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_parent(worker: int) -> None:
+    """`die_with_parent`, as a DataLoader's `worker_init_fn`: a loader's process that goes on hides from torchrun that its rank has died."""
+    die_with_parent()
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parents end become children of this process, so that none can slip away."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:
+    """Ask a supervisor, the leader of a session of its own, to end all that is below it; kill its group if it takes longer."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def supervised(
+    command: Sequence[str], environment: Mapping[str, str], *, stdin: int = subprocess.DEVNULL, stderr: int | TextIO | None
+) -> subprocess.Popen[str]:
+    """Start a command below a supervisor, in a session of its own. What it prints is read from `stdout`; `stdin` may be a pipe to it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gallery_lib.system.supervisor", *([HEARS_STDIN] if stdin == subprocess.PIPE else []), *command],
+        env={**os.environ, "PYTHONPATH": search_path(), **environment},
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        encoding="utf-8",
+        errors="replace",  # a run may print any bytes
+        start_new_session=True,
+    )
+
+
+class Relay:
+    """Reads all that a process prints, in a thread: a pipe that nobody empties would hold the process up for ever.
+
+    `say` gets each line until it fails, because whoever read it has gone, say; `failure` is why. `last` are the last lines.
+    """
+
+    def __init__(self, output: IO[str], say: Callable[[str], object] | None, keep: int | None = 20) -> None:
+        self.last: deque[str] = deque(maxlen=keep)
+        self.failure: Exception | None = None
+        self._output, self._say = output, say
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for line in self._output:
+            self.last.append(line.rstrip("\n"))
+            if self._say is not None and self.failure is None:
+                try:
+                    self._say(line.rstrip("\n"))
+                except Exception as error:
+                    self.failure = error
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Return when all has been read; after so many seconds in any case."""
+        self._thread.join(seconds)
+
+    def close(self) -> None:
+        """Read what is still there for a moment, and no more: a process that was left behind may hold the other end."""
+        self.wait(2.0)
+        if not self._thread.is_alive():  # else closing would wait for it
+            self._output.close()
+
+
+def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run a command below a supervisor, its output shown as it comes; its exit code and its lines. Whatever interrupts this ends it."""
+    with supervised(command, {**environment, "PYTHONUNBUFFERED": "1"}, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        lines = []
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line.rstrip("\n"))
+        except BaseException:
+            end_supervised(process)
+            raise
+    return process.returncode, lines
+
+
+@contextlib.contextmanager
+def interruptible(what: str) -> Iterator[None]:
+    """Says what an interrupt of the body, which ends its processes itself, has come to: a decorator.
+
+    A KeyboardInterrupt becomes one with a message, which a notebook shows instead of a stack of frames.
+    """
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted(f"{what} was stopped before its end, and all its processes have been ended. It can be started anew.") from None
+
+
+def end_descendants(grace_seconds: float = 3.0) -> None:
+    """SIGTERM to every descendant of this process, SIGKILL to those still there after the grace period."""
+    import psutil
+
+    me = psutil.Process()
+
+    def everyone() -> list[psutil.Process]:
+        return [p for p in me.children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in everyone():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        deadline = time.monotonic() + grace_seconds
+        while everyone() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for _ in range(20):  # a process may start another while it is being killed
+            remaining = everyone()
+            if not remaining:
+                break
+            for process in remaining:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(0.05)

@@ -1,0 +1,90 @@
+"""Why a run has failed, from what it left: error files of ranks, what torchrun said, and how the processes ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gallery_lib.errors import Diverged, GalleryError, InputError, RunFailed, SilentRank
+from gallery_lib.system.json_files import read_json, write_json
+
+_OF_DAMAGED_CODE = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL)
+_FAILURE = re.compile(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)")
+ERROR_FILES = "error-rank*.json"
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """Why a rank has failed."""
+
+    rank: int
+    type: str  # of the error
+    message: str
+    own_line: str | None = None  # the reader's own line of code, if it was there
+    traceback: str = ""
+    exit_code: int = 1
+
+    def write(self, run_dir: Path) -> None:
+        """Leave it in the run's folder for the launcher to tell."""
+        write_json(run_dir / ERROR_FILES.replace("*", str(self.rank)), dataclasses.asdict(self))
+
+
+def _killed(torchrun_text: str) -> tuple[int, int, int] | None:
+    """Return rank, signal and process of the one that was killed first, by what torchrun says; None where none was.
+
+    torchrun lists all that failed, those that it ended itself (by SIGTERM) too, and calls the first that it noticed the root cause,
+    which may have failed because the killed one was gone.
+    """
+    killed = [(int(rank), int(number), int(pid)) for rank, number, pid in _FAILURE.findall(torchrun_text)]
+    by_others = [one for one in killed if one[1] != signal.SIGTERM and f"Unable to shutdown process {one[2]}" not in torchrun_text]
+    root = _FAILURE.search(torchrun_text.rpartition("Root Cause")[2])
+    ended = [(int(root[1]), int(root[2]), int(root[3]))] if root and int(root[2]) == signal.SIGTERM else []
+    return next(reversed(by_others or ended), None)
+
+
+def _reports(run_dir: Path) -> list[ErrorReport]:
+    """Return the errors of ranks, those first that say that the input was wrong; what is no such file is left out."""
+    found = []
+    for path in run_dir.glob(ERROR_FILES):
+        with contextlib.suppress(InputError, FileNotFoundError):
+            found.append(read_json(path, ErrorReport, again=""))
+    return sorted(found, key=lambda report: (-report.exit_code, report.rank))
+
+
+def of_run(run_dir: Path, code: int, torchrun_text: str, last_lines: Iterable[str], *, compiled_first: bool) -> GalleryError:
+    """Return the error of a run that ended with exit code `code`; `compiled_first`: it was to load compiled code, and took no step."""
+    reports = _reports(run_dir)
+    if reports and reports[0].exit_code == InputError.exit_code:
+        return InputError(reports[0].message)
+    for kind in (Diverged, SilentRank):
+        if report := next((report for report in reports if report.type == kind.__name__), None):
+            return kind(f"the run in {run_dir}: {report.message}.")
+    killed = _killed(torchrun_text)
+    if killed is not None:
+        rank, number, pid = killed
+        reason = f"rank {rank} (process {pid}) was killed by {signal.Signals(number).name}"
+        if number == signal.SIGKILL:
+            reason += ": by someone, or by the kernel because memory ran out"
+        detail = ""
+    elif reports:
+        reason = f"rank {reports[0].rank} failed with {reports[0].type}: {reports[0].message}"
+        detail = "\n" + reports[0].traceback.rstrip()
+        if own_line := reports[0].own_line:
+            reason = reason.rstrip(".")
+            detail = f"\n  {own_line}\nThe whole traceback is in {run_dir}/log-rank{reports[0].rank}.txt."
+    elif code > 128 and code - 128 in set(signal.Signals):
+        reason, detail = f"its processes were ended by {signal.Signals(code - 128).name}, from outside or because memory ran out", ""
+    else:
+        reason = f"torchrun ended with exit code {code}"
+        detail = "\n" + "\n".join(torchrun_text.splitlines()[-15:])
+    log = "\n".join(last_lines) or "(nothing was logged)"
+    failed = RunFailed(f"the run in {run_dir} did not finish: {reason}.{detail}\nLast log lines of rank 0:\n{log}")
+    by_signal = (code > 128 and code - 128 in _OF_DAMAGED_CODE) or (killed is not None and killed[1] in _OF_DAMAGED_CODE)
+    in_compiler = any("torch/_inductor/" in report.traceback for report in reports)
+    failed.suspects_compiled_code = compiled_first and (by_signal or in_compiler)
+    return failed

@@ -1,0 +1,140 @@
+"""The record of one training run: `config.json`, `steps.jsonl`, a log per rank, and TensorBoard when asked.
+
+Rank 0 logs to standard output and to `log-rank0.txt`; the other ranks only to their own file. A line of
+`steps.jsonl` is complete or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from gallery_lib.errors import InputError
+from gallery_lib.system.json_files import Misfit, converted, write_json
+
+
+class RunLog:
+    """Writes what happens in one rank of a run."""
+
+    def __init__(self, run_dir: Path, *, rank: int = 0, tensorboard: bool = False) -> None:
+        if (run_dir / "results.json").exists():
+            raise InputError(f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away.")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.run_dir, self.rank = run_dir, rank
+        self._text = (run_dir / f"log-rank{rank}.txt").open("a", buffering=1)
+        self._steps = (run_dir / "steps.jsonl").open("w", buffering=1) if rank == 0 else None
+        self._board: Any = None
+        if tensorboard and rank == 0:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(run_dir / "tensorboard"))
+
+    def say(self, message: str) -> None:
+        """A line for people; what no UTF-8 text can hold (a folder's name may be any bytes) is escaped."""
+        message = message.encode("utf-8", "backslashreplace").decode()
+        print(message, file=self._text)
+        if self.rank == 0:
+            print(message, flush=True)
+
+    def parameters(self, config: dict[str, Any]) -> None:
+        """The run's options, once, before the first step."""
+        if self.rank == 0:
+            write_json(self.run_dir / "config.json", config)
+        self.say("parameters  " + "  ".join(f"{name}={value}" for name, value in config.items()))
+
+    def step(
+        self,
+        *,
+        epoch: int,
+        step: int,
+        batch_size: int,
+        loss: float,
+        step_seconds: list[float],
+        world_size: int,
+        peak_memory_bytes: int,
+    ) -> None:
+        """The state after `step`. `step_seconds` holds each step's time since the last line; the rate is over all ranks."""
+        if self._steps is None:
+            return
+        mean = sum(step_seconds) / len(step_seconds)
+        rate = batch_size * world_size / mean
+        line = {
+            "epoch": epoch,
+            "step": step,
+            "batch_size": batch_size,
+            "loss": loss if math.isfinite(loss) else None,
+            "step_seconds": mean,
+            "samples_per_second": rate,
+            "peak_memory_bytes": peak_memory_bytes,
+            "each_step_seconds": step_seconds,
+        }
+        self._steps.write(json.dumps(line) + "\n")
+        self.say(
+            f"epoch {epoch}  step {step}  batch_size {batch_size}  loss {loss:.4f}  step_time {mean:.4f} s  "
+            f"{rate:.1f} samples/s  peak_memory {peak_memory_bytes / 2**30:.2f} GiB"
+        )
+        if self._board is not None:
+            self._board.add_scalar("loss", loss, step)
+            self._board.add_scalar("step_seconds", mean, step)
+            self._board.add_scalar("samples_per_second", rate, step)
+            self._board.add_scalar("peak_memory_gibibytes", peak_memory_bytes / 2**30, step)
+
+    def metrics(self, metrics: dict[str, float], step: int) -> None:
+        """Held-out metrics after `step`."""
+        self.say("held-out  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        if self._board is not None:
+            for name, value in metrics.items():
+                self._board.add_scalar(f"held_out/{name}", value, step)
+
+    def close(self) -> None:
+        """Everything is on disk."""
+        self._text.close()
+        if self._steps is not None:
+            self._steps.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
+    """Return the complete lines of `steps.jsonl`, also of a run that is still going on. Raises InputError for what is no step."""
+    path = Path(run_dir) / "steps.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    return [_step(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+
+
+def _step(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        return converted(json.loads(line), dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}, line {number}, is damaged: {error}. Run it again.") from None
+
+
+def last_step(run_dir: Path | str) -> int:
+    """The number of the last step logged so far, 0 before the first. Reads only the file's end: runs are watched by this."""
+    try:
+        with (Path(run_dir) / "steps.jsonl").open("rb") as file:
+            size, tail = file.seek(0, 2), 4096
+            while True:
+                file.seek(max(0, size - tail))
+                lines = file.read(min(tail, size)).split(b"\n")  # the last one is not complete yet, or empty
+                if len(lines) > 2 or tail >= size:
+                    return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0
+                tail *= 4
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # there is none yet; or it is not ours
+        return 0
+
+
+def each_step_seconds(run_dir: Path) -> list[float]:
+    """Return the time of every training step of a run, in order. Raises InputError where it has left none."""
+    try:
+        lines = [converted(line.get("each_step_seconds"), list[float], "each_step_seconds") for line in read_steps(run_dir)]
+    except Misfit as error:
+        raise InputError(f"{run_dir}/steps.jsonl is damaged: {error}. Run it again.") from None
+    found = [seconds for line in lines for seconds in line]
+    if not found:
+        raise InputError(f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is not whole. Run it again.")
+    return found
