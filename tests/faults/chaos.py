@@ -36,6 +36,7 @@ _END_SECONDS = 45.0
 _KILLED_SECONDS = 10.0
 """For the end of its processes, once it was killed; the shortest command would have ended by itself a little later."""
 _MESSAGE_LINES = 40
+_RESULTS = ("config.json", "steps.jsonl", "results.json", "comparison.json", "report.json")
 
 COMMANDS = {
     "train": train(steps=30),
@@ -60,6 +61,8 @@ class Try:
     command: str
     fault: str
     moment: float
+    """Seconds, from the start of the command or, with `file`, from when that file is there."""
+    file: str | None = None
     said: list[str] = field(default_factory=list)
     blamed: int | None = None  # the rank that was killed
 
@@ -132,7 +135,7 @@ def _drawn(chosen: random.Random, names: Iterable[str]) -> str:
 def one(chosen: random.Random, folder: Path, cache: Path, planted: str | None) -> Try:
     """Draw a command, a moment and a fault, and return what was wrong, nothing if nothing."""
     name, fault = _drawn(chosen, COMMANDS), _drawn(chosen, FAULTS)
-    done = Try(name, fault, chosen.choice([chosen.uniform(0, 3), chosen.uniform(0, 25)]))
+    done = Try(name, fault, chosen.choice([chosen.uniform(0, 3), chosen.uniform(0, 25)]), chosen.choice([None, None, *_RESULTS]))
     workspace = Workspace(folder, cache)
     folder.mkdir(parents=True)
     if planted:
@@ -161,6 +164,9 @@ def _small_disk(folder: Path) -> bool:
 
 
 def _befall(chosen: random.Random, command: Command, done: Try) -> None:
+    if done.file:
+        done.moment /= 10
+        command.wait_until(lambda: any(command.workspace.folder.rglob(str(done.file))), 30)
     command.wait_until(lambda: False, done.moment)
     if command.process.poll() is None:
         FAULTS[done.fault](chosen, command, done)
@@ -187,7 +193,7 @@ def _judge(command: Command, done: Try) -> None:
     if done.blamed is not None and (found := re.search(r"rank (\d+) \(process \d+\) was killed", text)) and int(found[1]) != done.blamed:
         say(f"rank {done.blamed} was killed, and rank {found[1]} is blamed")
     for path in command.workspace.folder.rglob("*.json"):
-        if path.name in ("results.json", "comparison.json", "report.json", "config.json") and "foreign" not in path.parts:
+        if path.name in _RESULTS and "foreign" not in path.parts:
             try:
                 json.loads(path.read_text())
             except ValueError:
@@ -208,10 +214,10 @@ def _search(seed: int, seconds: float, planted: str | None) -> tuple[Counter[str
             done = one(chosen, Path(root) / f"try-{number}", cache, planted)
             counts[done.fault] += 1
             if done.said:
-                told = "; ".join(done.said)
+                told, where = "; ".join(done.said), f" of {done.file}" if done.file else ""
                 if planted is None or SEEN_AS[planted] in told:
                     breaches.append(done)
-                print(f"BREACH in try {number}: {done.command}, {done.fault} after {done.moment:.1f} s: {told}", flush=True)
+                print(f"BREACH in try {number}: {done.command}, {done.fault} after {done.moment:.1f} s{where}: {told}", flush=True)
                 if planted and breaches:
                     break
             shutil.rmtree(Path(root) / f"try-{number}", ignore_errors=True)
