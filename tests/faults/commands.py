@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .workspace import ROOT, TASKS, Workspace, python
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 from made_comparison import FASTER, write
 from made_comparison import comparison as made

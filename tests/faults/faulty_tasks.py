@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "helpers"))
 
 from tiny_task import TASK, loss
 

@@ -24,7 +24,7 @@ from gallery_lib.measure.replay.timeline import write_timeline
 from gallery_lib.system.processes import search_path
 
 TWO_BY_TWO = Topology(((0, 1), (2, 3)))
-TINY_TASK = Path(__file__).resolve().parent.parent / "tiny_task.py"
+TINY_TASK = Path(__file__).resolve().parent.parent / "helpers" / "tiny_task.py"
 
 
 @pytest.fixture

@@ -29,14 +29,18 @@ PACKED = "alexnet"
 COMMANDS = documented(CHECKOUT)
 PACKED_COMMANDS = list(commands_in(README.format(title="AlexNet", name=PACKED), "the packed README"))
 
-TINY = "tests/tiny_task.py:TASK"
+TINY = "tests/helpers/tiny_task.py:TASK"
 WORDS = {
     r"check_imagenet": {"FOLDER": ".cache/data/imagenet-small"},
     r"check_segmentation": {"FOLDER": ".cache/data/segmentation-small"},
     r"check_features.*speech": {"FOLDER": ".cache/data/speech-small"},
     r"check_features.*tts": {"FOLDER": ".cache/data/speakers-small"},
     r"gallery (show|doctor)": {"FOLDER": "runs/one", "RUN": "runs/one", "RUN_ON_ONE": "runs/one", "RUN_ON_SEVERAL": "runs/two"},
-    r"gallery compare": {"BEFORE": "tests/batch/sets/before.json", "AFTER": "tests/batch/sets/before.json", "path/to/file.py:TASK": TINY},
+    r"gallery compare": {
+        "BEFORE": "tests/notebooks/batch/sets/before.json",
+        "AFTER": "tests/notebooks/batch/sets/before.json",
+        "path/to/file.py:TASK": TINY,
+    },
     r".*": {"${name}": "resnet50", "mobilenet_v3": "resnet50"},
 }
 """What stands for a reader's own, by the commands (the beginning of a pattern's match) in which it is written."""

@@ -64,7 +64,7 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*as_nobody, *words], cwd=home, capture_output=True, text=True, timeout=500, check=False)
 
-    tiny = f"{folder}/tests/tiny_task.py:TASK"
+    tiny = f"{folder}/tests/helpers/tiny_task.py:TASK"
     done = run("python3", f"{folder}/launch_single_task.py", "--model", tiny, *TRAIN)
     assert done.returncode == 0, done.stderr
     assert f"{folder} is not yours to write in, so runs are kept in {home}/gallery-runs" in done.stderr
@@ -95,9 +95,9 @@ def test_a_folder_with_a_space_and_an_accent_works(elsewhere: Callable[[str], Pa
         environment = {"HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin", "JUPYTER_PATH": kernels}
         return subprocess.run(list(words), cwd=folder, capture_output=True, text=True, timeout=500, env=environment, check=False)
 
-    done = run("python3", "launch_single_task.py", "--model", "tests/tiny_task.py:TASK", "--compiler-opt", *TRAIN)
+    done = run("python3", "launch_single_task.py", "--model", "tests/helpers/tiny_task.py:TASK", "--compiler-opt", *TRAIN)
     assert done.returncode == 0, done.stderr
-    done = run("python3", "-m", "gallery_lib", "compare", "--model", "tests/tiny_task.py:TASK", *COMPARE)
+    done = run("python3", "-m", "gallery_lib", "compare", "--model", "tests/helpers/tiny_task.py:TASK", *COMPARE)
     assert done.returncode == 0 and "same training" in done.stdout, done.stderr
     write_notebook(folder / "mine", "one", "print(1)")
     done = run("python3", "-m", "gallery_lib", "run", "mine/one.ipynb")

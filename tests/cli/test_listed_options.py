@@ -96,7 +96,7 @@ def test_gallery_compare_lists_no_option_that_it_decides_itself_and_says_why(nam
         compare.LINE.parse([f"--{name}", "1"])
 
 
-@pytest.mark.parametrize("script", sorted((Path(__file__).parent.parent / "data_prep").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", sorted((Path(__file__).parents[2] / "data_prep").glob("*.py")), ids=lambda path: path.stem)
 def test_each_option_in_the_help_of_a_data_command_is_taken(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

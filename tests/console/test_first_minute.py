@@ -32,12 +32,12 @@ def cold(checkout: Path, tmp_path: Path) -> dict[str, str]:
 def training(checkout: Path, run_dir: Path) -> list[str]:
     """A run that compiles, trains 30 steps of half a second and evaluates."""
     options = ["--compiler-opt", "--workers=0", "--max_steps=30", "--log_interval=5", f"--run_dir={run_dir}"]
-    return [sys.executable, str(checkout / "launch_single_task.py"), f"--model={checkout}/tests/tiny_task.py:SLEEPING", *options]
+    return [sys.executable, str(checkout / "launch_single_task.py"), f"--model={checkout}/tests/helpers/tiny_task.py:SLEEPING", *options]
 
 
 def comparison(checkout: Path) -> list[str]:
     options = ["--workers=0", "--rounds=8", "--block-steps=3", "--parity-steps=2"]
-    return [sys.executable, "-m", "gallery_lib.cli.main", "compare", "--model", f"{checkout}/tests/tiny_task.py:SLEEPING", *options]
+    return [sys.executable, "-m", "gallery_lib.cli.main", "compare", "--model", f"{checkout}/tests/helpers/tiny_task.py:SLEEPING", *options]
 
 
 def estimates(recording: Recording) -> list[tuple[str, float]]:

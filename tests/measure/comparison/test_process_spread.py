@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from measure.test_compare import results
+from measure.comparison.test_compare import results
 
 from gallery_lib.measure.comparison import process_spread
 from gallery_lib.memory import allocator

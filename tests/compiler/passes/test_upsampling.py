@@ -170,7 +170,7 @@ def test_a_graph_from_the_cache_finds_the_operator(tmp_path: Path) -> None:
     script = """
 import torch
 from torch._dynamo.utils import counters
-from compiler.test_upsampling import ENLARGEMENTS, Enlarge, assert_alike, both_passes, image
+from compiler.passes.test_upsampling import ENLARGEMENTS, Enlarge, assert_alike, both_passes, image
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
 

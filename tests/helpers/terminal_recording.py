@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-RECORDINGS = Path(__file__).resolve().parent.parent / "runs" / "recordings"
+RECORDINGS = Path(__file__).resolve().parents[2] / "runs" / "recordings"
 """Kept after the tests, for people and as artefacts of continuous integration."""
 WIDTH = 120
 _ERASE = "\x1b[K"

@@ -1,4 +1,4 @@
-"""Each task without dropout, as `--model tests/without_dropout.py:NAME`: what two runs draw at random would differ."""
+"""Each task without dropout, as `--model tests/helpers/without_dropout.py:NAME`: what two runs draw at random would differ."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A task that trains in milliseconds, for tests: a small convolutional network on synthetic images.
 
-Given as `--model tests/tiny_task.py:TASK`; `SLOW`, `WRONG` and `FAILING` are the same with a planted defect,
+Given as `--model tests/helpers/tiny_task.py:TASK`; `SLOW`, `WRONG` and `FAILING` are the same with a planted defect,
 `FAILING_ACCELERATED` has one where the accelerated backend is on, and `WRONG_EAGER_O1` in half precision where it is off.
 """
 

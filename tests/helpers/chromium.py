@@ -13,7 +13,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-SCREENSHOTS = Path(__file__).resolve().parent.parent / "runs" / "screenshots"
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "runs" / "screenshots"
 """Kept after the tests, for people and as artefacts of continuous integration."""
 
 

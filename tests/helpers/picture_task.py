@@ -1,4 +1,4 @@
-"""Tasks that call for what own kernels do: `--model tests/picture_task.py:NAME`, where NAME is one of torch's optimizers.
+"""Tasks that call for what own kernels do: `--model tests/helpers/picture_task.py:NAME`, where NAME is one of torch's optimizers.
 
 Images cross over as bytes, the loss is cross-entropy, and the learning rate follows a schedule.
 """
