@@ -22,7 +22,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -91,17 +93,38 @@ def publish(folder: Path, machine: str, name: str) -> None:
 
 def main() -> int:
     """Measure, and publish the figures; the exit code is that of `gallery bench`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("machine", help="a name for the machine: the folder of its figures")
-    parser.add_argument("--only", nargs="+", choices=tasks.names(), default=[], help="some tasks only")
-    parser.add_argument("--profile", choices=choices(BenchConfig, "profile"), default="auto", help="sizes of the tasks (default: auto)")
+    parser.add_argument(
+        "--only", nargs="+", choices=tasks.names(), default=[], help="some tasks only"
+    )
+    parser.add_argument(
+        "--profile",
+        choices=choices(BenchConfig, "profile"),
+        default="auto",
+        help="sizes of the tasks (default: auto)",
+    )
     parser.add_argument("--run", type=int, help="the number of this run, where there are several")
     arguments, passed_on = parser.parse_known_args()
     gpu = hardware.gpu_count() > 0
     large = gpu or arguments.profile in ("large", "full")
-    name = ("bench-large" if large else "bench-small") + (f"-{arguments.run}" if arguments.run else "")
+    name = ("bench-large" if large else "bench-small") + (
+        f"-{arguments.run}" if arguments.run else ""
+    )
     folder = paths.runs_dir() / f"{arguments.machine}-{name}"
-    code = gallery(["bench", *arguments.only, f"--profile={arguments.profile}", *passed_on, f"--out={os.path.relpath(folder)}"])
+    code = gallery(
+        [
+            "bench",
+            *arguments.only,
+            f"--profile={arguments.profile}",
+            *passed_on,
+            f"--out={os.path.relpath(folder)}",
+        ]
+    )
     if not (folder / "bench.json").exists():
         return code
     publish(folder, arguments.machine, name)

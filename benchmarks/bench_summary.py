@@ -14,7 +14,12 @@ from gallery_lib.stats import Ratio
 
 SIZES = ("small", "large")
 BEST = "-best"
-_NAMES = {"eager-O1": "eager O1", "eager-fp32": "eager fp32", "accelerate": "Accelerate", "fabric": "Fabric"}
+_NAMES = {
+    "eager-O1": "eager O1",
+    "eager-fp32": "eager fp32",
+    "accelerate": "Accelerate",
+    "fabric": "Fabric",
+}
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,25 @@ class Run:
     @property
     def others(self) -> list[str]:
         """What ours is held against: eager at the same precision, eager fp32, then each peer as documented and at its best."""
-        names = [name for name in dict.fromkeys(name for outcome in self.tasks.values() for name in outcome.rows) if name != OURS]
-        order = [self.baseline, *EAGER.values(), *(name for name in names if not name.endswith(BEST))]
-        return sorted(names, key=lambda name: (order.index(name.removesuffix(BEST)) if name.removesuffix(BEST) in order else -1, name))
+        names = [
+            name
+            for name in dict.fromkeys(
+                name for outcome in self.tasks.values() for name in outcome.rows
+            )
+            if name != OURS
+        ]
+        order = [
+            self.baseline,
+            *EAGER.values(),
+            *(name for name in names if not name.endswith(BEST)),
+        ]
+        return sorted(
+            names,
+            key=lambda name: (
+                order.index(name.removesuffix(BEST)) if name.removesuffix(BEST) in order else -1,
+                name,
+            ),
+        )
 
     def ratios(self, other: str) -> dict[str, Ratio]:
         """How many times as fast as `other` ours is, by task; without tasks that have no ratio."""
@@ -71,7 +92,9 @@ def runs_of(machine: Machine) -> list[Run]:
         for place, size in enumerate(SIZES):
             if file.series.startswith(f"bench-{size}"):
                 found.setdefault((place, file.run), []).append(file)
-    return [Run(SIZES[place], number, tuple(files)) for (place, number), files in sorted(found.items())]
+    return [
+        Run(SIZES[place], number, tuple(files)) for (place, number), files in sorted(found.items())
+    ]
 
 
 def _title(run: Run, runs: Sequence[Run]) -> str:
@@ -91,13 +114,17 @@ def mean_text(run: Run, other: str) -> str:
 def means_rows(runs: Sequence[Run]) -> Rows:
     """Geometric means of ours over each alternative, a column for each run."""
     header = ["ours is so many times as fast as", *(_title(run, runs) for run in runs)]
-    others = dict.fromkeys(other for run in sorted(runs, key=lambda run: -len(run.others)) for other in run.others)
+    others = dict.fromkeys(
+        other for run in sorted(runs, key=lambda run: -len(run.others)) for other in run.others
+    )
     return [header, *([label(other), *(mean_text(run, other) for run in runs)] for other in others)]
 
 
 def best_peer(run: Run, task: str) -> tuple[str, Ratio] | None:
     """The alternative other than plain eager over which ours gains least on a task, and that ratio; None where none was measured."""
-    others = {other: run.ratios(other).get(task) for other in run.others if other not in EAGER.values()}
+    others = {
+        other: run.ratios(other).get(task) for other in run.others if other not in EAGER.values()
+    }
     found = [(other, ratio) for other, ratio in others.items() if ratio is not None]
     return min(found, key=lambda each: each[1].ratio) if found else None
 
@@ -112,15 +139,28 @@ def task_rows(runs: Sequence[Run]) -> Rows:
     shown = [run for size in SIZES if (run := newest(runs, size))]
     header = ["task"]
     for run in shown:
-        header += [f"{run.size}: input", f"{label(run.baseline)} → ours", "over eager", "over the best peer"]
+        header += [
+            f"{run.size}: input",
+            f"{label(run.baseline)} → ours",
+            "over eager",
+            "over the best peer",
+        ]
     names = dict.fromkeys(name for run in shown for name in run.tasks)
-    return [header, *([name, *(cell for run in shown for cell in _task_cells(run, name, runs))] for name in names)]
+    return [
+        header,
+        *(
+            [name, *(cell for run in shown for cell in _task_cells(run, name, runs))]
+            for name in names
+        ),
+    ]
 
 
 def _input(run: Run, name: str, runs: Sequence[Run]) -> str:
     """Batch size and size of an input; of two sizes that were options of all tasks, the one that every run of this task has."""
     sizes = run.tasks[name].sizes
-    all_have = set.intersection(*(set(other.tasks[name].sizes) for other in runs if name in other.tasks))
+    all_have = set.intersection(
+        *(set(other.tasks[name].sizes) for other in runs if name in other.tasks)
+    )
     words = {"image_size": "{}²", "sequence_length": "{} tokens"}
     shown = [text.format(sizes[key]) for key, text in words.items() if key in all_have]
     return " × ".join([str(sizes.get("batch_size", "")), *shown])
@@ -132,7 +172,9 @@ def _task_cells(run: Run, name: str, runs: Sequence[Run]) -> list[str]:
         return ["–"] * 4
     peer, ratio = best_peer(run, name), run.ratios(run.baseline).get(name)
     rows = [outcome.rows.get(variant) for variant in (run.baseline, OURS)]
-    steps = [seconds(row.step_seconds["p50"]) if row and row.reason is None else "–" for row in rows]
+    steps = [
+        seconds(row.step_seconds["p50"]) if row and row.reason is None else "–" for row in rows
+    ]
     return [
         _input(run, name, runs),
         " → ".join(steps),

@@ -46,7 +46,9 @@ def measured_before(path: Path | None, key: str) -> Any:
     try:
         return json.loads(path.read_text())[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be gone on with ({type(error).__name__}: {error}). Delete it, or name another file.") from error
+        raise InputError(
+            f"{path} cannot be gone on with ({type(error).__name__}: {error}). Delete it, or name another file."
+        ) from error
 
 
 def writable(path: Path) -> Path:
@@ -59,7 +61,9 @@ def writable(path: Path) -> Path:
     except OSError as error:
         reason = f"its folder cannot be made: {error.strerror}"
     if reason:
-        raise InputError(f"the figures cannot be written to {path}: {reason}. Name another file with --out.")
+        raise InputError(
+            f"the figures cannot be written to {path}: {reason}. Name another file with --out."
+        )
     return path
 
 
@@ -74,7 +78,9 @@ def out_file(text: str) -> Path:
 def exit_code(body: Callable[[], int]) -> int:
     """The exit code of `body`, which measures one thing after another and writes what it has; one message where it fails or is ended."""
     return exit_code_of(
-        body, error_prefix="error", interrupted="interrupted; the file of --out has what was measured before, if anything was"
+        body,
+        error_prefix="error",
+        interrupted="interrupted; the file of --out has what was measured before, if anything was",
     )
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -48,13 +50,22 @@ class DdpBenchmarkConfig:
 
     model: str = option("resnet50", "task, or FILE.py:NAME")
     precision: Literal["fp32", "amp"] = option("amp", "fp32, or autocast (bf16 on the CPU)")
-    batch_size: int | None = option(None, "samples a process; default: the task's quick setting", unit="samples", minimum=1)
-    image_size: int | None = option(None, "height of images; default: the task's quick setting", unit="pixels", minimum=1)
+    batch_size: int | None = option(
+        None, "samples a process; default: the task's quick setting", unit="samples", minimum=1
+    )
+    image_size: int | None = option(
+        None, "height of images; default: the task's quick setting", unit="pixels", minimum=1
+    )
     compiler_opt: bool = option(False, "train with the accelerated backend, all ways alike")
     rounds: int = option(8, "turns that each way gets", unit="turns", minimum=4)
     block_steps: int = option(5, "counted steps in a turn", unit="steps", minimum=1)
-    fused: bool = option(False, "all ways alike, DDP's own too: torch's fused form of the optimizer")
-    early_steps: bool = option(False, "all ways but DDP's own take the optimizer's step of a bucket while others are on their way")
+    fused: bool = option(
+        False, "all ways alike, DDP's own too: torch's fused form of the optimizer"
+    )
+    early_steps: bool = option(
+        False,
+        "all ways but DDP's own take the optimizer's step of a bucket while others are on their way",
+    )
     out: str | None = option(None, "file for the figures, as JSON")
 
 
@@ -83,14 +94,20 @@ class Turns(Observer):
             name = self.order[step // self.length]
             optimizer = session.optimizer if self.early_steps and name != PLAIN else None
             accelerate_ddp(session.model, self.ways[name], optimizer=optimizer)  # type: ignore[arg-type]
-            session.propagate = self._propagate if optimizer is None else _stepping(session.model, self._propagate)
+            session.propagate = (
+                self._propagate if optimizer is None else _stepping(session.model, self._propagate)
+            )
             session.clock.resume()
 
     def after_training(self, session: Session) -> None:
         """See Observer."""
-        slowest = [max(step) for step in zip(*process_group.all_ranks(session.clock.read()), strict=True)]
+        slowest = [
+            max(step) for step in zip(*process_group.all_ranks(session.clock.read()), strict=True)
+        ]
         for number, name in enumerate(self.order):
-            self.seconds[name].append(slowest[number * self.length + SETTLING_STEPS : (number + 1) * self.length])
+            self.seconds[name].append(
+                slowest[number * self.length + SETTLING_STEPS : (number + 1) * self.length]
+            )
 
 
 def _stepping(model: nn.Module, propagate: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
@@ -104,7 +121,9 @@ def _stepping(model: nn.Module, propagate: Callable[[Tensor], Any]) -> Callable[
 def _choose_fused(optimizer: torch.optim.Optimizer) -> None:
     """Before its first step."""
     if "fused" not in optimizer.defaults:
-        raise InputError(f"torch has no fused form of {type(optimizer).__name__}. Leave --fused out.")
+        raise InputError(
+            f"torch has no fused form of {type(optimizer).__name__}. Leave --fused out."
+        )
     for group in optimizer.param_groups:
         group["fused"] = True
 
@@ -113,14 +132,18 @@ def _ways(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
     if options.tune:
         return candidates(options, hosts)
     if options == Comm():
-        raise InputError("say what to compare with DDP's own way: --tune, or options such as --hierarchical, --streams 2, --wire bf16.")
+        raise InputError(
+            "say what to compare with DDP's own way: --tune, or options such as --hierarchical, --streams 2, --wire bf16."
+        )
     return {PLAIN: Comm(), "accelerated": options}
 
 
 def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
     """Train and print; rank 0 writes the file."""
     if process_group.world_size() < 2:
-        raise InputError("one process has nobody to share gradients with. Start it with torchrun: see the first lines of this file.")
+        raise InputError(
+            "one process has nobody to share gradients with. Start it with torchrun: see the first lines of this file."
+        )
     if config.out:
         writable(Path(config.out))
     process_group.ensure_initialized()
@@ -147,8 +170,18 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
     found = ddp_turns.figures(observer.ways, observer.seconds)
     print(ddp_turns.text(found, batch_size, [len(ranks) for ranks in hosts.hosts], device))
     if config.out:
-        about = {**conditions(), "model": config.model, "precision": config.precision, "batch_size": batch_size, "hosts": str(hosts)}
-        about |= {"early_steps": config.early_steps, "fused": config.fused, "compiler_opt": config.compiler_opt}
+        about = {
+            **conditions(),
+            "model": config.model,
+            "precision": config.precision,
+            "batch_size": batch_size,
+            "hosts": str(hosts),
+        }
+        about |= {
+            "early_steps": config.early_steps,
+            "fused": config.fused,
+            "compiler_opt": config.compiler_opt,
+        }
         write_result(Path(config.out), {**about, "ways": found})
         print(f"figures: {config.out}")
     return 0
@@ -160,7 +193,9 @@ def main() -> int:
         if len(sys.argv) != 4:
             raise InputError("diff takes two files: diff BEFORE.json AFTER.json")
         return ddp_turns.diff(Path(sys.argv[2]), Path(sys.argv[3]))
-    config, options = parse_command_line(sys.argv[1:], DdpBenchmarkConfig, Comm, prog="ddp_benchmark.py", description=__doc__ or "")
+    config, options = parse_command_line(
+        sys.argv[1:], DdpBenchmarkConfig, Comm, prog="ddp_benchmark.py", description=__doc__ or ""
+    )
     return measure(config, options)
 
 

@@ -27,7 +27,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -42,13 +44,28 @@ from gallery_lib import tasks
 from gallery_lib.cluster import Lab, link_rate
 from gallery_lib.cluster.run import run as run_on_hosts
 from gallery_lib.comm.tuner import PLAIN
-from gallery_lib.config import Comm, LabConfig, LabRunConfig, RecordConfig, ReplayConfig, TrainConfig, options
+from gallery_lib.config import (
+    Comm,
+    LabConfig,
+    LabRunConfig,
+    RecordConfig,
+    ReplayConfig,
+    TrainConfig,
+    options,
+)
 from gallery_lib.config.options import CommandLine, option
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.record import record
 from gallery_lib.measure.replay.repeated_memory import PIECE_BYTES
-from gallery_lib.measure.replay.sweep import SETTINGS, TABLE, Cell, read_sweep, recording_of, write_sweep
+from gallery_lib.measure.replay.sweep import (
+    SETTINGS,
+    TABLE,
+    Cell,
+    read_sweep,
+    recording_of,
+    write_sweep,
+)
 from gallery_lib.measure.replay.timeline import Timeline, derived, read_timeline, write_timeline
 from gallery_lib.system import hardware
 
@@ -85,7 +102,14 @@ def stretched(config: LabConfig, stretch: float) -> LabConfig:
     return dataclasses.replace(config, rate=rate, cpus=config.cpus or hardware.cores())
 
 
-def replayed(files: Sequence[Path], action: str, config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, out: Path) -> None:
+def replayed(
+    files: Sequence[Path],
+    action: str,
+    config: ReplayConfig,
+    lab: LabConfig,
+    processes: DdpLabConfig,
+    out: Path,
+) -> None:
     """OUT/NAME.json for each timeline NAME.json, as soon as it is measured."""
     words = [action, *map(str, files), "--out", str(out), *options.command_line(config)]
     on_a_lab(stretched(lab, config.stretch), processes.ranks, "ddp_replay.py", words)
@@ -99,7 +123,9 @@ def memory_bytes(timeline: Timeline, wires: str, hosts: int, ranks: int) -> floa
     kept = 2 if {"int8", "powersgd"} & set(wires.split(",")) else 1
     sent = 0 if wires == "exact" else largest
     of_rank = _PROCESS_BYTES + kept * timeline.gradient_bytes + min(largest, PIECE_BYTES) + sent
-    return _SYSTEM_BYTES + hosts * (ranks * of_rank + _TORCHRUN_BYTES + (ranks + 1 if ranks > 1 else 0) * _SHARED_PIECES_BYTES)
+    return _SYSTEM_BYTES + hosts * (
+        ranks * of_rank + _TORCHRUN_BYTES + (ranks + 1 if ranks > 1 else 0) * _SHARED_PIECES_BYTES
+    )
 
 
 def too_large(timeline: Timeline, wires: str, hosts: int, ranks: int) -> str:
@@ -125,7 +151,9 @@ def shown(found: dict[str, Any]) -> str:
 
 def _record(train: TrainConfig, config: RecordConfig, words: argparse.Namespace) -> int:
     if config.times != 1 and not config.reason:
-        raise InputError("times makes a timeline of a device that was not recorded: say which with --reason.")
+        raise InputError(
+            "times makes a timeline of a device that was not recorded: say which with --reason."
+        )
     timeline = record(tasks.with_sizes(train, "quick"), config.steps)
     if config.times != 1:
         timeline = derived(timeline, config.times, config.reason)
@@ -134,7 +162,9 @@ def _record(train: TrainConfig, config: RecordConfig, words: argparse.Namespace)
     return 0
 
 
-def _run(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:
+def _run(
+    config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace
+) -> int:
     if reason := too_large(read_timeline(words.timeline), config.wires, lab.hosts, processes.ranks):
         raise InputError(reason)
     with TemporaryDirectory() as folder:
@@ -147,57 +177,115 @@ def _run(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: a
     return 0
 
 
-def cell(found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: DdpLabConfig) -> Cell:
+def cell(
+    found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: DdpLabConfig
+) -> Cell:
     """A line of the sweep's table; ddp_acc wants that of one host, too, and is left out."""
     ways = found["ways"]
     chosen = next((name for name in ways if name != PLAIN), PLAIN)
     ddp, ours = ways[PLAIN]["step_seconds"]["p50"], ways[chosen]["step_seconds"]["p50"]
-    ratio = ways[chosen].get("speedup", {"ratio": 1.0, "low": 1.0, "high": 1.0})  # DDP's own way was kept
+    ratio = ways[chosen].get(
+        "speedup", {"ratio": 1.0, "low": 1.0, "high": 1.0}
+    )  # DDP's own way was kept
     return Cell.of(
         timeline,
-        **{"hosts": lab.hosts, "ranks": processes.ranks, "rate": lab.rate, "stretch": found["replay"]["stretch"]},
+        **{
+            "hosts": lab.hosts,
+            "ranks": processes.ranks,
+            "rate": lab.rate,
+            "stretch": found["replay"]["stretch"],
+        },
         **{"ddp_step_seconds": ddp, "chosen": chosen, "chosen_step_seconds": ours},
-        **{"acc_ratio": ratio["ratio"], "acc_ratio_low": ratio["low"], "acc_ratio_high": ratio["high"]},
+        **{
+            "acc_ratio": ratio["ratio"],
+            "acc_ratio_low": ratio["low"],
+            "acc_ratio_high": ratio["high"],
+        },
         **{"ddp_acc": None, "replayed_on": found["replayed_on"]},
     )
 
 
-def _sweep(config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:
+def _sweep(
+    config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace
+) -> int:
     stretched(lab, config.stretch)  # a rate that is none is said before anything is written
     timelines = {path.resolve(): read_timeline(path) for path in words.timelines}
     if len({path.name for path in timelines}) < len(timelines):
-        raise InputError("two of the timelines have the same file name: what is measured is kept by that.")
-    asked = sorted(options.check_value(LabConfig, "hosts", number) for number in processes.hosts_of_sweep.split(","))
-    replay = {name: value for name, value in dataclasses.asdict(config).items() if name != "stretch"}
+        raise InputError(
+            "two of the timelines have the same file name: what is measured is kept by that."
+        )
+    asked = sorted(
+        options.check_value(LabConfig, "hosts", number)
+        for number in processes.hosts_of_sweep.split(",")
+    )
+    replay = {
+        name: value for name, value in dataclasses.asdict(config).items() if name != "stretch"
+    }
     about = {"replay": replay, "ranks": processes.ranks, "rate": lab.rate, "timelines": {}}
-    about["timelines"] = {path.name: [each.date, each.origin, each.step_seconds] for path, each in timelines.items()}
+    about["timelines"] = {
+        path.name: [each.date, each.origin, each.step_seconds] for path, each in timelines.items()
+    }
     settings = words.out / SETTINGS
     before = json.loads(settings.read_text()) if settings.exists() else {}
     if before and before["sweep"] != about:
-        raise InputError(f"{words.out} holds a sweep with other timelines or options. Name a new folder.")
+        raise InputError(
+            f"{words.out} holds a sweep with other timelines or options. Name a new folder."
+        )
     there = _measured(words.out, timelines, lab, processes)
     numbers = sorted({*asked, *(hosts for _, hosts in there)})
-    missing = [(path, hosts) for hosts in numbers for path in timelines if (path, hosts) not in there]
-    reasons = {(path, hosts): too_large(timelines[path], config.wires, hosts, processes.ranks) for path, hosts in missing}
-    left = {number: [path for path, hosts in missing if hosts == number and not reasons[path, hosts]] for number in asked}
-    not_measured = [{"model": timelines[path].task, "hosts": hosts, "reason": why} for (path, hosts), why in reasons.items() if why]
-    stretches = dict.fromkeys(asked, config.stretch) | {hosts: each.stretch for (_, hosts), each in there.items()}
+    missing = [
+        (path, hosts) for hosts in numbers for path in timelines if (path, hosts) not in there
+    ]
+    reasons = {
+        (path, hosts): too_large(timelines[path], config.wires, hosts, processes.ranks)
+        for path, hosts in missing
+    }
+    left = {
+        number: [path for path, hosts in missing if hosts == number and not reasons[path, hosts]]
+        for number in asked
+    }
+    not_measured = [
+        {"model": timelines[path].task, "hosts": hosts, "reason": why}
+        for (path, hosts), why in reasons.items()
+        if why
+    ]
+    stretches = dict.fromkeys(asked, config.stretch) | {
+        hosts: each.stretch for (_, hosts), each in there.items()
+    }
     for hosts in asked:
         if left[hosts] and stretches[hosts] != config.stretch:
-            raise InputError(f"{words.out} holds figures of {hosts} hosts with stretch={stretches[hosts]:g}. Go on with that.")
+            raise InputError(
+                f"{words.out} holds figures of {hosts} hosts with stretch={stretches[hosts]:g}. Go on with that."
+            )
     for hosts in asked:
         _of_hosts(words.out, hosts).mkdir(parents=True, exist_ok=True)
-    kept = {} if any(left.values()) else before  # the conditions are those of the figures, not of looking at them again
+    kept = (
+        {} if any(left.values()) else before
+    )  # the conditions are those of the figures, not of looking at them again
     write_result(
         settings,
-        {**conditions(), **kept, "what_it_is": WHAT_IT_IS, "sweep": about, "stretches": stretches, "not_measured": not_measured},
+        {
+            **conditions(),
+            **kept,
+            "what_it_is": WHAT_IT_IS,
+            "sweep": about,
+            "stretches": stretches,
+            "not_measured": not_measured,
+        },
     )
     for each in not_measured:
         print(f"not measured: {each['reason']}")
     for hosts, paths in left.items():
         try:
             if paths:
-                replayed(paths, "tuned", config, dataclasses.replace(lab, hosts=hosts), processes, _of_hosts(words.out, hosts))
+                replayed(
+                    paths,
+                    "tuned",
+                    config,
+                    dataclasses.replace(lab, hosts=hosts),
+                    processes,
+                    _of_hosts(words.out, hosts),
+                )
         finally:  # what was measured before something failed has its line
             if measured := _measured(words.out, timelines, lab, processes):
                 _write_table(words.out, measured)
@@ -210,7 +298,9 @@ def _of_hosts(folder: Path, hosts: int) -> Path:
     return folder / f"{hosts}-hosts"
 
 
-def _measured(folder: Path, timelines: dict[Path, Timeline], lab: LabConfig, processes: DdpLabConfig) -> dict[tuple[Path, int], Cell]:
+def _measured(
+    folder: Path, timelines: dict[Path, Timeline], lab: LabConfig, processes: DdpLabConfig
+) -> dict[tuple[Path, int], Cell]:
     """What a sweep has measured, by timeline and number of hosts: what its table has, as a committed one does that was copied to be gone
     on with, and then what was measured into its folders."""
     found: dict[tuple[Path, int], Cell] = {}
@@ -218,14 +308,18 @@ def _measured(folder: Path, timelines: dict[Path, Timeline], lab: LabConfig, pro
         paths = {recording_of(timeline): path for path, timeline in timelines.items()}
         for each in read_sweep(folder / TABLE).cells:
             if each.recording not in paths:
-                raise InputError(f"{folder / TABLE} has a line of {each.model} that is of none of the timelines. Name a new folder.")
+                raise InputError(
+                    f"{folder / TABLE} has a line of {each.model} that is of none of the timelines. Name a new folder."
+                )
             found[paths[each.recording], each.hosts] = each
     for measured in folder.glob("*-hosts"):
         hosts = int(measured.name.removesuffix("-hosts"))
         for path, timeline in timelines.items():
             if (measured / path.name).exists():
                 figures = json.loads((measured / path.name).read_text())
-                found[path, hosts] = cell(figures, timeline, dataclasses.replace(lab, hosts=hosts), processes)
+                found[path, hosts] = cell(
+                    figures, timeline, dataclasses.replace(lab, hosts=hosts), processes
+                )
     order = list(timelines)
     return dict(sorted(found.items(), key=lambda each: (order.index(each[0][0]), each[0][1])))
 
@@ -236,13 +330,21 @@ def _write_table(folder: Path, measured: dict[tuple[Path, int], Cell]) -> None:
     write_sweep(
         folder / TABLE,
         (
-            dataclasses.replace(each, ddp_acc=alone[path] / each.ddp_step_seconds if path in alone else None)
+            dataclasses.replace(
+                each, ddp_acc=alone[path] / each.ddp_step_seconds if path in alone else None
+            )
             for (path, _), each in measured.items()
         ),
     )
 
 
-def _validate(config: DdpValidateConfig, way: Comm, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace) -> int:
+def _validate(
+    config: DdpValidateConfig,
+    way: Comm,
+    lab: LabConfig,
+    processes: DdpLabConfig,
+    words: argparse.Namespace,
+) -> int:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "validation.json"
         asked = options.command_line(config, way)
@@ -251,9 +353,15 @@ def _validate(config: DdpValidateConfig, way: Comm, lab: LabConfig, processes: D
     where = f"{lab.hosts} hosts × {processes.ranks} processes, emulated link of {lab.rate}, CPU share: {share}"
     print(f"{found['timeline']['task']} on {where}")
     for name, figures in found["ways"].items():
-        real, replay, ratio = figures["real_p50_seconds"], figures["replay_p50_seconds"], figures["replay_over_real"]
+        real, replay, ratio = (
+            figures["real_p50_seconds"],
+            figures["replay_p50_seconds"],
+            figures["replay_over_real"],
+        )
         interval = f"(interval {ratio['low']:.2f} to {ratio['high']:.2f}): {'' if figures['within_15_percent'] else 'not '}within 15 %"
-        print(f"  {name}: real {real:.3f} s, replay {replay:.3f} s; replay / real {ratio['ratio']:.2f} {interval}")
+        print(
+            f"  {name}: real {real:.3f} s, replay {replay:.3f} s; replay / real {ratio['ratio']:.2f} {interval}"
+        )
     if words.out:
         write_result(words.out, {**conditions(), "rate": lab.rate, "cpu_share": share, **found})
         print(f"figures: {words.out}")
@@ -265,7 +373,9 @@ def _out(parser: argparse.ArgumentParser) -> None:
 
 
 def _out_of_record(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=out_file, required=True, help="file for the timeline, as JSON")
+    parser.add_argument(
+        "--out", type=out_file, required=True, help="file for the timeline, as JSON"
+    )
 
 
 def _of_run(parser: argparse.ArgumentParser) -> None:
@@ -274,8 +384,15 @@ def _of_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _of_sweep(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("timelines", nargs="+", type=Path, metavar="TIMELINE.json", help="what is replayed")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the figures; one that is there is gone on with")
+    parser.add_argument(
+        "timelines", nargs="+", type=Path, metavar="TIMELINE.json", help="what is replayed"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for the figures; one that is there is gone on with",
+    )
 
 
 def main() -> int:
@@ -286,20 +403,60 @@ def main() -> int:
         return ddp_turns.diff(Path(sys.argv[2]), Path(sys.argv[3]))
     its_name = {"name": LabConfig().name}  # labs of the benchmark have names of their own
     lines = {
-        "record": (CommandLine("ddp_lab.py record", "Record a timeline.", (TrainConfig, RecordConfig), _out_of_record), _record),
-        "run": (CommandLine("ddp_lab.py run", "Replay one.", (ReplayConfig, LabConfig, DdpLabConfig), _of_run, its_name), _run),
-        "sweep": (CommandLine("ddp_lab.py sweep", "Replay many.", (ReplayConfig, LabConfig, DdpLabConfig), _of_sweep, its_name), _sweep),
+        "record": (
+            CommandLine(
+                "ddp_lab.py record",
+                "Record a timeline.",
+                (TrainConfig, RecordConfig),
+                _out_of_record,
+            ),
+            _record,
+        ),
+        "run": (
+            CommandLine(
+                "ddp_lab.py run",
+                "Replay one.",
+                (ReplayConfig, LabConfig, DdpLabConfig),
+                _of_run,
+                its_name,
+            ),
+            _run,
+        ),
+        "sweep": (
+            CommandLine(
+                "ddp_lab.py sweep",
+                "Replay many.",
+                (ReplayConfig, LabConfig, DdpLabConfig),
+                _of_sweep,
+                its_name,
+            ),
+            _sweep,
+        ),
         "validate": (
-            CommandLine("ddp_lab.py validate", "Replay / real.", (DdpValidateConfig, Comm, LabConfig, DdpLabConfig), _out, its_name),
+            CommandLine(
+                "ddp_lab.py validate",
+                "Replay / real.",
+                (DdpValidateConfig, Comm, LabConfig, DdpLabConfig),
+                _out,
+                its_name,
+            ),
             _validate,
         ),
     }
     action = sys.argv[1] if len(sys.argv) > 1 else ""
     if action not in lines:
-        CommandLine("ddp_lab.py", __doc__ or "", actions={name: line for name, (line, _) in lines.items()}).parse(sys.argv[1:])
+        CommandLine(
+            "ddp_lab.py", __doc__ or "", actions={name: line for name, (line, _) in lines.items()}
+        ).parse(sys.argv[1:])
     line, carry_out = lines[action]
     return carry_out(*line.parse(sys.argv[2:]))
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main, error_prefix="error", interrupted="stopped: every process of the lab has been ended"))
+    sys.exit(
+        exit_code_of(
+            main,
+            error_prefix="error",
+            interrupted="stopped: every process of the lab has been ended",
+        )
+    )

@@ -17,7 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -52,27 +54,45 @@ def ways(config: ReplayConfig, hosts: topology.Topology) -> dict[str, Comm]:
     for wire in config.wires.split(","):
         options = Comm(wire=check_value(Comm, "wire", wire.strip()))
         named = candidates(options, hosts)
-        found |= {name if options.wire == "exact" else f"{options.wire}: {name}": way for name, way in named.items() if name != PLAIN}
+        found |= {
+            name if options.wire == "exact" else f"{options.wire}: {name}": way
+            for name, way in named.items()
+            if name != PLAIN
+        }
     if config.only is None:
         return found
     wanted = [name.strip() for name in config.only.split(";")]
     for name in wanted:
         if name not in found:
-            raise InputError(f"only={name!r} is no way here.{did_you_mean(name, found)} Known: {'; '.join(found)}")
+            raise InputError(
+                f"only={name!r} is no way here.{did_you_mean(name, found)} Known: {'; '.join(found)}"
+            )
     return {PLAIN: Comm(), **{name: found[name] for name in wanted}}
 
 
-def in_turns(model: DDP, replay: Replay, chosen: dict[str, Comm], config: ReplayConfig) -> dict[str, Blocks]:
+def in_turns(
+    model: DDP, replay: Replay, chosen: dict[str, Comm], config: ReplayConfig
+) -> dict[str, Blocks]:
     """Step times of each way by turn, each of the slowest rank, on every rank."""
     own: dict[str, Blocks] = {name: [] for name in chosen}
     for name in ddp_turns.order(chosen, config.rounds):
-        model.zero_grad(set_to_none=True)  # they may be views of the buckets that the way before had
+        model.zero_grad(
+            set_to_none=True
+        )  # they may be views of the buckets that the way before had
         accelerate_ddp(model, chosen[name])
-        own[name].append([replay.train_step(model) for _ in range(SETTLING_STEPS + config.block_steps)][SETTLING_STEPS:])
-    return {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in own.items()}
+        own[name].append(
+            [replay.train_step(model) for _ in range(SETTLING_STEPS + config.block_steps)][
+                SETTLING_STEPS:
+            ]
+        )
+    return {
+        name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in own.items()
+    }
 
 
-def tuned(model: DDP, replay: Replay, offered: dict[str, Comm], config: ReplayConfig) -> dict[str, Blocks]:
+def tuned(
+    model: DDP, replay: Replay, offered: dict[str, Comm], config: ReplayConfig
+) -> dict[str, Blocks]:
     """Step times of DDP's own way and of the tuner's choice, by turn.
 
     A choice is measured again, beside DDP's own way: a best of several is likely to have had luck. Where DDP's own way is kept, the
@@ -82,14 +102,18 @@ def tuned(model: DDP, replay: Replay, offered: dict[str, Comm], config: ReplayCo
     while tuner.chosen is None:
         replay.train_step(model)
     if tuner.chosen == PLAIN:
-        return {PLAIN: [[step / config.stretch for step in block] for block in tuner.measured[PLAIN]]}
+        return {
+            PLAIN: [[step / config.stretch for step in block] for block in tuner.measured[PLAIN]]
+        }
     return in_turns(model, replay, {name: offered[name] for name in (PLAIN, tuner.chosen)}, config)
 
 
 def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str, Any]:
     """Figures of one timeline, on every rank."""
     hosts = topology.find()
-    replay = Replay(timeline, stretch=config.stretch, seed=process_group.rank(), share_gradients=True)
+    replay = Replay(
+        timeline, stretch=config.stretch, seed=process_group.rank(), share_gradients=True
+    )
     model = DDP(replay, init_sync=False)  # no rank has values to give
     alone = process_group.world_size() == 1
     offered = {PLAIN: Comm()} if alone else ways(config, hosts)
@@ -116,15 +140,33 @@ def main() -> int:
         found = measure(timeline, config, words.action == "tuned")
         gc.collect()
         if process_group.rank() == 0:
-            about = {**dataclasses.asdict(timeline), "gradients": len(timeline.gradients), "gradient_bytes": timeline.gradient_bytes}
+            about = {
+                **dataclasses.asdict(timeline),
+                "gradients": len(timeline.gradients),
+                "gradient_bytes": timeline.gradient_bytes,
+            }
             where = hardware.describe(hardware.environment())
-            write_result(words.out / path.name, {"replay": dataclasses.asdict(config), "timeline": about, "replayed_on": where, **found})
+            write_result(
+                words.out / path.name,
+                {
+                    "replay": dataclasses.asdict(config),
+                    "timeline": about,
+                    "replayed_on": where,
+                    **found,
+                },
+            )
     return 0
 
 
 def _operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("turns", "tuned"), help="all ways in turns, or DDP's own way and the tuner's choice")
-    parser.add_argument("timelines", nargs="+", type=Path, metavar="TIMELINE.json", help="what is replayed")
+    parser.add_argument(
+        "action",
+        choices=("turns", "tuned"),
+        help="all ways in turns, or DDP's own way and the tuner's choice",
+    )
+    parser.add_argument(
+        "timelines", nargs="+", type=Path, metavar="TIMELINE.json", help="what is replayed"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the figures")
 
 

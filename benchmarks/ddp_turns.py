@@ -46,7 +46,9 @@ def figures(ways: Mapping[str, Comm], seconds: Mapping[str, Blocks]) -> dict[str
 def line(seconds: Mapping[str, float], batch_size: int, hosts: Sequence[int], device: str) -> str:
     """`8 GPUs -- 1M/8G:  p50:  0.073s 440/s  …`: per device. `hosts`: processes on each; `device`: GPU or CPU."""
     world = sum(hosts)
-    per_device = "  ".join(f"{name}:  {seconds[name]:.3f}s {batch_size / seconds[name]:.0f}/s" for name in PERCENTILES)
+    per_device = "  ".join(
+        f"{name}:  {seconds[name]:.3f}s {batch_size / seconds[name]:.0f}/s" for name in PERCENTILES
+    )
     total = f"all devices, p50: {world * batch_size / seconds['p50']:.0f}/s"
     return f"{world} {device}s -- {len(hosts)}M/{world}{device[0]}:  {per_device}  ({total})"
 
@@ -58,7 +60,9 @@ def text(found: Mapping[str, Any], batch_size: int, hosts: Sequence[int], device
         lines.append(f"{name}:\n  {line(way['step_seconds'], batch_size, hosts, device)}")
         if "speedup" in way:
             ratio = way["speedup"]
-            lines.append(f"  {ratio['ratio']:.2f}× {PLAIN} (interval {ratio['low']:.2f} to {ratio['high']:.2f}): {ratio['verdict']}")
+            lines.append(
+                f"  {ratio['ratio']:.2f}× {PLAIN} (interval {ratio['low']:.2f} to {ratio['high']:.2f}): {ratio['verdict']}"
+            )
     return "\n".join(lines)
 
 
@@ -69,7 +73,9 @@ def diff(before: Path, after: Path) -> int:
         try:
             files.append(json.loads(path.read_text())["ways"])
         except (OSError, json.JSONDecodeError, KeyError) as error:
-            raise InputError(f"{path} is no file of this benchmark ({type(error).__name__}: {error}).") from None
+            raise InputError(
+                f"{path} is no file of this benchmark ({type(error).__name__}: {error})."
+            ) from None
     rows = [["way", str(before), str(after), "after / before"]]
     for name in files[0]:
         if name in files[1]:

@@ -17,7 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -51,8 +53,12 @@ class DdpValidateConfig:
 
     model: str = option("resnet18", "task, or FILE.py:NAME")
     precision: Literal["fp32", "amp"] = option("fp32", "fp32, or autocast (bf16 on the CPU)")
-    batch_size: int | None = option(None, "samples a process; default: the task's quick setting", unit="samples", minimum=1)
-    image_size: int | None = option(None, "height of images; default: the task's quick setting", unit="pixels", minimum=1)
+    batch_size: int | None = option(
+        None, "samples a process; default: the task's quick setting", unit="samples", minimum=1
+    )
+    image_size: int | None = option(
+        None, "height of images; default: the task's quick setting", unit="pixels", minimum=1
+    )
     recorded_steps: int = option(5, "steps that are recorded", unit="steps", minimum=3)
     rounds: int = option(6, "turns of each, of either kind", unit="turns", minimum=4)
     block_steps: int = option(4, "counted steps in a turn", unit="steps", minimum=1)
@@ -65,7 +71,10 @@ class Beside(Observer):
         self.ways, self.config = ways, config
         self.recorder = Recorder(WARMUP_STEPS, config.recorded_steps)
         self.order = ddp_turns.order(ways, config.rounds)
-        self.first, self.length = WARMUP_STEPS + config.recorded_steps, SETTLING_STEPS + config.block_steps
+        self.first, self.length = (
+            WARMUP_STEPS + config.recorded_steps,
+            SETTLING_STEPS + config.block_steps,
+        )
         self.replayed: dict[str, Blocks] = {name: [] for name in ways}
         self.real: dict[str, Blocks] = {name: [] for name in ways}
 
@@ -99,13 +108,21 @@ class Beside(Observer):
         """See Observer."""
         seconds = session.clock.read()[self.first :]
         for number, name in enumerate(self.order):
-            self.real[name].append(seconds[number * self.length + SETTLING_STEPS : (number + 1) * self.length])
+            self.real[name].append(
+                seconds[number * self.length + SETTLING_STEPS : (number + 1) * self.length]
+            )
         for found in (self.real, self.replayed):
-            found |= {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in found.items()}
+            found |= {
+                name: stats.slowest_rank(process_group.all_ranks(blocks))
+                for name, blocks in found.items()
+            }
 
 
 def _figures(real: Blocks, replayed: Blocks) -> dict[str, Any]:
-    p50s = [stats.percentiles([step for block in blocks for step in block])["p50"] for blocks in (real, replayed)]
+    p50s = [
+        stats.percentiles([step for block in blocks for step in block])["p50"]
+        for blocks in (real, replayed)
+    ]
     ratio = stats.ratio_of_medians(replayed, real)
     agree = max(ratio.ratio, 1 / ratio.ratio) <= AGREEMENT
     seconds = {"real_p50_seconds": p50s[0], "replay_p50_seconds": p50s[1]}
@@ -114,10 +131,14 @@ def _figures(real: Blocks, replayed: Blocks) -> dict[str, Any]:
 
 def main() -> int:
     """Train, replay, and write, on rank 0."""
-    line = CommandLine("ddp_validate.py", __doc__ or "", (DdpValidateConfig, Comm), operands=_operands)
+    line = CommandLine(
+        "ddp_validate.py", __doc__ or "", (DdpValidateConfig, Comm), operands=_operands
+    )
     config, way, words = line.parse(sys.argv[1:])
     if process_group.world_size() < 2:
-        raise InputError("one process has nobody to share gradients with. Start this with ddp_lab.py validate.")
+        raise InputError(
+            "one process has nobody to share gradients with. Start this with ddp_lab.py validate."
+        )
     process_group.ensure_initialized()
     observer = Beside({PLAIN: Comm()} | ({"accelerated": way} if way != Comm() else {}), config)
     with TemporaryDirectory() as folder:
@@ -135,8 +156,13 @@ def main() -> int:
         )
         train(tasks.with_sizes(training, "quick"), observer)
     if process_group.rank() == 0:
-        about = {**dataclasses.asdict(observer.timeline), "gradients": len(observer.timeline.gradients)}
-        found = {name: _figures(observer.real[name], observer.replayed[name]) for name in observer.ways}
+        about = {
+            **dataclasses.asdict(observer.timeline),
+            "gradients": len(observer.timeline.gradients),
+        }
+        found = {
+            name: _figures(observer.real[name], observer.replayed[name]) for name in observer.ways
+        }
         write_result(words.out, {"timeline": about, "ways": found})
     return 0
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -61,16 +63,24 @@ def one(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:
 
 def main() -> int:
     """Run all, printing and writing each outcome."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=tasks.names(), default=tasks.names(), help="some tasks only")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=tasks.names(), default=tasks.names(), help="some tasks only"
+    )
     parser.add_argument("--steps", type=int, default=3, help="steps of each (default: 3)")
-    parser.add_argument("--eager", action="store_true", help="the baseline instead of the accelerated backend")
+    parser.add_argument(
+        "--eager", action="store_true", help="the baseline instead of the accelerated backend"
+    )
     parser.add_argument("--out", type=out_file, help="JSON file to write or bring up to date")
     arguments = parser.parse_args()
     rows = measured_before(arguments.out, "tasks") or {}
     for name in arguments.only:
         rows[name] = one(name, arguments.steps, compiler_opt=not arguments.eager)
-        step = f"  {rows[name]['step_seconds']:.1f} s a step" if "step_seconds" in rows[name] else ""
+        step = (
+            f"  {rows[name]['step_seconds']:.1f} s a step" if "step_seconds" in rows[name] else ""
+        )
         print(f"{name:26} {rows[name]['outcome']}{step}", flush=True)
         if arguments.out:
             write_result(arguments.out, {**conditions(), "tasks": dict(sorted(rows.items()))})

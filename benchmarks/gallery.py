@@ -17,7 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -40,20 +42,32 @@ class Writer(schedule.Observer):
 
     def __init__(self, out: Path | None, about: dict[str, Any]) -> None:
         self.out, self.about = out, about
-        self.kept: dict[str, Any] = json.loads(out.read_text())["notebooks"] if out and out.exists() else {}
+        self.kept: dict[str, Any] = (
+            json.loads(out.read_text())["notebooks"] if out and out.exists() else {}
+        )
 
     def ended(self, name: str, record: Record) -> None:
         """Print the outcome and write the file."""
         problem = None if record.status == "passed" else f"{record.status}: {record.reason}"
         ratios = [
-            f"{c['processes']} process(es): {c['verdict']}" + (f" {c['speedup']['ratio']:.2f}×" if c["speedup"] else "")
+            f"{c['processes']} process(es): {c['verdict']}"
+            + (f" {c['speedup']['ratio']:.2f}×" if c["speedup"] else "")
             for c in record.comparisons
         ]
-        print(f"{name:26} {record.seconds:6.0f} s  {problem or 'ran'}  {'; '.join(ratios)}", flush=True)
+        print(
+            f"{name:26} {record.seconds:6.0f} s  {problem or 'ran'}  {'; '.join(ratios)}",
+            flush=True,
+        )
         if record.status == "not run":
             return
         date = (record.date or "")[:10]
-        measured = {"seconds": record.seconds, "problem": problem, "comparisons": record.comparisons, "date": date, "code": record.code}
+        measured = {
+            "seconds": record.seconds,
+            "problem": problem,
+            "comparisons": record.comparisons,
+            "date": date,
+            "code": record.code,
+        }
         self.kept[name] = measured
         if self.out:
             write_result(self.out, {**self.about, "notebooks": dict(sorted(self.kept.items()))})
@@ -62,16 +76,41 @@ class Writer(schedule.Observer):
 def main() -> int:
     """Run them and write the file after each; exit code 1 when one did not run through."""
     known = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=known, default=[n for n in known if n != "index"], help="some notebooks only")
-    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter, for all that have it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=known,
+        default=[n for n in known if n != "index"],
+        help="some notebooks only",
+    )
+    parser.add_argument(
+        "-p",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="a parameter, for all that have it",
+    )
     parser.add_argument("--out", type=out_file, help="JSON file to write or bring up to date")
-    parser.add_argument("--of", type=Path, metavar="BATCH", help="run nothing: take what `gallery run` has left in this folder")
+    parser.add_argument(
+        "--of",
+        type=Path,
+        metavar="BATCH",
+        help="run nothing: take what `gallery run` has left in this folder",
+    )
     arguments = parser.parse_args()
     if arguments.of:
         report = read_report(arguments.of)
         profile = {"profile": report.options["profile"]} if report.options.get("profile") else {}
-        about = {**conditions(), "command": report.command, "date": report.began[:10], "parameters": profile}
+        about = {
+            **conditions(),
+            "command": report.command,
+            "date": report.began[:10],
+            "parameters": profile,
+        }
         del about["load_average_before"]  # of another time
         writer = Writer(arguments.out, about)
         for name in (name for name in arguments.only if name in report.notebooks):
@@ -80,7 +119,9 @@ def main() -> int:
     planned = plan.plan(arguments.only, given=dict(arguments.p))
     folder = paths.new_run_dir("gallery")
     writer = Writer(arguments.out, {**conditions(), "parameters": dict(arguments.p)})
-    _, report = schedule.run(planned, BatchConfig(out=str(folder)), command=sys.argv, observer=writer)
+    _, report = schedule.run(
+        planned, BatchConfig(out=str(folder)), command=sys.argv, observer=writer
+    )
     print(f"{summary.totals(report)} Executed notebooks: {folder}")
     return INTERRUPTED if report.interrupted_by else 0 if report.passed else 1
 

@@ -39,7 +39,9 @@ Build = Callable[[torch.device, bool], Case]
 """(device, small?) → case."""
 
 
-def _there_and_back(function: Callable[..., Tensor], leaves: Sequence[Tensor], of_result: Tensor | None = None) -> Call:
+def _there_and_back(
+    function: Callable[..., Tensor], leaves: Sequence[Tensor], of_result: Tensor | None = None
+) -> Call:
     """Forward and backward: the result and the gradients of `leaves`."""
 
     def call() -> tuple[Tensor, ...]:
@@ -64,7 +66,9 @@ def _shapes(architecture: str, small: bool) -> list[torch.Size]:
 
 def _parameters(architecture: str, device: torch.device, small: bool) -> list[Tensor]:
     torch.manual_seed(0)
-    parameters = [torch.randn(shape, device=device) * 0.05 for shape in _shapes(architecture, small)]
+    parameters = [
+        torch.randn(shape, device=device) * 0.05 for shape in _shapes(architecture, small)
+    ]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter) * 1e-3
     return parameters
@@ -76,11 +80,27 @@ def _lamb(parameters: list[Tensor], **arguments: Any) -> torch.optim.Optimizer:
     return Lamb(parameters, max_grad_norm=None, **arguments)
 
 
-_OPTIMIZERS: dict[str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], dict[str, Any], int, float]] = {
+_OPTIMIZERS: dict[
+    str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], dict[str, Any], int, float]
+] = {
     # ours, torch's, arguments, torch's own ones, bytes an element (4 of them to look for infinities), aim
     "AdamW": (sync_free.AdamW, torch.optim.AdamW, {"weight_decay": 0.01}, {"fused": True}, 32, 1.2),
-    "SGD": (sync_free.SGD, torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}, {"fused": True}, 24, 1.2),
-    "RMSprop": (sync_free.RMSprop, torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.9}, {"foreach": True}, 32, 3.0),
+    "SGD": (
+        sync_free.SGD,
+        torch.optim.SGD,
+        {"lr": 0.01, "momentum": 0.9, "nesterov": True},
+        {"fused": True},
+        24,
+        1.2,
+    ),
+    "RMSprop": (
+        sync_free.RMSprop,
+        torch.optim.RMSprop,
+        {"lr": 0.01, "momentum": 0.9},
+        {"foreach": True},
+        32,
+        3.0,
+    ),
     "RAdam": (sync_free.RAdam, torch.optim.RAdam, {"lr": 0.01}, {"foreach": True}, 32, 3.0),
     "LAMB": (sync_free.LAMB, _lamb, {"lr": 0.01, "weight_decay": 0.01}, {}, 44, 1.2),
 }
@@ -96,12 +116,16 @@ def _optimizer(name: str, architecture: str) -> Build:
         scale = torch.ones((), device=device)
 
         def ours() -> list[Tensor]:
-            found_inf = gradient_statistics.gradient_statistics([parameter.grad for parameter in mine])[1]
+            found_inf = gradient_statistics.gradient_statistics(
+                [parameter.grad for parameter in mine]
+            )[1]
             optimizer.grad_scale, optimizer.found_inf = scale, found_inf
             optimizer.step()
             return mine
 
-        def with_scaler(parameters: list[Tensor], optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> Call:
+        def with_scaler(
+            parameters: list[Tensor], optimizer: torch.optim.Optimizer, step: Callable[..., Any]
+        ) -> Call:
             scaler = torch.amp.GradScaler(device.type, init_scale=1.0, growth_interval=10**9)
             scaler.scale(scale)
 
@@ -122,10 +146,14 @@ def _optimizer(name: str, architecture: str) -> Build:
 
             return with_scaler(third, own_optimizer, step)
 
-        can_compile = name in ("AdamW", "RMSprop", "RAdam") and architecture == "ResNet-50"  # capturable; half a minute each
+        can_compile = (
+            name in ("AdamW", "RMSprop", "RAdam") and architecture == "ResNet-50"
+        )  # capturable; half a minute each
         elements = sum(parameter.numel() for parameter in mine)
         eager = with_scaler(theirs, torchs, lambda scaler, optimizer: scaler.step(optimizer))
-        return Case(ours, eager, compiled if can_compile else None, elements * bytes_of_element, aim)
+        return Case(
+            ours, eager, compiled if can_compile else None, elements * bytes_of_element, aim
+        )
 
     return build
 
@@ -156,9 +184,18 @@ def _batch_norm(channels: int, size: int, with_residual: bool) -> Build:
     def build(device: torch.device, small: bool) -> Case:
         torch.manual_seed(0)
         shape = (2, channels, min(size, 7), 7) if small else (128, channels, size, size)
-        x, residual, of_result = (torch.randn(shape, device=device).bfloat16().to(memory_format=torch.channels_last) for _ in range(3))
-        weight, bias = torch.rand(channels, device=device) + 0.5, torch.randn(channels, device=device)
-        leaves = [each.requires_grad_() for each in (x, weight, bias, *([residual] if with_residual else []))]
+        x, residual, of_result = (
+            torch.randn(shape, device=device).bfloat16().to(memory_format=torch.channels_last)
+            for _ in range(3)
+        )
+        weight, bias = (
+            torch.rand(channels, device=device) + 0.5,
+            torch.randn(channels, device=device),
+        )
+        leaves = [
+            each.requires_grad_()
+            for each in (x, weight, bias, *([residual] if with_residual else []))
+        ]
 
         def running() -> tuple[Tensor, Tensor]:
             return torch.zeros(channels, device=device), torch.ones(channels, device=device)
@@ -168,13 +205,23 @@ def _batch_norm(channels: int, size: int, with_residual: bool) -> Build:
         def ours(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
             return batch_norm_relu(x, *ours_running, weight, bias, residual=residual)
 
-        def eager(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None) -> Tensor:
+        def eager(
+            x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None = None
+        ) -> Tensor:
             result = functional.batch_norm(x, *eager_running, weight, bias, True)
             return functional.relu(result if residual is None else result + residual)
 
-        calls = (_there_and_back(ours, leaves, of_result), _there_and_back(eager, leaves, of_result))
+        calls = (
+            _there_and_back(ours, leaves, of_result),
+            _there_and_back(eager, leaves, of_result),
+        )
         passes = 4 + 7 if with_residual else 3 + 5
-        return Case(*calls, lambda: _there_and_back(torch.compile(eager), leaves, of_result), passes * x.numel() * 2, 1.3)
+        return Case(
+            *calls,
+            lambda: _there_and_back(torch.compile(eager), leaves, of_result),
+            passes * x.numel() * 2,
+            1.3,
+        )
 
     return build
 
@@ -193,16 +240,22 @@ def _cross_entropy(device: torch.device, small: bool) -> Case:
         return functional.cross_entropy(logits.float(), labels, label_smoothing=0.1)
 
     calls = (_there_and_back(ours, [logits]), _there_and_back(eager, [logits]))
-    return Case(*calls, lambda: _there_and_back(torch.compile(eager), [logits]), 3 * 2 * rows * classes, 2.0)
+    return Case(
+        *calls, lambda: _there_and_back(torch.compile(eager), [logits]), 3 * 2 * rows * classes, 2.0
+    )
 
 
 def _images(device: torch.device, small: bool) -> Case:
     """256 images of 224² to a normalised batch in bf16, against what the loader does without the kernel."""
-    images = torch.randint(0, 256, (2, 8, 8, 3) if small else (256, 224, 224, 3), dtype=torch.uint8, device=device)
+    images = torch.randint(
+        0, 256, (2, 8, 8, 3) if small else (256, 224, 224, 3), dtype=torch.uint8, device=device
+    )
     labels = torch.zeros(len(images), dtype=torch.int64, device=device)
 
     def ours() -> Tensor:
-        return prepare_images(images, mean=MEAN, standard_deviation=STANDARD_DEVIATION, dtype=torch.bfloat16)
+        return prepare_images(
+            images, mean=MEAN, standard_deviation=STANDARD_DEVIATION, dtype=torch.bfloat16
+        )
 
     def eager() -> Tensor:
         return finish_batch((images, labels), torch.channels_last, torch.bfloat16)[0]
@@ -215,7 +268,9 @@ def _pack(wire: str) -> Build:
 
     def build(device: torch.device, small: bool) -> Case:
         torch.manual_seed(0)
-        gradient = torch.randn(1008 if small else 25_000_000, device=device)  # fills 16 bytes: what fills them up may be anything
+        gradient = torch.randn(
+            1008 if small else 25_000_000, device=device
+        )  # fills 16 bytes: what fills them up may be anything
         errors = [torch.zeros_like(gradient) for _ in range(3)]
 
         def ours() -> tuple[Tensor, Tensor]:
@@ -227,7 +282,12 @@ def _pack(wire: str) -> Build:
         bytes_of_element = 12 + (1 if wire == "int8" else 2)
         reference = compression.reference_pack
         calls = (ours, by(reference, errors[1]))
-        return Case(*calls, lambda: by(torch.compile(reference), errors[2]), bytes_of_element * gradient.numel(), None)
+        return Case(
+            *calls,
+            lambda: by(torch.compile(reference), errors[2]),
+            bytes_of_element * gradient.numel(),
+            None,
+        )
 
     return build
 
@@ -254,14 +314,23 @@ def _accumulate(wire: str) -> Build:
 
         reference = compression.reference_accumulate
         calls = (ours, by(reference, sums[1]))
-        return Case(*calls, lambda: by(torch.compile(reference), sums[2]), packed.numel() + 4 * gradient.numel(), None)
+        return Case(
+            *calls,
+            lambda: by(torch.compile(reference), sums[2]),
+            packed.numel() + 4 * gradient.numel(),
+            None,
+        )
 
     return build
 
 
 CASES: dict[str, Build] = {
     "gradient_statistics, ResNet-50": _statistics,
-    **{f"{name}, {model}": _optimizer(name, model) for name in _OPTIMIZERS for model in ("ResNet-50", "ViT-S/16")},
+    **{
+        f"{name}, {model}": _optimizer(name, model)
+        for name in _OPTIMIZERS
+        for model in ("ResNet-50", "ViT-S/16")
+    },
     "batch_norm_relu, 64×112²": _batch_norm(64, 112, False),
     "batch_norm_relu, 256×56²": _batch_norm(256, 56, False),
     "batch_norm_relu, 2048×7²": _batch_norm(2048, 7, False),

@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -42,14 +44,32 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 470
 TESTS_SECONDS, SANITIZER_SECONDS, COMPILATION_SECONDS = 120, 45, 40
 """At most for the tests, for each tool, and kept free before a compilation is begun."""
-SANITIZED = "(test_the_kernel or test_every_optimizer or on_the_device) and not 50265 and not 1000003"
+SANITIZED = (
+    "(test_the_kernel or test_every_optimizer or on_the_device) and not 50265 and not 1000003"
+)
 CALLS = 5
 """Of each candidate in a round."""
 
 
 def _pytest(*arguments: str, seconds: float, before: tuple[str, ...] = ()) -> dict[str, Any]:
-    options = ("-o", "addopts=--strict-markers --import-mode=importlib")  # in one process, with or without pytest-xdist
-    command = [*before, sys.executable, "-m", "pytest", *options, "-m", "gpu", "-rs", "-p", "no:cacheprovider", "--no-header", *arguments]
+    options = (
+        "-o",
+        "addopts=--strict-markers --import-mode=importlib",
+    )  # in one process, with or without pytest-xdist
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "pytest",
+        *options,
+        "-m",
+        "gpu",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        "--no-header",
+        *arguments,
+    ]
     began = time.monotonic()
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
@@ -59,7 +79,11 @@ def _pytest(*arguments: str, seconds: float, before: tuple[str, ...] = ()) -> di
     telling = ("ERROR SUMMARY", " passed", " failed", "SKIPPED", "FAILED")
     wanted = [line for line in lines if any(word in line for word in telling)]
     outcome = "passed" if done.returncode == 0 else f"exit code {done.returncode}"
-    return {"outcome": outcome, "seconds": round(time.monotonic() - began, 1), "lines": wanted or lines[-10:]}
+    return {
+        "outcome": outcome,
+        "seconds": round(time.monotonic() - began, 1),
+        "lines": wanted or lines[-10:],
+    }
 
 
 def correctness() -> dict[str, Any]:
@@ -71,7 +95,9 @@ def correctness() -> dict[str, Any]:
             outcomes[tool] = {"outcome": "not run: compute-sanitizer is not installed"}
         else:
             before = (sanitizer, "--tool", tool, "--error-exitcode", "99")
-            outcomes[tool] = _pytest("tests/kernels", "-x", "-k", SANITIZED, seconds=SANITIZER_SECONDS, before=before)
+            outcomes[tool] = _pytest(
+                "tests/kernels", "-x", "-k", SANITIZED, seconds=SANITIZER_SECONDS, before=before
+            )
     return outcomes
 
 
@@ -110,7 +136,11 @@ def _peak_bytes(call: Call) -> int:
 
 def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> dict[str, Any]:
     """Seconds of each candidate, over the rounds, and what follows from them. The order turns round by round."""
-    candidates: dict[str, Call] = {"ours": case.ours, "eager": case.eager, "copy": _copy(case.bytes_moved, device)}
+    candidates: dict[str, Call] = {
+        "ours": case.ours,
+        "eager": case.eager,
+        "copy": _copy(case.bytes_moved, device),
+    }
     left_out = {} if case.compiled else {"compiled": "not compared"}
     if case.compiled and not may_compile:
         left_out["compiled"] = "not measured: no time left"
@@ -118,9 +148,13 @@ def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> d
         try:
             candidates["compiled"] = case.compiled()
             candidates["compiled"]()
-        except Exception as error:  # whatever the compiler raises: the other candidates are measured all the same
+        except (
+            Exception
+        ) as error:  # whatever the compiler raises: the other candidates are measured all the same
             candidates.pop("compiled", None)
-            left_out["compiled"] = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            left_out["compiled"] = (
+                f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            )
     for call in candidates.values():
         for _ in range(3):
             call()
@@ -128,12 +162,21 @@ def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> d
     for turn in range(rounds):
         for name in list(candidates) if turn % 2 else reversed(list(candidates)):
             rows[name].append(_seconds(candidates[name], device))
-    ratios = {name: dataclasses.asdict(ratio_of_medians(rows[name], rows["ours"], process_spread=0.0)) for name in rows if name != "ours"}
+    ratios = {
+        name: dataclasses.asdict(ratio_of_medians(rows[name], rows["ours"], process_spread=0.0))
+        for name in rows
+        if name != "ours"
+    }
     return {
         "bytes_moved": case.bytes_moved,
-        "seconds": {name: percentiles([each for turn in turns for each in turn]) for name, turns in rows.items()},
+        "seconds": {
+            name: percentiles([each for turn in turns for each in turn])
+            for name, turns in rows.items()
+        },
         "times_as_fast_as": ratios,
-        "peak_bytes": {name: _peak_bytes(call) for name, call in candidates.items()} if device.type == "cuda" else None,
+        "peak_bytes": {name: _peak_bytes(call) for name, call in candidates.items()}
+        if device.type == "cuda"
+        else None,
         "left_out": left_out,
         "aim": case.aim,
         "aim_met": None if case.aim is None else ratios["eager"]["ratio"] >= case.aim,
@@ -141,32 +184,70 @@ def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> d
 
 
 def _table(cases: dict[str, Any]) -> str:
-    rows = [["kernel", "ours", "eager", "compiled", "× eager", "interval", "aim", "× compiled", "of copy rate"]]
+    rows = [
+        [
+            "kernel",
+            "ours",
+            "eager",
+            "compiled",
+            "× eager",
+            "interval",
+            "aim",
+            "× compiled",
+            "of copy rate",
+        ]
+    ]
     for name, case in cases.items():
         seconds, ratios = case["seconds"], case["times_as_fast_as"]
-        shown = [f"{seconds[key]['p50'] * 1e6:.0f} µs" if key in seconds else "–" for key in ("ours", "eager", "compiled")]
+        shown = [
+            f"{seconds[key]['p50'] * 1e6:.0f} µs" if key in seconds else "–"
+            for key in ("ours", "eager", "compiled")
+        ]
         eager, compiled = ratios["eager"], ratios.get("compiled")
-        aim = "–" if case["aim"] is None else f"{case['aim']:.1f} {'met' if case['aim_met'] else 'missed'}"
+        aim = (
+            "–"
+            if case["aim"] is None
+            else f"{case['aim']:.1f} {'met' if case['aim_met'] else 'missed'}"
+        )
         interval = f"{eager['low']:.2f} to {eager['high']:.2f}"
-        rest = [f"{compiled['ratio']:.2f}" if compiled else "–", f"{100 * ratios['copy']['ratio']:.0f} %"]
+        rest = [
+            f"{compiled['ratio']:.2f}" if compiled else "–",
+            f"{100 * ratios['copy']['ratio']:.0f} %",
+        ]
         rows.append([name, *shown, f"{eager['ratio']:.2f}", interval, aim, *rest])
     return table.text_table(rows)
 
 
 def run() -> int:
     """Test, time, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name; without the tests")
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each candidate (default: 20)")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="cases with this in their name; without the tests",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="turns of each candidate (default: 20)"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        raise InputError("this benchmark needs a CUDA device, and torch finds none here. Nothing was run.")
+        raise InputError(
+            "this benchmark needs a CUDA device, and torch finds none here. Nothing was run."
+        )
     began, device = time.monotonic(), torch.device("cuda")
     os.environ.update({COMPILER_VARIABLE: "1", KERNELS_VARIABLE: "1"})
     if reason := fallback.reason_not_used(device):
         raise InputError(f"own kernels do not run on this device: {reason}. Nothing was run.")
-    result: dict[str, Any] = {**conditions(), "correctness": {} if arguments.only else correctness(), "kernels": {}, "not_measured": []}
+    result: dict[str, Any] = {
+        **conditions(),
+        "correctness": {} if arguments.only else correctness(),
+        "kernels": {},
+        "not_measured": [],
+    }
     for name, outcome in result["correctness"].items():
         print(f"{name}: {outcome['outcome']}", *outcome.get("lines", []), sep="\n  ", flush=True)
     for name, build in CASES.items():
@@ -176,13 +257,29 @@ def run() -> int:
         if left < 10:
             result["not_measured"].append(name)
             continue
-        result["kernels"][name] = timed(build(device, False), device, arguments.rounds, may_compile=left > COMPILATION_SECONDS)
+        result["kernels"][name] = timed(
+            build(device, False), device, arguments.rounds, may_compile=left > COMPILATION_SECONDS
+        )
         torch.cuda.empty_cache()
         if arguments.out:  # after each, so that an interrupted run keeps what it has
             write_result(arguments.out, {**result, "seconds_in_all": time.monotonic() - began})
-    print(_table(result["kernels"]), *(f"not measured: {name}" for name in result["not_measured"]), sep="\n")
-    return int(any(outcome["outcome"].startswith("exit code") for outcome in result["correctness"].values()))
+    print(
+        _table(result["kernels"]),
+        *(f"not measured: {name}" for name in result["not_measured"]),
+        sep="\n",
+    )
+    return int(
+        any(
+            outcome["outcome"].startswith("exit code") for outcome in result["correctness"].values()
+        )
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(run, error_prefix="kernels.py", interrupted="interrupted; what was measured is in the file"))
+    sys.exit(
+        exit_code_of(
+            run,
+            error_prefix="kernels.py",
+            interrupted="interrupted; what was measured is in the file",
+        )
+    )

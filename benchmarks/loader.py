@@ -24,7 +24,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -66,7 +68,10 @@ def baseline(root: Path) -> tuple[torchvision.datasets.ImageFolder, Callable[[An
             v2.Normalize(MEAN, STANDARD_DEVIATION),
         ]
     )
-    return torchvision.datasets.ImageFolder(str(root / "train"), transform), lambda batch: (batch[0], batch[1])
+    return torchvision.datasets.ImageFolder(str(root / "train"), transform), lambda batch: (
+        batch[0],
+        batch[1],
+    )
 
 
 def _one_thread(_: int) -> None:
@@ -91,7 +96,10 @@ def loader_of(dataset: Any, workers: int, images: int) -> DataLoader[Any]:
 def cpu_seconds() -> float:
     """Of this process and its workers, so far."""
     own = psutil.Process()
-    return sum(times.user + times.system for times in (each.cpu_times() for each in (own, *own.children(recursive=True))))
+    return sum(
+        times.user + times.system
+        for times in (each.cpu_times() for each in (own, *own.children(recursive=True)))
+    )
 
 
 def turn(loader: DataLoader[Any], finish: Callable[[Any], Batch]) -> float:
@@ -103,8 +111,15 @@ def turn(loader: DataLoader[Any], finish: Callable[[Any], Batch]) -> float:
         images += len(ready)
         checksum += float(ready.sum())
     seconds = time.perf_counter() - started
-    if checksum != checksum or ready.dtype != torch.float32 or ready.shape[1:] != (3, SIZE, SIZE) or not ready.is_contiguous():
-        raise AssertionError(f"a loader gave {ready.dtype} {tuple(ready.shape)}, not contiguous float32 [N, 3, {SIZE}, {SIZE}]")
+    if (
+        checksum != checksum
+        or ready.dtype != torch.float32
+        or ready.shape[1:] != (3, SIZE, SIZE)
+        or not ready.is_contiguous()
+    ):
+        raise AssertionError(
+            f"a loader gave {ready.dtype} {tuple(ready.shape)}, not contiguous float32 [N, 3, {SIZE}, {SIZE}]"
+        )
     return seconds / images
 
 
@@ -112,7 +127,10 @@ def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, An
     """Let both loaders take turns with `workers` processes each; images/s and their ratio with its interval."""
     own = ours(root)  # first: it names what is wrong with a folder
     parts = {"torchvision": baseline(root), "ours": own}
-    loaders = {name: loader_of(dataset, workers, batches * BATCH_SIZE) for name, (dataset, _) in parts.items()}
+    loaders = {
+        name: loader_of(dataset, workers, batches * BATCH_SIZE)
+        for name, (dataset, _) in parts.items()
+    }
     seconds: dict[str, list[list[float]]] = {name: [] for name in parts}
     cpu: dict[str, list[float]] = {name: [] for name in parts}
     for number in range(rounds + 1):
@@ -126,7 +144,10 @@ def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, An
                 seconds[name].append([took])
                 cpu[name].append((cpu_seconds() - before) / (batches * BATCH_SIZE))
     ratio = ratio_of_medians(seconds["torchvision"], seconds["ours"])
-    rates = {name: sorted(1 / block[0] for block in blocks)[len(blocks) // 2] for name, blocks in seconds.items()}
+    rates = {
+        name: sorted(1 / block[0] for block in blocks)[len(blocks) // 2]
+        for name, blocks in seconds.items()
+    }
     return {
         "workers": workers,
         "images_per_second": rates,
@@ -134,7 +155,9 @@ def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, An
         "ratio": {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high, "confidence": 0.99},
         "rounds": rounds,
         "images_per_turn": batches * BATCH_SIZE,
-        "seconds_per_image": {name: [block[0] for block in blocks] for name, blocks in seconds.items()},
+        "seconds_per_image": {
+            name: [block[0] for block in blocks] for name, blocks in seconds.items()
+        },
     }
 
 
@@ -142,7 +165,10 @@ def report(results: list[dict[str, Any]], root: Path) -> dict[str, Any]:
     """The JSON: results and the conditions that they were measured under."""
     return {
         **conditions(),
-        "versions": {name: version(name) for name in ("torch", "torchvision", "simplejpeg", "pillow", "numpy")},
+        "versions": {
+            name: version(name)
+            for name in ("torch", "torchvision", "simplejpeg", "pillow", "numpy")
+        },
         "data": "mock ImageNet" if (root / "manifest.json").is_file() else "the user's own",
         "batch_size": BATCH_SIZE,
         "image_size": SIZE,
@@ -152,11 +178,23 @@ def report(results: list[dict[str, Any]], root: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Parse the command line, measure, print the table and write the JSON; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Images/s of our ImageFolder against torchvision's.")
-    parser.add_argument("--data", type=Path, help="ImageNet-like folder; default: the small mock, made if missing")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="worker processes, one or several numbers (default: 1 2)")
+    parser = argparse.ArgumentParser(
+        description="Images/s of our ImageFolder against torchvision's."
+    )
+    parser.add_argument(
+        "--data", type=Path, help="ImageNet-like folder; default: the small mock, made if missing"
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="worker processes, one or several numbers (default: 1 2)",
+    )
     parser.add_argument("--rounds", type=int, default=8, help="turns that each gets (default: 8)")
-    parser.add_argument("--batches", type=int, default=64, help=f"batches of {BATCH_SIZE} in a turn (default: 64)")
+    parser.add_argument(
+        "--batches", type=int, default=64, help=f"batches of {BATCH_SIZE} in a turn (default: 64)"
+    )
     parser.add_argument("--out", type=out_file, help="JSON file to write")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -165,14 +203,21 @@ def main() -> int:
     root = args.data or paths.data_dir("imagenet-small")
     if args.data is None:
         generate(root, PRESETS["small"])
-    print("workers   torchvision        ours   ratio [99 % interval]   CPU ms an image      (images/s; float32 [32, 3, 224, 224] batches)")
+    print(
+        "workers   torchvision        ours   ratio [99 % interval]   CPU ms an image      (images/s; float32 [32, 3, 224, 224] batches)"
+    )
     results = []
     for workers in args.workers:
         result = compare(root, workers, args.rounds, args.batches)
         rates, ratio = result["images_per_second"], result["ratio"]
         interval = f"{ratio['ratio']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
-        cpu = " and ".join(f"{1e3 * value:.2f}" for value in result["cpu_seconds_per_image"].values())
-        print(f"{workers:7d} {rates['torchvision']:13.1f} {rates['ours']:11.1f}   {interval:23} {cpu}", flush=True)
+        cpu = " and ".join(
+            f"{1e3 * value:.2f}" for value in result["cpu_seconds_per_image"].values()
+        )
+        print(
+            f"{workers:7d} {rates['torchvision']:13.1f} {rates['ours']:11.1f}   {interval:23} {cpu}",
+            flush=True,
+        )
         results.append(result)
         if args.out:
             write_result(args.out, report(results, root))

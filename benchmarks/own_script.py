@@ -19,7 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -48,7 +50,9 @@ def run(form: str, options: Sequence[str], folder: Path) -> dict[str, list[float
     command = [sys.executable, str(EXAMPLES / f"{form}.py"), f"--log={log}", *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise GalleryError(f"{form}.py failed with exit code {done.returncode}:\n{done.stderr.strip()}")
+        raise GalleryError(
+            f"{form}.py failed with exit code {done.returncode}:\n{done.stderr.strip()}"
+        )
     values: dict[str, list[float]] = json.loads(log.read_text())
     return values
 
@@ -61,10 +65,23 @@ def losses_differ(plain: Sequence[float], accelerated: Sequence[float], amp_leve
 
 def main() -> int:
     """Run, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=str(data_dir("imagenet-small") / "train"), help="a folder of images (default: the mock ImageNet)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each form (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=50, help=f"steps of a run; the first {WARMUP_STEPS} do not count")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        default=str(data_dir("imagenet-small") / "train"),
+        help="a folder of images (default: the mock ImageNet)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="runs of each form (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=50,
+        help=f"steps of a run; the first {WARMUP_STEPS} do not count",
+    )
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--image_size", type=int, default=64)
     parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
@@ -72,11 +89,15 @@ def main() -> int:
     if arguments.rounds < 2 or arguments.steps <= WARMUP_STEPS:
         raise InputError(f"--rounds must be at least 2 and --steps at least {WARMUP_STEPS + 1}.")
     if not Path(arguments.data).is_dir():
-        raise InputError(f"--data {arguments.data} is no folder. `bash prepare.sh` makes the mock ImageNet.")
+        raise InputError(
+            f"--data {arguments.data} is no folder. `bash prepare.sh` makes the mock ImageNet."
+        )
     bf16 = hardware.device_type() == "cuda" or hardware.computes_in_bf16("cpu")
     amp_level = "O1" if bf16 else "O0"
     names = ("data", "steps", "batch_size", "image_size")
-    options = [f"--{name}={getattr(arguments, name)}" for name in names] + (["--bf16"] if bf16 else [])
+    options = [f"--{name}={getattr(arguments, name)}" for name in names] + (
+        ["--bf16"] if bf16 else []
+    )
     runs: dict[str, list[dict[str, list[float]]]] = {form: [] for form in FORMS}
     with TemporaryDirectory() as folder:
         run("accelerated", options, Path(folder))  # fills the compiler's cache
@@ -84,17 +105,28 @@ def main() -> int:
             for form in FORMS if number % 2 == 0 else reversed(FORMS):
                 runs[form].append(run(form, options, Path(folder)))
                 steady = sorted(runs[form][-1]["seconds"][WARMUP_STEPS:])
-                print(f"round {number + 1}, {form}: {1e3 * steady[len(steady) // 2]:.0f} ms a step", flush=True)
+                print(
+                    f"round {number + 1}, {form}: {1e3 * steady[len(steady) // 2]:.0f} ms a step",
+                    flush=True,
+                )
     share = losses_differ(runs["plain"][0]["losses"], runs["accelerated"][0]["losses"], amp_level)
-    sizes = {"batch_size": arguments.batch_size, "image_size": arguments.image_size, "warmup_steps": WARMUP_STEPS}
+    sizes = {
+        "batch_size": arguments.batch_size,
+        "image_size": arguments.image_size,
+        "warmup_steps": WARMUP_STEPS,
+    }
     result: dict[str, Any] = {"amp_level": amp_level, **sizes, "runs": runs}
     if share > 1:
-        print(f"not comparable: the first losses differ by {share:.1f} times what rounding is allowed, so no speed-up is given")
+        print(
+            f"not comparable: the first losses differ by {share:.1f} times what rounding is allowed, so no speed-up is given"
+        )
     else:
         counted = [[one["seconds"][WARMUP_STEPS:] for one in runs[form]] for form in FORMS]
         ratio = ratio_of_medians(counted[0], counted[1])
         result["speedup"] = {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
-        print(f"the same training (first losses within {share:.2f} of what rounding is allowed); {amp_level}: {ratio}, {ratio.verdict}")
+        print(
+            f"the same training (first losses within {share:.2f} of what rounding is allowed); {amp_level}: {ratio}, {ratio.verdict}"
+        )
     if arguments.out:
         write_result(arguments.out, {**conditions(), **result})
     return 0 if share <= 1 else 1

@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from page_tables import ddp, full_size, gallery, loader, own_script, resnet50, startup, sweep, trust, waterfall
+from page_tables import (
+    ddp,
+    full_size,
+    gallery,
+    loader,
+    own_script,
+    resnet50,
+    startup,
+    sweep,
+    trust,
+    waterfall,
+)
 from published import File
 
 from gallery_lib.errors import InputError
@@ -63,7 +74,13 @@ KINDS = (
         "python3 benchmarks/own_script.py",
         own_script,
     ),
-    Kind("loader", "Loading images", "The gallery's image folder against torchvision's, in turns.", "python3 benchmarks/loader.py", loader),
+    Kind(
+        "loader",
+        "Loading images",
+        "The gallery's image folder against torchvision's, in turns.",
+        "python3 benchmarks/loader.py",
+        loader,
+    ),
     Kind(
         "ddp-real-",
         "Two hosts, real training",
@@ -107,9 +124,20 @@ KINDS = (
         full_size,
     ),
     Kind(
-        "processes", "How alike processes are", "Step times of processes that run the same code.", "python3 benchmarks/processes.py", None
+        "processes",
+        "How alike processes are",
+        "Step times of processes that run the same code.",
+        "python3 benchmarks/processes.py",
+        None,
     ),
-    Kind("kernels", "CUDA kernels", "Each kernel against torch's, on a GPU.", "python3 benchmarks/kernels.py", None, needs_gpu=True),
+    Kind(
+        "kernels",
+        "CUDA kernels",
+        "Each kernel against torch's, on a GPU.",
+        "python3 benchmarks/kernels.py",
+        None,
+        needs_gpu=True,
+    ),
 )
 """In the order of a page; benches come before them."""
 BENCHES = ("bench-small", "bench-large")
@@ -122,5 +150,7 @@ def kind_of(file: File) -> Kind | None:
     found = [kind for kind in KINDS if file.name.startswith(kind.prefix)]
     if not found:
         known = ", ".join([*BENCHES, *(kind.prefix for kind in KINDS)])
-        raise InputError(f"{file.path}: no page shows files of this name. Names begin with one of: {known}.")
+        raise InputError(
+            f"{file.path}: no page shows files of this name. Names begin with one of: {known}."
+        )
     return found[0]

@@ -25,23 +25,50 @@ def _by_run(header: Sequence[str], rows: dict[tuple[str, ...], dict[int, str]]) 
     """Lines with a column for each run."""
     runs = sorted({run for found in rows.values() for run in found})
     columns = [f"run {run}" for run in runs] if len(runs) > 1 else ["speed-up"]
-    return [[*header, *columns], *([*key, *(found.get(run, "–") for run in runs)] for key, found in rows.items())]
+    return [
+        [*header, *columns],
+        *([*key, *(found.get(run, "–") for run in runs)] for key, found in rows.items()),
+    ]
 
 
 def startup(files: Sequence[File]) -> str:
     """Start-up of the first and of a second run of each task."""
-    rows = [["task", "first run starts in", "second run", "of which compiling", "samples/s, steady state", "whole run"]]
+    rows = [
+        [
+            "task",
+            "first run starts in",
+            "second run",
+            "of which compiling",
+            "samples/s, steady state",
+            "whole run",
+        ]
+    ]
     for name, row in files[-1].content["tasks"].items():
         first, second = row["first"], row["second"]
         rates = second["samples_per_second"]
-        times = [first["startup_seconds"]["total"], second["startup_seconds"]["total"], second["startup_seconds"]["compile"]]
-        rows.append([name, *(f"{value:.1f} s" for value in times), f"{rates['global']:.1f}", f"{rates['whole_run']:.1f}"])
+        times = [
+            first["startup_seconds"]["total"],
+            second["startup_seconds"]["total"],
+            second["startup_seconds"]["compile"],
+        ]
+        rows.append(
+            [
+                name,
+                *(f"{value:.1f} s" for value in times),
+                f"{rates['global']:.1f}",
+                f"{rates['whole_run']:.1f}",
+            ]
+        )
     return markdown_table(rows)
 
 
 def resnet50(files: Sequence[File]) -> str:
     """Each pair's speed-up, run by run."""
-    names = {"O1": "eager O1", "O0": "eager fp32 (ours in fp32, too)", "fp32-O1": "eager fp32 (ours at O1)"}
+    names = {
+        "O1": "eager O1",
+        "O0": "eager fp32 (ours in fp32, too)",
+        "fp32-O1": "eager fp32 (ours at O1)",
+    }
     rows: dict[tuple[str, ...], dict[int, str]] = {}
     for row in files[-1].content["comparisons"]:
         found = rows.setdefault((names[row["pair"]],), {})
@@ -55,19 +82,30 @@ def own_script(files: Sequence[File]) -> str:
     ratios: dict[tuple[str, ...], dict[int, str]] = {}
     for file in files:
         content = file.content
-        size = f"batch {content['batch_size']}, {content['image_size']} pixels, {content['amp_level']}"
-        plain, accelerated = (statistics.median(_steady_medians(content, form)) for form in ("plain", "accelerated"))
+        size = (
+            f"batch {content['batch_size']}, {content['image_size']} pixels, {content['amp_level']}"
+        )
+        plain, accelerated = (
+            statistics.median(_steady_medians(content, form)) for form in ("plain", "accelerated")
+        )
         steps.setdefault(size, []).append((plain, accelerated))
         ratios.setdefault((size,), {})[file.run] = _ratio(content.get("speedup"))
     rows = {
-        (*key, *(seconds(statistics.median(side)) for side in zip(*steps[key[0]], strict=True))): found for key, found in ratios.items()
+        (
+            *key,
+            *(seconds(statistics.median(side)) for side in zip(*steps[key[0]], strict=True)),
+        ): found
+        for key, found in ratios.items()
     }
     return markdown_table(_by_run(["ResNet-18", "plain step (median)", "accelerated"], rows))
 
 
 def _steady_medians(content: dict[str, Any], form: str) -> list[float]:
     """The median step of each run of a form, without its warm-up."""
-    return [statistics.median(run["seconds"][content["warmup_steps"] :]) for run in content["runs"][form]]
+    return [
+        statistics.median(run["seconds"][content["warmup_steps"] :])
+        for run in content["runs"][form]
+    ]
 
 
 def loader(files: Sequence[File]) -> str:
@@ -80,7 +118,10 @@ def loader(files: Sequence[File]) -> str:
             rates.setdefault(workers, []).append((rate["torchvision"], rate["ours"]))
             ratios.setdefault(workers, {})[file.run] = _ratio(row["ratio"])
     rows = {
-        (str(workers), *(f"{statistics.median(side):.0f}" for side in zip(*rates[workers], strict=True))): ratios[workers]
+        (
+            str(workers),
+            *(f"{statistics.median(side):.0f}" for side in zip(*rates[workers], strict=True)),
+        ): ratios[workers]
         for workers in sorted(rates)
     }
     return markdown_table(_by_run(["workers", "torchvision, images/s (median)", "ours"], rows))
@@ -90,7 +131,12 @@ def _ways(file: File) -> list[tuple[str, str, dict[str, float], float, float]]:
     """Rate, way, speed-up, and the steps of DDP's own way and of this one."""
     content = file.content
     extras = [
-        word for word, key in (("DDP's own with a fused optimizer, too", "fused"), ("both compiled", "compiler_opt")) if content.get(key)
+        word
+        for word, key in (
+            ("DDP's own with a fused optimizer, too", "fused"),
+            ("both compiled", "compiler_opt"),
+        )
+        if content.get(key)
     ]
     rate = content.get("rate") or file.series.split("-")[3]  # ddp-real-2x1-1gbit-…
     plain = content["ways"][_PLAIN]["step_seconds"]["p50"]
@@ -98,7 +144,9 @@ def _ways(file: File) -> list[tuple[str, str, dict[str, float], float, float]]:
     for name, way in content["ways"].items():
         if name != _PLAIN:
             plainly = f"as they are: {name}" if way["options"]["wire"] == "exact" else name
-            words = ", ".join([way["options"]["wire"] if name == "accelerated" else plainly, *extras])
+            words = ", ".join(
+                [way["options"]["wire"] if name == "accelerated" else plainly, *extras]
+            )
             found.append((rate, words, way["speedup"], plain, way["step_seconds"]["p50"]))
     return found
 
@@ -116,7 +164,11 @@ def ddp(files: Sequence[File]) -> str:
             steps[key].append((plain, way))
             ratios[key][file.run] = _ratio(speedup)
     rows = {
-        (_rate_text(key[0]), key[1], *(seconds(statistics.median(side)) for side in zip(*steps[key], strict=True))): ratios[key]
+        (
+            _rate_text(key[0]),
+            key[1],
+            *(seconds(statistics.median(side)) for side in zip(*steps[key], strict=True)),
+        ): ratios[key]
         for key in sorted(ratios, key=lambda key: (-_bits(key[0]), key[1]))
     }
     return markdown_table(_by_run(["link", "gradients", "DDP's own step (median)", "ours"], rows))
@@ -128,7 +180,11 @@ def _rate_text(rate: str) -> str:
 
 
 def _bits(rate: str) -> float:
-    return float(rate.removesuffix("gbit")) * 1e9 if rate.endswith("gbit") else float(rate.removesuffix("mbit")) * 1e6
+    return (
+        float(rate.removesuffix("gbit")) * 1e9
+        if rate.endswith("gbit")
+        else float(rate.removesuffix("mbit")) * 1e6
+    )
 
 
 def sweep(files: Sequence[File]) -> str:
@@ -136,7 +192,9 @@ def sweep(files: Sequence[File]) -> str:
     table = files[-1].path.with_suffix(".csv")
     found = read_sweep(table)
     picture = f"![{replay_plots.scatter_text(found)}]({files[-1].name}.png)"
-    return "\n\n".join([picture, f"Replayed on: {found.machines}.", markdown_table(replay_plots.gains_rows(found))])
+    return "\n\n".join(
+        [picture, f"Replayed on: {found.machines}.", markdown_table(replay_plots.gains_rows(found))]
+    )
 
 
 def waterfall(files: Sequence[File]) -> str:
@@ -145,8 +203,13 @@ def waterfall(files: Sequence[File]) -> str:
     for file in files:
         assert file.bench is not None
         ((task, outcome),) = file.bench.tasks.items()
-        sizes = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in outcome.sizes.items())
-        parts += [f"### {task}: {sizes}", f"![{bench_tables.figure_text(file.bench)}]({file.name}.png)"]
+        sizes = ", ".join(
+            f"{key.replace('_', ' ')} {value}" for key, value in outcome.sizes.items()
+        )
+        parts += [
+            f"### {task}: {sizes}",
+            f"![{bench_tables.figure_text(file.bench)}]({file.name}.png)",
+        ]
         parts += [markdown_table(bench_tables.task_rows(outcome, "waterfall"))]
     return "\n\n".join(parts)
 
@@ -162,7 +225,13 @@ def trust(files: Sequence[File]) -> str:
         asked = f"{row['expected']} in {row['at_least']} of {row['of']}"
         span = f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "–"
         rows.append(
-            [kind, asked, f"{row['found'].get(row['expected'], 0)} of {row['of']}", span, f"{min(faults):.0f} to {max(faults):.0f}"]
+            [
+                kind,
+                asked,
+                f"{row['found'].get(row['expected'], 0)} of {row['of']}",
+                span,
+                f"{min(faults):.0f} to {max(faults):.0f}",
+            ]
         )
     return markdown_table(rows)
 
@@ -173,7 +242,11 @@ def full_size(files: Sequence[File]) -> str:
     for name, row in files[-1].content["tasks"].items():
         ran = "step_seconds" in row
         figures = (
-            [seconds(row["step_seconds"]), f"{row['startup_seconds']:.1f} s", f"{row['peak_memory_bytes'] / 2**30:.1f} GiB"]
+            [
+                seconds(row["step_seconds"]),
+                f"{row['startup_seconds']:.1f} s",
+                f"{row['peak_memory_bytes'] / 2**30:.1f} GiB",
+            ]
             if ran
             else ["–"] * 3
         )
@@ -187,7 +260,10 @@ def gallery(files: Sequence[File]) -> str:
     rows = [["notebook", "minutes", "one process", "two processes", "precision"]]
     for name, run in files[-1].content["notebooks"].items():
         by_processes = {each["processes"]: each for each in run["comparisons"]}
-        shown = [_ratio(c["speedup"]) if c and c["speedup"] else c["verdict"] if c else "–" for c in map(by_processes.get, (1, 2))]
+        shown = [
+            _ratio(c["speedup"]) if c and c["speedup"] else c["verdict"] if c else "–"
+            for c in map(by_processes.get, (1, 2))
+        ]
         levels = ", ".join(dict.fromkeys(each["amp_level"] for each in run["comparisons"])) or "–"
         rows.append([name, run["problem"] or f"{run['seconds'] / 60:.1f}", *shown, levels])
     return markdown_table(rows)

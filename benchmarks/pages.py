@@ -14,7 +14,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -52,7 +54,9 @@ _PRECISIONS = {"O0": "O0 (fp32)", "O1": "O1 (autocast)"}
 
 def _span(values: Iterable[float]) -> str:
     ordered = sorted(values)
-    low, high = (f"{value:.0f}" if value >= 10 else f"{value:.1f}" for value in (ordered[0], ordered[-1]))
+    low, high = (
+        f"{value:.0f}" if value >= 10 else f"{value:.1f}" for value in (ordered[0], ordered[-1])
+    )
     return low if low == high else f"{low} to {high}"
 
 
@@ -72,13 +76,18 @@ def _limits(machine: Machine) -> list[str]:
         for outcome in bench.tasks.values():
             for name, rate in outcome.limits.items():
                 found.setdefault(name, []).append(rate / 1e9)
-    return [f"copying {_span(rates)} GB/s" if name == "copy" else f"{name} {_span(rates)} GFLOP/s" for name, rates in sorted(found.items())]
+    return [
+        f"copying {_span(rates)} GB/s" if name == "copy" else f"{name} {_span(rates)} GFLOP/s"
+        for name, rates in sorted(found.items())
+    ]
 
 
 def _versions(machine: Machine) -> str:
     found: dict[str, dict[str, None]] = {name: {} for name in _ENVIRONMENT}
     for file in machine.files:
-        versions = {name: str(file.environment[name]) for name in _ENVIRONMENT} | (file.bench.versions if file.bench else {})
+        versions = {name: str(file.environment[name]) for name in _ENVIRONMENT} | (
+            file.bench.versions if file.bench else {}
+        )
         for name, version in versions.items():
             if version != "not installed" and name != "gallery_lib":
                 found.setdefault(name, {})[version.partition("+")[0]] = None
@@ -93,21 +102,40 @@ def _conditions(machine: Machine) -> Rows:
         ["measured", _dates(date for file in machine.files for date in file.dates)],
     ]
     limits = _limits(machine)
-    return [*rows, ["limits (matrix products by dtype, and memory)", "; ".join(limits)]] if limits else rows
+    return (
+        [*rows, ["limits (matrix products by dtype, and memory)", "; ".join(limits)]]
+        if limits
+        else rows
+    )
 
 
 def _sources(machine: Machine, files: Sequence[File], *, page: bool = False) -> str:
     """Where the figures of a section are from: files with date, code and command, runs of the same together."""
     groups: dict[tuple[str | None, ...], list[File]] = {}
     for file in files:
-        key = file.series, file.environment.get("git"), file.command, machine.notes.get(file.name), file.name if page else None
+        key = (
+            file.series,
+            file.environment.get("git"),
+            file.command,
+            machine.notes.get(file.name),
+            file.name if page else None,
+        )
         groups.setdefault(key, []).append(file)
     lines = []
     for (_, code, command, note, _), runs in groups.items():
-        links = [f"[{runs[0].path.name}]({runs[0].path.name})", *(f"[{file.run}]({file.path.name})" for file in runs[1:])]
+        links = [
+            f"[{runs[0].path.name}]({runs[0].path.name})",
+            *(f"[{file.run}]({file.path.name})" for file in runs[1:]),
+        ]
         links += [f"[every variant]({runs[0].name}.md)"] if page else []
-        conditions = [_dates(date for file in runs for date in file.dates), *([f"code {code}"] if code else []), f"`{command}`"]
-        lines.append(f"- {', '.join(links)}: {', '.join(conditions)}." + (f" {note}" if note else ""))
+        conditions = [
+            _dates(date for file in runs for date in file.dates),
+            *([f"code {code}"] if code else []),
+            f"`{command}`",
+        ]
+        lines.append(
+            f"- {', '.join(links)}: {', '.join(conditions)}." + (f" {note}" if note else "")
+        )
     return "\n".join(lines)
 
 
@@ -138,7 +166,11 @@ def _not_here(machine: Machine, runs: Sequence[Run]) -> str:
         missing.append("torch.compile, Accelerate and Fabric")
     there = {kind for file in machine.files if (kind := kind_of(file))}
     on_cpu = machine.files[0].environment["device"] == "cpu"
-    missing += [f"{kind.heading} (`{kind.command}`)" for kind in KINDS if kind not in there and not (on_cpu and kind.needs_gpu)]
+    missing += [
+        f"{kind.heading} (`{kind.command}`)"
+        for kind in KINDS
+        if kind not in there and not (on_cpu and kind.needs_gpu)
+    ]
     if on_cpu:
         missing.append("anything on a GPU: there is none")
     return "\n".join(f"- {what}" for what in missing)
@@ -153,7 +185,12 @@ def machine_page(machine: Machine) -> str:
     for kind in KINDS:
         files = [file for file in machine.files if kind_of(file) == kind]
         if files:
-            parts += [f"## {kind.heading}", kind.reading, *([kind.table(files)] if kind.table else []), _sources(machine, files)]
+            parts += [
+                f"## {kind.heading}",
+                kind.reading,
+                *([kind.table(files)] if kind.table else []),
+                _sources(machine, files),
+            ]
     return "\n\n".join([*parts, "## Not run on this machine", _not_here(machine, runs)]) + "\n"
 
 
@@ -173,7 +210,17 @@ def bench_page(machine: Machine, run: Run, file: File) -> str:
 
 
 def _at_a_glance(machines: Sequence[Machine]) -> Rows:
-    rows = [["machine", "CPU or GPU", "precision", "tasks", "measured", "small inputs: over eager", "large inputs: over eager"]]
+    rows = [
+        [
+            "machine",
+            "CPU or GPU",
+            "precision",
+            "tasks",
+            "measured",
+            "small inputs: over eager",
+            "large inputs: over eager",
+        ]
+    ]
     for machine in machines:
         runs = runs_of(machine)
         cells = []
@@ -191,18 +238,32 @@ def _at_a_glance(machines: Sequence[Machine]) -> Rows:
 def summary_page(machines: Sequence[Machine]) -> str:
     """The page across machines."""
     parts = [_MADE, _SUMMARY, "## Machines", markdown_table(_at_a_glance(machines))]
-    parts += ["Over eager at the same precision; where a size was measured several times, run by run."]
+    parts += [
+        "Over eager at the same precision; where a size was measured several times, run by run."
+    ]
     for machine in machines:
         if runs := runs_of(machine):
             parts += [f"## {machine.name}", markdown_table(bench_summary.means_rows(runs))]
-            missing = [size for size in bench_summary.SIZES if not any(run.size == size for run in runs)]
-            peers = dict.fromkeys(other for run in runs for other in run.others if other not in ("eager-O1", "eager-fp32"))
+            missing = [
+                size for size in bench_summary.SIZES if not any(run.size == size for run in runs)
+            ]
+            peers = dict.fromkeys(
+                other
+                for run in runs
+                for other in run.others
+                if other not in ("eager-O1", "eager-fp32")
+            )
             notes = (
-                [f"Not measured there: {', '.join([*(f'{size} inputs' for size in missing), *([] if peers else ['peers'])])}."]
+                [
+                    f"Not measured there: {', '.join([*(f'{size} inputs' for size in missing), *([] if peers else ['peers'])])}."
+                ]
                 if missing or not peers
                 else []
             )
-            parts += [*notes, f"Task by task, and what else was measured there: [{machine.name}]({machine.folder.name}/{PAGE})."]
+            parts += [
+                *notes,
+                f"Task by task, and what else was measured there: [{machine.name}]({machine.folder.name}/{PAGE}).",
+            ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -213,15 +274,24 @@ def pages(results: Path = RESULTS) -> dict[Path, str]:
     for machine in machines:
         found[machine.folder / PAGE] = machine_page(machine)
         for run in runs_of(machine):
-            found |= {file.path.with_suffix(".md"): bench_page(machine, run, file) for file in run.files}
+            found |= {
+                file.path.with_suffix(".md"): bench_page(machine, run, file) for file in run.files
+            }
     return found
 
 
 def stale(results: Path = RESULTS) -> list[str]:
     """The pages that are missing or not up to date, and those that nothing makes any more."""
     expected = pages(results)
-    different = [path for path, text in expected.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    return [str(path.relative_to(results)) for path in [*different, *sorted(set(results.rglob("*.md")) - set(expected))]]
+    different = [
+        path
+        for path, text in expected.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    return [
+        str(path.relative_to(results))
+        for path in [*different, *sorted(set(results.rglob("*.md")) - set(expected))]
+    ]
 
 
 def _draw_missing(machines: Sequence[Machine]) -> None:
@@ -231,7 +301,9 @@ def _draw_missing(machines: Sequence[Machine]) -> None:
             if file.bench is not None and not picture.exists():
                 bench_tables.figure(file.bench).savefig(picture, dpi=110)
             elif file.name == "sweep" and not picture.exists():
-                replay_plots.scatter(read_sweep(file.path.with_suffix(".csv"))).savefig(picture, dpi=110)
+                replay_plots.scatter(read_sweep(file.path.with_suffix(".csv"))).savefig(
+                    picture, dpi=110
+                )
 
 
 def write(results: Path = RESULTS) -> None:
@@ -246,13 +318,22 @@ def write(results: Path = RESULTS) -> None:
 
 def main() -> int:
     """Write or check the pages."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page is not up to date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit code 1 when a page is not up to date",
+    )
     if not parser.parse_args().check:
         write()
         return 0
     if different := stale():
-        print(f"not up to date: {', '.join(different)}. Run: python benchmarks/pages.py", file=sys.stderr)
+        print(
+            f"not up to date: {', '.join(different)}. Run: python benchmarks/pages.py",
+            file=sys.stderr,
+        )
     return int(bool(different))
 
 

@@ -38,9 +38,20 @@ class Noise(Dataset[Any]):
 
 def _build_model() -> nn.Module:
     def block(channels_in: int, channels: int) -> list[nn.Module]:
-        return [nn.Conv2d(channels_in, channels, 3, stride=2, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+        return [
+            nn.Conv2d(channels_in, channels, 3, stride=2, padding=1),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+        ]
 
-    return nn.Sequential(*block(3, 64), *block(64, 128), *block(128, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, CLASSES))
+    return nn.Sequential(
+        *block(3, 64),
+        *block(64, 128),
+        *block(128, 128),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, CLASSES),
+    )
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -20,7 +20,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -35,35 +37,63 @@ from gallery_lib.errors import InputError
 from gallery_lib.launcher.job import launch
 from gallery_lib.memory import allocator
 
-RUNS = {"small network": dataclasses.replace(SMALL, max_steps=120), "ResNet-50, 64², O1": dataclasses.replace(RESNET50, max_steps=30)}
+RUNS = {
+    "small network": dataclasses.replace(SMALL, max_steps=120),
+    "ResNet-50, 64², O1": dataclasses.replace(RESNET50, max_steps=30),
+}
 
 
 def one(run: TrainConfig, *, keeps: bool) -> dict[str, float]:
     """Medians over the steps of one process."""
-    with TemporaryDirectory() as folder, mock.patch.dict(os.environ, allocator.environment() if keeps else {}):
-        results = launch(dataclasses.replace(run, run_dir=str(Path(folder) / "run")), show_log=False, progress=False)
+    with (
+        TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, allocator.environment() if keeps else {}),
+    ):
+        results = launch(
+            dataclasses.replace(run, run_dir=str(Path(folder) / "run")),
+            show_log=False,
+            progress=False,
+        )
     assert results is not None
     return {"page_faults": results.page_faults, "step_seconds": results.step_seconds["p50"]}
 
 
 def main() -> int:
     """Run, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=8, help="of each kind (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--processes", type=int, default=8, help="of each kind (default: %(default)s)"
+    )
     parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     arguments = parser.parse_args()
     if arguments.processes < 2:
-        raise InputError(f"--processes {arguments.processes} must be at least 2: one has nothing to differ from.")
+        raise InputError(
+            f"--processes {arguments.processes} must be at least 2: one has nothing to differ from."
+        )
     rows: list[dict[str, Any]] = []
     for name, run in RUNS.items():
         for keeps in (False, True):
             found = [one(run, keeps=keeps) for _ in range(arguments.processes)]
             steps = [each["step_seconds"] for each in found]
             deviation = statistics.stdev(steps) / statistics.mean(steps)
-            rows.append({"run": name, "keeps_large_blocks": keeps, "relative_standard_deviation": deviation, "processes": found})
-            print(f"{name}, {'large blocks kept' if keeps else 'as glibc comes'}: standard deviation {deviation:.1%}")
+            rows.append(
+                {
+                    "run": name,
+                    "keeps_large_blocks": keeps,
+                    "relative_standard_deviation": deviation,
+                    "processes": found,
+                }
+            )
+            print(
+                f"{name}, {'large blocks kept' if keeps else 'as glibc comes'}: standard deviation {deviation:.1%}"
+            )
             for each in found:
-                print(f"  {each['page_faults']:8,.0f} page faults a step  {1e3 * each['step_seconds']:7.1f} ms", flush=True)
+                print(
+                    f"  {each['page_faults']:8,.0f} page faults a step  {1e3 * each['step_seconds']:7.1f} ms",
+                    flush=True,
+                )
             if arguments.out:
                 write_result(arguments.out, {**conditions(), "rows": rows})
     return 0

@@ -54,7 +54,11 @@ class File:
     @property
     def dates(self) -> list[str]:
         """The days on which it was measured."""
-        return sorted({outcome.date[:10] for outcome in self.bench.tasks.values()}) if self.bench else [self.content["date"]]
+        return (
+            sorted({outcome.date[:10] for outcome in self.bench.tasks.values()})
+            if self.bench
+            else [self.content["date"]]
+        )
 
     @property
     def command(self) -> str:
@@ -97,11 +101,19 @@ class Machine:
 def _words(path: Path) -> tuple[str, str, dict[str, str]]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return str(values["name"]), str(values["about"]), {str(key): str(text) for key, text in (values.get("files") or {}).items()}
+        return (
+            str(values["name"]),
+            str(values["about"]),
+            {str(key): str(text) for key, text in (values.get("files") or {}).items()},
+        )
     except FileNotFoundError:
-        raise InputError(f"{path} is missing. Write it: `name:` and `about:` of the machine.") from None
+        raise InputError(
+            f"{path} is missing. Write it: `name:` and `about:` of the machine."
+        ) from None
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} needs `name:` and `about:`, and may have `files:` ({type(error).__name__}: {error}).") from None
+        raise InputError(
+            f"{path} needs `name:` and `about:`, and may have `files:` ({type(error).__name__}: {error})."
+        ) from None
 
 
 def _file(path: Path) -> File:
@@ -110,7 +122,9 @@ def _file(path: Path) -> File:
         _ = file.dates, file.command, file.hardware
         return file
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of results ({type(error).__name__}: {error}). Measure again, or remove it.") from None
+        raise InputError(
+            f"{path} is no file of results ({type(error).__name__}: {error}). Measure again, or remove it."
+        ) from None
 
 
 def read_machine(folder: Path) -> Machine:
@@ -122,13 +136,21 @@ def read_machine(folder: Path) -> Machine:
     for file in files:
         if file.processor != files[0].processor:
             other = f"{files[0].path.name} of {files[0].processor}"
-            raise InputError(f"{file.path} is of {file.processor}, and {other}. Use a folder for each.")
+            raise InputError(
+                f"{file.path} is of {file.processor}, and {other}. Use a folder for each."
+            )
     if unknown := sorted(set(notes) - {file.name for file in files}):
-        raise InputError(f"{folder / ABOUT} has words for files that are not there: {', '.join(unknown)}. Remove them.")
+        raise InputError(
+            f"{folder / ABOUT} has words for files that are not there: {', '.join(unknown)}. Remove them."
+        )
     return Machine(folder, name, about, notes, files)
 
 
 def read_machines(results: Path) -> list[Machine]:
     """Read every machine's folder, the one measured last first."""
     machines = [read_machine(path) for path in sorted(results.iterdir()) if path.is_dir()]
-    return sorted(machines, key=lambda machine: max(date for file in machine.files for date in file.dates), reverse=True)
+    return sorted(
+        machines,
+        key=lambda machine: max(date for file in machine.files for date in file.dates),
+        reverse=True,
+    )

@@ -16,7 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -40,8 +42,13 @@ PAIRS = {"O1": ("O1", "O1"), "O0": ("O0", "O0"), "fp32-O1": ("O0", "O1")}
 def one(pair: str, batch_size: int, image_size: int, options: CompareConfig) -> dict[str, Any]:
     """One comparison, with its tables printed."""
     before, after = PAIRS[pair]
-    base = TrainConfig(batch_size=batch_size, image_size=image_size, evaluate=False, amp_level=before)
-    variants = {"baseline": base, "compiler-opt": dataclasses.replace(base, amp_level=after, compiler_opt=True)}
+    base = TrainConfig(
+        batch_size=batch_size, image_size=image_size, evaluate=False, amp_level=before
+    )
+    variants = {
+        "baseline": base,
+        "compiler-opt": dataclasses.replace(base, amp_level=after, compiler_opt=True),
+    }
     with TemporaryDirectory() as folder:
         outcome = compare(variants, LaunchConfig(), options, folder=Path(folder))
         print(tables.comparison_text(outcome), flush=True)
@@ -54,13 +61,26 @@ def one(pair: str, batch_size: int, image_size: int, options: CompareConfig) -> 
 
 def main() -> int:
     """Run, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS), help="what to compare (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pairs",
+        nargs="+",
+        choices=list(PAIRS),
+        default=list(PAIRS),
+        help="what to compare (default: all)",
+    )
     parser.add_argument("--runs", type=int, default=3, help="runs of each pair (default: 3)")
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--image_size", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: 5)")
-    parser.add_argument("--block_steps", type=int, default=2, help="steps of a turn, the first not counted (default: 2)")
+    parser.add_argument(
+        "--block_steps",
+        type=int,
+        default=2,
+        help="steps of a turn, the first not counted (default: 2)",
+    )
     parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(hardware.cores())
@@ -70,7 +90,8 @@ def main() -> int:
     print(
         "limits:",
         ", ".join(
-            f"{dtype} {rate / 1e9:.0f} GFLOP/s = {ceilings[dtype]:.1f} images/s" for dtype, rate in limits.matmul_flops_per_second.items()
+            f"{dtype} {rate / 1e9:.0f} GFLOP/s = {ceilings[dtype]:.1f} images/s"
+            for dtype, rate in limits.matmul_flops_per_second.items()
         ),
     )
     options = CompareConfig(rounds=arguments.rounds, block_steps=arguments.block_steps)
@@ -79,11 +100,17 @@ def main() -> int:
         for pair in arguments.pairs:
             rows.append(one(pair, arguments.batch_size, arguments.image_size, options))
             if arguments.out:  # after each, so that an interrupted run keeps what it has
-                result = {"limits": dataclasses.asdict(limits), "ceiling_samples_per_second": ceilings, "comparisons": rows}
+                result = {
+                    "limits": dataclasses.asdict(limits),
+                    "ceiling_samples_per_second": ceilings,
+                    "comparisons": rows,
+                }
                 write_result(arguments.out, {**conditions(), **result})
     for row in rows:
         interval = row["speedup"]
-        print(f"{row['pair']:8} {row['verdict']:26} " + (str(Ratio(**interval)) if interval else ""))
+        print(
+            f"{row['pair']:8} {row['verdict']:26} " + (str(Ratio(**interval)) if interval else "")
+        )
     return 0
 
 

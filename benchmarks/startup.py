@@ -16,7 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -37,18 +39,33 @@ def run(name: str, steps: int) -> dict[str, Any]:
     """Start-up and throughput of one run."""
     with TemporaryDirectory() as folder:
         config = TrainConfig(
-            model=name, amp_level="O1", compiler_opt=True, max_steps=steps, evaluate=False, run_dir=str(Path(folder) / "run")
+            model=name,
+            amp_level="O1",
+            compiler_opt=True,
+            max_steps=steps,
+            evaluate=False,
+            run_dir=str(Path(folder) / "run"),
         )
         words = options.command_line(tasks.with_sizes(config, "quick"))
-        subprocess.run([sys.executable, str(_COMMAND), *words], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, str(_COMMAND), *words], check=True, stdout=subprocess.DEVNULL
+        )
         results = read_results(Path(config.run_dir or ""))
-    return {"startup_seconds": results.startup_seconds, "samples_per_second": results.samples_per_second, "steps": results.steps}
+    return {
+        "startup_seconds": results.startup_seconds,
+        "samples_per_second": results.samples_per_second,
+        "steps": results.steps,
+    }
 
 
 def main() -> int:
     """Run all; exit code 1 when a second run takes longer to start than it may."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=tasks.names(), default=tasks.names(), help="some tasks only")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=tasks.names(), default=tasks.names(), help="some tasks only"
+    )
     parser.add_argument("--steps", type=int, default=30, help="steps of each run (default: 30)")
     parser.add_argument("--out", type=out_file, help="JSON file to write or bring up to date")
     arguments = parser.parse_args()
@@ -58,10 +75,22 @@ def main() -> int:
         first, second = (row[which]["startup_seconds"]["total"] for which in ("first", "second"))
         rates = row["second"]["samples_per_second"]
         print(f"{name:26} first {first:5.1f} s, second {second:5.1f} s to start; ", end="")
-        print(f"{rates['global']:.1f} samples/s in steady state, {rates['whole_run']:.1f} in all {arguments.steps} steps", flush=True)
+        print(
+            f"{rates['global']:.1f} samples/s in steady state, {rates['whole_run']:.1f} in all {arguments.steps} steps",
+            flush=True,
+        )
         if arguments.out:
-            write_result(arguments.out, {**conditions(), "most_seconds": _MOST_SECONDS, "tasks": dict(sorted(rows.items()))})
-    return int(any(row["second"]["startup_seconds"]["total"] > _MOST_SECONDS for row in rows.values()))
+            write_result(
+                arguments.out,
+                {
+                    **conditions(),
+                    "most_seconds": _MOST_SECONDS,
+                    "tasks": dict(sorted(rows.items())),
+                },
+            )
+    return int(
+        any(row["second"]["startup_seconds"]["total"] > _MOST_SECONDS for row in rows.values())
+    )
 
 
 if __name__ == "__main__":

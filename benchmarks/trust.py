@@ -29,7 +29,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -44,10 +46,17 @@ from gallery_lib.measure.comparison.compare import compare
 from gallery_lib.memory import allocator
 
 PLANTED = Path(__file__).resolve().parent / "planted.py"
-SMALL = TrainConfig(model=f"{PLANTED}:SAME", amp_level="O0", warmup_steps=20, evaluate=False, workers=0)
+SMALL = TrainConfig(
+    model=f"{PLANTED}:SAME", amp_level="O0", warmup_steps=20, evaluate=False, workers=0
+)
 RESNET50 = TrainConfig(amp_level="O1", batch_size=16, image_size=64, evaluate=False, workers=0)
-WRONG = TrainConfig(amp_level="O0", batch_size=4, image_size=32, warmup_steps=6, evaluate=False, workers=0)
-MANY_TURNS, FEW_TURNS = CompareConfig(rounds=100, block_steps=4), CompareConfig(rounds=4, block_steps=2)
+WRONG = TrainConfig(
+    amp_level="O0", batch_size=4, image_size=32, warmup_steps=6, evaluate=False, workers=0
+)
+MANY_TURNS, FEW_TURNS = (
+    CompareConfig(rounds=100, block_steps=4),
+    CompareConfig(rounds=4, block_steps=2),
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +74,18 @@ class Kind:
     def compare(self, seed: int, rounds: int, folder: Path) -> Any:
         """One comparison; `rounds` is for those of many turns."""
         baseline = dataclasses.replace(self.baseline, seed=seed)
-        variants = {"baseline": baseline, "candidate": dataclasses.replace(baseline, model=self.model)}
-        with mock.patch.dict(os.environ, allocator.environment() if self.keeps_large_blocks else {}):
-            turns = dataclasses.replace(self.turns, rounds=rounds) if self.turns is MANY_TURNS else self.turns
+        variants = {
+            "baseline": baseline,
+            "candidate": dataclasses.replace(baseline, model=self.model),
+        }
+        with mock.patch.dict(
+            os.environ, allocator.environment() if self.keeps_large_blocks else {}
+        ):
+            turns = (
+                dataclasses.replace(self.turns, rounds=rounds)
+                if self.turns is MANY_TURNS
+                else self.turns
+            )
             return compare(variants, LaunchConfig(), turns, folder=folder, progress=False)
 
 
@@ -75,10 +93,26 @@ SAME = Kind(SMALL, SMALL.model, MANY_TURNS, "no measurable difference", 18, 20)
 KINDS = {
     "same": SAME,
     "same, large blocks kept": dataclasses.replace(SAME, keeps_large_blocks=True),
-    "slower by 5 %, large blocks kept": Kind(SMALL, f"{PLANTED}:SLOW", MANY_TURNS, "slower", 9, 10, keeps_large_blocks=True),
-    "same, ResNet-50": Kind(RESNET50, RESNET50.model, CompareConfig(rounds=12, block_steps=4), "no measurable difference", 5, 5),
+    "slower by 5 %, large blocks kept": Kind(
+        SMALL, f"{PLANTED}:SLOW", MANY_TURNS, "slower", 9, 10, keeps_large_blocks=True
+    ),
+    "same, ResNet-50": Kind(
+        RESNET50,
+        RESNET50.model,
+        CompareConfig(rounds=12, block_steps=4),
+        "no measurable difference",
+        5,
+        5,
+    ),
     "wrong gradient, O0": Kind(WRONG, f"{PLANTED}:WRONG_O0", FEW_TURNS, "not comparable", 5, 5),
-    "wrong gradient, O1": Kind(dataclasses.replace(WRONG, amp_level="O1"), f"{PLANTED}:WRONG_O1", FEW_TURNS, "not comparable", 5, 5),
+    "wrong gradient, O1": Kind(
+        dataclasses.replace(WRONG, amp_level="O1"),
+        f"{PLANTED}:WRONG_O1",
+        FEW_TURNS,
+        "not comparable",
+        5,
+        5,
+    ),
 }
 
 
@@ -88,18 +122,41 @@ def one(name: str, seed: int, rounds: int) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         outcome = KINDS[name].compare(seed, rounds, Path(folder))
     interval = dataclasses.asdict(outcome.speedup) if outcome.speedup else None
-    row = {"kind": name, "seed": seed, "verdict": outcome.verdict, "speedup": interval, "parity": outcome.parity.as_json()["checks"]}
+    row = {
+        "kind": name,
+        "seed": seed,
+        "verdict": outcome.verdict,
+        "speedup": interval,
+        "parity": outcome.parity.as_json()["checks"],
+    }
     variants = outcome.variants.values()
-    row |= {"page_faults": [results.page_faults for results in variants], "process_spread": process_spread.of_ratio(*variants)}
-    shown = f"{interval['ratio']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})" if interval else ""
-    print(f"{name:32} seed {seed:2}  {outcome.verdict:26} {shown}  [{time.time() - began:.0f} s]", flush=True)
+    row |= {
+        "page_faults": [results.page_faults for results in variants],
+        "process_spread": process_spread.of_ratio(*variants),
+    }
+    shown = (
+        f"{interval['ratio']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})"
+        if interval
+        else ""
+    )
+    print(
+        f"{name:32} seed {seed:2}  {outcome.verdict:26} {shown}  [{time.time() - began:.0f} s]",
+        flush=True,
+    )
     return row
 
 
 def main() -> int:
     """Run all; exit code 1 when any kind misses what is expected of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=MANY_TURNS.rounds, help="turns of each variant (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=MANY_TURNS.rounds,
+        help="turns of each variant (default: %(default)s)",
+    )
     parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
     parser.add_argument("--only", choices=list(KINDS), help="one kind only")
     arguments = parser.parse_args()
@@ -110,9 +167,19 @@ def main() -> int:
                 continue
             rows.append(one(name, seed, arguments.rounds))
             if arguments.out:
-                write_result(arguments.out, {**conditions(), "rounds": arguments.rounds, "summary": summary(rows), "comparisons": rows})
+                write_result(
+                    arguments.out,
+                    {
+                        **conditions(),
+                        "rounds": arguments.rounds,
+                        "summary": summary(rows),
+                        "comparisons": rows,
+                    },
+                )
     for name, outcome in summary(rows).items():
-        print(f"{name}: {outcome['expected']} {outcome['found'].get(outcome['expected'], 0)} of {outcome['of']}: {outcome['outcome']}")
+        print(
+            f"{name}: {outcome['expected']} {outcome['found'].get(outcome['expected'], 0)} of {outcome['of']}: {outcome['outcome']}"
+        )
     return 1 if any(outcome["outcome"] == "missed" for outcome in summary(rows).values()) else 0
 
 
@@ -121,8 +188,20 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     result = {}
     for name, kind in KINDS.items():
         found = Counter(row["verdict"] for row in rows if row["kind"] == name)
-        outcome = "not finished" if found.total() < kind.of else "met" if found[kind.expected] >= kind.at_least else "missed"
-        result[name] = {"expected": kind.expected, "at_least": kind.at_least, "of": kind.of, "found": dict(found), "outcome": outcome}
+        outcome = (
+            "not finished"
+            if found.total() < kind.of
+            else "met"
+            if found[kind.expected] >= kind.at_least
+            else "missed"
+        )
+        result[name] = {
+            "expected": kind.expected,
+            "at_least": kind.at_least,
+            "of": kind.of,
+            "found": dict(found),
+            "outcome": outcome,
+        }
     return result
 
 

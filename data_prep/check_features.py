@@ -13,7 +13,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -36,14 +38,29 @@ def main() -> int:
     """Parse the command line, check the folder, and return the exit code."""
     parser = Parser(description="Check folders of acoustic features.")
     parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
-    parser.add_argument("--task", choices=list(TASKS), required=True, help="what is to be trained on it")
-    parser.add_argument("--dims", type=int, help="values a frame, instead of what the task's own model takes")
-    parser.add_argument("--full", action="store_true", help="read the values of every utterance instead of some")
+    parser.add_argument(
+        "--task", choices=list(TASKS), required=True, help="what is to be trained on it"
+    )
+    parser.add_argument(
+        "--dims", type=int, help="values a frame, instead of what the task's own model takes"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="read the values of every utterance instead of some"
+    )
     args = parser.parse_args()
     labels, dims, make, vocabulary = TASKS[args.task]
     make = f"{make} --out {printable(args.folder)}"
     return exit_code_of(
-        lambda: print(check_features(args.folder, labels, args.dims or dims, make, full=args.full, vocabulary_size=vocabulary)),
+        lambda: print(
+            check_features(
+                args.folder,
+                labels,
+                args.dims or dims,
+                make,
+                full=args.full,
+                vocabulary_size=vocabulary,
+            )
+        ),
         error_prefix="check_features",
         interrupted="check_features: interrupted",
     )

@@ -14,7 +14,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -30,7 +32,9 @@ def main() -> int:
     parser = Parser(description="Check an ImageNet-like folder of images.")
     parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
     parser.add_argument("--split", choices=["train", "val"], help="check this split alone")
-    parser.add_argument("--full", action="store_true", help="decode every image instead of a few per class")
+    parser.add_argument(
+        "--full", action="store_true", help="decode every image instead of a few per class"
+    )
     args = parser.parse_args()
     return exit_code_of(
         lambda: print(check_image_folder(args.folder, args.split, args.full, progress=True)),

@@ -12,7 +12,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -27,7 +29,9 @@ def main() -> int:
     """Parse the command line, check the folder, and return the exit code."""
     parser = Parser(description="Check a folder of images and masks.")
     parser.add_argument("folder", type=Path, help="the folder that has train/ and val/ in it")
-    parser.add_argument("--full", action="store_true", help="read every image and mask instead of some")
+    parser.add_argument(
+        "--full", action="store_true", help="read every image and mask instead of some"
+    )
     args = parser.parse_args()
     return exit_code_of(
         lambda: print(check_segmentation_folder(args.folder, args.full)),

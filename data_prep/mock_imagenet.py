@@ -16,7 +16,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -31,14 +33,31 @@ from gallery_lib.system import paths
 def main() -> int:
     """Parse the command line, make or verify the data, and return the exit code."""
     parser = Parser(description="Make mock ImageNet, or verify what was made.")
-    parser.add_argument("--out", type=Path, help="folder; default: where the gallery looks for this preset's data")
-    parser.add_argument("--preset", choices=list(PRESETS), default="small", help="number of classes and images (default: small)")
-    parser.add_argument("--classes", type=int, help="number of classes, 2 to 1000, instead of the preset's")
-    parser.add_argument("--train-per-class", type=int, help="training images per class, instead of the preset's")
-    parser.add_argument("--val-per-class", type=int, help="validation images per class, instead of the preset's")
+    parser.add_argument(
+        "--out", type=Path, help="folder; default: where the gallery looks for this preset's data"
+    )
+    parser.add_argument(
+        "--preset",
+        choices=list(PRESETS),
+        default="small",
+        help="number of classes and images (default: small)",
+    )
+    parser.add_argument(
+        "--classes", type=int, help="number of classes, 2 to 1000, instead of the preset's"
+    )
+    parser.add_argument(
+        "--train-per-class", type=int, help="training images per class, instead of the preset's"
+    )
+    parser.add_argument(
+        "--val-per-class", type=int, help="validation images per class, instead of the preset's"
+    )
     parser.add_argument("--seed", type=int, help="seed of all images (default: 0)")
     parser.add_argument("--workers", type=int, help="processes (default: one per core)")
-    parser.add_argument("--verify", action="store_true", help="read everything and report what is missing or changed; makes nothing")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read everything and report what is missing or changed; makes nothing",
+    )
     args = parser.parse_args()
 
     root = args.out or paths.data_dir("imagenet-small" if args.preset == "small" else args.preset)
@@ -46,10 +65,20 @@ def main() -> int:
     def body() -> int:
         if args.verify:
             return _verify(root)
-        changes = {name: getattr(args, name) for name in ("classes", "train_per_class", "val_per_class", "seed")}
-        spec = dataclasses.replace(PRESETS[args.preset], **{name: value for name, value in changes.items() if value is not None})
+        changes = {
+            name: getattr(args, name)
+            for name in ("classes", "train_per_class", "val_per_class", "seed")
+        }
+        spec = dataclasses.replace(
+            PRESETS[args.preset],
+            **{name: value for name, value in changes.items() if value is not None},
+        )
         done = generate(root, spec, args.workers)
-        made = f"{done.made} of them made now in {done.seconds:.1f} s" if done.made else "complete already"
+        made = (
+            f"{done.made} of them made now in {done.seconds:.1f} s"
+            if done.made
+            else "complete already"
+        )
         print(f"{done.root}: {done.images} images, {made}")
         return 0
 
@@ -61,7 +90,10 @@ def _verify(root: Path) -> int:
     problems = verify(root)
     print("\n".join(problems) or f"{root}: every image is as it was made")
     if problems:
-        print(f"mock_imagenet: {len(problems)} problems in {root}. Remove what is altered or extra, then make it again.", file=sys.stderr)
+        print(
+            f"mock_imagenet: {len(problems)} problems in {root}. Remove what is altered or extra, then make it again.",
+            file=sys.stderr,
+        )
     return 1 if problems else 0
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -29,10 +31,30 @@ from gallery_lib.system import paths
 def main() -> int:
     """Parse the command line, make the data, and return the exit code."""
     parser = Parser(description="Make a mock segmentation data set.")
-    parser.add_argument("--out", type=Path, default=paths.data_dir("segmentation-small"), help="folder; default: the gallery's own")
-    parser.add_argument("--train", type=int, default=SegmentationSpec.train, help="training images (default: %(default)s)")
-    parser.add_argument("--val", type=int, default=SegmentationSpec.val, help="held-out images (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=SegmentationSpec.seed, help="seed of all images (default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=paths.data_dir("segmentation-small"),
+        help="folder; default: the gallery's own",
+    )
+    parser.add_argument(
+        "--train",
+        type=int,
+        default=SegmentationSpec.train,
+        help="training images (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--val",
+        type=int,
+        default=SegmentationSpec.val,
+        help="held-out images (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=SegmentationSpec.seed,
+        help="seed of all images (default: %(default)s)",
+    )
     args = parser.parse_args()
 
     def body() -> None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -29,11 +31,36 @@ from gallery_lib.system import paths
 def main() -> int:
     """Parse the command line, make the data, and return the exit code."""
     parser = Parser(description="Make mock features for speaker verification.")
-    parser.add_argument("--out", type=Path, default=paths.data_dir("speakers-small"), help="folder; default: the gallery's own")
-    parser.add_argument("--train", type=int, default=SpeakerSpec.train, help="speakers to train on (default: %(default)s)")
-    parser.add_argument("--val", type=int, default=SpeakerSpec.val, help="other speakers, held out (default: %(default)s)")
-    parser.add_argument("--utterances", type=int, default=SpeakerSpec.utterances, help="of each speaker (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=SpeakerSpec.seed, help="seed of everything (default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=paths.data_dir("speakers-small"),
+        help="folder; default: the gallery's own",
+    )
+    parser.add_argument(
+        "--train",
+        type=int,
+        default=SpeakerSpec.train,
+        help="speakers to train on (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--val",
+        type=int,
+        default=SpeakerSpec.val,
+        help="other speakers, held out (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--utterances",
+        type=int,
+        default=SpeakerSpec.utterances,
+        help="of each speaker (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=SpeakerSpec.seed,
+        help="seed of everything (default: %(default)s)",
+    )
     args = parser.parse_args()
 
     def body() -> None:

@@ -14,7 +14,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -32,17 +34,30 @@ def main() -> int:
     default = SpeechSpec()
     parser = Parser(description="Make mock speech.")
     parser.add_argument("--out", type=Path, help="folder; default: where the gallery looks for it")
-    parser.add_argument("--characters", type=int, help=f"characters of the language, 2 to 4230 (default: {default.characters})")
-    parser.add_argument("--words", type=int, help=f"words of the language (default: {default.words})")
+    parser.add_argument(
+        "--characters",
+        type=int,
+        help=f"characters of the language, 2 to 4230 (default: {default.characters})",
+    )
+    parser.add_argument(
+        "--words", type=int, help=f"words of the language (default: {default.words})"
+    )
     parser.add_argument("--train", type=int, help=f"training utterances (default: {default.train})")
     parser.add_argument("--val", type=int, help=f"held-out utterances (default: {default.val})")
-    parser.add_argument("--seed", type=int, help=f"seed of language and utterances (default: {default.seed})")
+    parser.add_argument(
+        "--seed", type=int, help=f"seed of language and utterances (default: {default.seed})"
+    )
     values = vars(parser.parse_args())
     root = values.pop("out") or paths.data_dir("speech-small")
 
     def body() -> None:
         with busy("making mock speech", patience=1.0):
-            done = generate(root, dataclasses.replace(default, **{name: value for name, value in values.items() if value is not None}))
+            done = generate(
+                root,
+                dataclasses.replace(
+                    default, **{name: value for name, value in values.items() if value is not None}
+                ),
+            )
         print(done)
 
     return exit_code_of(

@@ -16,7 +16,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -32,18 +34,34 @@ from gallery_lib.data.text.tokenized import prepare
 def main() -> int:
     """Parse the command line, make the text, and return the exit code."""
     parser = Parser(description="Make tokenised text for the language models.")
-    parser.add_argument("--data_dir", "--data-dir", type=Path, help="folder of .txt files; default: English of Python's standard library")
-    parser.add_argument("--out", type=Path, help="folder to write; default: where the gallery looks for this text")
+    parser.add_argument(
+        "--data_dir",
+        "--data-dir",
+        type=Path,
+        help="folder of .txt files; default: English of Python's standard library",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder to write; default: where the gallery looks for this text"
+    )
     args = parser.parse_args()
 
     def body() -> None:
         with busy("reading the text and making its vocabulary", patience=1.0):
             done = prepare(args.data_dir, args.out)
-        counts = "; ".join(f"{kind}: {count['train']:,} + {count['held_out']:,}" for kind, count in done.tokens.items())
+        counts = "; ".join(
+            f"{kind}: {count['train']:,} + {count['held_out']:,}"
+            for kind, count in done.tokens.items()
+        )
         state = f"made now in {done.seconds:.1f} s" if done.made else "complete already"
-        print(f"{printable(done.root)}: {done.source}; training and held-out tokens, {counts}; {state}", *done.notices, sep="\n")
+        print(
+            f"{printable(done.root)}: {done.source}; training and held-out tokens, {counts}; {state}",
+            *done.notices,
+            sep="\n",
+        )
 
-    return exit_code_of(body, error_prefix="text", interrupted="text: interrupted; nothing was left behind")
+    return exit_code_of(
+        body, error_prefix="text", interrupted="text: interrupted; nothing was left behind"
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,10 @@ autodoc_preserve_defaults = True
 maximum_signature_line_length = 100
 add_module_names = False
 toc_object_entries = False  # every page's navigation is made anew of all entries, and a thousand functions would be among them
-nitpick_ignore_regex = [("py:.*", r"(?!gallery_lib\.).*"), ("py:.*", r".*\._.*|.*\.[A-Z]")]  # of others; private; type variables
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!gallery_lib\.).*"),
+    ("py:.*", r".*\._.*|.*\.[A-Z]"),
+]  # of others; private; type variables
 
 html_theme = "furo"
 html_static_path = ["static"]
@@ -34,13 +37,19 @@ html_show_copyright = False
 html_show_search_summary = False  # it would fetch pages, which a browser refuses in a plain folder
 
 
-def give_captions_a_level(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+def give_captions_a_level(
+    app: Any, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
     """Sphinx makes headings of the captions in the navigation and leaves out their level, which is a fault to screen readers."""
     navigation = context.get("furo_navigation_tree")
     if navigation:
-        context["furo_navigation_tree"] = navigation.replace('role="heading"', 'role="heading" aria-level="2"')
+        context["furo_navigation_tree"] = navigation.replace(
+            'role="heading"', 'role="heading" aria-level="2"'
+        )
 
 
 def setup(app: Any) -> None:
     """What Sphinx calls."""
-    app.connect("html-page-context", give_captions_a_level, priority=900)  # behind the theme, which makes the navigation
+    app.connect(
+        "html-page-context", give_captions_a_level, priority=900
+    )  # behind the theme, which makes the navigation

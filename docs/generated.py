@@ -29,7 +29,9 @@ CONTEXT_LINES = 3
 
 def diff() -> str:
     """Return, as fenced Markdown, everything that differs between the two example scripts but their docstrings."""
-    plain, accelerated = ((EXAMPLES / name).read_text().splitlines()[1:] for name in ("plain.py", "accelerated.py"))
+    plain, accelerated = (
+        (EXAMPLES / name).read_text().splitlines()[1:] for name in ("plain.py", "accelerated.py")
+    )
     lines = list(difflib.unified_diff(plain, accelerated, n=CONTEXT_LINES, lineterm=""))[2:]
     kept = ["…" if line.startswith("@@") else line for line in lines]
     return "\n".join(["```diff", *kept[1:], "```"])
@@ -57,22 +59,63 @@ def results() -> str:
     from gallery_lib.report.bench import mean_over_best, mean_over_tasks, over_best
     from gallery_lib.system import hardware
 
-    small, large = _benches("bench-small.json")[0], {name: bench for bench in _benches("bench-large*.json") for name in bench.tasks}
-    rows = [["model", "small input", "eager", "best peer", "ours", "over eager", "over best peer", "large input", "over eager"]]
+    small, large = (
+        _benches("bench-small.json")[0],
+        {name: bench for bench in _benches("bench-large*.json") for name in bench.tasks},
+    )
+    rows = [
+        [
+            "model",
+            "small input",
+            "eager",
+            "best peer",
+            "ours",
+            "over eager",
+            "over best peer",
+            "large input",
+            "over eager",
+        ]
+    ]
     for name, outcome in small.tasks.items():
         task, best = tasks.get(name), over_best(small, name)
-        speed = {variant: number(row.samples_per_second["global"]) for variant, row in outcome.rows.items() if row.reason is None}
+        speed = {
+            variant: number(row.samples_per_second["global"])
+            for variant, row in outcome.rows.items()
+            if row.reason is None
+        }
         peer = f"{speed[best[0]]} ({best[0]})" if best else "–"
         big = large[name].tasks[name] if name in large else None
         rows.append(
             [
-                *(task.title, _input(task, outcome.sizes), speed[outcome.baseline], peer, speed[OURS]),
+                *(
+                    task.title,
+                    _input(task, outcome.sizes),
+                    speed[outcome.baseline],
+                    peer,
+                    speed[OURS],
+                ),
                 *(str(outcome.ratio(outcome.baseline, OURS) or "–"), str(best[1]) if best else "–"),
-                *((_input(task, big.sizes), str(big.ratio(big.baseline, OURS) or "–")) if big else ("not measured", "–")),
+                *(
+                    (_input(task, big.sizes), str(big.ratio(big.baseline, OURS) or "–"))
+                    if big
+                    else ("not measured", "–")
+                ),
             ]
         )
     mean, over_peers = mean_over_tasks(small, small.baseline)[0], mean_over_best(small)[0]
-    rows.append(["geometric mean", "", "", "", "", str(mean), str(over_peers), "", _mean_of(large) if large else "–"])
+    rows.append(
+        [
+            "geometric mean",
+            "",
+            "",
+            "",
+            "",
+            str(mean),
+            str(over_peers),
+            "",
+            _mean_of(large) if large else "–",
+        ]
+    )
     day = max(outcome.date for outcome in small.tasks.values())[:10]
     about = f"Samples a second on {hardware.describe(small.environment)}, {day}."
     return f"{about}\n\n{markdown_table(rows)}"
@@ -83,7 +126,11 @@ def _mean_of(benches: dict[str, Any]) -> str:
     from gallery_lib.measure.bench.result import OURS
     from gallery_lib.stats import geometric_mean
 
-    ratios = [outcome.ratio(outcome.baseline, OURS) for name, bench in benches.items() for outcome in [bench.tasks[name]]]
+    ratios = [
+        outcome.ratio(outcome.baseline, OURS)
+        for name, bench in benches.items()
+        for outcome in [bench.tasks[name]]
+    ]
     return str(geometric_mean([ratio for ratio in ratios if ratio is not None]))
 
 
@@ -113,8 +160,14 @@ def written(text: str) -> str:
 
 def main() -> int:
     """Write or check all pages."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page is not up to date")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit code 1 when a page is not up to date",
+    )
     check = parser.parse_args().check
     sys.path.insert(0, str(DOCS.parent))
     from gallery_lib.system.prepared_python import run_in_prepared_environment

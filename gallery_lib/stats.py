@@ -69,24 +69,42 @@ def ratio_of_medians(
     Raises ValueError with fewer than two rounds or an empty one.
     """
     rounds = len(baseline_rounds)
-    if rounds != len(candidate_rounds) or rounds < 2 or any(len(r) == 0 for r in (*baseline_rounds, *candidate_rounds)):
-        raise ValueError(f"needs the same number (at least 2) of non-empty rounds, got {rounds} and {len(candidate_rounds)}")
+    if (
+        rounds != len(candidate_rounds)
+        or rounds < 2
+        or any(len(r) == 0 for r in (*baseline_rounds, *candidate_rounds))
+    ):
+        raise ValueError(
+            f"needs the same number (at least 2) of non-empty rounds, got {rounds} and {len(candidate_rounds)}"
+        )
     # A round's own ratio is free of drift that is slower than a round; the spread of these ratios is what is resampled.
-    log_ratios = np.array([np.log(np.median(b)) - np.log(np.median(c)) for b, c in zip(baseline_rounds, candidate_rounds, strict=True)])
+    log_ratios = np.array(
+        [
+            np.log(np.median(b)) - np.log(np.median(c))
+            for b, c in zip(baseline_rounds, candidate_rounds, strict=True)
+        ]
+    )
     draws = np.random.default_rng(seed).integers(0, rounds, size=(resamples, rounds))
     centre = float(np.median(log_ratios))
     deviations = np.median(log_ratios[draws], axis=1) - centre
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(deviations, [tail, 1.0 - tail])
-    widen = np.sqrt(rounds / (rounds - 1.0))  # the bootstrap of few rounds is too narrow by about that
+    widen = np.sqrt(
+        rounds / (rounds - 1.0)
+    )  # the bootstrap of few rounds is too narrow by about that
     spread = process_spread * NormalDist().inv_cdf(1.0 - tail)
-    low_bound, high_bound = np.exp(centre + low * widen - spread), np.exp(centre + high * widen + spread)
+    low_bound, high_bound = (
+        np.exp(centre + low * widen - spread),
+        np.exp(centre + high * widen + spread),
+    )
     return Ratio(ratio=float(np.exp(centre)), low=float(low_bound), high=float(high_bound))
 
 
 def slowest_rank(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
     """Step times by round, of the rank that took longest over each step (the others wait for it), from those of each rank."""
-    return [[max(step) for step in zip(*blocks, strict=True)] for blocks in zip(*ranks, strict=True)]
+    return [
+        [max(step) for step in zip(*blocks, strict=True)] for blocks in zip(*ranks, strict=True)
+    ]
 
 
 def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
@@ -99,7 +117,9 @@ def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
     centre = float(np.exp(np.mean([np.log(r.ratio) for r in ratios])))
     below = np.sqrt(np.sum([np.log(r.ratio / r.low) ** 2 for r in ratios])) / len(ratios)
     above = np.sqrt(np.sum([np.log(r.high / r.ratio) ** 2 for r in ratios])) / len(ratios)
-    return Ratio(ratio=centre, low=float(centre * np.exp(-below)), high=float(centre * np.exp(above)))
+    return Ratio(
+        ratio=centre, low=float(centre * np.exp(-below)), high=float(centre * np.exp(above))
+    )
 
 
 def change_of_ratio(before: Ratio, after: Ratio) -> Ratio:
@@ -110,4 +130,6 @@ def change_of_ratio(before: Ratio, after: Ratio) -> Ratio:
     below = np.hypot(np.log(after.ratio / after.low), np.log(before.high / before.ratio))
     above = np.hypot(np.log(after.high / after.ratio), np.log(before.ratio / before.low))
     change = after.ratio / before.ratio
-    return Ratio(ratio=change, low=float(change * np.exp(-below)), high=float(change * np.exp(above)))
+    return Ratio(
+        ratio=change, low=float(change * np.exp(-below)), high=float(change * np.exp(above))
+    )

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent / "docs")]  # a checkout works without being installed
+sys.path[:0] = [
+    str(FOLDER.parent),
+    str(FOLDER.parent / "docs"),
+]  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -30,7 +33,13 @@ import jupytext
 import nbformat
 
 from gallery_lib import tasks
-from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
+from gallery_lib.config import (
+    NotebookConfig,
+    PerformanceDataConfig,
+    WalkConfig,
+    WireConfig,
+    YourModelConfig,
+)
 from gallery_lib.config.options import parameters_source
 from gallery_lib.console.table import markdown_table
 from gallery_lib.notebooks.batch.latest import Committed
@@ -76,9 +85,19 @@ def index() -> dict[str, str]:
         domain = tasks.get(name).domain if name in tasks.names() else "any"
         needs = "2 CPU cores" if name in CPU_ONLY else "2 CPU cores, or GPUs"
         one, took = speedups.get(name), _duration(runs.get(name))
-        speedup = f"{one.in_words}, {one.conditions}" if one else "compares nothing" if took != "not measured" else "not measured"
+        speedup = (
+            f"{one.in_words}, {one.conditions}"
+            if one
+            else "compares nothing"
+            if took != "not measured"
+            else "not measured"
+        )
         rows.append([f"[{titles[name]}]({name}.ipynb)", domain, needs, took, speedup])
-    conditions = f"Figures of this table: {committed.described}." if committed else "No figures are committed yet."
+    conditions = (
+        f"Figures of this table: {committed.described}."
+        if committed
+        else "No figures are committed yet."
+    )
     return {"table": markdown_table(rows), "conditions": conditions}
 
 
@@ -98,7 +117,12 @@ def text_of(page: Path) -> str:
         return string.Template(page.read_text()).substitute(parameters=parameters_source(options))
     template = string.Template((FOLDER / "template.md").read_text())
     try:
-        return template.substitute(sections(page), name=page.stem, parameters=parameters_source(NotebookConfig), diff=generated.diff())
+        return template.substitute(
+            sections(page),
+            name=page.stem,
+            parameters=parameters_source(NotebookConfig),
+            diff=generated.diff(),
+        )
     except KeyError as missing:
         raise SystemExit(f"{page}: the template needs a section named {missing}") from None
 
@@ -122,8 +146,14 @@ def pages() -> list[Path]:
 
 def main() -> int:
     """Write or check all notebooks."""
-    parser = argparse.ArgumentParser(description="Build the task notebooks from template.md and pages/.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a notebook is not up to date")
+    parser = argparse.ArgumentParser(
+        description="Build the task notebooks from template.md and pages/."
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit code 1 when a notebook is not up to date",
+    )
     check = parser.parse_args().check
     different = []
     for page in pages():
@@ -135,9 +165,14 @@ def main() -> int:
             if not check:
                 target.write_text(text)
     if check and different:
-        print(f"not up to date: {', '.join(different)}. Run: python notebooks/build.py", file=sys.stderr)
+        print(
+            f"not up to date: {', '.join(different)}. Run: python notebooks/build.py",
+            file=sys.stderr,
+        )
         return 1
-    print(f"{'checked' if check else 'built'}: {len(pages())} notebook(s), {len(different)} changed")
+    print(
+        f"{'checked' if check else 'built'}: {len(pages())} notebook(s), {len(different)} changed"
+    )
     return 0
 
 

@@ -16,7 +16,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a checkout works without being installed
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # a checkout works without being installed
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -32,17 +34,26 @@ from gallery_lib.notebooks.batch.parameters import options_class
 ROOT = Path(__file__).resolve().parent.parent
 MAX_CODE_LINES = 30
 KERNEL = "gallery"
-HEADER = (("a title", r"\A# \S"), ("what one learns", r"\*\*You will learn\*\* \S"), ("what one needs", r"\*\*You need\*\* \S"))
+HEADER = (
+    ("a title", r"\A# \S"),
+    ("what one learns", r"\*\*You will learn\*\* \S"),
+    ("what one needs", r"\*\*You need\*\* \S"),
+)
 
 SHELL = re.compile(
-    r"^\s*!|^\s*\w+\s*=\s*!|^\s*%%?(bash|sh|script|sx|system|cmd)\b|\bos\.system\(|\bsubprocess\b|\.getoutput\(", re.MULTILINE
+    r"^\s*!|^\s*\w+\s*=\s*!|^\s*%%?(bash|sh|script|sx|system|cmd)\b|\bos\.system\(|\bsubprocess\b|\.getoutput\(",
+    re.MULTILINE,
 )
 PLOTTING = re.compile(r"\b(matplotlib|plt|seaborn|plotly|bokeh|altair|IPython\.display)\b")
-ABSOLUTE_PATH = re.compile(r"(?:^|(?<=[\s\"'`(=\[]))(?:/[A-Za-z][\w.-]*|~/|[A-Z]:\\)[^\s\"'`)\]]*", re.MULTILINE)
+ABSOLUTE_PATH = re.compile(
+    r"(?:^|(?<=[\s\"'`(=\[]))(?:/[A-Za-z][\w.-]*|~/|[A-Z]:\\)[^\s\"'`)\]]*", re.MULTILINE
+)
 IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)[^)]*\)|<img\b(?P<attributes>[^>]*)>")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)[^)]*\)|<a\b[^>]*href=[\"']([^\"']+)")
 CODE_IN_TEXT = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
-MENTIONED_FILE = re.compile(r"\b(?:notebooks|data_prep|benchmarks|docs|gallery_lib|tests)/[\w./-]*\w\.(?:py|ipynb|md|json|yaml)\b")
+MENTIONED_FILE = re.compile(
+    r"\b(?:notebooks|data_prep|benchmarks|docs|gallery_lib|tests)/[\w./-]*\w\.(?:py|ipynb|md|json|yaml)\b"
+)
 
 Problems = Iterator[tuple[int | None, str]]
 """Number of the cell from 1 (None: the whole notebook), and what is wrong with it."""
@@ -90,7 +101,10 @@ def code(notebook: NotebookFile, path: Path) -> Problems:
                 f"starts a command (`{match[0].strip()}`), and would not fail with it: call gallery_lib.launcher.script.run_script",
             )
         if match := PLOTTING.search(cell.source):
-            yield number, f"draws by itself (`{match[0]}`), without alternative text: call a function of gallery_lib"
+            yield (
+                number,
+                f"draws by itself (`{match[0]}`), without alternative text: call a function of gallery_lib",
+            )
 
 
 def paths(notebook: NotebookFile, path: Path) -> Problems:
@@ -102,7 +116,11 @@ def paths(notebook: NotebookFile, path: Path) -> Problems:
 
 def _anchors(notebook: NotebookFile) -> set[str]:
     """What JupyterLab calls the headings: their text with dashes for spaces."""
-    headings = re.findall(r"^#+ (.+)$", "\n".join(cell.source for _, cell in _cells(notebook, code=False)), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$",
+        "\n".join(cell.source for _, cell in _cells(notebook, code=False)),
+        re.MULTILINE,
+    )
     return {heading.strip().replace(" ", "-") for heading in headings}
 
 
@@ -131,7 +149,14 @@ def links(notebook: NotebookFile, path: Path) -> Problems:
                 yield number, f"names {mentioned}, which does not exist"
 
 
-RULES: tuple[Callable[[NotebookFile, Path], Problems], ...] = (header, parameters, outputs, code, paths, links)
+RULES: tuple[Callable[[NotebookFile, Path], Problems], ...] = (
+    header,
+    parameters,
+    outputs,
+    code,
+    paths,
+    links,
+)
 
 
 def broken(path: Path) -> list[str]:
@@ -141,7 +166,9 @@ def broken(path: Path) -> list[str]:
         found = [problem for rule in RULES for problem in rule(notebook, path)]
     except InputError as error:
         return [str(error)]
-    return [f"{path.name}{f', cell {number}' if number else ''}: {problem}" for number, problem in found]
+    return [
+        f"{path.name}{f', cell {number}' if number else ''}: {problem}" for number, problem in found
+    ]
 
 
 def stale_figures(folder: Path, results: Path) -> list[str]:
@@ -150,11 +177,21 @@ def stale_figures(folder: Path, results: Path) -> list[str]:
     if newest is None:
         return []
     path, content = newest
-    notebooks = {name: folder / f"{name}.ipynb" for name, run in content["notebooks"].items() if not run["problem"]}
-    stale = [name for name, notebook in notebooks.items() if notebook.exists() and is_stale(content["notebooks"][name], notebook)]
+    notebooks = {
+        name: folder / f"{name}.ipynb"
+        for name, run in content["notebooks"].items()
+        if not run["problem"]
+    }
+    stale = [
+        name
+        for name, notebook in notebooks.items()
+        if notebook.exists() and is_stale(content["notebooks"][name], notebook)
+    ]
     if not stale:
         return []
-    return [f"note: {path.parent.name}/{path.name} was measured with other code than this for {', '.join(stale)}"]
+    return [
+        f"note: {path.parent.name}/{path.name} was measured with other code than this for {', '.join(stale)}"
+    ]
 
 
 def main(folder: Path, results: Path = ROOT / "benchmarks" / "results") -> int:
@@ -162,7 +199,15 @@ def main(folder: Path, results: Path = ROOT / "benchmarks" / "results") -> int:
     notebooks = sorted(folder.glob("*.ipynb"))
     messages = [message for path in notebooks for message in broken(path)]
     notes = stale_figures(folder, results)
-    print("\n".join([*messages, *notes, f"checked: {len(notebooks)} notebook(s), {len(messages)} breach(es)"]))
+    print(
+        "\n".join(
+            [
+                *messages,
+                *notes,
+                f"checked: {len(notebooks)} notebook(s), {len(messages)} breach(es)",
+            ]
+        )
+    )
     return 1 if messages or not notebooks else 0
 
 

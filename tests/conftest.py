@@ -32,7 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     What takes long is begun first, notebooks before all else, so that no process has to wait for the other in the end. Those
     that want the whole machine come last, in one process: each would have to wait for what the other does at that moment.
     """
-    items.sort(key=lambda item: (_wants_all(item), *(item.get_closest_marker(name) is None for name in ("slow", "xdist_group"))))
+    items.sort(
+        key=lambda item: (
+            _wants_all(item),
+            *(item.get_closest_marker(name) is None for name in ("slow", "xdist_group")),
+        )
+    )
     for item in items:
         if _wants_all(item):
             item.add_marker(pytest.mark.xdist_group("the whole machine"), append=False)
@@ -78,6 +83,15 @@ def no_process_group_is_left() -> Iterator[None]:
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables that make a Jupyter kernel called `gallery` known, which is this interpreter."""
     folder = tmp_path_factory.mktemp("jupyter")
-    command = [sys.executable, "-m", "ipykernel", "install", "--prefix", str(folder), "--name", "gallery"]
+    command = [
+        sys.executable,
+        "-m",
+        "ipykernel",
+        "install",
+        "--prefix",
+        str(folder),
+        "--name",
+        "gallery",
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return {"JUPYTER_PATH": str(folder / "share" / "jupyter"), "HF_HUB_OFFLINE": "1"}

@@ -6,19 +6,26 @@ import pytest
 from gallery_lib.stats import percentiles, ratio_of_medians
 
 
-def drifting_rounds(rng: np.random.Generator, rounds: int, slowdown: float, noise: float) -> tuple[list, list]:
+def drifting_rounds(
+    rng: np.random.Generator, rounds: int, slowdown: float, noise: float
+) -> tuple[list, list]:
     """Two variants on a machine whose speed drifts by 30 % over the run and jitters from turn to turn."""
     baseline, candidate = [], []
     for number in range(rounds):
         drift = 1.0 + 0.3 * number / rounds
         baseline.append(list(0.1 * drift * rng.lognormal(0, 0.01) * rng.lognormal(0, noise, 7)))
-        candidate.append(list(0.1 * slowdown * drift * rng.lognormal(0, 0.01) * rng.lognormal(0, noise, 7)))
+        candidate.append(
+            list(0.1 * slowdown * drift * rng.lognormal(0, 0.01) * rng.lognormal(0, noise, 7))
+        )
     return baseline, candidate
 
 
 def verdicts(slowdown: float, runs: int = 200) -> list[str]:
     rng = np.random.default_rng(1)
-    return [ratio_of_medians(*drifting_rounds(rng, 12, slowdown, 0.03), resamples=500).verdict for _ in range(runs)]
+    return [
+        ratio_of_medians(*drifting_rounds(rng, 12, slowdown, 0.03), resamples=500).verdict
+        for _ in range(runs)
+    ]
 
 
 def test_equal_variants_are_nearly_always_no_measurable_difference() -> None:
@@ -30,7 +37,9 @@ def test_five_percent_slower_is_nearly_always_found() -> None:
 
 
 def test_the_interval_holds_the_ratio_and_names_the_direction() -> None:
-    result = ratio_of_medians([[2.0, 2.1], [2.0, 2.05], [2.1, 2.0]], [[1.0, 1.02], [1.0, 1.01], [1.03, 1.0]])
+    result = ratio_of_medians(
+        [[2.0, 2.1], [2.0, 2.05], [2.1, 2.0]], [[1.0, 1.02], [1.0, 1.01], [1.03, 1.0]]
+    )
     assert result.low <= result.ratio <= result.high
     assert result.ratio == pytest.approx(2.0, rel=0.05)
     assert result.verdict == "faster"
@@ -38,19 +47,32 @@ def test_the_interval_holds_the_ratio_and_names_the_direction() -> None:
 
 def test_what_processes_are_not_alike_in_widens_the_interval_whatever_the_turns_say() -> None:
     turns = [[1.0, 1.0]] * 50, [[0.9, 0.9]] * 50
-    narrow, wide = (ratio_of_medians(*turns, process_spread=spread, confidence=0.99) for spread in (0.0, 0.05))
+    narrow, wide = (
+        ratio_of_medians(*turns, process_spread=spread, confidence=0.99) for spread in (0.0, 0.05)
+    )
     assert (narrow.low, narrow.high) == pytest.approx((10 / 9, 10 / 9))
-    assert np.log([wide.high / wide.ratio, wide.ratio / wide.low]) == pytest.approx(2.576 * 0.05, rel=1e-3)
+    assert np.log([wide.high / wide.ratio, wide.ratio / wide.low]) == pytest.approx(
+        2.576 * 0.05, rel=1e-3
+    )
     assert (narrow.verdict, wide.verdict) == ("faster", "no measurable difference")
 
 
-@pytest.mark.parametrize(("a", "b"), [([], []), ([[1.0]], [[1.0]]), ([[1.0], []], [[1.0], [1.0]]), ([[1.0], [1.0]], [[1.0]])])
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [([], []), ([[1.0]], [[1.0]]), ([[1.0], []], [[1.0], [1.0]]), ([[1.0], [1.0]], [[1.0]])],
+)
 def test_too_little_data_is_refused(a: list, b: list) -> None:
     with pytest.raises(ValueError, match="rounds"):
         ratio_of_medians(a, b)
 
 
 def test_percentiles_are_those_of_the_durations() -> None:
-    assert percentiles([1.0, 2.0, 3.0, 4.0, 5.0]) == {"p50": 3.0, "p75": 4.0, "p90": 4.6, "p95": 4.8, "mean": 3.0}
+    assert percentiles([1.0, 2.0, 3.0, 4.0, 5.0]) == {
+        "p50": 3.0,
+        "p75": 4.0,
+        "p90": 4.6,
+        "p95": 4.8,
+        "mean": 3.0,
+    }
     with pytest.raises(ValueError, match="no durations"):
         percentiles([])

@@ -14,7 +14,11 @@ from torchvision.transforms import v2
 from gallery_lib import Config, accelerate
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--data", default=".cache/data/imagenet-small/train", help="a folder with a folder for each class")
+parser.add_argument(
+    "--data",
+    default=".cache/data/imagenet-small/train",
+    help="a folder with a folder for each class",
+)
 parser.add_argument("--batch_size", type=int, default=16)
 parser.add_argument("--image_size", type=int, default=64)
 parser.add_argument("--steps", type=int, default=60)
@@ -23,12 +27,16 @@ parser.add_argument("--log", help="write each step's seconds and loss to this JS
 options = parser.parse_args()
 
 torch.manual_seed(0)
-transform = v2.Compose([v2.Resize((options.image_size,) * 2), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
+transform = v2.Compose(
+    [v2.Resize((options.image_size,) * 2), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+)
 dataset = torchvision.datasets.ImageFolder(options.data, transform)
 
 device_type = "cuda" if torch.cuda.is_available() else "cpu"
 model = torchvision.models.resnet18(num_classes=len(dataset.classes))
-loader = DataLoader(dataset, batch_size=options.batch_size, shuffle=True, drop_last=True, num_workers=1)
+loader = DataLoader(
+    dataset, batch_size=options.batch_size, shuffle=True, drop_last=True, num_workers=1
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 config = Config()
 config.compute.bf16 = options.bf16
@@ -46,7 +54,10 @@ while len(losses) < options.steps:
         losses.append(loss.item())
         seconds.append(time.perf_counter() - began)
         if len(losses) % 10 == 0:
-            print(f"step {len(losses)}: loss {losses[-1]:.3f}, {options.batch_size / seconds[-1]:.1f} images/s", flush=True)
+            print(
+                f"step {len(losses)}: loss {losses[-1]:.3f}, {options.batch_size / seconds[-1]:.1f} images/s",
+                flush=True,
+            )
         if len(losses) == options.steps:
             break
         began = time.perf_counter()

@@ -59,7 +59,9 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
         given.append((NAMES[place] if part is None and place < len(NAMES) else _kind(part), part))
     for name, part in named.items():
         if name not in NAMES:
-            raise InputError(f"accelerate() has no argument `{name}`.{did_you_mean(name, NAMES)} It takes {', '.join(NAMES)}.")
+            raise InputError(
+                f"accelerate() has no argument `{name}`.{did_you_mean(name, NAMES)} It takes {', '.join(NAMES)}."
+            )
         if part is not None and _kind(part) != name:
             raise InputError(f"{name}={_shown(part)} must be {_wanted(name)}.")
         if part is not None or name == "loader":
@@ -73,7 +75,9 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
     configs = [part for kind, part in given if kind == "config" and part is not None]
     given = [(kind, part) for kind, part in given if kind != "config"]
     if [kind for kind, _ in given] == ["model"]:
-        given.append(("loader", None))  # the call with a model alone returns two things all the same
+        given.append(
+            ("loader", None)
+        )  # the call with a model alone returns two things all the same
     return Parts(given, configs[0] if configs else Config())
 
 
@@ -84,7 +88,11 @@ def _kind(part: Any) -> str:
     iterable = isinstance(part, Iterable) or hasattr(part, "__getitem__")
     dataset = isinstance(part, Dataset) and not isinstance(part, IterableDataset)
     if not iterable or dataset or isinstance(part, (str, bytes, Mapping, Tensor, type)):
-        hint = " Put a data set into a torch.utils.data.DataLoader first." if isinstance(part, Dataset) else ""
+        hint = (
+            " Put a data set into a torch.utils.data.DataLoader first."
+            if isinstance(part, Dataset)
+            else ""
+        )
         raise InputError(
             f"accelerate() got {_shown(part)}; it takes a model, loaders of batches, optimizers, schedulers of "
             f"torch.optim.lr_scheduler and a Config, in any order.{hint}"

@@ -76,9 +76,16 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
     if layout is torch.channels_last and not late:
         model.to(memory_format=layout)  # type: ignore[call-overload]
     if config.memory.allocator:
-        done["allocator"] = allocator.apply() if device.type == "cpu" else "torch's caching allocator (CUDA)"
+        done["allocator"] = (
+            allocator.apply() if device.type == "cpu" else "torch's caching allocator (CUDA)"
+        )
     _use_kernels(model, config, device, layout, done)
-    batches = {id(loader): DeviceLoader(loader, device, torch.contiguous_format if late else layout, config.loader) for loader in loaders}
+    batches = {
+        id(loader): DeviceLoader(
+            loader, device, torch.contiguous_format if late else layout, config.loader
+        )
+        for loader in loaders
+    }
     for niceness in {loader.niceness for loader in batches.values() if loader.niceness}:
         done["loader"] = f"processes that load data at niceness {niceness}"
     for optimizer in optimizers if config.compute.optimizer else ():
@@ -111,7 +118,13 @@ class _LayoutChange(NamedTuple):
     follow: Callable[[torch.memory_format], None]
 
 
-def _compile(model: nn.Module, config: Config, device: torch.device, done: dict[str, str], change: _LayoutChange) -> None:
+def _compile(
+    model: nn.Module,
+    config: Config,
+    device: torch.device,
+    done: dict[str, str],
+    change: _LayoutChange,
+) -> None:
     """Have `model` compiled, or tuned, with its first call, and its layout guarded."""
 
     def guard(late: bool) -> None:
@@ -146,7 +159,9 @@ def _join_run(model: nn.Module) -> torch.device:
 
 def _note_precision(config: Config, device: torch.device, done: dict[str, str]) -> None:
     if config.compute.fp16 and device.type == "cpu":
-        done["precision"] = "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; bfloat16 is"
+        done["precision"] = (
+            "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; bfloat16 is"
+        )
         warnings.warn(f"accelerate(): {done['precision']}", stacklevel=3)
 
 
@@ -159,17 +174,29 @@ def _checked(model: nn.Module) -> nn.Module:
         )
         model = model._orig_mod  # type: ignore[assignment]
     if model in _done:
-        raise InputError("accelerate() was called twice on the same model. Call it once, and keep what it returned.")
+        raise InputError(
+            "accelerate() was called twice on the same model. Call it once, and keep what it returned."
+        )
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)) or "FSDP" in kind or "FullySharded" in kind:
+        if (
+            isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel))
+            or "FSDP" in kind
+            or "FullySharded" in kind
+        ):
             where = f"its module {name}" if name else "the model"
-            raise InputError(f"{where} is a {kind} already. Give accelerate() the plain module: it distributes the model itself.")
+            raise InputError(
+                f"{where} is a {kind} already. Give accelerate() the plain module: it distributes the model itself."
+            )
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
-            raise InputError(f"the model's parameter {name} has no values (it is on the meta device). Load or initialise it first.")
+            raise InputError(
+                f"the model's parameter {name} has no values (it is on the meta device). Load or initialise it first."
+            )
         if "DTensor" in (type(parameter).__name__, type(parameter.data).__name__):
-            raise InputError(f"the model's parameter {name} is sharded (a DTensor). Give accelerate() the plain module.")
+            raise InputError(
+                f"the model's parameter {name} is sharded (a DTensor). Give accelerate() the plain module."
+            )
     return model
 
 
@@ -201,7 +228,11 @@ def _has_synchronized_norm(model: nn.Module) -> bool:
 
 
 def _lay_out(
-    model: nn.Module, optimizers: list[torch.optim.Optimizer], config: Config, device: torch.device, done: dict[str, str]
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    config: Config,
+    device: torch.device,
+    done: dict[str, str],
 ) -> torch.memory_format:
     """Bring the model to the device; return the memory format that it is to have."""
     layout = memory_format(model, config.memory, device.type)
@@ -220,7 +251,13 @@ def _lay_out(
     return layout
 
 
-def _use_kernels(model: nn.Module, config: Config, device: torch.device, layout: torch.memory_format, done: dict[str, str]) -> None:
+def _use_kernels(
+    model: nn.Module,
+    config: Config,
+    device: torch.device,
+    layout: torch.memory_format,
+    done: dict[str, str],
+) -> None:
     """Have own kernels carry out batch norms where they are used, or say why none are."""
     if not config.compute.kernels:
         return
@@ -255,6 +292,9 @@ def techniques(model: nn.Module) -> dict[str, str]:
 
 accelerate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what help() and editors show
     [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=nn.Module)]
-    + [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for name in arguments.NAMES[1:]],
+    + [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+        for name in arguments.NAMES[1:]
+    ],
     return_annotation=tuple[Any, ...],
 )

@@ -18,13 +18,21 @@ _FOLDERS = ("folder", "out", "run_dir", "data_dir")
 _FILES = ("batches", "picture")
 
 
-def _complete(parser: argparse.ArgumentParser, line: CommandLine, known: Mapping[str, Sequence[str]]) -> None:
+def _complete(
+    parser: argparse.ArgumentParser, line: CommandLine, known: Mapping[str, Sequence[str]]
+) -> None:
     """Say of each argument what may stand there, and offer one spelling of it."""
     if line.actions:
         branches = parser.add_subparsers()
         for name, action_line in line.actions.items():
             help_text = action_line.description.splitlines()[0].rstrip(".")
-            _complete(branches.add_parser(name, help=help_text, parents=[action_line.parser()], add_help=False), action_line, known)
+            _complete(
+                branches.add_parser(
+                    name, help=help_text, parents=[action_line.parser()], add_help=False
+                ),
+                action_line,
+                known,
+            )
         return
     options = {f.name: choices(cls, f.name) for cls in line.classes for f in fields(cls)}
     for action in parser._actions:
@@ -35,7 +43,9 @@ def _complete(parser: argparse.ArgumentParser, line: CommandLine, known: Mapping
         action.option_strings = [word for word in action.option_strings if "_" not in word]
 
 
-def script(shell: str, commands: Mapping[str, tuple[str, CommandLine]], known: Mapping[str, Sequence[str]]) -> str:
+def script(
+    shell: str, commands: Mapping[str, tuple[str, CommandLine]], known: Mapping[str, Sequence[str]]
+) -> str:
     """The script for `bash` or `zsh`.
 
     Args:
@@ -46,5 +56,9 @@ def script(shell: str, commands: Mapping[str, tuple[str, CommandLine]], known: M
     branches = root.add_subparsers()
     for name, (sentence, line) in commands.items():
         parents = [] if line.actions else [line.parser()]
-        _complete(branches.add_parser(name, help=sentence, parents=parents, add_help=bool(line.actions)), line, known)
+        _complete(
+            branches.add_parser(name, help=sentence, parents=parents, add_help=bool(line.actions)),
+            line,
+            known,
+        )
     return shtab.complete(root, shell)

@@ -11,7 +11,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gallery_lib.cli.commands import bench, compare, doctor, lab, list_tasks, pack, plot, run, show, site
+from gallery_lib.cli.commands import (
+    bench,
+    compare,
+    doctor,
+    lab,
+    list_tasks,
+    pack,
+    plot,
+    run,
+    show,
+    site,
+)
 from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.config.options import CommandLine, parse_command_line
 from gallery_lib.console.exit_code import exit_code_of
@@ -23,7 +34,11 @@ from gallery_lib.system.version import version_text
 
 
 def _guarded(body: Callable[[], int | None]) -> int:
-    return exit_code_of(body, error_prefix="error", interrupted="interrupted: every process of the run has been ended.")
+    return exit_code_of(
+        body,
+        error_prefix="error",
+        interrupted="interrupted: every process of the run has been ended.",
+    )
 
 
 def _say_where_things_are_kept() -> None:
@@ -39,7 +54,11 @@ def launch_single_task(arguments: Sequence[str]) -> int:
             print(version_text())
             return
         config, launch_config = parse_command_line(
-            arguments, TrainConfig, LaunchConfig, prog="launch_single_task.py", description="Train one task of the gallery, over torchrun."
+            arguments,
+            TrainConfig,
+            LaunchConfig,
+            prog="launch_single_task.py",
+            description="Train one task of the gallery, over torchrun.",
         )
         if launch_config.dry_run:
             from gallery_lib.launcher import job
@@ -50,7 +69,10 @@ def launch_single_task(arguments: Sequence[str]) -> int:
         from gallery_lib.console.progress import Progress
         from gallery_lib.launcher.torchrun import Torchrun
 
-        with Progress() as progress, Torchrun(config, launch_config) as ahead:  # it imports torch while this process does
+        with (
+            Progress() as progress,
+            Torchrun(config, launch_config) as ahead,
+        ):  # it imports torch while this process does
             with progress.importing():
                 from gallery_lib.launcher import job
                 from gallery_lib.report import tables
@@ -81,7 +103,13 @@ def _completion(arguments: Sequence[str]) -> None:
 
     notebooks = sorted(path.stem for path in plan.notebooks_dir().glob("*.ipynb"))
     known = {"names": notebooks, "task": tasks.names(), "model": tasks.names()}
-    print(completion.script(namespace.shell, {name: (command.does, command.line) for name, command in _COMMANDS.items()}, known))
+    print(
+        completion.script(
+            namespace.shell,
+            {name: (command.does, command.line) for name, command in _COMMANDS.items()},
+            known,
+        )
+    )
 
 
 class Command(NamedTuple):
@@ -96,19 +124,52 @@ class Command(NamedTuple):
 _MEASURE, _READ, _TAKE = "Run and measure", "Read what came out", "Look around and take away"
 
 _COMMANDS: dict[str, Command] = {
-    "run": Command(run.main, run.LINE, _MEASURE, "notebooks, headless, and which of them really ran"),
-    "compare": Command(compare.main, compare.LINE, _MEASURE, "baseline against accelerated backend, in turns; or two batches"),
-    "bench": Command(bench.main, bench.LINE, _MEASURE, "tasks × variants, with other libraries, or one technique after another"),
-    "lab": Command(lab.main, lab.LINE, _MEASURE, "several hosts on this machine, with emulated links, to run distributed training on"),
-    "show": Command(show.main, show.LINE, _READ, "the tables of a run, a comparison, a batch or a bench"),
-    "plot": Command(plot.main, plot.LINE, _READ, "a comparison's throughput since launch, as a picture"),
+    "run": Command(
+        run.main, run.LINE, _MEASURE, "notebooks, headless, and which of them really ran"
+    ),
+    "compare": Command(
+        compare.main,
+        compare.LINE,
+        _MEASURE,
+        "baseline against accelerated backend, in turns; or two batches",
+    ),
+    "bench": Command(
+        bench.main,
+        bench.LINE,
+        _MEASURE,
+        "tasks × variants, with other libraries, or one technique after another",
+    ),
+    "lab": Command(
+        lab.main,
+        lab.LINE,
+        _MEASURE,
+        "several hosts on this machine, with emulated links, to run distributed training on",
+    ),
+    "show": Command(
+        show.main, show.LINE, _READ, "the tables of a run, a comparison, a batch or a bench"
+    ),
+    "plot": Command(
+        plot.main, plot.LINE, _READ, "a comparison's throughput since launch, as a picture"
+    ),
     "doctor": Command(
-        doctor.main, doctor.LINE, _READ, "what this machine offers; where a run's step went; why several processes are slower"
+        doctor.main,
+        doctor.LINE,
+        _READ,
+        "what this machine offers; where a run's step went; why several processes are slower",
     ),
     "list": Command(list_tasks.main, list_tasks.LINE, _TAKE, "the tasks of the gallery"),
-    "site": Command(site.main, site.LINE, _READ, "the gallery as pages for a browser, with guides and a reference"),
-    "pack": Command(pack.main, pack.LINE, _TAKE, "one task as an archive that runs by itself on another machine"),
-    "completion": Command(_completion, _COMPLETION, _TAKE, "a script that completes these commands in bash or zsh"),
+    "site": Command(
+        site.main,
+        site.LINE,
+        _READ,
+        "the gallery as pages for a browser, with guides and a reference",
+    ),
+    "pack": Command(
+        pack.main, pack.LINE, _TAKE, "one task as an archive that runs by itself on another machine"
+    ),
+    "completion": Command(
+        _completion, _COMPLETION, _TAKE, "a script that completes these commands in bash or zsh"
+    ),
 }
 
 EXAMPLES = {
@@ -143,11 +204,24 @@ Exit codes
 
 def help_page() -> str:
     """What `gallery --help` prints."""
-    parts = ["usage: gallery COMMAND …\n\nHow much faster does a model train with the accelerated backend, and is it the same training?"]
+    parts = [
+        "usage: gallery COMMAND …\n\nHow much faster does a model train with the accelerated backend, and is it the same training?"
+    ]
     for group in dict.fromkeys(command.group for command in _COMMANDS.values()):
-        rows = [["  " + name, command.does] for name, command in _COMMANDS.items() if command.group == group]
+        rows = [
+            ["  " + name, command.does]
+            for name, command in _COMMANDS.items()
+            if command.group == group
+        ]
         parts.append("\n".join([group, *text_columns(rows)]))
-    parts.append("\n".join(["Examples", *text_columns([["  " + words, meaning] for words, meaning in EXAMPLES.items()])]))
+    parts.append(
+        "\n".join(
+            [
+                "Examples",
+                *text_columns([["  " + words, meaning] for words, meaning in EXAMPLES.items()]),
+            ]
+        )
+    )
     return "\n\n".join([*parts, _NOTES])
 
 
@@ -165,7 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(version_text())
             return None
         if words[0] not in _COMMANDS:
-            raise InputError(f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: {', '.join(_COMMANDS)}.")
+            raise InputError(
+                f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: {', '.join(_COMMANDS)}."
+            )
         _say_where_things_are_kept()
         return _COMMANDS[words[0]].run(words[1:])
 

@@ -24,12 +24,29 @@ def commands(root: Path, folder: Path, *, into_current: bool) -> list[str]:
         return file if folder == root else shlex.quote(str(root / file))
 
     # A packed task has its own notebook alone.
-    model = next(name for name in ["resnet50", *tasks.names()] if (root / "notebooks" / f"{name}.ipynb").is_file())
-    options = " ".join([f"--model {model}", *(f"--{name} {value}" for name, value in tasks.get(model).quick.items() if name in _SIZES)])
+    model = next(
+        name
+        for name in ["resnet50", *tasks.names()]
+        if (root / "notebooks" / f"{name}.ipynb").is_file()
+    )
+    options = " ".join(
+        [
+            f"--model {model}",
+            *(
+                f"--{name} {value}"
+                for name, value in tasks.get(model).quick.items()
+                if name in _SIZES
+            ),
+        ]
+    )
     programs = paths.environment_dir(root) / "bin"
 
     def program(name: str) -> str:
-        return here(f".venv/bin/{name}") if programs == root / ".venv" / "bin" else shlex.quote(str(programs / name))
+        return (
+            here(f".venv/bin/{name}")
+            if programs == root / ".venv" / "bin"
+            else shlex.quote(str(programs / name))
+        )
 
     python = "python3" if into_current else program("python")
     gallery = "python3 -m gallery_lib" if into_current else program("gallery")
@@ -46,8 +63,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--into-current", action="store_true")
     arguments = parser.parse_args()
-    print("Ready. The notebooks in JupyterLab; one task, accelerated; the same beside PyTorch as it comes:")
-    for command in commands(Path(__file__).resolve().parents[2], arguments.folder.resolve(), into_current=arguments.into_current):
+    print(
+        "Ready. The notebooks in JupyterLab; one task, accelerated; the same beside PyTorch as it comes:"
+    )
+    for command in commands(
+        Path(__file__).resolve().parents[2],
+        arguments.folder.resolve(),
+        into_current=arguments.into_current,
+    ):
         print(f"  {command}")
 
 

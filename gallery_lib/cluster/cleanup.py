@@ -25,7 +25,9 @@ def alive(lab: State) -> bool:
 
 def _processes(lab: State) -> list[int]:
     """All of the lab's but this one."""
-    marked = [pids for pids in namespaces.processes().values() if namespaces.have_mark(pids, lab.mark)]
+    marked = [
+        pids for pids in namespaces.processes().values() if namespaces.have_mark(pids, lab.mark)
+    ]
     return sorted({pid for pids in [*marked, cpu.members(lab.cpu)] for pid in pids} - {os.getpid()})
 
 
@@ -35,15 +37,21 @@ def clear(lab: State) -> None:
     Raises InputError when it belongs to another user, RunFailed when something will not go.
     """
     deadline = time.monotonic() + _KILL_SECONDS
-    while (pids := _processes(lab)) or not cpu.remove(lab.cpu):  # one that was being started may come in meanwhile
+    while (pids := _processes(lab)) or not cpu.remove(
+        lab.cpu
+    ):  # one that was being started may come in meanwhile
         if time.monotonic() > deadline:
-            raise RunFailed(f"processes {pids} of the lab `{lab.name}` do not end. They may wait for a device; try again later.")
+            raise RunFailed(
+                f"processes {pids} of the lab `{lab.name}` do not end. They may wait for a device; try again later."
+            )
         for pid in pids:
             try:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             except PermissionError:
-                raise InputError(f"the lab `{lab.name}` belongs to another user, as whom it has to be taken down.") from None
+                raise InputError(
+                    f"the lab `{lab.name}` belongs to another user, as whom it has to be taken down."
+                ) from None
         time.sleep(0.02)
     state.delete(lab)
 

@@ -29,7 +29,9 @@ def _parent_cgroup() -> tuple[str, Path] | None:
         return "cgroup v1", first[0]
     second, top = cgroups.own("cgroup2") or (None, None)
     while second and (second / "cgroup.subtree_control").is_file():
-        if "cpu" in (second / "cgroup.subtree_control").read_text().split() and os.access(second, os.W_OK):
+        if "cpu" in (second / "cgroup.subtree_control").read_text().split() and os.access(
+            second, os.W_OK
+        ):
             return "cgroup v2", second
         second = None if second == top else second.parent
     return None
@@ -56,7 +58,10 @@ def _cores(hosts: int, cpus: float, reason: str) -> CpuShare:
     if cores := _dealt(hosts, each):
         return CpuShare("cores", cores=cores, reason=reason)
     there = len(os.sched_getaffinity(0))
-    return CpuShare("none", reason=f"{reason}, and {there} core(s) are too few to give {each} to each of {hosts} hosts")
+    return CpuShare(
+        "none",
+        reason=f"{reason}, and {there} core(s) are too few to give {each} to each of {hosts} hosts",
+    )
 
 
 def default_cpus(hosts: int) -> float:
@@ -93,7 +98,9 @@ def make(share: CpuShare, hosts: tuple[Host, ...]) -> CpuShare:
             set_quota(share, host.number, host.cpus)
     except OSError as error:
         remove(share)
-        return _cores(len(hosts), hosts[0].cpus, f"a cgroup with a quota could not be made ({error})")
+        return _cores(
+            len(hosts), hosts[0].cpus, f"a cgroup with a quota could not be made ({error})"
+        )
     return share
 
 
@@ -101,7 +108,12 @@ def joining(share: CpuShare, host: int) -> list[str]:
     """The words before a command that is to run within the host's share."""
     words = []
     if share.folder is not None:
-        words += ["/bin/sh", "-c", 'echo 0 >"$0/cgroup.procs" && exec "$@"', str(_host_folder(share, host))]
+        words += [
+            "/bin/sh",
+            "-c",
+            'echo 0 >"$0/cgroup.procs" && exec "$@"',
+            str(_host_folder(share, host)),
+        ]
     if share.cores:
         words += [tool("taskset"), "-c", ",".join(map(str, share.cores[host]))]
     return words
@@ -111,7 +123,10 @@ def members(share: CpuShare) -> list[int]:
     """The processes in the lab's cgroups."""
     found = []
     if share.folder is not None:
-        for file in [Path(share.folder, "cgroup.procs"), *Path(share.folder).glob("*/cgroup.procs")]:
+        for file in [
+            Path(share.folder, "cgroup.procs"),
+            *Path(share.folder).glob("*/cgroup.procs"),
+        ]:
             with contextlib.suppress(OSError):
                 found += [int(pid) for pid in file.read_text().split()]
     return found
@@ -121,7 +136,10 @@ def remove(share: CpuShare) -> bool:
     """Take the lab's cgroups away; returns whether they are gone. They stay while a process is in them."""
     if share.folder is None:
         return True
-    for folder in [*(path for path in Path(share.folder).glob("*") if path.is_dir()), Path(share.folder)]:
+    for folder in [
+        *(path for path in Path(share.folder).glob("*") if path.is_dir()),
+        Path(share.folder),
+    ]:
         with contextlib.suppress(OSError):
             folder.rmdir()
     return not Path(share.folder).exists()

@@ -19,7 +19,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gallery_lib.cluster import cleanup, cpu, keeper, link_rate, namespaces, network, requirements, state
+from gallery_lib.cluster import (
+    cleanup,
+    cpu,
+    keeper,
+    link_rate,
+    namespaces,
+    network,
+    requirements,
+    state,
+)
 from gallery_lib.cluster.requirements import LabUnavailable
 from gallery_lib.cluster.state import Host, State
 from gallery_lib.config import LabConfig, options
@@ -33,9 +42,14 @@ def _planned(config: LabConfig, lab_id: str) -> State:
     state.check_name(config.name)
     bits_per_second = link_rate.bits_per_second(config.rate)
     if config.cpus is not None and config.cpus > hardware.cores():
-        raise InputError(f"cpus={config.cpus:g} for each host: this machine has {hardware.cores()} core(s).")
+        raise InputError(
+            f"cpus={config.cpus:g} for each host: this machine has {hardware.cores()} core(s)."
+        )
     cpus = config.cpus or cpu.default_cpus(config.hosts)
-    hosts = tuple(Host(number, network.address(number), bits_per_second, cpus) for number in range(config.hosts))
+    hosts = tuple(
+        Host(number, network.address(number), bits_per_second, cpus)
+        for number in range(config.hosts)
+    )
     return State(config.name, lab_id, time.time(), hosts, cpu.choose(lab_id, config.hosts, cpus))
 
 
@@ -52,7 +66,13 @@ class Lab:
     machine cannot have a lab.
     """
 
-    def __init__(self, hosts: int = 2, rate: str = "1gbit", cpus: float | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        hosts: int = 2,
+        rate: str = "1gbit",
+        cpus: float | None = None,
+        name: str | None = None,
+    ) -> None:
         lab_id = state.new_id()
         values = {"hosts": hosts, "rate": rate, "cpus": cpus, "name": name or f"lab-{lab_id}"}
         self._state = _planned(options.from_mapping(LabConfig, values), lab_id)
@@ -66,7 +86,9 @@ class Lab:
         if found is None or not cleanup.alive(found):
             up = names_up()
             known_names = f" There are: {', '.join(up)}." if up else ""
-            raise InputError(f"no lab `{name}` is up.{did_you_mean(name, up)}{known_names} One is made by: gallery lab up --name {name}")
+            raise InputError(
+                f"no lab `{name}` is up.{did_you_mean(name, up)}{known_names} One is made by: gallery lab up --name {name}"
+            )
         lab = cls.__new__(cls)
         lab._state, lab._keeper, lab._started = found, None, []
         return lab
@@ -109,7 +131,9 @@ class Lab:
         try:
             answer = json.loads(self._keeper.stdout.readline())
         except json.JSONDecodeError:
-            raise RunFailed(f"the process that keeps the lab ended at its start:\n{self._keeper.stderr.read()}") from None
+            raise RunFailed(
+                f"the process that keeps the lab ended at its start:\n{self._keeper.stderr.read()}"
+            ) from None
         if "errno" in answer:
             raise requirements.no_namespaces(answer["errno"])
         self._keep(keeper=self._keeper.pid, user_namespace=answer["user_namespace"])
@@ -182,14 +206,21 @@ class Lab:
 
     def _number(self, host: int) -> int:
         if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < len(self.hosts):
-            raise InputError(f"host={host!r}: the lab `{self.name}` has hosts 0 to {len(self.hosts) - 1}.")
+            raise InputError(
+                f"host={host!r}: the lab `{self.name}` has hosts 0 to {len(self.hosts) - 1}."
+            )
         return host
 
     # ----------------------------------------------------------------------------------------------------------
     # What is done with it
 
     def popen(
-        self, host: int, command: Sequence[str], *, environment: Mapping[str, str] | None = None, **arguments: Any
+        self,
+        host: int,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        **arguments: Any,
     ) -> subprocess.Popen[Any]:
         """Start a command on a host, with more variables and with arguments of subprocess.Popen.
 
@@ -197,10 +228,16 @@ class Lab:
         does the end of this process. The command itself is among `processes(host)`.
         """
         number = self._number(host)
-        placed = [*cpu.joining(self._state.cpu, number), *namespaces.entering(self._state, number), *command]
+        placed = [
+            *cpu.joining(self._state.cpu, number),
+            *namespaces.entering(self._state, number),
+            *command,
+        ]
         variables = {**os.environ, "PYTHONPATH": search_path(), **(environment or {})}
         supervised = [sys.executable, "-m", "gallery_lib.system.supervisor", *placed]
-        process = subprocess.Popen(supervised, env=variables, stdin=subprocess.DEVNULL, start_new_session=True, **arguments)
+        process = subprocess.Popen(
+            supervised, env=variables, stdin=subprocess.DEVNULL, start_new_session=True, **arguments
+        )
         self._started = [*(other for other in self._started if other.poll() is None), process]
         return process
 
@@ -236,7 +273,9 @@ class Lab:
         """
         number = self._number(host)
         if not 0 < share <= 1:
-            raise InputError(f"share={share!r} of a host's CPU time must be above 0, and at most 1.")
+            raise InputError(
+                f"share={share!r} of a host's CPU time must be above 0, and at most 1."
+            )
         if self._state.cpu.folder is None:
             raise LabUnavailable(
                 f"a host can be slowed down where it has a quota; here it has {self.cpu_share}. Needed: a writable cgroup."

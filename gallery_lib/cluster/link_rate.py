@@ -30,7 +30,9 @@ def bits_per_second(text: str) -> int:
     """The rate that `1gbit` or `2.5mbit` stands for. Raises InputError for anything else, and out of 100kbit to 100gbit."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(kbit|mbit|gbit)", str(text).strip().lower())
     if not found:
-        raise InputError(f"rate={text!r} must be a number with kbit, mbit or gbit behind it, in bits per second: 100mbit, say.")
+        raise InputError(
+            f"rate={text!r} must be a number with kbit, mbit or gbit behind it, in bits per second: 100mbit, say."
+        )
     rate = round(float(found[1]) * _UNITS[found[2]])
     if not _SLOWEST <= rate <= _FASTEST:
         raise InputError(f"rate={text!r} must be between 100kbit and 100gbit.")
@@ -39,7 +41,9 @@ def bits_per_second(text: str) -> int:
 
 def shown(rate: int) -> str:
     """`1 Gbit/s` for a rate in bits per second."""
-    unit, size = max(((unit, size) for unit, size in _UNITS.items() if size <= rate), key=lambda pair: pair[1])
+    unit, size = max(
+        ((unit, size) for unit, size in _UNITS.items() if size <= rate), key=lambda pair: pair[1]
+    )
     return f"{rate / size:g} {unit.capitalize()}/s"
 
 

@@ -55,13 +55,21 @@ def make(hosts: int) -> bool:
 
 def path(state: State, host: int) -> str:
     """The file of a host's namespace, or of the switch's."""
-    return f"/proc/{state.keeper}/ns/net" if host == SWITCH else f"/proc/{state.keeper}/fd/{_FIRST_DESCRIPTOR + host}"
+    return (
+        f"/proc/{state.keeper}/ns/net"
+        if host == SWITCH
+        else f"/proc/{state.keeper}/fd/{_FIRST_DESCRIPTOR + host}"
+    )
 
 
 def entering(state: State, host: int) -> list[str]:
     """The words before a command that is to run there."""
     words = [tool("nsenter"), f"--net={path(state, host)}"]
-    return [*words, f"--user=/proc/{state.keeper}/ns/user", "--preserve-credentials"] if state.user_namespace else words
+    return (
+        [*words, f"--user=/proc/{state.keeper}/ns/user", "--preserve-credentials"]
+        if state.user_namespace
+        else words
+    )
 
 
 def processes() -> dict[int, list[int]]:
@@ -76,7 +84,9 @@ def processes() -> dict[int, list[int]]:
 
 def in_host(state: State, host: int, known: dict[int, list[int]] | None = None) -> list[int]:
     """The processes in a host, of those `known` (default: looked up now)."""
-    return sorted((processes() if known is None else known).get(Path(path(state, host)).stat().st_ino, []))
+    return sorted(
+        (processes() if known is None else known).get(Path(path(state, host)).stat().st_ino, [])
+    )
 
 
 def have_mark(pids: Iterable[int], mark: str) -> bool:

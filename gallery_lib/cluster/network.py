@@ -27,13 +27,20 @@ def address(host: int) -> str:
 def _run(state: State, host: int, command: str, lines: Sequence[str]) -> None:
     """Lines of `ip` or `tc` in one namespace. Raises LabUnavailable with what the command said."""
     entering = namespaces.entering(state, host)
-    done = subprocess.run([*entering, tool(command), "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
+    done = subprocess.run(
+        [*entering, tool(command), "-batch", "-"],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+    )
     if done.returncode:
         said = " ".join(done.stderr.split())
         number = re.search(r"-:(\d+)", said)
         words = f"{command} {lines[int(number[1]) - 1]}" if number else command
         needed = f" {NEEDED}" if "not permitted" in said else ""
-        raise LabUnavailable(f"the kernel refused a part of the lab's network; `{words}` said: {said}{needed}")
+        raise LabUnavailable(
+            f"the kernel refused a part of the lab's network; `{words}` said: {said}{needed}"
+        )
 
 
 def _packets(bits_per_second: int) -> str:
@@ -42,7 +49,11 @@ def _packets(bits_per_second: int) -> str:
 
 def make(state: State) -> None:
     """Bridge, cards, addresses and rates of a lab whose namespaces are there."""
-    bridge = [f"link add name {state.mark} type bridge", f"link set {state.mark} addrgenmode none", f"link set {state.mark} up"]
+    bridge = [
+        f"link add name {state.mark} type bridge",
+        f"link set {state.mark} addrgenmode none",
+        f"link set {state.mark} up",
+    ]
     for host in state.hosts:
         port = f"port{host.number}"
         bridge += [
@@ -61,15 +72,32 @@ def make(state: State) -> None:
             f"link set {INTERFACE} up",
         ]
         _run(state, host.number, "ip", card)
-        _run(state, host.number, "tc", [f"qdisc replace dev {INTERFACE} root {link_rate.tbf(host.rate)}"])
-    _run(state, SWITCH, "tc", [f"qdisc replace dev port{host.number} root {link_rate.tbf(host.rate)}" for host in state.hosts])
+        _run(
+            state,
+            host.number,
+            "tc",
+            [f"qdisc replace dev {INTERFACE} root {link_rate.tbf(host.rate)}"],
+        )
+    _run(
+        state,
+        SWITCH,
+        "tc",
+        [
+            f"qdisc replace dev port{host.number} root {link_rate.tbf(host.rate)}"
+            for host in state.hosts
+        ],
+    )
 
 
 def set_rate(state: State, host: int, bits_per_second: int) -> None:
     """Another rate for a host, in both directions."""
     _run(state, host, "ip", [_packets(bits_per_second)])
-    _run(state, host, "tc", [f"qdisc replace dev {INTERFACE} root {link_rate.tbf(bits_per_second)}"])
-    _run(state, SWITCH, "tc", [f"qdisc replace dev port{host} root {link_rate.tbf(bits_per_second)}"])
+    _run(
+        state, host, "tc", [f"qdisc replace dev {INTERFACE} root {link_rate.tbf(bits_per_second)}"]
+    )
+    _run(
+        state, SWITCH, "tc", [f"qdisc replace dev port{host} root {link_rate.tbf(bits_per_second)}"]
+    )
 
 
 def set_cut(state: State, host: int, cut: bool) -> None:

@@ -27,14 +27,18 @@ def tool(name: str) -> str:
     """The path of a command. Raises LabUnavailable with the package that has it."""
     found = shutil.which(name) or shutil.which(name, path=_SYSTEM_FOLDERS)
     if found is None:
-        raise LabUnavailable(f"a lab needs the command `{name}`, which is not here: apt-get install {_PACKAGES[name]}")
+        raise LabUnavailable(
+            f"a lab needs the command `{name}`, which is not here: apt-get install {_PACKAGES[name]}"
+        )
     return found
 
 
 def check() -> None:
     """Raises LabUnavailable when the system or a command is missing."""
     if not sys.platform.startswith("linux"):
-        raise LabUnavailable(f"a lab is made of Linux's network namespaces, and this is {sys.platform}.")
+        raise LabUnavailable(
+            f"a lab is made of Linux's network namespaces, and this is {sys.platform}."
+        )
     for name in _PACKAGES:
         tool(name)
 

@@ -27,14 +27,21 @@ from gallery_lib.system.processes import Relay, end_supervised
 
 _LOOK_SECONDS = 0.05
 _READ_SECONDS = 10
-_MERGED = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+_MERGED = {
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.STDOUT,
+    "text": True,
+    "errors": "replace",
+}
 
 
 def _check(command: Sequence[str], config: LabRunConfig) -> None:
     """InputError for what can be known to fail before a process is started."""
     if not command:
         example = "-- train.py --lr 0.1" if config.torchrun else "-- hostname"
-        raise InputError(f"gallery lab run needs what it is to run, behind two dashes: gallery lab run {example}")
+        raise InputError(
+            f"gallery lab run needs what it is to run, behind two dashes: gallery lab run {example}"
+        )
     if not config.torchrun:
         if shutil.which(command[0]) is None:
             raise InputError(f"the command `{command[0]}` is not on this machine.")
@@ -66,8 +73,16 @@ def torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]
     """The words before a script that torchrun is to start on `host`."""
     return [
         *[sys.executable, "-m", "gallery_lib.cluster.torchrun"],
-        *[f"--nnodes={len(lab.hosts)}", f"--node-rank={host.number}", f"--nproc-per-node={config.nproc_per_node}"],
-        *[f"--master-addr={lab.hosts[0].address}", f"--master-port={config.master_port}", f"--log-dir={logs}"],
+        *[
+            f"--nnodes={len(lab.hosts)}",
+            f"--node-rank={host.number}",
+            f"--nproc-per-node={config.nproc_per_node}",
+        ],
+        *[
+            f"--master-addr={lab.hosts[0].address}",
+            f"--master-port={config.master_port}",
+            f"--log-dir={logs}",
+        ],
     ]
 
 
@@ -91,18 +106,31 @@ def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
     processes: list[subprocess.Popen[Any]] = []
     readers: list[Relay] = []
     turn = threading.Lock()
-    with TemporaryDirectory(prefix="gallery-lab-") as logs, ThreadPoolExecutor(len(lab.hosts)) as pool:
+    with (
+        TemporaryDirectory(prefix="gallery-lab-") as logs,
+        ThreadPoolExecutor(len(lab.hosts)) as pool,
+    ):
         try:
             for host in lab.hosts:
-                before = torchrun(lab, host, config, f"{logs}/{host.name}") if config.torchrun else []
+                before = (
+                    torchrun(lab, host, config, f"{logs}/{host.name}") if config.torchrun else []
+                )
                 variables = environment(lab, host, config)
-                process = lab.popen(host.number, [*before, *command], environment=variables, **_MERGED)
+                process = lab.popen(
+                    host.number, [*before, *command], environment=variables, **_MERGED
+                )
                 processes.append(process)
                 readers.append(_pass_on(process, host.name, turn))
             failed = None
-            while failed is None and not any(reader.failure for reader in readers) and any(process.poll() is None for process in processes):
+            while (
+                failed is None
+                and not any(reader.failure for reader in readers)
+                and any(process.poll() is None for process in processes)
+            ):
                 time.sleep(_LOOK_SECONDS)
-                failed = next((number for number, process in enumerate(processes) if process.poll()), None)
+                failed = next(
+                    (number for number, process in enumerate(processes) if process.poll()), None
+                )
         finally:
             list(pool.map(end_supervised, processes))
             for reader in readers:
@@ -114,7 +142,11 @@ def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
             else f"what the hosts say cannot be written: {problem}"
         )
         raise RunFailed(f"{said}, so their commands were ended.")
-    failed = next((number for number, process in enumerate(processes) if process.returncode), None) if failed is None else failed
+    failed = (
+        next((number for number, process in enumerate(processes) if process.returncode), None)
+        if failed is None
+        else failed
+    )
     if failed is not None:
         others = " The commands on the other hosts have been ended." if len(processes) > 1 else ""
         code = processes[failed].returncode

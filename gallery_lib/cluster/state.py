@@ -81,7 +81,9 @@ class State:
 
     def changed(self, host: int, **values: Any) -> State:
         """The same with other values for a host."""
-        hosts = tuple(dataclasses.replace(h, **values) if h.number == host else h for h in self.hosts)
+        hosts = tuple(
+            dataclasses.replace(h, **values) if h.number == host else h for h in self.hosts
+        )
         return dataclasses.replace(self, hosts=hosts)
 
 
@@ -93,7 +95,9 @@ def new_id() -> str:
 def check_name(name: str) -> str:
     """`name`, when it will do as that of a file. Raises InputError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", name):
-        raise InputError(f"name={name!r} of a lab must be 1 to 40 letters, digits, `-` and `_`, and begin with a letter or a digit.")
+        raise InputError(
+            f"name={name!r} of a lab must be 1 to 40 letters, digits, `-` and `_`, and begin with a letter or a digit."
+        )
     return name
 
 
@@ -120,7 +124,9 @@ def locked() -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise InputError("another `gallery lab` is at work, and does not end. Wait for it, or end it.") from None
+                    raise InputError(
+                        "another `gallery lab` is at work, and does not end. Wait for it, or end it."
+                    ) from None
                 time.sleep(0.02)
         yield
 
@@ -131,7 +137,9 @@ def read(name: str) -> State | None:
     try:
         values = json.loads(path.read_text())
         if values["schema"] != SCHEMA:
-            raise InputError(f"{path} has schema {values['schema']}, and this version reads {SCHEMA}: take the lab down with its own.")
+            raise InputError(
+                f"{path} has schema {values['schema']}, and this version reads {SCHEMA}: take the lab down with its own."
+            )
         cpu = values["cpu"]
         values["cpu"] = CpuShare(**{**cpu, "cores": tuple(map(tuple, cpu["cores"]))})
         values["hosts"] = tuple(Host(**host) for host in values["hosts"])
@@ -139,7 +147,9 @@ def read(name: str) -> State | None:
     except FileNotFoundError:
         return None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({error}). Delete it: its lab, if there is one, then ends by itself.") from None
+        raise InputError(
+            f"{path} is damaged ({error}). Delete it: its lab, if there is one, then ends by itself."
+        ) from None
 
 
 def write(state: State) -> None:

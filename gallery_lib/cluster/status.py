@@ -18,7 +18,11 @@ def text(lab: Lab) -> str:
         cpus = f"{host.cpus * host.slowed:.2f} cores" if lab.has_cpu_shares else "none"
         if host.slowed < 1:
             cpus += f" (slowed down to {host.slowed:g})"
-        rows.append([host.name, host.address, link, cpus, str(len(lab.processes(host.number, known)))])
+        rows.append(
+            [host.name, host.address, link, cpus, str(len(lab.processes(host.number, known)))]
+        )
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(lab.began))
     rights = "in a user namespace" if lab.user_namespace else "as root"
-    return f"lab `{lab.name}`, made {since} {rights}\nCPU share: {lab.cpu_share}\n\n{text_table(rows)}"
+    return (
+        f"lab `{lab.name}`, made {since} {rights}\nCPU share: {lab.cpu_share}\n\n{text_table(rows)}"
+    )

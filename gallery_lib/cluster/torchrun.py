@@ -14,7 +14,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gallery_lib.comm import rendezvous
 
-_REPORTS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
+_REPORTS = (
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.multiprocessing.api",
+)
 """They say at length that a process failed, or that a signal came."""
 
 

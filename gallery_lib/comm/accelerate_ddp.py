@@ -29,7 +29,12 @@ M = TypeVar("M", bound=nn.Module)
 
 def needs_hook(options: Comm) -> bool:
     """Whether `options` ask for more than DDP can be told when it is made."""
-    return options.hierarchical or options.streams > 1 or options.wire != "exact" or options.non_finite != "ignore"
+    return (
+        options.hierarchical
+        or options.streams > 1
+        or options.wire != "exact"
+        or options.non_finite != "ignore"
+    )
 
 
 def _joined(model: DDP) -> Callable[[], bool]:
@@ -53,7 +58,9 @@ def obstacle(model: DDP, hooked: bool = True) -> str:
         return "it has DDP's mixed_precision, which autocast does as well"
     if model._comm_hooks or model._get_ddp_logging_data().get("comm_hook"):  # type: ignore[no-untyped-call]
         return "it has a communication hook of its own (register_comm_hook)"
-    if hooked and dist.get_process_group_ranks(model.process_group) != list(range(dist.get_world_size())):
+    if hooked and dist.get_process_group_ranks(model.process_group) != list(
+        range(dist.get_world_size())
+    ):
         return "it is not in the default process group of all ranks"
     return ""
 
@@ -63,11 +70,15 @@ def _check_early_steps(model: DDP, options: Comm) -> None:
     reasons = {
         "find_unused_parameters: only at the end is it known which parameters have a gradient": model.find_unused_parameters
         or options.find_unused_parameters,
-        "static_graph, with which DDP leaves unused parameters out": options.static_graph or model.static_graph,
-        f"non_finite={options.non_finite}: only at the end is it known whether the step is taken": options.non_finite != "ignore",
+        "static_graph, with which DDP leaves unused parameters out": options.static_graph
+        or model.static_graph,
+        f"non_finite={options.non_finite}: only at the end is it known whether the step is taken": options.non_finite
+        != "ignore",
     }
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
-        raise InputError(f"the optimizer's step cannot go into the backward pass together with {reason}. Leave one of both out.")
+        raise InputError(
+            f"the optimizer's step cannot go into the backward pass together with {reason}. Leave one of both out."
+        )
 
 
 def say(text: str) -> None:
@@ -76,9 +87,14 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def check_same_on_all_ranks(model: DDP, options: Comm, what: str, optimizer: torch.optim.Optimizer | None = None) -> None:
+def check_same_on_all_ranks(
+    model: DDP, options: Comm, what: str, optimizer: torch.optim.Optimizer | None = None
+) -> None:
     """Raise InputError, on every rank, where they ask for different options; they would wait for each other. A collective call."""
-    mine = {**dataclasses.asdict(options), "optimizer": None if optimizer is None else type(optimizer).__name__}
+    mine = {
+        **dataclasses.asdict(options),
+        "optimizer": None if optimizer is None else type(optimizer).__name__,
+    }
     everyone: list[dict[str, Any]] = [{}] * dist.get_world_size(model.process_group)
     dist.all_gather_object(everyone, mine, group=model.process_group)
     for rank, theirs in enumerate(everyone):
@@ -134,7 +150,9 @@ def use_way(model: DDP, options: Comm, early_steps: EarlySteps | None = None) ->
     reducer.end_with(model)
 
 
-def accelerate_ddp(model: M, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None) -> M:
+def accelerate_ddp(
+    model: M, options: Comm | None = None, *, optimizer: torch.optim.Optimizer | None = None
+) -> M:
     """Have `model` average its gradients as `options` say (`Comm()` when left out). A collective call; returns `model` itself.
 
     With `optimizer`, steps may be taken in the backward pass, bucket by bucket: see `step_in_backward`.
@@ -147,19 +165,29 @@ def accelerate_ddp(model: M, options: Comm | None = None, *, optimizer: torch.op
     options = options or Comm()
     ddp = inside(model)
     if not isinstance(ddp, DDP):
-        raise InputError(f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first.")
+        raise InputError(
+            f"accelerate_ddp() takes a DistributedDataParallel, and got a {type(model).__name__}. Wrap the model first."
+        )
     hooked = needs_hook(options) or optimizer is not None
     if reason := obstacle(ddp, hooked):
         raise InputError(f"this model cannot be accelerated in this way: {reason}.")
     if options.wire == "powersgd" and (options.hierarchical or options.streams > 1):
-        raise InputError("wire=powersgd does not go together with hierarchical or several streams. Leave these off.")
+        raise InputError(
+            "wire=powersgd does not go together with hierarchical or several streams. Leave these off."
+        )
     check_same_on_all_ranks(ddp, options, "accelerate_ddp()", optimizer)
     early_steps = None
     if optimizer is not None:
         _check_early_steps(ddp, options)
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
-        if not any(id(parameter) in names for group in optimizer.param_groups for parameter in group["params"]):
-            raise InputError("none of the optimizer's parameters is one of the model's. Give the optimizer of this model, or none.")
+        if not any(
+            id(parameter) in names
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
+            raise InputError(
+                "none of the optimizer's parameters is one of the model's. Give the optimizer of this model, or none."
+            )
         early_steps = EarlySteps(optimizer, names)
     try:
         use_way(ddp, options, early_steps)
@@ -169,7 +197,9 @@ def accelerate_ddp(model: M, options: Comm | None = None, *, optimizer: torch.op
         raise
     watched(ddp).before_forward = None if early_steps is None else early_steps.before_forward
     if ddp is not model:
-        getattr(type(model), DISTRIBUTION).options = options  # also for a DDP that is made anew later
+        getattr(
+            type(model), DISTRIBUTION
+        ).options = options  # also for a DDP that is made anew later
     return model
 
 
@@ -193,7 +223,9 @@ def step_in_backward(model: nn.Module) -> AbstractContextManager[None]:
     """
     watch = watch_of(model)
     if watch is None or watch.reducer is None or watch.reducer.early_steps is None:
-        raise InputError("step_in_backward() needs to know the optimizer. Call accelerate_ddp(model, options, optimizer=optimizer) first.")
+        raise InputError(
+            "step_in_backward() needs to know the optimizer. Call accelerate_ddp(model, options, optimizer=optimizer) first."
+        )
     return watch.reducer.early_steps.block()
 
 
@@ -214,6 +246,8 @@ def load_comm_state_dict(model: nn.Module, state: dict[str, Any]) -> None:
     reducer = gradient_reducer(model)
     if reducer is None:
         if state:
-            raise InputError("there is communication state to load, and the model communicates as DDP does. accelerate_ddp() it first.")
+            raise InputError(
+                "there is communication state to load, and the model communicates as DDP does. accelerate_ddp() it first."
+            )
         return
     reducer.load_state_dict(state)

@@ -24,7 +24,9 @@ from gallery_lib.errors import InputError, did_you_mean
 
 _PREFIX = "GALLERY_COMM_"
 _DDP = nn.parallel.DistributedDataParallel
-_plain = getattr(_DDP.__init__, "gallery_plain", _DDP.__init__)  # torch's own, also where this module is imported anew
+_plain = getattr(
+    _DDP.__init__, "gallery_plain", _DDP.__init__
+)  # torch's own, also where this module is imported anew
 _enabled = False
 
 
@@ -35,7 +37,9 @@ def _from_environment() -> Comm:
     for variable in sorted(os.environ):
         if variable.startswith(_PREFIX):
             if variable not in names:
-                raise InputError(f"environment variable {variable}: there is no such option.{did_you_mean(variable, names)}")
+                raise InputError(
+                    f"environment variable {variable}: there is no such option.{did_you_mean(variable, names)}"
+                )
             try:
                 value = check_value(Comm, names[variable], os.environ[variable])
             except InputError as error:
@@ -53,7 +57,10 @@ def _accelerated(self: nn.parallel.DistributedDataParallel, *args: Any, **kwargs
     if not _enabled or dist.get_world_size() == 1:
         return
     if reason := obstacle(self):
-        warnings.warn(f"gallery_lib.comm.auto leaves this DistributedDataParallel as it is: {reason}.", stacklevel=2)
+        warnings.warn(
+            f"gallery_lib.comm.auto leaves this DistributedDataParallel as it is: {reason}.",
+            stacklevel=2,
+        )
     else:
         apply(self, options)
 

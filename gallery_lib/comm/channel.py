@@ -44,7 +44,9 @@ class Channel:
             else:
                 across = topology.new_group()
             if across is not None:
-                self._exchange = wire_formats.for_wire(options.wire, error_feedback=options.error_feedback)(across)
+                self._exchange = wire_formats.for_wire(
+                    options.wire, error_feedback=options.error_feedback
+                )(across)
             self._groups = [group for group in (self._local, across) if group is not None]
             if self._local is not None and self._stream is None:
                 self._slots = SharedSlots(self._local)
@@ -79,7 +81,13 @@ class Channel:
         for group in self._groups:
             dist.destroy_process_group(group)
 
-    def average_(self, key: wire_formats.Key, buffer: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
+    def average_(
+        self,
+        key: wire_formats.Key,
+        buffer: Tensor,
+        gradients: Sequence[Tensor],
+        names: Sequence[str],
+    ) -> None:
         """Replace the flat `buffer`, a bucket of `gradients` or (but with powersgd) a piece of one, by its mean over all ranks.
 
         With `wire="exact"` sums are made in the buffer's own type, but for 16 bits within a host: there in fp32, rounded once.
@@ -99,11 +107,15 @@ class Channel:
         if self._exchange is not None and buffer.numel():  # all peers have as many values
             self._exchange.sum_(buffer, key, divisor)
 
-    def _through_shared_memory(self, slots: SharedSlots, key: wire_formats.Key, buffer: Tensor) -> None:
+    def _through_shared_memory(
+        self, slots: SharedSlots, key: wire_formats.Key, buffer: Tensor
+    ) -> None:
         """Each process of the host adds up a part of what all of them have, and exchanges that part with its peers."""
         rows = slots.of(buffer.numel(), buffer.dtype)
         processes, place = dist.get_world_size(self._local), dist.get_rank(self._local)
-        torch.div(buffer, self._world, out=rows[place])  # before they are added up, as DDP does: a sum may overflow where the mean does not
+        torch.div(
+            buffer, self._world, out=rows[place]
+        )  # before they are added up, as DDP does: a sum may overflow where the mean does not
         slots.meet()
         part = slice(*(buffer.numel() * edge // processes for edge in (place, place + 1)))
         dtype = torch.promote_types(buffer.dtype, torch.float32)
@@ -115,11 +127,15 @@ class Channel:
         slots.meet()
         buffer.copy_(rows[processes])
 
-    def _through_local_group(self, local: dist.ProcessGroup, key: wire_formats.Key, buffer: Tensor) -> None:
+    def _through_local_group(
+        self, local: dist.ProcessGroup, key: wire_formats.Key, buffer: Tensor
+    ) -> None:
         """The same between GPUs, by NCCL's reduce-scatter and all-gather."""
         processes = dist.get_world_size(local)
         part = -(-buffer.numel() // processes)
-        whole = torch.nn.functional.pad(buffer, (0, part * processes - buffer.numel())).div_(self._world)
+        whole = torch.nn.functional.pad(buffer, (0, part * processes - buffer.numel())).div_(
+            self._world
+        )
         own = torch.empty(part, dtype=buffer.dtype, device=buffer.device)
         dist.reduce_scatter_tensor(own, whole, group=local)
         self._across(key, own)

@@ -42,7 +42,9 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
         return self
 
     def compile_refused(self: Any, *_: Any, **__: Any) -> None:
-        raise InputError("accelerate() compiles the model itself: leave model.compile() out, or call it before.")
+        raise InputError(
+            "accelerate() compiles the model itself: leave model.compile() out, or call it before."
+        )
 
     namespace: dict[str, Any] = {
         "__doc__": kind.__doc__,
@@ -55,9 +57,14 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
         "compile": compile_refused,
         DISTRIBUTION: distribution,
     }
-    own: dict[str, Any] = {"no_sync": distribution.no_sync, "join": distribution.join, "module": model}
+    own: dict[str, Any] = {
+        "no_sync": distribution.no_sync,
+        "join": distribution.join,
+        "module": model,
+    }
     own["require_backward_grad_sync"] = property(
-        lambda _: distribution.synchronizes, lambda _, value: setattr(distribution, "synchronizes", value)
+        lambda _: distribution.synchronizes,
+        lambda _, value: setattr(distribution, "synchronizes", value),
     )
     namespace |= {name: value for name, value in own.items() if not hasattr(model, name)}
     metaclass: Any = type(kind)
@@ -65,7 +72,9 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
         twin: Any = object.__new__(metaclass(kind.__name__, (_Twin, kind), namespace))
         object.__setattr__(twin, "__dict__", model.__dict__)
     except TypeError as error:
-        raise InputError(f"a {kind.__name__} cannot be distributed: {error}. Wrap it in a module of your own.") from None
+        raise InputError(
+            f"a {kind.__name__} cannot be distributed: {error}. Wrap it in a module of your own."
+        ) from None
     return twin
 
 
@@ -105,7 +114,9 @@ def exposed_communication(model: nn.Module) -> dict[str, float]:
     if ddp is None:
         return {}
     seen = ddp._get_ddp_logging_data()
-    communication, hidden = (seen.get(f"avg_backward_{name}_time") for name in ("comm", "compute_comm_overlap"))
+    communication, hidden = (
+        seen.get(f"avg_backward_{name}_time") for name in ("comm", "compute_comm_overlap")
+    )
     if not communication or hidden is None:
         return {}
     return {"exposed_communication": max(0, communication - hidden) / 1e9}

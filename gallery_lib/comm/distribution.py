@@ -56,7 +56,9 @@ class Distribution:
         self.ddp: OneGraphDDP | None = None
         self._all: list[nn.Parameter] = []
         self.trained: list[nn.Parameter] = []
-        self._synchronized: dict[int, weakref.ref[nn.Parameter]] = {}  # by id, which another may get once it is gone
+        self._synchronized: dict[
+            int, weakref.ref[nn.Parameter]
+        ] = {}  # by id, which another may get once it is gone
         self._watches: list[Any] = []
         self._look_at_parameters = True
         self._layout: list[Any] = []
@@ -68,7 +70,9 @@ class Distribution:
         self._missing = 0  # gradients that DDP has not had since it was prepared
         self._without: list[nn.Parameter] = []  # parameters of a compiled graph that got none
         self._refresh()
-        self._look_at_parameters = True  # heads are replaced between accelerate() and the first call
+        self._look_at_parameters = (
+            True  # heads are replaced between accelerate() and the first call
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model through DDP. Raises InputError where the last backward pass left parameters out."""
@@ -94,7 +98,11 @@ class Distribution:
         finally:
             self._calling = False
         if torch.is_grad_enabled():
-            self._in_backward, self._local, self._expecting = False, not self.synchronizes, self.synchronizes
+            self._in_backward, self._local, self._expecting = (
+                False,
+                not self.synchronizes,
+                self.synchronizes,
+            )
             if self.synchronizes:
                 self._missing, self._without = len(self.trained), []
                 self._watch(output)
@@ -127,7 +135,9 @@ class Distribution:
 
         So it is where their strides or types have changed: DDP reads gradients by the strides that it was made with.
         """
-        if self._look_at_parameters or self.device.type == "cpu":  # the walk takes time of the host, which a GPU may wait for
+        if (
+            self._look_at_parameters or self.device.type == "cpu"
+        ):  # the walk takes time of the host, which a GPU may wait for
             self._all, self._look_at_parameters = list(self.model.parameters()), False
         trained = [parameter for parameter in self._all if parameter.requires_grad]
         same = len(trained) == len(self.trained) and all(map(operator.is_, trained, self.trained))
@@ -159,7 +169,10 @@ class Distribution:
         if self.options != Comm(find_unused_parameters=self.options.find_unused_parameters):
             apply(self.ddp, self.options)
         arrived = weakref.WeakMethod(self._gradient_arrived)
-        self._watches = [parameter.register_post_accumulate_grad_hook(functools.partial(_call, arrived)) for parameter in trained]
+        self._watches = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(_call, arrived))
+            for parameter in trained
+        ]
 
     def _watch(self, output: Any) -> None:
         """Have every backward pass through `output` averaged; DDP itself does it with the first."""
@@ -180,7 +193,9 @@ class Distribution:
 
     def _gradient_arrived(self, parameter: nn.Parameter) -> None:
         self._missing -= 1
-        nothing = parameter.grad is None  # a compiled graph comes by at all its parameters; DDP makes zeros of nothing
+        nothing = (
+            parameter.grad is None
+        )  # a compiled graph comes by at all its parameters; DDP makes zeros of nothing
         if nothing or self._without:
             self._without = [p for p in self._without if p is not parameter] + [parameter] * nothing
         if self._in_backward or self._local or not self.synchronizes:

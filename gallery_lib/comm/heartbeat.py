@@ -42,7 +42,10 @@ class Heartbeat:
     """
 
     def __init__(
-        self, name: str = "reducer", limit_seconds: float | None = None, silence: Callable[[str, list[int]], None] | None = None
+        self,
+        name: str = "reducer",
+        limit_seconds: float | None = None,
+        silence: Callable[[str, list[int]], None] | None = None,
     ) -> None:
         self._store = dist.distributed_c10d._get_default_store()
         self._prefix = f"gallery_lib/beat/{name}"
@@ -50,17 +53,25 @@ class Heartbeat:
         self._stopped = threading.Event()
         self._heard = ""
         self._store.set(self._key(dist.get_rank()), "0")
-        self._store.set(self._key(dist.get_rank()) + "/process", f"{socket.gethostname()} {os.getpid()}")
+        self._store.set(
+            self._key(dist.get_rank()) + "/process", f"{socket.gethostname()} {os.getpid()}"
+        )
         dist.barrier()
         now = time.monotonic()
         self._answered = self._looked = now
         self._last: dict[int, bytes] = {}
-        self._changed = {rank: now for rank in range(dist.get_world_size()) if rank != dist.get_rank()}
-        self._beating = threading.Thread(target=self._beat, args=(self._key(dist.get_rank()),), daemon=True)
+        self._changed = {
+            rank: now for rank in range(dist.get_world_size()) if rank != dist.get_rank()
+        }
+        self._beating = threading.Thread(
+            target=self._beat, args=(self._key(dist.get_rank()),), daemon=True
+        )
         self._beating.start()
         if limit_seconds is not None:
             threading.Thread(target=self._watch_store, daemon=True).start()
-        atexit.register(self.stop)  # Python ends a thread in the middle of a call into torch by aborting
+        atexit.register(
+            self.stop
+        )  # Python ends a thread in the middle of a call into torch by aborting
 
     @property
     def _found(self) -> str:
@@ -70,7 +81,11 @@ class Heartbeat:
         return f"{self._prefix}/{rank}"
 
     def _beat(self, key: str) -> None:
-        interval = _BEAT_SECONDS if self._limit is None else min(_LONGEST_BEAT_SECONDS, self._limit / _LOOKS / 2)
+        interval = (
+            _BEAT_SECONDS
+            if self._limit is None
+            else min(_LONGEST_BEAT_SECONDS, self._limit / _LOOKS / 2)
+        )
         with contextlib.suppress(RuntimeError):  # the store has gone, with the rank that holds it
             while not self._stopped.wait(interval):
                 self._store.set(key, str(time.monotonic_ns()))
@@ -85,7 +100,9 @@ class Heartbeat:
     def _look_after_others(self, interval: float) -> None:
         now, limit = time.monotonic(), self._limit
         assert limit is not None
-        if now - self._looked > max(interval, limit / _LOOKS) + _WATCH_SECONDS:  # this process itself stood still, and perhaps all did
+        if (
+            now - self._looked > max(interval, limit / _LOOKS) + _WATCH_SECONDS
+        ):  # this process itself stood still, and perhaps all did
             self._changed = dict.fromkeys(self._changed, now)
         elif now - self._looked < limit / _LOOKS:
             return
@@ -93,13 +110,22 @@ class Heartbeat:
         for rank in self._changed:
             if (value := self._store.get(self._key(rank))) != self._last.get(rank):
                 self._last[rank], self._changed[rank] = value, now
-        silent = [rank for rank, at in self._changed.items() if now - at > limit and self._last.get(rank) != _ENDED]
+        silent = [
+            rank
+            for rank, at in self._changed.items()
+            if now - at > limit and self._last.get(rank) != _ENDED
+        ]
         if silent:
-            self._report(_in_words(silent), [pid for rank in silent if (pid := self._process_here(rank)) is not None])
+            self._report(
+                _in_words(silent),
+                [pid for rank in silent if (pid := self._process_here(rank)) is not None],
+            )
 
     def _report(self, words: str, processes: list[int]) -> None:
         if self._silence is not None and not self._stopped.is_set():
-            self._silence(f"{words}; this was looked at for {self._limit:g} s (rank_timeout)", processes)
+            self._silence(
+                f"{words}; this was looked at for {self._limit:g} s (rank_timeout)", processes
+            )
             self._stopped.set()
 
     def _watch_store(self) -> None:
@@ -108,7 +134,9 @@ class Heartbeat:
         looked = time.monotonic()
         while not self._stopped.wait(self._limit / _LOOKS):
             now = time.monotonic()
-            if now - looked > self._limit / _LOOKS + _WATCH_SECONDS:  # this process itself stood still
+            if (
+                now - looked > self._limit / _LOOKS + _WATCH_SECONDS
+            ):  # this process itself stood still
                 self._answered = now
             looked = now
             if self._beating.is_alive() and now - self._answered > self._limit:
@@ -135,12 +163,18 @@ class Heartbeat:
             before = [self._store.get(self._key(rank)) for rank in range(dist.get_world_size())]
             time.sleep(_WATCH_SECONDS)
             after = [self._store.get(self._key(rank)) for rank in range(dist.get_world_size())]
-            silent = [rank for rank, (old, new) in enumerate(zip(before, after, strict=True)) if old == new]
+            silent = [
+                rank
+                for rank, (old, new) in enumerate(zip(before, after, strict=True))
+                if old == new
+            ]
             if not self._heard:
                 self._heard = _in_words(silent)
                 self._store.set(self._found, self._heard)
             if dist.get_rank() == 0:
-                time.sleep(2 * _BEAT_SECONDS)  # for the others to hear of it: the store may end with this rank
+                time.sleep(
+                    2 * _BEAT_SECONDS
+                )  # for the others to hear of it: the store may end with this rank
         except RuntimeError:
             return
 
@@ -158,5 +192,9 @@ class Heartbeat:
 def _in_words(silent: list[int]) -> str:
     if not silent:
         return "all ranks are alive: the network between some of them has failed, one was very slow, or it is as the error says"
-    named = f"rank {silent[0]} gives" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))} give"
+    named = (
+        f"rank {silent[0]} gives"
+        if len(silent) == 1
+        else f"ranks {', '.join(map(str, silent))} give"
+    )
     return f"{named} no sign of life: it has ended, hangs, or cannot be reached"

@@ -53,7 +53,11 @@ def _version(tensor: Tensor | None) -> int:
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the options of each group; a tensor's value may change in place, so its version counts too."""
     return [
-        {name: (id(value), value._version) if isinstance(value, Tensor) else value for name, value in group.items() if name != "params"}
+        {
+            name: (id(value), value._version) if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
         for group in optimizer.param_groups
     ]
 
@@ -64,7 +68,9 @@ class EarlySteps:
     `names`: of parameters, by id, for messages. Raises InputError for an optimizer of which it is not known that it may be so divided.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, names: Mapping[int, str] | None = None
+    ) -> None:
         kind = type(optimizer)
         if not kind.__module__.startswith(_BY_PARAMETER) or isinstance(optimizer, _COUPLED):
             raise InputError(
@@ -80,7 +86,10 @@ class EarlySteps:
         self._pending: list[_Taken] = []  # optimizer.step() has to come next
         self._broken = ""
         self._set_aside: list[tuple[Tensor, Tensor | None]] = []
-        self._hooks = [optimizer.register_step_pre_hook(self._before_step), optimizer.register_step_post_hook(self._after_step)]
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
@@ -89,7 +98,9 @@ class EarlySteps:
         self.check_nothing_pending("a second step_in_backward() block")
         if self._armed or self._in_closure:
             where = "optimizer.step(closure)" if self._in_closure else "another such block"
-            raise InputError(f"step_in_backward() cannot stand within {where}. Run that backward pass without it.")
+            raise InputError(
+                f"step_in_backward() cannot stand within {where}. Run that backward pass without it."
+            )
         self._armed = True
         try:
             yield
@@ -113,7 +124,10 @@ class EarlySteps:
     def backward_done(self) -> None:
         """Note how parameters and gradients are at the end of a backward pass in which steps were taken; what changes them is found."""
         if self._armed and not self._pending:
-            self._pending = [_Taken(p, p.grad, (_version(p), _version(p.grad))) for p in self._parameters.values()]
+            self._pending = [
+                _Taken(p, p.grad, (_version(p), _version(p.grad)))
+                for p in self._parameters.values()
+            ]
 
     def check_nothing_pending(self, event: str) -> None:
         """Raise where `optimizer.step()` has not come yet for a step that was taken, or the last block failed halfway."""
@@ -134,7 +148,10 @@ class EarlySteps:
 
     def take(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Take the step of these parameters, with these gradients; nothing outside `block()`, or for parameters of no optimizer."""
-        own = {id(parameter): gradient for parameter, gradient in zip(parameters, gradients, strict=True)}
+        own = {
+            id(parameter): gradient
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        }
         with self._lock, torch.no_grad():
             if not self._armed:
                 return
@@ -143,7 +160,9 @@ class EarlySteps:
             part = self._part(own)
             of_part = [parameter for group in part.param_groups for parameter in group["params"]]
             if any(id(parameter) in self._parameters for parameter in of_part):
-                raise InputError("two backward passes ran within step_in_backward(), which takes one step. Put only the last one there.")
+                raise InputError(
+                    "two backward passes ran within step_in_backward(), which takes one step. Put only the last one there."
+                )
             before = [parameter.grad for parameter in of_part]
             try:
                 for parameter in of_part:
@@ -158,17 +177,32 @@ class EarlySteps:
         """An optimizer over some parameters, with the state and the present options of the whole one."""
         part = object.__new__(type(self._optimizer))
         part.__dict__.update(self._optimizer.__dict__)
-        part._optimizer_step_pre_hooks, part._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-        groups = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in self._optimizer.param_groups]
-        part.param_groups = [{**group, "fused": True} if self._may_be_fused(group, own) else group for group in groups if group["params"]]
+        part._optimizer_step_pre_hooks, part._optimizer_step_post_hooks = (
+            OrderedDict(),
+            OrderedDict(),
+        )
+        groups = [
+            {**group, "params": [p for p in group["params"] if id(p) in own]}
+            for group in self._optimizer.param_groups
+        ]
+        part.param_groups = [
+            {**group, "fused": True} if self._may_be_fused(group, own) else group
+            for group in groups
+            if group["params"]
+        ]
         return part
 
     def _may_be_fused(self, group: dict[str, Any], own: dict[int, Tensor]) -> bool:
-        chosen = any(group.get(name) is not None for name in _CHOICES) or any(group.get(name) for name in _OTHER_FORMS)
+        chosen = any(group.get(name) is not None for name in _CHOICES) or any(
+            group.get(name) for name in _OTHER_FORMS
+        )
         if type(self._optimizer) not in _FUSED or chosen or isinstance(group["lr"], Tensor):
             return False
         weights: list[Tensor] = group["params"]
-        have_momentum = {self._optimizer.state.get(weight, {}).get("momentum_buffer") is not None for weight in weights}
+        have_momentum = {
+            self._optimizer.state.get(weight, {}).get("momentum_buffer") is not None
+            for weight in weights
+        }
         return len(have_momentum) == 1 and all(  # SGD's fused form takes all for new, or none
             weight.device.type == "cpu"
             and weight.dtype in (torch.float32, torch.float64)
@@ -219,7 +253,10 @@ class EarlySteps:
             return "the optimizer's options (lr, …) have changed since"
         for taken in pending:
             parameter, name = taken.parameter, self._names.get(id(taken.parameter), "a parameter")
-            if parameter.grad is not taken.gradient or _version(parameter.grad) != taken.versions[1]:
+            if (
+                parameter.grad is not taken.gradient
+                or _version(parameter.grad) != taken.versions[1]
+            ):
                 return f"the gradient of {name} has changed since (clipping, a GradScaler, zero_grad() or another backward pass)"
             if _version(parameter) != taken.versions[0]:
                 return f"{name} itself has been changed since"

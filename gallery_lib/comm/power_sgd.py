@@ -35,14 +35,21 @@ class PowerSGD:
         """Means over the group, all in one message; the tensors are of one type."""
         if not any(tensor.numel() for tensor in tensors):
             return list(tensors)
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(dist.get_world_size(self.group))
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(
+            dist.get_world_size(self.group)
+        )
         dist.all_reduce(flat, group=self.group)
-        return [part.view_as(tensor) for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)]
+        return [
+            part.view_as(tensor)
+            for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)
+        ]
 
     def average_(self, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
         """Replace each gradient by the low-rank form of its mean; what that loses goes along the next time."""
         plain: list[Tensor] = []
-        narrow: list[tuple[str, Tensor, Tensor]] = []  # name, gradient, what is to be sent: [rows, columns]
+        narrow: list[
+            tuple[str, Tensor, Tensor]
+        ] = []  # name, gradient, what is to be sent: [rows, columns]
         wide = torch.promote_types(gradients[0].dtype, torch.float32)  # a bucket is of one type
         for name, gradient in zip(names, gradients, strict=True):
             columns = self._columns(gradient)
@@ -55,14 +62,23 @@ class PowerSGD:
                 seed = torch.Generator().manual_seed(len(self.bases))  # the same on every rank
                 self.bases[name] = torch.randn(matrix.shape[1], columns, generator=seed).to(wanted)
             narrow.append((name, gradient, wanted))
-        lefts = self._average([*(wanted @ self.bases[name] for name, _, wanted in narrow), *(g.to(wide) for g in plain)])
+        lefts = self._average(
+            [
+                *(wanted @ self.bases[name] for name, _, wanted in narrow),
+                *(g.to(wide) for g in plain),
+            ]
+        )
         for gradient, mean in zip(plain, lefts[len(narrow) :], strict=True):
             gradient.copy_(mean)
         lefts = [torch.linalg.qr(left).Q for left in lefts[: len(narrow)]]
-        rights = self._average([wanted.T @ left for (_, _, wanted), left in zip(narrow, lefts, strict=True)])
+        rights = self._average(
+            [wanted.T @ left for (_, _, wanted), left in zip(narrow, lefts, strict=True)]
+        )
         for (name, gradient, wanted), left, right in zip(narrow, lefts, rights, strict=True):
             mean = left @ right.T
-            usable = mean.isfinite().all()  # else an overflow, which the step is going to be skipped for, would stay for good
+            usable = (
+                mean.isfinite().all()
+            )  # else an overflow, which the step is going to be skipped for, would stay for good
             before = self.residuals.get(name, torch.zeros_like(wanted))
             self.residuals[name] = torch.where(usable, wanted - mean, before)
             self.bases[name] = torch.where(usable, right, self.bases[name])

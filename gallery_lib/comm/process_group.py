@@ -34,7 +34,9 @@ LAUNCHERS = (
     TORCHRUN,
     # Of the step that srun started: a batch script itself has SLURM_NTASKS, and is one process.
     Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-    Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    Launcher(
+        "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+    ),
     Launcher("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
 """In the order in which they are asked: torchrun may itself have been started by a scheduler."""

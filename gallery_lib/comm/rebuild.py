@@ -21,7 +21,12 @@ from gallery_lib.errors import InputError
 
 DDP = nn.parallel.DistributedDataParallel
 _MEBIBYTE = 2**20
-_BUCKET_ATTRIBUTES = ("_bucket_config", "bucket_bytes_cap", "bucket_bytes_cap_list", "bucket_bytes_cap_default")
+_BUCKET_ATTRIBUTES = (
+    "_bucket_config",
+    "bucket_bytes_cap",
+    "bucket_bytes_cap_list",
+    "bucket_bytes_cap_default",
+)
 
 
 @dataclass
@@ -49,7 +54,9 @@ class AsMade:
             parameters=parameters,
             sparse=sparse,
             names={place: names[id(parameter)] for place, parameter in enumerate(parameters)},
-            buckets={name: getattr(model, name) for name in _BUCKET_ATTRIBUTES if hasattr(model, name)},
+            buckets={
+                name: getattr(model, name) for name in _BUCKET_ATTRIBUTES if hasattr(model, name)
+            },
             find_unused_parameters=model.find_unused_parameters,
             static_graph=model.static_graph,
         )
@@ -59,7 +66,11 @@ def _reduced(model: DDP) -> list[Tensor]:
     """Return the parameters that the present reducer averages, those frozen now among them."""
     if all(parameter.requires_grad for parameter in model.module.parameters()):
         return list(model.module.parameters())
-    return [parameter for bucket in model.reducer._get_zeros_like_grad_buckets() for parameter in bucket.parameters()]
+    return [
+        parameter
+        for bucket in model.reducer._get_zeros_like_grad_buckets()
+        for parameter in bucket.parameters()
+    ]
 
 
 @contextlib.contextmanager
@@ -81,14 +92,22 @@ def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
     config = made.buckets.get("_bucket_config")
     if options.first_bucket_mb is not None:
         if config is None:
-            raise InputError(f"first_bucket_mb needs a newer torch than {torch.__version__}. Leave it out.")
+            raise InputError(
+                f"first_bucket_mb needs a newer torch than {torch.__version__}. Leave it out."
+            )
         others = options.bucket_mb or made.buckets["bucket_bytes_cap"] / _MEBIBYTE
-        sizes: dict[str, Any] = {"bucket_cap_mb": None, "bucket_cap_mb_list": [options.first_bucket_mb, others]}
+        sizes: dict[str, Any] = {
+            "bucket_cap_mb": None,
+            "bucket_cap_mb_list": [options.first_bucket_mb, others],
+        }
     else:
         sizes = {"bucket_cap_mb": options.bucket_mb, "bucket_cap_mb_list": None}
     if config is None:  # older versions of torch keep two numbers instead
         assert options.bucket_mb is not None
-        return {"bucket_bytes_cap": int(options.bucket_mb * _MEBIBYTE), "bucket_bytes_cap_default": False}
+        return {
+            "bucket_bytes_cap": int(options.bucket_mb * _MEBIBYTE),
+            "bucket_bytes_cap_default": False,
+        }
     config = type(config).create(use_python_reducer=False, **sizes)
     return {
         "_bucket_config": config,
@@ -104,7 +123,9 @@ def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
     Call it between two steps, on every rank. Raises InputError for bucket sizes that this version of
     torch does not know.
     """
-    made.static_graph |= model.static_graph and not made.rebuilt_static_graph  # the user's own _set_static_graph()
+    made.static_graph |= (
+        model.static_graph and not made.rebuilt_static_graph
+    )  # the user's own _set_static_graph()
     static_graph = made.static_graph or options.static_graph
     for name, value in _buckets(made, options).items():
         setattr(model, name, value)

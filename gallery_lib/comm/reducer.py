@@ -43,10 +43,17 @@ def _gradients(bucket: dist.GradBucket) -> list[Tensor]:
         return [buffer]
     if not parameters[0].is_complex() or buffer.is_complex():
         return bucket.gradients()
-    parts = torch.view_as_complex(buffer.view(-1, 2)).split([parameter.numel() for parameter in parameters])
-    dense = [torch.empty_like(parameter, device="meta").stride() == parameter.stride() for parameter in parameters]
+    parts = torch.view_as_complex(buffer.view(-1, 2)).split(
+        [parameter.numel() for parameter in parameters]
+    )
+    dense = [
+        torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+        for parameter in parameters
+    ]
     return [
-        part.as_strided(parameter.shape, parameter.stride()) if whole else part.view(parameter.shape)
+        part.as_strided(parameter.shape, parameter.stride())
+        if whole
+        else part.view(parameter.shape)
         for part, parameter, whole in zip(parts, parameters, dense, strict=True)
     ]
 
@@ -59,7 +66,12 @@ class _Bucket:
     """A bucket on its way: what is known of it before it is averaged, and how many of its pieces are not there yet."""
 
     def __init__(self, bucket: dist.GradBucket, names: list[str], pieces: int) -> None:
-        self.index, self.buffer, self.gradients, self.parameters = bucket.index(), bucket.buffer(), _gradients(bucket), bucket.parameters()
+        self.index, self.buffer, self.gradients, self.parameters = (
+            bucket.index(),
+            bucket.buffer(),
+            _gradients(bucket),
+            bucket.parameters(),
+        )
         self.names = names
         self.done = threading.Event()
         self._left = pieces
@@ -70,7 +82,9 @@ class _Bucket:
         """Which gradients are not finite on this rank; first called before any piece is averaged, and each time the same."""
         with self._lock:
             if self._not_finite is None:
-                self._not_finite = torch.stack([~_values(gradient).isfinite().all() for gradient in self.gradients])
+                self._not_finite = torch.stack(
+                    [~_values(gradient).isfinite().all() for gradient in self.gradients]
+                )
             return self._not_finite
 
     def piece_done(self) -> bool:
@@ -102,11 +116,19 @@ class GradientReducer:
     handed_over: Callable[[int, torch.futures.Future[Tensor]], None] | None = None
 
     def __init__(
-        self, module: nn.Module, options: Comm, device: torch.device, joined: Callable[[], bool], early_steps: EarlySteps | None = None
+        self,
+        module: nn.Module,
+        options: Comm,
+        device: torch.device,
+        joined: Callable[[], bool],
+        early_steps: EarlySteps | None = None,
     ) -> None:
         self.options = options
         self.early_steps = early_steps
-        self._module, self._joined = weakref.ref(module), joined  # torch's reducer keeps this object, unseen by garbage collection
+        self._module, self._joined = (
+            weakref.ref(module),
+            joined,
+        )  # torch's reducer keeps this object, unseen by garbage collection
         self.hosts = topology.find()
         self._device = device
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -117,11 +139,15 @@ class GradientReducer:
         self._waiting: list[threading.Event] = []
         self._problem: BaseException | None = None
         self._of_communication = False
-        self._not_finite: list[tuple[list[str], Tensor, Tensor]] = []  # names, which of them were not, whether the mean is not
+        self._not_finite: list[
+            tuple[list[str], Tensor, Tensor]
+        ] = []  # names, which of them were not, whether the mean is not
 
     def take(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """What DDP calls with each bucket, in the same order on every rank."""
-        if bucket.index() == 0 and self._finish_queued:  # a backward pass was broken off, and never came to its end
+        if (
+            bucket.index() == 0 and self._finish_queued
+        ):  # a backward pass was broken off, and never came to its end
             self._forget()
         if not self._finish_queued:
             try:
@@ -130,7 +156,9 @@ class GradientReducer:
             except RuntimeError:  # not in a backward pass: DDP's join context stands in for a rank that has no batches left
                 pass
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
-        future = self._sparse(bucket, names) if bucket.buffer().is_sparse else self._dense(bucket, names)
+        future = (
+            self._sparse(bucket, names) if bucket.buffer().is_sparse else self._dense(bucket, names)
+        )
         if self.handed_over is not None:
             self.handed_over(bucket.buffer().nbytes, future)
         return future
@@ -144,7 +172,9 @@ class GradientReducer:
     def _dense(self, bucket: dist.GradBucket, names: list[str]) -> torch.futures.Future[Tensor]:
         pieces = self._pieces(bucket.buffer())
         whole = _Bucket(bucket, names, len(pieces))
-        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[self._device] if self._device.type == "cuda" else [])
+        future: torch.futures.Future[Tensor] = torch.futures.Future(
+            devices=[self._device] if self._device.type == "cuda" else []
+        )
         self._waiting.append(whole.done)
         for number, piece in enumerate(pieces):
             channel = self._channels[(whole.index + number) % len(self._channels)]
@@ -169,7 +199,11 @@ class GradientReducer:
                 whole.done.set()
             return whole.buffer
 
-        return dist.all_reduce(whole.buffer.div_(dist.get_world_size()), async_op=True).get_future().then(averaged)
+        return (
+            dist.all_reduce(whole.buffer.div_(dist.get_world_size()), async_op=True)
+            .get_future()
+            .then(averaged)
+        )
 
     def _pieces(self, buffer: Tensor) -> list[Tensor]:
         """Those that a bucket is averaged in: itself, unless it is larger than buckets are to be."""
@@ -180,12 +214,21 @@ class GradientReducer:
         length = -(-buffer.numel() // (count * _ALIGNED_VALUES)) * _ALIGNED_VALUES
         return list(buffer.split(length)) if count > 1 else [buffer]
 
-    def _job(self, channel: Channel, whole: _Bucket, number: int, piece: Tensor, future: torch.futures.Future[Tensor]) -> None:
+    def _job(
+        self,
+        channel: Channel,
+        whole: _Bucket,
+        number: int,
+        piece: Tensor,
+        future: torch.futures.Future[Tensor],
+    ) -> None:
         try:
             if self._problem is None:
                 if self.options.non_finite != "ignore":
                     whole.not_finite()
-                channel.average_((whole.index, whole.buffer.numel(), number), piece, whole.gradients, whole.names)
+                channel.average_(
+                    (whole.index, whole.buffer.numel(), number), piece, whole.gradients, whole.names
+                )
         except BaseException as problem:
             self._problem, self._of_communication = problem, True
         if not whole.piece_done():
@@ -202,7 +245,9 @@ class GradientReducer:
     def _averaged(self, whole: _Bucket) -> None:
         """All of it is there."""
         if self.options.non_finite != "ignore":
-            self._not_finite.append((whole.names, whole.not_finite(), ~_values(whole.buffer).isfinite().all()))
+            self._not_finite.append(
+                (whole.names, whole.not_finite(), ~_values(whole.buffer).isfinite().all())
+            )
         if self.early_steps is not None:
             self.early_steps.take(whole.parameters, whole.gradients)
 
@@ -214,17 +259,32 @@ class GradientReducer:
         for channel in self._channels:
             channel.wait()
         self._waiting.clear()
-        (problem, of_communication), self._problem, self._of_communication = (self._problem, self._of_communication), None, False
+        (problem, of_communication), self._problem, self._of_communication = (
+            (self._problem, self._of_communication),
+            None,
+            False,
+        )
         seen, self._not_finite = self._not_finite, []
         if problem is not None and not (of_communication and isinstance(problem, RuntimeError)):
             raise problem
         if problem is not None:
             reason = f"{self._heartbeat.silent_ranks()} ({type(problem).__name__}: {problem})"
-            raise RunFailed(f"rank {dist.get_rank()}: gradients could not be averaged: {reason}.") from problem
-        if self.early_steps is not None:  # after DDP has put the means into the gradients, for which it has queued itself by now
+            raise RunFailed(
+                f"rank {dist.get_rank()}: gradients could not be averaged: {reason}."
+            ) from problem
+        if (
+            self.early_steps is not None
+        ):  # after DDP has put the means into the gradients, for which it has queued itself by now
             torch.autograd.Variable._execution_engine.queue_callback(self.early_steps.backward_done)  # type: ignore[attr-defined]
-        if any(bool(mean) for *_, mean in seen):  # the same on every rank, since all have the same means
-            own = [name for names, flags, _ in seen for name, bad in zip(names, flags.tolist(), strict=True) if bad]
+        if any(
+            bool(mean) for *_, mean in seen
+        ):  # the same on every rank, since all have the same means
+            own = [
+                name
+                for names, flags, _ in seen
+                for name, bad in zip(names, flags.tolist(), strict=True)
+                if bad
+            ]
             message = f"a gradient is infinite or not a number: {self._whose(own)}"
             if self.options.non_finite == "stop":
                 raise RunFailed(f"{message}.")
@@ -244,11 +304,18 @@ class GradientReducer:
         everyone: list[list[str]] = [[]] * dist.get_world_size()
         if self._joined():
             everyone[dist.get_rank()] = own
-            elsewhere = "on a rank that says so itself, or in the mean, which overflowed on the wire"
+            elsewhere = (
+                "on a rank that says so itself, or in the mean, which overflowed on the wire"
+            )
         else:
             dist.all_gather_object(everyone, own)
             elsewhere = "only in the mean, which overflowed on the wire"
-        return "; ".join(f"on rank {rank} of {_some(names)}" for rank, names in enumerate(everyone) if names) or elsewhere
+        return (
+            "; ".join(
+                f"on rank {rank} of {_some(names)}" for rank, names in enumerate(everyone) if names
+            )
+            or elsewhere
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What error feedback keeps on this rank; it belongs to this rank's part of a checkpoint."""

@@ -32,7 +32,11 @@ def on_one_host(launch: LaunchConfig) -> bool:
 def loopback_interface() -> dict[str, str]:
     """Return the variables that keep gloo and NCCL on the loopback interface, unless the user has chosen another."""
     name = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    return {each: name for each in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name and each not in os.environ}
+    return {
+        each: name
+        for each in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        if name and each not in os.environ
+    }
 
 
 def meeting_arguments(folder: Path | str | None) -> list[str]:
@@ -67,7 +71,13 @@ def listen_where_told() -> None:
 
     class Store(dist.TCPStore):
         def __init__(
-            self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *others: Any, **more: Any
+            self,
+            host_name: str,
+            port: int,
+            world_size: int | None = None,
+            is_master: bool = False,
+            *others: Any,
+            **more: Any,
         ) -> None:
             if is_master:
                 listening = listening_on(host_name, port)

@@ -35,14 +35,18 @@ class SharedSlots:
             if dist.get_rank() == first:
                 try:
                     handle = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
-                    os.posix_fallocate(handle, 0, size)  # reserved now: a page that is missing later would be a SIGBUS
+                    os.posix_fallocate(
+                        handle, 0, size
+                    )  # reserved now: a page that is missing later would be a SIGBUS
                     told = [f"/proc/{os.getpid()}/fd/{handle}"]
                 except OSError as error:
                     problem = f": {error}"
             dist.broadcast_object_list(told, src=first, group=self._group)
             if told[0] is not None:
                 try:
-                    self._memory = torch.from_file(told[0], shared=True, size=size, dtype=torch.uint8)
+                    self._memory = torch.from_file(
+                        told[0], shared=True, size=size, dtype=torch.uint8
+                    )
                 except RuntimeError as error:
                     told, problem = [None], f": {error}"
             had = torch.tensor(float(told[0] is not None))

@@ -37,11 +37,17 @@ class Topology:
 
     def __str__(self) -> str:
         sizes = [len(ranks) for ranks in self.hosts]
-        return f"{len(sizes)} hosts × {sizes[0]} processes" if self.uniform else f"hosts of {', '.join(map(str, sizes))} processes"
+        return (
+            f"{len(sizes)} hosts × {sizes[0]} processes"
+            if self.uniform
+            else f"hosts of {', '.join(map(str, sizes))} processes"
+        )
 
 
 def _host_of_this_process() -> str:
-    group = os.environ.get("GROUP_RANK")  # torchrun's number of the host; hosts of a lab share their name
+    group = os.environ.get(
+        "GROUP_RANK"
+    )  # torchrun's number of the host; hosts of a lab share their name
     return f"{socket.gethostname()}/{group or 0}"
 
 
@@ -58,7 +64,9 @@ def find() -> Topology:
 def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
     """A group of `ranks`, or of all, with the timeout of the default group; of use to its members only. A collective call of all ranks."""
     timeout = default_timeout()
-    return cast(dist.ProcessGroup, dist.new_group(None if ranks is None else list(ranks), timeout=timeout))
+    return cast(
+        dist.ProcessGroup, dist.new_group(None if ranks is None else list(ranks), timeout=timeout)
+    )
 
 
 def default_timeout() -> timedelta:
@@ -74,7 +82,9 @@ def groups(topology: Topology) -> tuple[dist.ProcessGroup | None, dist.ProcessGr
     Raises InputError when hosts have different numbers of processes.
     """
     if not topology.uniform:
-        raise InputError(f"hierarchical communication needs as many processes on every host; there are {topology}.")
+        raise InputError(
+            f"hierarchical communication needs as many processes on every host; there are {topology}."
+        )
     rank = dist.get_rank()
     own: list[dist.ProcessGroup | None] = []
     for families in (topology.hosts, tuple(zip(*topology.hosts, strict=True))):

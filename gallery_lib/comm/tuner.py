@@ -28,7 +28,14 @@ import torch.distributed as dist
 
 from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
-from gallery_lib.comm.accelerate_ddp import accelerate_ddp, check_same_on_all_ranks, say, stop_watching_steps, use_way, watched
+from gallery_lib.comm.accelerate_ddp import (
+    accelerate_ddp,
+    check_same_on_all_ranks,
+    say,
+    stop_watching_steps,
+    use_way,
+    watched,
+)
 from gallery_lib.comm.rebuild import DDP
 from gallery_lib.comm.shared_memory import FOLDER
 from gallery_lib.config import Comm
@@ -50,14 +57,26 @@ _numbers = itertools.count()
 def candidates(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
     """By name, DDP's own way first. They are lossless, unless `options.wire` asks for another wire format."""
     options = dataclasses.replace(options, tune=False)
-    kept = ("static_graph", "find_unused_parameters", "non_finite")  # what training does, not how fast it does it
-    found = {PLAIN: Comm(**{name: getattr(options, name) for name in kept}), "views": dataclasses.replace(options, bucket_views=True)}
+    kept = (
+        "static_graph",
+        "find_unused_parameters",
+        "non_finite",
+    )  # what training does, not how fast it does it
+    found = {
+        PLAIN: Comm(**{name: getattr(options, name) for name in kept}),
+        "views": dataclasses.replace(options, bucket_views=True),
+    }
     if options.wire != "powersgd":
         found["views, 2 streams"] = dataclasses.replace(options, bucket_views=True, streams=2)
-        found["small buckets, 2 streams"] = dataclasses.replace(options, bucket_views=True, streams=2, bucket_mb=8)
+        found["small buckets, 2 streams"] = dataclasses.replace(
+            options, bucket_views=True, streams=2, bucket_mb=8
+        )
         if hosts.uniform and len(hosts.hosts[0]) > 1:
             both = dataclasses.replace(options, bucket_views=True, hierarchical=True)
-            found |= {"hierarchical": both, "hierarchical, 2 streams": dataclasses.replace(both, streams=2, bucket_mb=8)}
+            found |= {
+                "hierarchical": both,
+                "hierarchical, 2 streams": dataclasses.replace(both, streams=2, bucket_mb=8),
+            }
     return found
 
 
@@ -92,8 +111,15 @@ class Tuner:
         keep: bool = True,
     ) -> None:
         if next(iter(ways)) != PLAIN:
-            raise InputError(f"the first candidate must be `{PLAIN}`, which the others are compared with.")
-        self.ways, self.rounds, self.block_steps, self.confidence = dict(ways), rounds, block_steps, confidence
+            raise InputError(
+                f"the first candidate must be `{PLAIN}`, which the others are compared with."
+            )
+        self.ways, self.rounds, self.block_steps, self.confidence = (
+            dict(ways),
+            rounds,
+            block_steps,
+            confidence,
+        )
         self.hosts = topology.find()
         self.chosen: str | None = None
         self.measured: dict[str, list[list[float]]] = {}
@@ -115,7 +141,10 @@ class Tuner:
 
     def _digest(self, model: DDP) -> str:
         facts = [
-            [(name, tuple(parameter.shape), str(parameter.dtype)) for name, parameter in model.module.named_parameters()],
+            [
+                (name, tuple(parameter.shape), str(parameter.dtype))
+                for name, parameter in model.module.named_parameters()
+            ],
             self.hosts.hosts,
             {name: dataclasses.asdict(way) for name, way in self.ways.items()},
             torch.cuda.get_device_name() if model.device.type == "cuda" else hardware.processor(),
@@ -128,7 +157,9 @@ class Tuner:
         if self.path is None:
             return None, ""
         try:
-            chosen = converted(read_json(self.path, dict[str, object], again="").get("chosen"), str, "chosen")
+            chosen = converted(
+                read_json(self.path, dict[str, object], again="").get("chosen"), str, "chosen"
+            )
         except FileNotFoundError:
             return None, ""
         except (InputError, Misfit) as error:
@@ -137,7 +168,10 @@ class Tuner:
             return None, ""
         if chosen not in self.ways:
             close = did_you_mean(chosen, self.ways)
-            return None, f"{self.path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(self.ways)}."
+            return (
+                None,
+                f"{self.path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(self.ways)}.",
+            )
         return chosen, ""
 
     def _turns(self) -> Iterator[str]:
@@ -175,10 +209,18 @@ class Tuner:
 
     def _change(self, model: DDP) -> None:
         if not self._all_ranks_come():
-            self._settle(model, PLAIN, f"a rank did not come to the same step within {_MEETING_SECONDS:.0f} s, so ways were not compared")
+            self._settle(
+                model,
+                PLAIN,
+                f"a rank did not come to the same step within {_MEETING_SECONDS:.0f} s, so ways were not compared",
+            )
             return
         if self.chosen is not None:
-            self._settle(model, self.chosen, f"kept from an earlier run in {self.path}, which may be edited or deleted")
+            self._settle(
+                model,
+                self.chosen,
+                f"kept from an earlier run in {self.path}, which may be edited or deleted",
+            )
             return
         if self._turn == 0:
             self._announce(model)
@@ -208,13 +250,24 @@ class Tuner:
 
     def _announce(self, model: DDP) -> None:
         steps = len(self.ways) * self.rounds * self._turn_steps
-        views = any(way.bucket_views for way in self.ways.values()) and not model.gradient_as_bucket_view
-        say(f"{self._name}: {len(self.ways)} ways of averaging gradients take turns over the first {steps} steps{_OVERWRITTEN * views}.")
+        views = (
+            any(way.bucket_views for way in self.ways.values())
+            and not model.gradient_as_bucket_view
+        )
+        say(
+            f"{self._name}: {len(self.ways)} ways of averaging gradients take turns over the first {steps} steps{_OVERWRITTEN * views}."
+        )
 
     def _decide(self, model: DDP) -> None:
-        slowest = {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in self._seconds.items()}
+        slowest = {
+            name: stats.slowest_rank(process_group.all_ranks(blocks))
+            for name, blocks in self._seconds.items()
+        }
         self.measured = slowest
-        rows, best = [["gradients averaged by", "step time p50", f"{PLAIN} over it (interval)", "verdict"]], (1.0, PLAIN)
+        rows, best = (
+            [["gradients averaged by", "step time p50", f"{PLAIN} over it (interval)", "verdict"]],
+            (1.0, PLAIN),
+        )
         for name, blocks in slowest.items():
             p50 = seconds(stats.percentiles([step for block in blocks for step in block])["p50"])
             if name == PLAIN:
@@ -254,9 +307,13 @@ class _BackwardPass:
         self._model = weakref.ref(model)
 
     def __del__(self) -> None:
-        with contextlib.suppress(RuntimeError):  # not in a backward pass: the reducer itself is going
+        with contextlib.suppress(
+            RuntimeError
+        ):  # not in a backward pass: the reducer itself is going
             engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
-            engine.queue_callback(functools.partial(_order_buckets, self._model))  # when the reducer is done
+            engine.queue_callback(
+                functools.partial(_order_buckets, self._model)
+            )  # when the reducer is done
 
 
 def _order_buckets(known: weakref.ref[DDP]) -> None:
@@ -276,5 +333,9 @@ def apply(model: DDP, options: Comm) -> Tuner | None:
     check_same_on_all_ranks(model, options, "comm.tune")
     hosts = topology.find()
     ways = candidates(options, hosts)
-    room = process_group.all_ranks({name: _has_room(way, hosts, model) for name, way in ways.items()})
-    return Tuner(model, {name: way for name, way in ways.items() if all(host[name] for host in room)})
+    room = process_group.all_ranks(
+        {name: _has_room(way, hosts, model) for name, way in ways.items()}
+    )
+    return Tuner(
+        model, {name: way for name, way in ways.items() if all(host[name] for host in room)}
+    )

@@ -12,7 +12,10 @@ import weakref
 from typing import Any, Protocol
 
 from torch import nn, optim
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from gallery_lib.errors import InputError
 
@@ -48,5 +51,9 @@ def _refuse(optimizer: optim.Optimizer, *_: Any) -> None:
     """Raise InputError where the optimizer has a parameter whose gradient may not be averaged."""
     for averages in list(_unfinished):
         trained = set(map(id, averages.trained))
-        if any(id(parameter) in trained for group in optimizer.param_groups for parameter in group["params"]):
+        if any(
+            id(parameter) in trained
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ):
             raise averages.unused()

@@ -116,7 +116,9 @@ class Int8(Exact):
         if ranks == 2:
             return self._sum_of_two(buffer, key, divisor)
         chunk = -(-buffer.numel() // (ranks * compression.GROUP)) * compression.GROUP
-        chunks = [slice(place * chunk, (place + 1) * chunk) for place in range(ranks)]  # the last ones may be shorter, or empty
+        chunks = [
+            slice(place * chunk, (place + 1) * chunk) for place in range(ranks)
+        ]  # the last ones may be shorter, or empty
         parts = [buffer[each] for each in chunks]
         sizes = [compression.packed_bytes(part.numel(), self.WIRE) for part in parts]
         whole = self._residual(key, buffer)
@@ -124,7 +126,9 @@ class Int8(Exact):
         sent, received = self._scratch.of(2, ranks, sizes[0], dtype=torch.uint8, like=buffer)
         for other in range(ranks):
             if other != rank:
-                compression.pack(parts[other], self.WIRE, residuals[other], out=sent[other, : sizes[other]])
+                compression.pack(
+                    parts[other], self.WIRE, residuals[other], out=sent[other, : sizes[other]]
+                )
         dist.all_to_all_single(received, sent, group=self.group)
         own, summed = parts[rank].float(), sent[rank, : sizes[rank]]
         for others in (received[:rank], received[rank + 1 :]):
@@ -150,9 +154,16 @@ class Int8(Exact):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Exact`. Raises InputError for what another version of this class kept."""
-        if not all(len(key) == 3 and isinstance(residual, Tensor) for key, residual in state["residuals"].items()):
-            raise InputError("what int8's error feedback kept was saved by another version of this package: leave it out, or use that one.")
-        self.residuals = {tuple(key): residual.clone() for key, residual in state["residuals"].items()}  # type: ignore[misc]
+        if not all(
+            len(key) == 3 and isinstance(residual, Tensor)
+            for key, residual in state["residuals"].items()
+        ):
+            raise InputError(
+                "what int8's error feedback kept was saved by another version of this package: leave it out, or use that one."
+            )
+        self.residuals = {
+            tuple(key): residual.clone() for key, residual in state["residuals"].items()
+        }  # type: ignore[misc]
 
 
 def for_wire(wire: str, *, error_feedback: bool) -> Callable[[dist.ProcessGroup], Exact]:

@@ -41,7 +41,9 @@ def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> 
     """
     if options.backend not in _BACKENDS:
         known = ", ".join(sorted(_BACKENDS))
-        raise InputError(f"unknown compiler backend `{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}.")
+        raise InputError(
+            f"unknown compiler backend `{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}."
+        )
     done = _BACKENDS[options.backend](model, options, device)
     go_through(model, _with_guards_on_hooks)
     return done
@@ -83,7 +85,9 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
 
         compile_options["pre_grad_custom_pass"] = Upsampling()
     if not hardware.prefers_channels_last(device.type):
-        compile_options["layout_optimization"] = False  # Inductor would have convolutions in channels last
+        compile_options["layout_optimization"] = (
+            False  # Inductor would have convolutions in channels last
+        )
     if device.type == "cpu" and options.any_threads:
         compile_options["cpp.dynamic_threads"] = True
     if options.mode != "default":
@@ -102,7 +106,9 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     return f"{done}, {found.blocks} repeated blocks compiled once for each of {len(found.groups)} kinds"
 
 
-def _with_guards_on_hooks(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _with_guards_on_hooks(
+    call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call with Dynamo guarding on modules' hooks: one that is added or removed later has the graph compiled again.
 
     By default Dynamo takes the hooks of the first call for all there will ever be, and runs without later ones.

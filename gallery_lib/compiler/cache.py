@@ -52,7 +52,9 @@ def without_damage(body: Callable[[], T]) -> T:
     except RunFailed as error:
         if not error.suspects_compiled_code or not folder().is_dir():
             raise
-        aside = set_aside(folder(), f"{str(error).splitlines()[0]} Compiled code in it may be damaged")
+        aside = set_aside(
+            folder(), f"{str(error).splitlines()[0]} Compiled code in it may be damaged"
+        )
         if aside is None:
             raise
     try:

@@ -13,7 +13,9 @@ from gallery_lib.kernels.runtime import builds
 
 
 @contextlib.contextmanager
-def observed(graph_began: Callable[[], None], build_began: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
+def observed(
+    graph_began: Callable[[], None], build_began: Callable[[], None], ended: Callable[[], None]
+) -> Iterator[None]:
     """Call `graph_began` or `build_began`, and `ended`, around each compilation while the body runs."""
     from torch._dynamo.callback import callback_handler  # here: it takes a second
 

@@ -38,18 +38,27 @@ def _signature(module: nn.Module) -> list[object]:
     """What two modules have to have in common to be alike; whether the compiler agrees is seen when they first run."""
     parts = [(name, type(each)) for name, each in module.named_modules()]
     tensors = [*module.named_parameters(), *module.named_buffers()]
-    return [parts, [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors]]
+    return [
+        parts,
+        [(name, tensor.shape, tensor.dtype, tensor.requires_grad) for name, tensor in tensors],
+    ]
 
 
 def _alike(module: nn.Module) -> bool:
     blocks = list(module.children())
-    if not isinstance(module, nn.ModuleList | nn.Sequential) or len(blocks) < FEWEST_BLOCKS or not any(blocks[0].children()):
+    if (
+        not isinstance(module, nn.ModuleList | nn.Sequential)
+        or len(blocks) < FEWEST_BLOCKS
+        or not any(blocks[0].children())
+    ):
         return False
     first = _signature(blocks[0])
     return all(_signature(block) == first for block in blocks[1:])
 
 
-def _collect(module: nn.Module, groups: list[tuple[nn.Module, ...]], around: list[nn.Module]) -> None:
+def _collect(
+    module: nn.Module, groups: list[tuple[nn.Module, ...]], around: list[nn.Module]
+) -> None:
     for child in module.children():
         if _alike(child):
             groups.append(tuple(child.children()))
@@ -64,8 +73,12 @@ def find(model: nn.Module) -> Regions | None:
     groups: list[tuple[nn.Module, ...]] = []
     around: list[nn.Module] = []
     _collect(model, groups, around)
-    repeated = sum(parameter.numel() for group in groups for block in group for parameter in block.parameters())
-    if not groups or repeated < LEAST_PART * sum(parameter.numel() for parameter in model.parameters()):
+    repeated = sum(
+        parameter.numel() for group in groups for block in group for parameter in block.parameters()
+    )
+    if not groups or repeated < LEAST_PART * sum(
+        parameter.numel() for parameter in model.parameters()
+    ):
         return None
     return Regions(tuple(groups), tuple(around))
 
@@ -100,7 +113,9 @@ def compile_regions(model: nn.Module, found: Regions, **options: Any) -> None:
             return run
 
         for group in found.groups:
-            for block in group[2:]:  # the first has other inputs at times, such as some that need no gradient
+            for block in group[
+                2:
+            ]:  # the first has other inputs at times, such as some that need no gradient
                 block._compiled_call_impl = watched(block, compiled[block])  # type: ignore[assignment, arg-type]
         try:
             with torch._dynamo.config.patch(recompile_limit=found.blocks + _SPARE_RECOMPILATIONS):

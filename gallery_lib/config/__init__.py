@@ -5,11 +5,31 @@ lines, the check of notebook parameters, the notebooks' parameters cells and the
 (options.py says how); nothing else parses or defaults an option. Needs no torch.
 """
 
-from gallery_lib.config.acceleration import Comm, Compiler, Compute, Config, Loader, Memory, Tune, backend_config
+from gallery_lib.config.acceleration import (
+    Comm,
+    Compiler,
+    Compute,
+    Config,
+    Loader,
+    Memory,
+    Tune,
+    backend_config,
+)
 from gallery_lib.config.cluster import LabConfig, LabNameConfig, LabRunConfig
 from gallery_lib.config.commands import BatchConfig, BenchConfig, SiteConfig
-from gallery_lib.config.communication import ConvergenceConfig, RecordConfig, ReplayConfig, WaysConfig
-from gallery_lib.config.notebooks import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
+from gallery_lib.config.communication import (
+    ConvergenceConfig,
+    RecordConfig,
+    ReplayConfig,
+    WaysConfig,
+)
+from gallery_lib.config.notebooks import (
+    NotebookConfig,
+    PerformanceDataConfig,
+    WalkConfig,
+    WireConfig,
+    YourModelConfig,
+)
 from gallery_lib.config.training import CompareConfig, LaunchConfig, TrainConfig
 
 __all__ = [

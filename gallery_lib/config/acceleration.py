@@ -13,7 +13,9 @@ from gallery_lib.config.training import TrainConfig
 class Compute(Settable):
     """Precision, and own kernels."""
 
-    fp16: bool = option(False, "the caller trains under float16 autocast (and a GradScaler of their own)")
+    fp16: bool = option(
+        False, "the caller trains under float16 autocast (and a GradScaler of their own)"
+    )
     bf16: bool = option(False, "the caller trains under bfloat16 autocast")
     kernels: bool = option(True, "own CUDA kernels")
     optimizer: bool = option(
@@ -29,7 +31,9 @@ class Compiler(Settable):
 
     enabled: bool = option(True, "compile the model")
     backend: str = option("inductor", "name in the registry of compiler backends")
-    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = option("default", "torch.compile's mode")
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        option("default", "torch.compile's mode")
+    )
     keep_activations: float = option(
         1.0,
         "part of the activations that are kept for the backward pass; the rest is computed again, where memory is short",
@@ -37,7 +41,8 @@ class Compiler(Settable):
         maximum=1,
     )
     any_threads: bool = option(
-        False, "on the CPU, generate code for any number of threads, so that runs on one and on several processes share what was compiled"
+        False,
+        "on the CPU, generate code for any number of threads, so that runs on one and on several processes share what was compiled",
     )
     repeated_blocks_once: bool = option(
         False,
@@ -57,7 +62,8 @@ class Compiler(Settable):
         "on the CPU, enlarge images by torch's operator (bilinear, bicubic), whose gradient the compiler would add up pixel by pixel",
     )
     bf16_on_fp32_units: bool = option(
-        True, "on a CPU without bfloat16 units, do bfloat16 products on the fp32 units instead of emulating them"
+        True,
+        "on a CPU without bfloat16 units, do bfloat16 products on the fp32 units instead of emulating them",
     )
 
 
@@ -70,7 +76,8 @@ class Memory(Settable):
         "memory format of 4-d weights and inputs; auto is channels_last for models with 2-d convolutions, except on x86 without AVX-512",
     )
     allocator: bool = option(
-        True, "keep large host blocks instead of returning them to the kernel every step (processes started by the launcher)"
+        True,
+        "keep large host blocks instead of returning them to the kernel every step (processes started by the launcher)",
     )
 
 
@@ -78,9 +85,17 @@ class Memory(Settable):
 class Loader(Settable):
     """How batches come to the device."""
 
-    prefetch: int = option(2, "batches copied to the GPU ahead of their use", unit="batches", minimum=0)
-    buckets: tuple[int, ...] = option((), "lengths that batches are padded to; none: batches stay as they are", unit="tokens or frames")
-    pad_values: dict[str | int, float] = option(dict, "what fills the parts of a batch that have a length, by name or position")
+    prefetch: int = option(
+        2, "batches copied to the GPU ahead of their use", unit="batches", minimum=0
+    )
+    buckets: tuple[int, ...] = option(
+        (),
+        "lengths that batches are padded to; none: batches stay as they are",
+        unit="tokens or frames",
+    )
+    pad_values: dict[str | int, float] = option(
+        dict, "what fills the parts of a batch that have a length, by name or position"
+    )
     nice: int = option(
         19,
         "on the CPU: niceness of the processes that load data, so that the step's threads have the cores; 0: as they are",
@@ -98,10 +113,20 @@ class Loader(Settable):
 class Tune(Settable):
     """Choice by measurement, at the first training step."""
 
-    enabled: bool = option(False, "let candidates take turns on the first batch and use the fastest that computes the same")
+    enabled: bool = option(
+        False,
+        "let candidates take turns on the first batch and use the fastest that computes the same",
+    )
     rounds: int = option(6, "turns that each candidate gets", unit="turns", minimum=4)
-    block_steps: int = option(3, "forward and backward passes in a turn; the first is not counted", unit="passes", minimum=2)
-    confidence: float = option(0.99, "confidence level of a candidate's gain", minimum=0.5, maximum=0.9999)
+    block_steps: int = option(
+        3,
+        "forward and backward passes in a turn; the first is not counted",
+        unit="passes",
+        minimum=2,
+    )
+    confidence: float = option(
+        0.99, "confidence level of a candidate's gain", minimum=0.5, maximum=0.9999
+    )
     keep: bool = option(True, "keep the choice in a file, and use it next time")
 
 
@@ -110,29 +135,51 @@ class Comm(Settable):
     """How DistributedDataParallel averages gradients. But for `wire`, and steps that `non_finite` skips, only the order of sums changes."""
 
     bucket_mb: float | None = option(
-        None, "size of the buckets that are sent; default: DDP's own, a first one of 1, then 25", unit="MiB", minimum=0.001
+        None,
+        "size of the buckets that are sent; default: DDP's own, a first one of 1, then 25",
+        unit="MiB",
+        minimum=0.001,
     )
     first_bucket_mb: float | None = option(
-        None, "size of the one that is sent first; default: as with bucket_mb, 1 where that is left out", unit="MiB", minimum=0.001
+        None,
+        "size of the one that is sent first; default: as with bucket_mb, 1 where that is left out",
+        unit="MiB",
+        minimum=0.001,
     )
     bucket_views: bool = option(
-        False, "gradients lie in the buckets, which saves a copy; one that is kept over a step is overwritten by the next"
+        False,
+        "gradients lie in the buckets, which saves a copy; one that is kept over a step is overwritten by the next",
     )
     find_unused_parameters: bool = option(
         False,
         "look in each step for parameters that the loss does not depend on, and go on without their gradients; costs a walk "
         "over the graph in each step, and without it such a step is an error",
     )
-    static_graph: bool = option(False, "the same parameters are used in every step, in the same order")
-    streams: int = option(1, "buckets on their way at the same time, on process groups of their own", minimum=1, maximum=8)
-    hierarchical: bool = option(False, "add up within each host first; then the processes of a host exchange a part each with other hosts")
-    tune: bool = option(False, "let lossless ways take turns over the first steps, and use the fastest if it certainly beats DDP's own")
+    static_graph: bool = option(
+        False, "the same parameters are used in every step, in the same order"
+    )
+    streams: int = option(
+        1,
+        "buckets on their way at the same time, on process groups of their own",
+        minimum=1,
+        maximum=8,
+    )
+    hierarchical: bool = option(
+        False,
+        "add up within each host first; then the processes of a host exchange a part each with other hosts",
+    )
+    tune: bool = option(
+        False,
+        "let lossless ways take turns over the first steps, and use the fastest if it certainly beats DDP's own",
+    )
     wire: Literal["exact", "bf16", "fp16", "int8", "powersgd"] = option(
         "exact",
         "what is sent: gradients as they are, rounded, as int8 with a scale for every 256, or as products of narrow matrices; "
         "double precision is rounded alike, sparse gradients are sent as they are",
     )
-    error_feedback: bool = option(True, "with int8, what rounding loses is sent along the next time")
+    error_feedback: bool = option(
+        True, "with int8, what rounding loses is sent along the next time"
+    )
     powersgd_rank: int = option(4, "columns of those matrices", minimum=1, maximum=4096)
     non_finite: Literal["ignore", "skip", "stop"] = option(
         "ignore",

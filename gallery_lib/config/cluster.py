@@ -12,8 +12,16 @@ class LabConfig:
     """What `gallery lab up` makes: hosts on this machine, with emulated links (see cluster/lab/)."""
 
     hosts: int = option(2, "hosts of the lab", unit="hosts", minimum=1, maximum=64)
-    rate: str = option("1gbit", "rate of each host's link, in either direction, in bits per second: 100mbit, 2.5gbit")
-    cpus: float | None = option(None, "cores' worth of time for each host; default: an equal part of all", unit="cores", minimum=0.05)
+    rate: str = option(
+        "1gbit",
+        "rate of each host's link, in either direction, in bits per second: 100mbit, 2.5gbit",
+    )
+    cpus: float | None = option(
+        None,
+        "cores' worth of time for each host; default: an equal part of all",
+        unit="cores",
+        minimum=0.05,
+    )
     name: str = option("lab", "name of the lab")
 
 
@@ -21,9 +29,15 @@ class LabConfig:
 class LabRunConfig:
     """What `gallery lab run` starts on every host of a lab."""
 
-    nproc_per_node: int = option(1, "processes that torchrun starts on each host", unit="processes", minimum=1)
-    torchrun: bool = option(True, "start a Python script over torchrun; without, any command once on each host")
-    master_port: int = option(29400, "port on host 0, where the processes meet", minimum=1, maximum=65535)
+    nproc_per_node: int = option(
+        1, "processes that torchrun starts on each host", unit="processes", minimum=1
+    )
+    torchrun: bool = option(
+        True, "start a Python script over torchrun; without, any command once on each host"
+    )
+    master_port: int = option(
+        29400, "port on host 0, where the processes meet", minimum=1, maximum=65535
+    )
     name: str = option("lab", "name of the lab")
 
 

@@ -13,7 +13,8 @@ class BatchConfig:
     """How `gallery run` runs notebooks."""
 
     profile: Literal["quick", "full"] | None = option(
-        None, "parameters from notebooks/profiles/, for the notebooks that have them; default: the notebooks' own"
+        None,
+        "parameters from notebooks/profiles/, for the notebooks that have them; default: the notebooks' own",
     )
     jobs: int = option(
         1,
@@ -21,21 +22,39 @@ class BatchConfig:
         unit="notebooks",
         minimum=1,
     )
-    deadline: float | None = option(None, "end a notebook that takes longer; default: wait", unit="seconds", minimum=1)
-    retries: int = option(0, "how often a notebook that did not pass is run again", unit="times", minimum=0)
-    memory_limit: float | None = option(
-        None, "end a notebook whose processes together hold more; default: no limit", unit="GiB", minimum=0.01
+    deadline: float | None = option(
+        None, "end a notebook that takes longer; default: wait", unit="seconds", minimum=1
     )
-    resume: bool = option(False, "go on in --out: keep what passed with the same notebook, parameters, package and versions")
-    out: str | None = option(None, "folder of the executed notebooks and reports; default: a new one below runs/")
+    retries: int = option(
+        0, "how often a notebook that did not pass is run again", unit="times", minimum=0
+    )
+    memory_limit: float | None = option(
+        None,
+        "end a notebook whose processes together hold more; default: no limit",
+        unit="GiB",
+        minimum=0.01,
+    )
+    resume: bool = option(
+        False,
+        "go on in --out: keep what passed with the same notebook, parameters, package and versions",
+    )
+    out: str | None = option(
+        None, "folder of the executed notebooks and reports; default: a new one below runs/"
+    )
 
 
 @dataclass(frozen=True)
 class SiteConfig:
     """What `gallery site` builds."""
 
-    run: str | None = option(None, "folder of `gallery run` whose notebooks are shown with their outputs; default: none are")
-    out: str | None = option(None, "folder of the site; one that is there is replaced; default: build/site in the checkout")
+    run: str | None = option(
+        None,
+        "folder of `gallery run` whose notebooks are shown with their outputs; default: none are",
+    )
+    out: str | None = option(
+        None,
+        "folder of the site; one that is there is replaced; default: build/site in the checkout",
+    )
 
 
 @dataclass(frozen=True)
@@ -57,24 +76,56 @@ class BenchConfig:
         "precision of all that are held against one another: fp32 (O0) or mixed (O1); auto is O1 where the device computes in bfloat16, "
         "else O0",
     )
-    waterfall: str | None = option(None, "instead: this task with one technique after another switched on")
+    waterfall: str | None = option(
+        None, "instead: this task with one technique after another switched on"
+    )
     profile: Literal["auto", "quick", "large", "full"] = option(
         "auto",
         "sizes of the tasks: quick is for a few cores; large has quick's batches, images of 224² and sequences of up to 128, and fewer "
         "turns; auto is full on a GPU, else quick",
     )
-    batch_size: int | None = option(None, "samples a step; default: the profile's", unit="samples", minimum=1)
-    image_size: int | None = option(None, "height and width of input images; default: the profile's", unit="pixels", minimum=32)
-    sequence_length: int | None = option(None, "tokens or frames per sample; default: the profile's", unit="tokens or frames", minimum=8)
-    workers: int = option(1, "processes that load data, per training process", unit="processes", minimum=0)
-    threads: int | None = option(None, "CPU threads per process; default: all cores", unit="threads", minimum=1)
-    rounds: int | None = option(None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4)
-    starts: int = option(
-        1, "times that all are started anew, each time for that many turns: processes of one code differ", minimum=1, maximum=100
+    batch_size: int | None = option(
+        None, "samples a step; default: the profile's", unit="samples", minimum=1
     )
-    block_steps: int | None = option(None, "steps in one turn, the first not counted; default: the profile's", unit="steps", minimum=2)
-    parity_steps: int | None = option(None, "first steps checked against a float64 run; default: the profile's", unit="steps", minimum=1)
-    confidence: float = option(0.99, "confidence level of the intervals", minimum=0.5, maximum=0.9999)
+    image_size: int | None = option(
+        None, "height and width of input images; default: the profile's", unit="pixels", minimum=32
+    )
+    sequence_length: int | None = option(
+        None,
+        "tokens or frames per sample; default: the profile's",
+        unit="tokens or frames",
+        minimum=8,
+    )
+    workers: int = option(
+        1, "processes that load data, per training process", unit="processes", minimum=0
+    )
+    threads: int | None = option(
+        None, "CPU threads per process; default: all cores", unit="threads", minimum=1
+    )
+    rounds: int | None = option(
+        None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4
+    )
+    starts: int = option(
+        1,
+        "times that all are started anew, each time for that many turns: processes of one code differ",
+        minimum=1,
+        maximum=100,
+    )
+    block_steps: int | None = option(
+        None,
+        "steps in one turn, the first not counted; default: the profile's",
+        unit="steps",
+        minimum=2,
+    )
+    parity_steps: int | None = option(
+        None,
+        "first steps checked against a float64 run; default: the profile's",
+        unit="steps",
+        minimum=1,
+    )
+    confidence: float = option(
+        0.99, "confidence level of the intervals", minimum=0.5, maximum=0.9999
+    )
     alive: int | None = option(
         None,
         "variants that are alive and take turns at a time; default: as many as fit into memory, 2 on a GPU",
@@ -86,6 +137,13 @@ class BenchConfig:
         "data folder; default: the mock data that prepare.sh makes. Image classifiers get an output for each class of the folder, "
         "and ImageNet's 1000 without one",
     )
-    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1)
-    resume: bool = option(False, "go on in --out: keep tasks that were measured with the same options, package, versions and machine")
-    out: str | None = option(None, "folder of results, tables and plots; default: a new one below runs/")
+    seed: int = option(
+        0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1
+    )
+    resume: bool = option(
+        False,
+        "go on in --out: keep tasks that were measured with the same options, package, versions and machine",
+    )
+    out: str | None = option(
+        None, "folder of results, tables and plots; default: a new one below runs/"
+    )

@@ -7,7 +7,9 @@ import re
 FORMS = "seconds, or such as 90s, 10m, 2h, 1h30m"
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _NUMBER = r"\d+(?:\.\d+)?"
-_WRITTEN = re.compile("".join(rf"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in _SECONDS), re.IGNORECASE)
+_WRITTEN = re.compile(
+    "".join(rf"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in _SECONDS), re.IGNORECASE
+)
 
 
 def seconds_of(text: str) -> float:
@@ -16,4 +18,6 @@ def seconds_of(text: str) -> float:
     written = _WRITTEN.fullmatch(text)
     if not text or written is None:
         return float(text)
-    return sum(float(number) * _SECONDS[unit] for unit, number in written.groupdict(default="0").items())
+    return sum(
+        float(number) * _SECONDS[unit] for unit, number in written.groupdict(default="0").items()
+    )

@@ -14,7 +14,8 @@ class NotebookConfig:
     """The parameters of a task's notebook."""
 
     profile: Literal["auto", "quick", "full"] = option(
-        "auto", "quick is minutes on two cores, full is the task at its real size; auto is full on a GPU, else quick"
+        "auto",
+        "quick is minutes on two cores, full is the task at its real size; auto is full on a GPU, else quick",
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",
@@ -22,17 +23,40 @@ class NotebookConfig:
         refused={"O2": NO_LOSS_PARITY, "O3": NO_LOSS_PARITY},
     )
     amp_dtype: Literal["auto", "bf16", "fp16"] = option("auto", "dtype of autocast under O1")
-    batch_size: int | None = option(None, "samples per process and step; default: the profile's", unit="samples", minimum=1)
-    image_size: int | None = option(None, "height and width of input images; default: the profile's", unit="pixels", minimum=32)
-    sequence_length: int | None = option(None, "tokens or frames per sample; default: the profile's", unit="tokens or frames", minimum=8)
-    processes: int | None = option(
-        None, "processes of the comparison on several; default: one per device, at most 8", unit="processes", minimum=1
+    batch_size: int | None = option(
+        None, "samples per process and step; default: the profile's", unit="samples", minimum=1
     )
-    rounds: int | None = option(None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4)
-    starts: int = option(1, "times that both start anew, for so many turns each: averages what processes differ by", minimum=1, maximum=100)
-    block_steps: int | None = option(None, "steps in one turn; default: the profile's", unit="steps", minimum=2)
+    image_size: int | None = option(
+        None, "height and width of input images; default: the profile's", unit="pixels", minimum=32
+    )
+    sequence_length: int | None = option(
+        None,
+        "tokens or frames per sample; default: the profile's",
+        unit="tokens or frames",
+        minimum=8,
+    )
+    processes: int | None = option(
+        None,
+        "processes of the comparison on several; default: one per device, at most 8",
+        unit="processes",
+        minimum=1,
+    )
+    rounds: int | None = option(
+        None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4
+    )
+    starts: int = option(
+        1,
+        "times that both start anew, for so many turns each: averages what processes differ by",
+        minimum=1,
+        maximum=100,
+    )
+    block_steps: int | None = option(
+        None, "steps in one turn; default: the profile's", unit="steps", minimum=2
+    )
     data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
-    seed: int = option(0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1)
+    seed: int = option(
+        0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1
+    )
 
 
 @dataclass(frozen=True)
@@ -40,15 +64,23 @@ class YourModelConfig:
     """Parameters of the notebook your_model: the optimizer, precision and sizes of a reader's own task."""
 
     profile: Literal["auto", "quick", "full"] = option(
-        "auto", "how much is measured: quick is a minute or two on two cores; auto is full on a GPU, else quick"
+        "auto",
+        "how much is measured: quick is a minute or two on two cores; auto is full on a GPU, else quick",
     )
-    optimizer: Literal["adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adadelta"] = option(
-        "adamw", "optimizer of torch.optim; sgd has a momentum of 0.9"
+    optimizer: Literal[
+        "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adadelta"
+    ] = option("adamw", "optimizer of torch.optim; sgd has a momentum of 0.9")
+    learning_rate: float | None = option(
+        None, "learning rate; default: torch's for the optimizer", minimum=0.0
     )
-    learning_rate: float | None = option(None, "learning rate; default: torch's for the optimizer", minimum=0.0)
     amp_level: Literal["auto", "O0", "O1"] = same_as(NotebookConfig, "amp_level")
     amp_dtype: Literal["auto", "bf16", "fp16"] = same_as(NotebookConfig, "amp_dtype")
-    batch_size: int | None = option(None, "samples per step; default: that of the call of your_settings", unit="samples", minimum=1)
+    batch_size: int | None = option(
+        None,
+        "samples per step; default: that of the call of your_settings",
+        unit="samples",
+        minimum=1,
+    )
     rounds: int | None = same_as(NotebookConfig, "rounds")
     starts: int = same_as(NotebookConfig, "starts")
     block_steps: int | None = same_as(NotebookConfig, "block_steps")
@@ -59,28 +91,69 @@ class YourModelConfig:
 class WalkConfig:
     """The parameters of the notebook data_parallel; sizes default to large ones on a GPU, to small ones on a CPU."""
 
-    images: int | None = option(None, "random training images; default: 6400 on a GPU, else 128", unit="images", minimum=8)
-    image_size: int | None = option(
-        None, "height and width of the images; default: 224 on a GPU, else 64", unit="pixels", minimum=32, maximum=1024
+    images: int | None = option(
+        None, "random training images; default: 6400 on a GPU, else 128", unit="images", minimum=8
     )
-    batch_size: int | None = option(None, "samples per process and step; default: 64 on a GPU, else 8", unit="samples", minimum=1)
+    image_size: int | None = option(
+        None,
+        "height and width of the images; default: 224 on a GPU, else 64",
+        unit="pixels",
+        minimum=32,
+        maximum=1024,
+    )
+    batch_size: int | None = option(
+        None,
+        "samples per process and step; default: 64 on a GPU, else 8",
+        unit="samples",
+        minimum=1,
+    )
     epochs: int = option(2, "passes over the images", unit="epochs", minimum=1)
     log_steps: int = option(5, "steps between two lines of the log", unit="steps", minimum=1)
-    processes: int | None = option(None, "processes of the parallel runs; default: one per device, at most 8", unit="processes", minimum=1)
+    processes: int | None = option(
+        None,
+        "processes of the parallel runs; default: one per device, at most 8",
+        unit="processes",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True)
 class WireConfig:
     """The parameters of the notebook communication."""
 
-    model: str = option("resnet50", "task whose gradients are counted in bytes, in each wire format")
-    hosts: int = option(2, "hosts of the lab, on this machine, with emulated links", unit="hosts", minimum=2, maximum=8)
-    processes: int = option(1, "training processes on each host of the lab", unit="processes", minimum=1, maximum=8)
-    rate: str = option("200mbit", "rate of each host's link, in either direction, in bits per second")
-    width: int = option(512, "width of the four layers that are trained on the lab", unit="units", minimum=16, maximum=8192)
-    rounds: int = option(4, "turns that each technique gets; the intervals come from these", unit="turns", minimum=4)
+    model: str = option(
+        "resnet50", "task whose gradients are counted in bytes, in each wire format"
+    )
+    hosts: int = option(
+        2,
+        "hosts of the lab, on this machine, with emulated links",
+        unit="hosts",
+        minimum=2,
+        maximum=8,
+    )
+    processes: int = option(
+        1, "training processes on each host of the lab", unit="processes", minimum=1, maximum=8
+    )
+    rate: str = option(
+        "200mbit", "rate of each host's link, in either direction, in bits per second"
+    )
+    width: int = option(
+        512,
+        "width of the four layers that are trained on the lab",
+        unit="units",
+        minimum=16,
+        maximum=8192,
+    )
+    rounds: int = option(
+        4, "turns that each technique gets; the intervals come from these", unit="turns", minimum=4
+    )
     block_steps: int = option(3, "counted steps in one turn", unit="steps", minimum=1)
-    seeds: int = option(2, "how often each wire format learns digits, each time from other weights", unit="seeds", minimum=2)
+    seeds: int = option(
+        2,
+        "how often each wire format learns digits, each time from other weights",
+        unit="seeds",
+        minimum=2,
+    )
     epochs: int = option(8, "passes over the digits", unit="epochs", minimum=1)
 
 
@@ -88,4 +161,7 @@ class WireConfig:
 class PerformanceDataConfig:
     """The parameters of the notebook performance_data."""
 
-    sweep: str | None = option(None, "table of a sweep, or the folder that it is in; default: the newest in benchmarks/results/")
+    sweep: str | None = option(
+        None,
+        "table of a sweep, or the folder that it is in; default: the newest in benchmarks/results/",
+    )

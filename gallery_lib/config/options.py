@@ -67,7 +67,14 @@ def option(
     own_range = maximum is not None
     if minimum is not None and maximum is None:
         maximum = _GREATEST[unit]
-    metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "own_range": own_range, "refused": refused or {}}
+    metadata = {
+        "help": help,
+        "unit": unit,
+        "minimum": minimum,
+        "maximum": maximum,
+        "own_range": own_range,
+        "refused": refused or {},
+    }
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -149,7 +156,9 @@ def check_value(cls: type, name: str, value: Any) -> Any:
     except (ValueError, TypeError, OverflowError):
         raise InputError(f"{name}={value!r} must be {_type_name(annotation)}{unit}.") from None
     if isinstance(result, str) and (not result.strip() or "\0" in result):
-        raise InputError(f"{name}={value!r} must not be empty{' or hold a null byte' if result.strip() else ''}.")
+        raise InputError(
+            f"{name}={value!r} must not be empty{' or hold a null byte' if result.strip() else ''}."
+        )
     if result is not None and not isinstance(result, (str, bool)):
         low, high = metadata.get("minimum"), metadata.get("maximum")
         if not math.isfinite(result):
@@ -173,7 +182,9 @@ def from_mapping(cls: type[T], values: Mapping[str, Any]) -> T:
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            raise InputError(f"unknown parameter `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+            raise InputError(
+                f"unknown parameter `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}."
+            )
     return cls(**{name: check_value(cls, name, value) for name, value in values.items()})
 
 
@@ -192,7 +203,9 @@ def _is_a(value: Any, annotation: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and all(_is_a(item, members[0]) for item in value)
     if origin is dict:
-        return isinstance(value, dict) and all(_is_a(key, members[0]) and _is_a(item, members[1]) for key, item in value.items())
+        return isinstance(value, dict) and all(
+            _is_a(key, members[0]) and _is_a(item, members[1]) for key, item in value.items()
+        )
     if annotation in (int, float):
         kind = numbers.Integral if annotation is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool)
@@ -226,7 +239,9 @@ class Settable:
         known = [f.name for f in fields(self)]  # type: ignore[arg-type]
         where = type(self).__name__
         if name not in known:
-            raise InputError(f"{where} has no option `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+            raise InputError(
+                f"{where} has no option `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}."
+            )
         annotation = _type_of(type(self), name)
         (inner,) = _alternatives(annotation)
         if not (value is None and inner is not annotation) and not _is_a(value, inner):
@@ -262,7 +277,9 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type, *, skip: Sequence[
         help_text = f.metadata["help"].replace("%", "%%") + unit + shown
         flags = list(dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"]))
         if _type_of(cls, f.name) is bool:
-            group.add_argument(*flags, action="store_true", default=argparse.SUPPRESS, dest=f.name, help=help_text)
+            group.add_argument(
+                *flags, action="store_true", default=argparse.SUPPRESS, dest=f.name, help=help_text
+            )
             negated = list(dict.fromkeys([f"--no_{f.name}", f"--no-{f.name.replace('_', '-')}"]))
             group.add_argument(
                 *negated,
@@ -272,7 +289,13 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type, *, skip: Sequence[
                 help=argparse.SUPPRESS if not default else f"switch {f.name} off",
             )
         else:
-            group.add_argument(*flags, default=argparse.SUPPRESS, dest=f.name, metavar=f.name.upper(), help=help_text)
+            group.add_argument(
+                *flags,
+                default=argparse.SUPPRESS,
+                dest=f.name,
+                metavar=f.name.upper(),
+                help=help_text,
+            )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -302,13 +325,19 @@ class CommandLine:
     def parser(self) -> argparse.ArgumentParser:
         """Its parser, which raises InputError instead of ending the process, except for `--help`."""
         parser = _Parser(
-            prog=self.prog, description=self.description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+            prog=self.prog,
+            description=self.description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if self.behind_dashes:
             parser.usage = f"%(prog)s [options] -- {self.behind_dashes}"
         if self.actions:
             parser.add_argument(
-                "action", choices=self.actions, metavar="ACTION", help=f"{', '.join(self.actions)}; each has its own --help"
+                "action",
+                choices=self.actions,
+                metavar="ACTION",
+                help=f"{', '.join(self.actions)}; each has its own --help",
             )
         if self.operands is not None:
             self.operands(parser)
@@ -324,8 +353,15 @@ class CommandLine:
         """Return "Did you mean" with the closest option, dashes or underscores as in `word`; nothing where none is close."""
         typed = word.split("=")[0].lstrip("-")
         other = "-" if "_" in typed else "_"
-        spellings = [spelling for action in self.shown_options() for spelling in action.option_strings if spelling.startswith("--")]
-        known = {spelling.lstrip("-"): spelling for spelling in spellings if other not in spelling[2:]}
+        spellings = [
+            spelling
+            for action in self.shown_options()
+            for spelling in action.option_strings
+            if spelling.startswith("--")
+        ]
+        known = {
+            spelling.lstrip("-"): spelling for spelling in spellings if other not in spelling[2:]
+        }
         return f" Did you mean `{known[close]}`?" if (close := closest(typed, known)) else ""
 
     def parse(self, arguments: Sequence[str]) -> list[Any]:
@@ -341,15 +377,24 @@ class CommandLine:
         if unknown:
             name = unknown[0].split("=")[0].removeprefix("--").replace("-", "_")
             if reason := self.why_fixed.get(name):
-                raise InputError(f"{self.prog} has no `{unknown[0].split('=')[0]}`: {reason}. See {self.prog} --help.")
-            raise InputError(f"unknown option `{unknown[0]}`.{self._suggestion(unknown[0])} See {self.prog} --help.")
+                raise InputError(
+                    f"{self.prog} has no `{unknown[0].split('=')[0]}`: {reason}. See {self.prog} --help."
+                )
+            raise InputError(
+                f"unknown option `{unknown[0]}`.{self._suggestion(unknown[0])} See {self.prog} --help."
+            )
         given = {**vars(namespace), **self.fixed}
-        instances: list[Any] = [from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given}) for cls in self.classes]
+        instances: list[Any] = [
+            from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given})
+            for cls in self.classes
+        ]
         instances += [namespace] if self.operands is not None or self.actions else []
         return [*instances, words[end + 1 :]] if self.behind_dashes else instances
 
 
-def parse_command_line(arguments: Sequence[str], *classes: type, prog: str, description: str) -> list[Any]:
+def parse_command_line(
+    arguments: Sequence[str], *classes: type, prog: str, description: str
+) -> list[Any]:
     """An instance of each options class from command-line words. Raises InputError on anything wrong."""
     return CommandLine(prog, description, classes).parse(arguments)
 
@@ -384,7 +429,9 @@ def parameters_source(cls: type) -> str:
     for f in fields(cls):
         (inner,) = _alternatives(_type_of(cls, f.name))
         name = "str" if typing.get_origin(inner) is Literal else inner.__name__
-        choices = f" ({', '.join(typing.get_args(inner))})" if typing.get_origin(inner) is Literal else ""
+        choices = (
+            f" ({', '.join(typing.get_args(inner))})" if typing.get_origin(inner) is Literal else ""
+        )
         unit = f" [{_shown_unit(f.metadata)}]" if f.metadata["unit"] else ""
         default = default_of(f)
         value = json.dumps(default) if isinstance(default, str) else repr(default)
@@ -410,7 +457,9 @@ def options_table(cls: type) -> str:
     for f in fields(cls):
         default = default_of(f)
         shown = "" if default is None else f"`{default}`"
-        rows.append(f"| `{f.name}` | {shown} | {_may_be(cls, f)} | {_shown_unit(f.metadata)} | {f.metadata['help']} |")
+        rows.append(
+            f"| `{f.name}` | {shown} | {_may_be(cls, f)} | {_shown_unit(f.metadata)} | {f.metadata['help']} |"
+        )
     return "\n".join(rows)
 
 
@@ -423,4 +472,6 @@ def check_whole_numbers(values: Any, limits: Mapping[str, tuple[int, int]]) -> N
     for name, (minimum, maximum) in limits.items():
         value = getattr(values, name)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise InputError(f"{name} is {value!r}; it must be a whole number from {minimum} to {maximum}.")
+            raise InputError(
+                f"{name} is {value!r}; it must be a whole number from {minimum} to {maximum}."
+            )

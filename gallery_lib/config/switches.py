@@ -36,7 +36,10 @@ def kernels_enabled() -> bool:
 
 def environment(config: TrainConfig) -> dict[str, str]:
     """The variables that carry the toggle of `config` into the processes of its run."""
-    return {COMPILER_VARIABLE: str(int(config.compiler_opt)), KERNELS_VARIABLE: str(int(config.compiler_opt and config.kernels))}
+    return {
+        COMPILER_VARIABLE: str(int(config.compiler_opt)),
+        KERNELS_VARIABLE: str(int(config.compiler_opt and config.kernels)),
+    }
 
 
 @contextlib.contextmanager

@@ -21,7 +21,11 @@ from typing import NoReturn
 
 from gallery_lib.errors import GalleryError, did_you_mean
 
-INTERRUPTED, READER_GONE, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGPIPE, 128 + signal.SIGTERM
+INTERRUPTED, READER_GONE, TERMINATED = (
+    128 + signal.SIGINT,
+    128 + signal.SIGPIPE,
+    128 + signal.SIGTERM,
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +62,9 @@ def raise_if_told() -> None:
     """
     if _told is None or threading.current_thread() is not threading.main_thread():
         return
-    if isinstance(sys.exc_info()[1], KeyboardInterrupt | _Terminated):  # what is tidied up on the way out is not to be broken off
+    if isinstance(
+        sys.exc_info()[1], KeyboardInterrupt | _Terminated
+    ):  # what is tidied up on the way out is not to be broken off
         return
     raise KeyboardInterrupt if _told == signal.SIGINT else _Terminated(TERMINATED)
 
@@ -97,13 +103,28 @@ def _prepare_streams() -> None:
 
 
 _IN_ASCII = "gallery_lib.in_ascii"
-_ASCII = {"×": "x", "–": "-", "—": "-", "−": "-", "…": "...", "→": "->", "·": "-", "≤": "<=", "≥": ">=", "’": "'", "²": "2", "█": "#"}
+_ASCII = {
+    "×": "x",
+    "–": "-",
+    "—": "-",
+    "−": "-",
+    "…": "...",
+    "→": "->",
+    "·": "-",
+    "≤": "<=",
+    "≥": ">=",
+    "’": "'",
+    "²": "2",
+    "█": "#",
+}
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     """Return what stands for letters that the terminal's encoding lacks."""
     assert isinstance(error, UnicodeEncodeError)
-    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
+    return "".join(
+        _ASCII.get(letter, "?") for letter in error.object[error.start : error.end]
+    ), error.end
 
 
 codecs.register_error(_IN_ASCII, _in_ascii)
@@ -124,7 +145,9 @@ def _output_fails() -> bool:
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"")  # /dev/full refuses even that
-        return os.fstatvfs(sys.stdout.fileno()).f_bavail == 0 and stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+        return os.fstatvfs(sys.stdout.fileno()).f_bavail == 0 and stat.S_ISREG(
+            os.fstat(sys.stdout.fileno()).st_mode
+        )
     except io.UnsupportedOperation:  # it is no file: something in this process collects it
         return False
     except (OSError, ValueError):
@@ -173,7 +196,11 @@ def refusal(error: OSError) -> str:
     what = error.strerror or str(error) or type(error).__name__
     if error.filename is None:
         return what
-    where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path(str(error.filename))
+    where = (
+        Path(os.fsdecode(error.filename))
+        if isinstance(error.filename, str | bytes)
+        else Path(str(error.filename))
+    )
     text = f"{where}: {what}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         there = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir())

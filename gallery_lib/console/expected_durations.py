@@ -57,8 +57,12 @@ def _read() -> dict[str, list[_Run]]:
 def _package_stamp() -> str:
     """Return what changes whenever a file of this package does."""
     package = Path(__file__).resolve().parents[1]
-    stats = [(str(path.relative_to(package)), path.stat()) for path in sorted(package.rglob("*.py"))]
-    return hashlib.sha256(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]).encode()).hexdigest()
+    stats = [
+        (str(path.relative_to(package)), path.stat()) for path in sorted(package.rglob("*.py"))
+    ]
+    return hashlib.sha256(
+        repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]).encode()
+    ).hexdigest()
 
 
 def _torch_version() -> str:
@@ -72,8 +76,16 @@ class Durations:
     """What earlier runs of a command lead to expect, and where this one's durations are kept."""
 
     def __init__(self, command: Mapping[str, Any], compiler_cache: Path) -> None:
-        facts = [dict(command), hardware.processor(), hardware.cores(), _torch_version(), _package_stamp()]
-        self._key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+        facts = [
+            dict(command),
+            hardware.processor(),
+            hardware.cores(),
+            _torch_version(),
+            _package_stamp(),
+        ]
+        self._key = hashlib.sha256(
+            json.dumps(facts, sort_keys=True, default=str).encode()
+        ).hexdigest()[:24]
         self._cache = str(compiler_cache)
         self._runs = _read().get(self._key, [])
         cold = not compiler_cache.is_dir() or not any(compiler_cache.iterdir())
@@ -82,7 +94,9 @@ class Durations:
 
     def _alike(self) -> list[_Run]:
         """Return the last runs that found the compiler's cache as this one does."""
-        return [run for run in self._runs if self._state and run.state == self._state][-_RUNS_LOOKED_AT:]
+        return [run for run in self._runs if self._state and run.state == self._state][
+            -_RUNS_LOOKED_AT:
+        ]
 
     def expected(self, label: str) -> float | None:
         """Return the seconds that a phase is expected to take, None without grounds."""
@@ -96,17 +110,29 @@ class Durations:
 
     def graphs(self) -> int | None:
         """Return how many graphs such runs have compiled; None when there were none or they differ."""
-        counts = {sum(label.startswith(COMPILING) for label in run.seconds) for run in self._alike()}
+        counts = {
+            sum(label.startswith(COMPILING) for label in run.seconds) for run in self._alike()
+        }
         return counts.pop() or None if len(counts) == 1 else None
 
     def keep(self, seconds: Mapping[str, float]) -> None:
         """Keep what a run that went well took, by phase."""
-        run = _Run(self._state, self._cache, {name: round(took, 2) for name, took in seconds.items()})
+        run = _Run(
+            self._state, self._cache, {name: round(took, 2) for name, took in seconds.items()}
+        )
         everything = _read()
         runs = [*everything.pop(self._key, []), run][-_RUNS_KEPT:]
         everything[self._key] = runs  # the newest last
         for key in list(everything)[:-_COMMANDS_KEPT]:
             del everything[key]
-        with contextlib.suppress(OSError):  # a cache that cannot be written costs nothing but estimates
+        with contextlib.suppress(
+            OSError
+        ):  # a cache that cannot be written costs nothing but estimates
             _file().parent.mkdir(parents=True, exist_ok=True)
-            write_json(_file(), {key: [dataclasses.asdict(run) for run in runs] for key, runs in everything.items()})
+            write_json(
+                _file(),
+                {
+                    key: [dataclasses.asdict(run) for run in runs]
+                    for key, runs in everything.items()
+                },
+            )

@@ -117,7 +117,9 @@ class Terminal:
         self._write(f"\r\x1b[K{done}\n" if done else "\r\x1b[K")
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # whoever watched may have gone; the work goes on
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # whoever watched may have gone; the work goes on
             sys.stderr.write(text)
             sys.stderr.flush()
 
@@ -140,7 +142,9 @@ class Lines:
 
     def draw(self, text: str) -> None:
         """See Outlet."""
-        with contextlib.suppress(OSError, ValueError):  # whoever watched may have gone; the work goes on
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # whoever watched may have gone; the work goes on
             print(text, file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:

@@ -31,7 +31,9 @@ TRAFFIC = "memory traffic of a step"
 EVALUATION = "evaluation"
 ENDING = "ending"
 
-_LONGEST_LIST = 500  # phases that are kept: a model whose graph breaks everywhere compiles hundreds of times
+_LONGEST_LIST = (
+    500  # phases that are kept: a model whose graph breaks everywhere compiles hundreds of times
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class PhaseLog:
         self._phases: list[Phase] = []
         self._graphs = 0
 
-    def begin(self, name: str, *, number: int | None = None, count: int = 0, total: int | None = None) -> None:
+    def begin(
+        self, name: str, *, number: int | None = None, count: int = 0, total: int | None = None
+    ) -> None:
         """Note that a phase begins, and with it that the one before has ended."""
         if not self._enabled:
             return
@@ -81,7 +85,10 @@ class PhaseLog:
 
     def compilation_ended(self) -> None:
         """Note that what was going on before the compilation, or build, goes on."""
-        before = next((phase for phase in reversed(self._phases) if phase.name not in (COMPILING, BUILDING)), None)
+        before = next(
+            (phase for phase in reversed(self._phases) if phase.name not in (COMPILING, BUILDING)),
+            None,
+        )
         if before is not None:
             self.begin(before.name, count=before.count, total=before.total)
 

@@ -75,7 +75,13 @@ class _Shown:
 class Progress(contextlib.AbstractContextManager["Progress"]):
     """A line that says what is going on. At the end of the `with` block it says what took how long; after an error it goes."""
 
-    def __init__(self, *, enabled: bool = True, line_seconds: float = LINE_SECONDS, clock: Callable[[], float] = now) -> None:
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        line_seconds: float = LINE_SECONDS,
+        clock: Callable[[], float] = now,
+    ) -> None:
         self.enabled, self._clock = enabled, clock
         self._lock = threading.RLock()
         self._outlet = outlet(line_seconds)
@@ -119,7 +125,9 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 began = old.began if old is not None and same else now
             if new_part:
                 self._end_part(max(self._part_began, min(began, now)))
-            self._shown = _Shown(label, part, identity, began, count, counted_at, total, unit, first, least, expected)
+            self._shown = _Shown(
+                label, part, identity, began, count, counted_at, total, unit, first, least, expected
+            )
             self._draw(new_phase=not same, new_part=new_part)
 
     def tick(self) -> None:
@@ -129,7 +137,9 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 self._draw()
 
     @contextlib.contextmanager
-    def ticking(self, label: str, *, part: str | None = None, patience: float = 0.0) -> Iterator[None]:
+    def ticking(
+        self, label: str, *, part: str | None = None, patience: float = 0.0
+    ) -> Iterator[None]:
         """Show `label` while the body runs, which cannot be asked how far it is; nothing if that takes less than `patience` seconds.
 
         In a notebook the clock stands meanwhile: its outputs belong to the thread that runs the cell.
@@ -174,7 +184,9 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             try:
                 os.close(ends)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-                while not select.select([ended], [], [], TICK_SECONDS)[0]:  # it is closed also when the command is killed
+                while not select.select([ended], [], [], TICK_SECONDS)[
+                    0
+                ]:  # it is closed also when the command is killed
                     self.tick()
             finally:
                 os._exit(0)
@@ -197,7 +209,11 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         with self._lock:
             now = self._clock()
             self._end_part(now)
-            taken = ", ".join(f"{part} {duration(seconds)}" for part, seconds in self._parts.items() if seconds >= 1.0)
+            taken = ", ".join(
+                f"{part} {duration(seconds)}"
+                for part, seconds in self._parts.items()
+                if seconds >= 1.0
+            )
             self._end(f"done in {duration(now - self._began)}" + (f": {taken}" if taken else ""))
 
     def clear(self) -> None:
@@ -210,7 +226,9 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
     def _end_part(self, now: float) -> None:
         if self._shown is not None:
-            self._parts[self._shown.part] = self._parts.get(self._shown.part, 0.0) + now - self._part_began
+            self._parts[self._shown.part] = (
+                self._parts.get(self._shown.part, 0.0) + now - self._part_began
+            )
         self._part_began = now
 
     def _end(self, done: str | None) -> None:
@@ -231,8 +249,14 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         clock = duration(now - shown.began)
         if about := shown.about_seconds(now):
             clock += f" of about {duration(about[0])}{about[1]}"
-        counted = f"{shown.count} of {shown.total} {shown.unit}, " if shown.total is not None else ""
-        in_all = f"; {duration(now - self._began)} in all" if now - self._began >= now - shown.began + 1.0 else ""
+        counted = (
+            f"{shown.count} of {shown.total} {shown.unit}, " if shown.total is not None else ""
+        )
+        in_all = (
+            f"; {duration(now - self._began)} in all"
+            if now - self._began >= now - shown.began + 1.0
+            else ""
+        )
         text = f"{shown.label}: {counted}{clock}{in_all}"
         if width is None:
             return text

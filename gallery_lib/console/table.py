@@ -24,7 +24,12 @@ def _widths(rows: Rows) -> list[int]:
 
 def text_columns(rows: Rows) -> list[str]:
     """A line of text for each row, the columns below each other."""
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, _widths(rows), strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, _widths(rows), strict=True)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def text_table(rows: Rows) -> str:
@@ -41,7 +46,9 @@ def number(value: float) -> str:
         return "0"
     if abs(value) < _SMALLEST_PLAIN:
         return f"{value:.2g}"
-    rounded = float(f"{value:.{_SIGNIFICANT_DIGITS}g}")  # before its digits are counted: 9.999 has one more than it seems
+    rounded = float(
+        f"{value:.{_SIGNIFICANT_DIGITS}g}"
+    )  # before its digits are counted: 9.999 has one more than it seems
     decimals = _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(rounded)))
     return f"{rounded:,.{max(0, decimals)}f}"
 

@@ -25,12 +25,13 @@ CELL_FILE = "your_cell.py"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
 _LONG = 50  # characters of a name that is a digest: what the compiler writes
-_FLOAT_LIKE, _INTEGER_LIKE = "(?:Float|float|Half|BFloat16|Double|double)", "(?:Long|Int|Byte|Char|Short|Bool|long int|unsigned char|int)"
+_FLOAT_LIKE, _INTEGER_LIKE = (
+    "(?:Float|float|Half|BFloat16|Double|double)",
+    "(?:Long|Int|Byte|Char|Short|Bool|long int|unsigned char|int)",
+)
 _CONVERT = "Convert in make_batch: inputs with `.float()`, class numbers and tokens with `.long()`."
 
-NO_GRADIENT = (
-    "the loss does not depend on the model's parameters. Leave out `.detach()`, `.item()`, `no_grad` and `argmax` on the way to it."
-)
+NO_GRADIENT = "the loss does not depend on the model's parameters. Leave out `.detach()`, `.item()`, `no_grad` and `argmax` on the way to it."
 
 TABLE: list[tuple[str, str]] = [
     # Names and calls
@@ -42,10 +43,22 @@ TABLE: list[tuple[str, str]] = [
         r"name '(\w+)' is not defined",
         r"`\1` is not known here: the training processes run this code as a file of its own. Import or define `\1` in it.",
     ),
-    (r"No module named '([\w.]+)'", r"the module `\1` is not found. Install it in this environment, or put it beside the notebook."),
-    (r"(\w[\w.]*)\(\) missing (\d+) required (?:positional|keyword-only) arguments?: (.+)", r"the call of `\1` lacks \3. Give it."),
-    (r"(\w[\w.]*)\(\) takes (.+) but (\d+) (?:was|were) given", r"`\1` takes \2, and is called with \3 (`self` counts as one)."),
-    (r"(\w[\w.]*)\(\) got an unexpected keyword argument '(\w+)'", r"`\1` has no argument `\2`. Leave it out, or correct its name."),
+    (
+        r"No module named '([\w.]+)'",
+        r"the module `\1` is not found. Install it in this environment, or put it beside the notebook.",
+    ),
+    (
+        r"(\w[\w.]*)\(\) missing (\d+) required (?:positional|keyword-only) arguments?: (.+)",
+        r"the call of `\1` lacks \3. Give it.",
+    ),
+    (
+        r"(\w[\w.]*)\(\) takes (.+) but (\d+) (?:was|were) given",
+        r"`\1` takes \2, and is called with \3 (`self` counts as one).",
+    ),
+    (
+        r"(\w[\w.]*)\(\) got an unexpected keyword argument '(\w+)'",
+        r"`\1` has no argument `\2`. Leave it out, or correct its name.",
+    ),
     # What is handed on
     (
         r"'(?:list|tuple)' object has no attribute '(\w+)'",
@@ -55,15 +68,30 @@ TABLE: list[tuple[str, str]] = [
         r"'NoneType' object has no attribute '(\w+)'",
         r"a function returned nothing (None), and `.\1` is asked of that. Is a `return` missing?",
     ),
-    (r"'(?:float|int)' object has no attribute '(?:backward|detach)'", "the loss is a plain number. Return the tensor, without `.item()`."),
+    (
+        r"'(?:float|int)' object has no attribute '(?:backward|detach)'",
+        "the loss is a plain number. Return the tensor, without `.item()`.",
+    ),
     (
         r"'(\w+)' object has no attribute '(flatten|shape|size|view|reshape|float|argmax|mean|sum|squeeze|dim|backward|detach)'",
         r"an object, \1, is used like a tensor (`.\2`). Take its tensor: `.logits` or `.loss`, say.",
     ),
-    (r"must be Tensor, not (?:tuple|list)", "a tuple or list stands where a tensor belongs. Take the element that you mean: `[0]`, say."),
-    (r"must be Tensor, not NoneType", "nothing (None) stands where a tensor belongs. Is a `return` missing?"),
-    (r"must be Tensor, not (?:numpy\.)?ndarray", "a NumPy array stands where a tensor belongs: `torch.from_numpy(array)` makes it one."),
-    (r"must be Tensor, not (?:float|int)", "a plain number stands where a tensor belongs. Leave `.item()` out, or use `torch.tensor(…)`."),
+    (
+        r"must be Tensor, not (?:tuple|list)",
+        "a tuple or list stands where a tensor belongs. Take the element that you mean: `[0]`, say.",
+    ),
+    (
+        r"must be Tensor, not NoneType",
+        "nothing (None) stands where a tensor belongs. Is a `return` missing?",
+    ),
+    (
+        r"must be Tensor, not (?:numpy\.)?ndarray",
+        "a NumPy array stands where a tensor belongs: `torch.from_numpy(array)` makes it one.",
+    ),
+    (
+        r"must be Tensor, not (?:float|int)",
+        "a plain number stands where a tensor belongs. Leave `.item()` out, or use `torch.tensor(…)`.",
+    ),
     (
         r"must be Tensor, not (\w+)",
         r"an object, \1, stands where a tensor belongs. Take its tensor: `.logits` or `.loss`, say.",
@@ -77,7 +105,10 @@ TABLE: list[tuple[str, str]] = [
         r"Expected all tensors to be on the same device|should be the same device|is on (?:cpu|cuda)[^.]* but expected",
         "tensors lie on different devices. Make new ones with `device=x.device`, and fixed ones with `register_buffer`.",
     ),
-    (r"device-side assert", "an index is out of its range (a class number or a token, say). The kernel has to be restarted after this."),
+    (
+        r"device-side assert",
+        "an index is out of its range (a class number or a token, say). The kernel has to be restarted after this.",
+    ),
     (
         r"out of memory|can't allocate memory|not enough memory",
         "the step does not fit into memory. Use a smaller batch, or a smaller model.",
@@ -99,7 +130,10 @@ TABLE: list[tuple[str, str]] = [
         r"[Tt]he size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)",
         r"two tensors do not fit together: \1 values in a dimension where the other has \2.",
     ),
-    (r"shape '\[([^]]*)\]' is invalid for input of size (\d+)", r"a tensor of \2 values cannot be given the shape [\1]."),
+    (
+        r"shape '\[([^]]*)\]' is invalid for input of size (\d+)",
+        r"a tensor of \2 values cannot be given the shape [\1].",
+    ),
     (
         r"[Tt]arget (-?\d+) is out of bounds",
         r"a target is class \1, and the model has no output of that number. Classes count from 0; give the model as many outputs.",
@@ -131,7 +165,10 @@ TABLE: list[tuple[str, str]] = [
     ),
     # The backward pass
     (r"does not require grad and does not have a grad_fn", NO_GRADIENT),
-    (r"grad can be implicitly created only for scalar outputs", "the loss is several numbers; it must be one. Return its `.mean()`."),
+    (
+        r"grad can be implicitly created only for scalar outputs",
+        "the loss is several numbers; it must be one. Return its `.mean()`.",
+    ),
     (
         r"modified by an inplace operation",
         "a tensor that the backward pass needs was changed in place (`x += …`, `x[…] = …`, `relu_()`). Write `x = x + …`.",
@@ -140,7 +177,10 @@ TABLE: list[tuple[str, str]] = [
         r"backward through the graph a second time",
         "a tensor of an earlier step is used again in this one. Detach what the model keeps from step to step.",
     ),
-    (r"optimizer got an empty parameter list", "the model has no parameters to train. Make its layers attributes of an `nn.Module`."),
+    (
+        r"optimizer got an empty parameter list",
+        "the model has no parameters to train. Make its layers attributes of an `nn.Module`.",
+    ),
 ]
 """Pattern in an error's message → what is wrong, and what to do. The first that matches counts."""
 
@@ -173,8 +213,13 @@ def line_of(error: BaseException) -> Line | None:
 
     Of an error that a data-loading process passed on, only the text has its frames.
     """
-    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-    frames += [(path, int(number)) for path, number in re.findall(r'File "([^"]+)", line (\d+)', str(error))]
+    frames = [
+        (frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    frames += [
+        (path, int(number))
+        for path, number in re.findall(r'File "([^"]+)", line (\d+)', str(error))
+    ]
     if isinstance(error, SyntaxError) and error.filename:
         frames.append((error.filename, error.lineno or 1))
     own = [Line(path, number) for path, number in frames if is_own(path)]
@@ -236,7 +281,10 @@ def line_of_return(function: Callable[..., Any]) -> Line | None:
     except SyntaxError:
         return definition
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and definition.number in (node.lineno, *(each.lineno for each in node.decorator_list)):
+        if isinstance(node, ast.FunctionDef) and definition.number in (
+            node.lineno,
+            *(each.lineno for each in node.decorator_list),
+        ):
             returns = [child.lineno for child in _inside(node) if isinstance(child, ast.Return)]
             return Line(definition.path, max(returns, default=node.lineno))
     return definition

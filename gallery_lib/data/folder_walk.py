@@ -61,7 +61,10 @@ class LeftOut:
         return bool(self.counts)
 
     def __str__(self) -> str:
-        return ", ".join(f"{count} {reason} ({printable(self.examples[reason])})" for reason, count in self.counts.items())
+        return ", ".join(
+            f"{count} {reason} ({printable(self.examples[reason])})"
+            for reason, count in self.counts.items()
+        )
 
 
 def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftOut]:
@@ -74,14 +77,20 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
     listed: list[tuple[str, list[str]]] = []  # by folder, relative, with a slash before it
     ahead: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(start),))]
     while ahead:
-        below, above = ahead.pop()  # `above`: the real paths of the folders that led here, its own last
+        below, above = (
+            ahead.pop()
+        )  # `above`: the real paths of the folders that led here, its own last
         names, folders = [], []
         for entry in scan(start + below):
             path = f"{below[1:]}/{entry.name}" if below else entry.name
             if entry.name.startswith("."):
                 left_out.add(HIDDEN, path)
             elif is_folder(entry):
-                real = os.path.realpath(entry.path) if entry.is_symlink() else f"{above[-1]}/{entry.name}"
+                real = (
+                    os.path.realpath(entry.path)
+                    if entry.is_symlink()
+                    else f"{above[-1]}/{entry.name}"
+                )
                 if any(f"{place}/".startswith(f"{real.rstrip('/')}/") for place in above):
                     left_out.add(LOOP, path)
                 else:
@@ -95,7 +104,9 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
         listed.append((below, names))
         ahead += reversed(folders)
     listed.sort()
-    return [f"{below[1:]}/{name}" if below else name for below, names in listed for name in names], left_out
+    return [
+        f"{below[1:]}/{name}" if below else name for below, names in listed for name in names
+    ], left_out
 
 
 def scan(folder: Path | str) -> list[os.DirEntry[str]]:
@@ -104,7 +115,9 @@ def scan(folder: Path | str) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise InputError(f"Cannot list the folder {printable(folder)}: {error.strerror}. Make it readable, or give another one.") from error
+        raise InputError(
+            f"Cannot list the folder {printable(folder)}: {error.strerror}. Make it readable, or give another one."
+        ) from error
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

@@ -33,7 +33,9 @@ class Made:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.root}: {self.files} files, " + (f"made now in {self.seconds:.1f} s" if self.now else "complete already")
+        return f"{self.root}: {self.files} files, " + (
+            f"made now in {self.seconds:.1f} s" if self.now else "complete already"
+        )
 
 
 def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None]) -> Made:
@@ -53,7 +55,9 @@ def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None])
         descriptor = os.open(partial, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if (files := _complete(root, record)) is not None:  # by the process that we have waited for
+            if (
+                files := _complete(root, record)
+            ) is not None:  # by the process that we have waited for
                 return Made(root, files, False, time.perf_counter() - started)
             for leftover in partial.iterdir():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -80,22 +84,35 @@ def _complete(root: Path, record: dict[str, Any]) -> int | None:
         found = json.loads((root / RECORD).read_text())
         made, files, size_bytes = found["made"], found["files"], found["bytes"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{root} is not empty and holds no mock data; nothing was changed. Give another folder.") from None
+        raise InputError(
+            f"{root} is not empty and holds no mock data; nothing was changed. Give another folder."
+        ) from None
     if made != record:
-        raise InputError(f"{root} holds other mock data, {made}, not {record}; nothing was changed. Give another folder.")
+        raise InputError(
+            f"{root} holds other mock data, {made}, not {record}; nothing was changed. Give another folder."
+        )
     if _contents(root) != (files, size_bytes):
         raise InputError(
             f"{root} has been changed since it was made: it had {files} files of {size_bytes} bytes. Move it away and make it again."
         )
-    if found.get("sha256", digest := _digest(root)) != digest:  # a set of an earlier version has none
-        raise InputError(f"{root} has been changed since it was made: a file has other content. Move it away and make it again.")
+    if (
+        found.get("sha256", digest := _digest(root)) != digest
+    ):  # a set of an earlier version has none
+        raise InputError(
+            f"{root} has been changed since it was made: a file has other content. Move it away and make it again."
+        )
     return files
 
 
 def _digest(root: Path) -> str:
     """Return the sha256 of all files below `root` but the record, names included, as 64 hex digits."""
     total = hashlib.sha256()
-    for path in sorted(Path(folder) / name for folder, _, names in os.walk(root) for name in names if name != RECORD):
+    for path in sorted(
+        Path(folder) / name
+        for folder, _, names in os.walk(root)
+        for name in names
+        if name != RECORD
+    ):
         total.update(f"{path.relative_to(root).as_posix()}\0".encode("utf-8", "surrogateescape"))
         with path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
@@ -104,5 +121,10 @@ def _digest(root: Path) -> str:
 
 def _contents(root: Path) -> tuple[int, int]:
     """Number and bytes of all files below `root` but the record."""
-    sizes = [(Path(folder) / name).stat().st_size for folder, _, names in os.walk(root) for name in names if name != RECORD]
+    sizes = [
+        (Path(folder) / name).stat().st_size
+        for folder, _, names in os.walk(root)
+        for name in names
+        if name != RECORD
+    ]
     return len(sizes), sum(sizes)

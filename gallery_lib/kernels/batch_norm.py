@@ -59,16 +59,31 @@ def batch_norm_relu(
     What is [C] is fp32 (fp64 for fp64 x). Raises InputError when these do not fit together.
     """
     if x.dim() != 4 or not x.is_floating_point():
-        raise InputError(f"batch_norm_relu takes floating-point [N, C, H, W]; got {x.dtype} {tuple(x.shape)}.")
+        raise InputError(
+            f"batch_norm_relu takes floating-point [N, C, H, W]; got {x.dtype} {tuple(x.shape)}."
+        )
     if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
-        raise InputError(f"a residual must be like x, {x.dtype} {tuple(x.shape)}; got {residual.dtype} {tuple(residual.shape)}.")
-    for name, each in (("running_mean", running_mean), ("running_var", running_var), ("weight", weight), ("bias", bias)):
-        if each is not None and (each.shape != x.shape[1:2] or each.dtype is not rules.arithmetic(x)):
-            raise InputError(f"{name} must be {rules.arithmetic(x)} [{x.shape[1]}] for this batch; got {each.dtype} {tuple(each.shape)}.")
+        raise InputError(
+            f"a residual must be like x, {x.dtype} {tuple(x.shape)}; got {residual.dtype} {tuple(residual.shape)}."
+        )
+    for name, each in (
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+        ("weight", weight),
+        ("bias", bias),
+    ):
+        if each is not None and (
+            each.shape != x.shape[1:2] or each.dtype is not rules.arithmetic(x)
+        ):
+            raise InputError(
+                f"{name} must be {rules.arithmetic(x)} [{x.shape[1]}] for this batch; got {each.dtype} {tuple(each.shape)}."
+            )
     if (running_mean is None) != (running_var is None):
         raise InputError("batch_norm_relu takes both running_mean and running_var, or neither.")
     operators = torch.ops.gallery
-    statistics = operators.batch_norm_statistics_(x.detach(), running_mean, running_var, batches, momentum, eps)
+    statistics = operators.batch_norm_statistics_(
+        x.detach(), running_mean, running_var, batches, momentum, eps
+    )
     return operators.batch_norm_relu(x, residual, *statistics, weight, bias)
 
 
@@ -127,33 +142,46 @@ def _combine_on_cpu(
     momentum: float | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    result = rules.combine(counts, means, squares, Running(running_mean, running_var, batches, momentum), eps)
+    result = rules.combine(
+        counts, means, squares, Running(running_mean, running_var, batches, momentum), eps
+    )
     _bump(running_mean, running_var)
     return result
 
 
-def _combine_on_cuda(counts: Tensor, means: Tensor, squares: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _combine_on_cuda(
+    counts: Tensor, means: Tensor, squares: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor]:
     """As `_combine_on_cpu`, with its arguments."""
     if not _combine_kernel_runs(counts, means):
         return _combine_on_cpu(counts, means, squares, *rest)
     *running, eps = rest
     counts, means, squares = counts.contiguous(), means.contiguous(), squares.contiguous()
     mean, inverse_deviation = torch.empty_like(means[0]), torch.empty_like(means[0])
-    each = plan.combine(means, squares, counts, Running(*running), eps, mean, inverse_deviation=inverse_deviation)
+    each = plan.combine(
+        means, squares, counts, Running(*running), eps, mean, inverse_deviation=inverse_deviation
+    )
     launch.run(each, means.device)
     _bump(*running[:2])
     return mean, inverse_deviation
 
 
 def _statistics_on_cpu(
-    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, batches: Tensor | None, momentum: float | None, eps: float
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    batches: Tensor | None,
+    momentum: float | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
     if batches is not None:
         batches.add_(1)
         _bump(batches)
     mean, squares = rules.partial(x)
     counts = torch.full((1,), rules.rows(x), device=x.device)
-    return _combine_on_cpu(counts, mean[None], squares[None], running_mean, running_var, batches, momentum, eps)
+    return _combine_on_cpu(
+        counts, mean[None], squares[None], running_mean, running_var, batches, momentum, eps
+    )
 
 
 def _statistics_on_cuda(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -165,7 +193,12 @@ def _statistics_on_cuda(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     slabs = plan.slabs_of(x)
     parts, (mean, inverse_deviation) = _two_of_channels(x, slabs.count), _two_of_channels(x)
     launch.run(plan.moments(x, slabs, *parts, running[2]), x.device)
-    launch.run(plan.combine(*parts, slabs, Running(*running), eps, mean, inverse_deviation=inverse_deviation), x.device)
+    launch.run(
+        plan.combine(
+            *parts, slabs, Running(*running), eps, mean, inverse_deviation=inverse_deviation
+        ),
+        x.device,
+    )
     _bump(*running[:3])
     return mean, inverse_deviation
 
@@ -177,21 +210,33 @@ def _relu_on_cpu(x: Tensor, residual: Tensor | None, *channels: Tensor) -> Tenso
 def _relu_on_cuda(x: Tensor, residual: Tensor | None, *channels: Tensor) -> Tensor:
     if not _kernels_run(x):
         return _relu_on_cpu(x, residual, *channels)
-    x, residual, result = _laid_out(x), None if residual is None else _laid_out(residual), _like(x)  # kept until launched
+    x, residual, result = (
+        _laid_out(x),
+        None if residual is None else _laid_out(residual),
+        _like(x),
+    )  # kept until launched
     c = Channels(*(None if each is None else each.contiguous() for each in channels))  # type: ignore[arg-type]
     launch.run(plan.normalise(x, residual, c, result), x.device)
     return result
 
 
-def _sums_on_cpu(gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sums_on_cpu(
+    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     of_weight, of_bias, masked = rules.sums(gradient, x, result, Channels(*channels))
     return of_weight, of_bias, masked if result is not None else x.new_empty(0)
 
 
-def _sums_on_cuda(gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sums_on_cuda(
+    gradient: Tensor, x: Tensor, result: Tensor | None, *channels: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     if not _kernels_run(x):
         return _sums_on_cpu(gradient, x, result, *channels)
-    gradient, x, result = _laid_out(gradient), _laid_out(x), None if result is None else _laid_out(result)
+    gradient, x, result = (
+        _laid_out(gradient),
+        _laid_out(x),
+        None if result is None else _laid_out(result),
+    )
     c = Channels(*(None if each is None else each.contiguous() for each in channels))  # type: ignore[arg-type]
     of_weight, of_bias, masked = _sums_fake(gradient, x, result)
     slabs = plan.slabs_of(x, gradient, result, masked if result is not None else None)
@@ -215,7 +260,10 @@ def _gradient_on_cuda(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> 
     gradient, x, of_x = _laid_out(gradient), _laid_out(x), _like(x)
     without_gaps: list[Any] = [None if each is None else each.contiguous() for each in rest]
     *channels, of_weight, of_bias, count = without_gaps
-    launch.run(plan.of_input(gradient, masked, x, Channels(*channels), of_weight, of_bias, count, of_x), x.device)
+    launch.run(
+        plan.of_input(gradient, masked, x, Channels(*channels), of_weight, of_bias, count, of_x),
+        x.device,
+    )
     return of_x
 
 
@@ -228,7 +276,9 @@ for _name, _on_cpu, _on_cuda, _is_kernel in (
     ("batch_norm_relu_gradient", _gradient_on_cpu, _gradient_on_cuda, _gradient_kernel_runs),
 ):
     torch.library.impl(f"gallery::{_name}", "cpu", call_counts.counted(_name, _on_cpu))
-    torch.library.impl(f"gallery::{_name}", "cuda", call_counts.counted(_name, _on_cuda, _is_kernel))
+    torch.library.impl(
+        f"gallery::{_name}", "cuda", call_counts.counted(_name, _on_cuda, _is_kernel)
+    )
 
 
 @torch.library.register_fake("gallery::batch_norm_partial")
@@ -248,7 +298,9 @@ def _relu_fake(x: Tensor, *_: Any) -> Tensor:
 
 
 @torch.library.register_fake("gallery::batch_norm_relu_sums")
-def _sums_fake(gradient: Tensor, x: Tensor, result: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _sums_fake(
+    gradient: Tensor, x: Tensor, result: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     return *_two_of_channels(x), _like(x) if result is not None else x.new_empty(0)
 
 
@@ -265,13 +317,24 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """Mean and deviation count as functions of x: the gradient of x holds what goes through them, and they get none."""
     x, result, *channels = ctx.saved_tensors
-    of_weight, of_bias, masked = torch.ops.gallery.batch_norm_relu_sums(gradient, x, result, *channels)
+    of_weight, of_bias, masked = torch.ops.gallery.batch_norm_relu_sums(
+        gradient, x, result, *channels
+    )
     passed, is_masked = (gradient, False) if result is None else (masked, True)
     of_x = None
     if ctx.needs_input_grad[0]:
-        of_x = torch.ops.gallery.batch_norm_relu_gradient(passed, is_masked, x, *channels, of_weight, of_bias, None)
+        of_x = torch.ops.gallery.batch_norm_relu_gradient(
+            passed, is_masked, x, *channels, of_weight, of_bias, None
+        )
     weight, bias = channels[2:]
-    return of_x, None if result is None else masked, None, None, None if weight is None else of_weight, None if bias is None else of_bias
+    return (
+        of_x,
+        None if result is None else masked,
+        None,
+        None,
+        None if weight is None else of_weight,
+        None if bias is None else of_bias,
+    )
 
 
 torch.library.register_autograd("gallery::batch_norm_relu", _backward, setup_context=_keep)

@@ -49,14 +49,26 @@ class _CombineArguments(ctypes.Structure):
         ("rows_per_part", ctypes.c_longlong),
         ("parts", ctypes.c_int),
         ("channels", ctypes.c_int),
-        *_pointers("mean", "squares_of_all", "inverse_deviation", "running_mean", "running_variance", "batches"),
+        *_pointers(
+            "mean",
+            "squares_of_all",
+            "inverse_deviation",
+            "running_mean",
+            "running_variance",
+            "batches",
+        ),
         ("momentum", ctypes.c_double),
         ("epsilon", ctypes.c_double),
     )
 
 
 class _ReluArguments(ctypes.Structure):
-    _fields_ = (("shape", _Shape), *_pointers("x", "residual"), ("channels", _Channels), *_pointers("result"))
+    _fields_ = (
+        ("shape", _Shape),
+        *_pointers("x", "residual"),
+        ("channels", _Channels),
+        *_pointers("result"),
+    )
 
 
 class _SumsArguments(ctypes.Structure):
@@ -132,18 +144,30 @@ def _defines(x: Tensor) -> tuple[tuple[str, str]]:
 
 
 def _channels(c: Channels) -> _Channels:
-    return _Channels(c.mean.data_ptr(), c.inverse_deviation.data_ptr(), _address(c.weight), _address(c.bias))
+    return _Channels(
+        c.mean.data_ptr(), c.inverse_deviation.data_ptr(), _address(c.weight), _address(c.bias)
+    )
 
 
 def _column_blocks(channels: int) -> int:
     return -(-channels // TILE)
 
 
-def moments(x: Tensor, slabs: Slabs, means: Tensor, squares: Tensor, batches: Tensor | None = None) -> Launch:
+def moments(
+    x: Tensor, slabs: Slabs, means: Tensor, squares: Tensor, batches: Tensor | None = None
+) -> Launch:
     """Mean and squared deviations of each slab, [slabs, C]; counts `batches` up by one."""
-    arguments = _MomentsArguments(slabs.as_structure(), x.data_ptr(), means.data_ptr(), squares.data_ptr(), _address(batches))
+    arguments = _MomentsArguments(
+        slabs.as_structure(), x.data_ptr(), means.data_ptr(), squares.data_ptr(), _address(batches)
+    )
     # without rows there is nothing to find, but a batch to count
-    return Launch(SOURCE, "batch_norm_moments", _defines(x), slabs.blocks or int(batches is not None), arguments)
+    return Launch(
+        SOURCE,
+        "batch_norm_moments",
+        _defines(x),
+        slabs.blocks or int(batches is not None),
+        arguments,
+    )
 
 
 def combine(
@@ -176,18 +200,32 @@ def combine(
         momentum=running.momentum or 0.0,
         epsilon=epsilon,
     )
-    return Launch(SOURCE, "batch_norm_combine", (("ELEMENT", "float"),), _column_blocks(means.shape[1]), arguments)
+    return Launch(
+        SOURCE,
+        "batch_norm_combine",
+        (("ELEMENT", "float"),),
+        _column_blocks(means.shape[1]),
+        arguments,
+    )
 
 
 def normalise(x: Tensor, residual: Tensor | None, c: Channels, result: Tensor) -> Launch:
     """Forward, from the batch's mean and deviation."""
     slabs = slabs_of(x, residual, result)
-    arguments = _ReluArguments(slabs.as_structure(), x.data_ptr(), _address(residual), _channels(c), result.data_ptr())
+    arguments = _ReluArguments(
+        slabs.as_structure(), x.data_ptr(), _address(residual), _channels(c), result.data_ptr()
+    )
     return Launch(SOURCE, "batch_norm_relu", _defines(x), slabs.blocks, arguments)
 
 
 def sums(
-    gradient: Tensor, x: Tensor, result: Tensor | None, c: Channels, masked: Tensor, slabs: Slabs, parts: tuple[Tensor, Tensor]
+    gradient: Tensor,
+    x: Tensor,
+    result: Tensor | None,
+    c: Channels,
+    masked: Tensor,
+    slabs: Slabs,
+    parts: tuple[Tensor, Tensor],
 ) -> Launch:
     """What each slab adds to the gradients of weight and bias, [slabs, C]; writes `masked` when there is a `result`."""
     tensors = (gradient.data_ptr(), x.data_ptr(), _address(result))
@@ -196,16 +234,42 @@ def sums(
     return Launch(BACKWARD_SOURCE, "batch_norm_sums", _defines(x), slabs.blocks, arguments)
 
 
-def totals(products: Tensor, gradients: Tensor, inverse_deviation: Tensor, of_weight: Tensor, of_bias: Tensor) -> Launch:
+def totals(
+    products: Tensor,
+    gradients: Tensor,
+    inverse_deviation: Tensor,
+    of_weight: Tensor,
+    of_bias: Tensor,
+) -> Launch:
     """The gradients of weight and bias [C] from those of the slabs."""
     slabs, channels = products.shape
     results = (of_weight.data_ptr(), of_bias.data_ptr())
-    arguments = _TotalsArguments(products.data_ptr(), gradients.data_ptr(), inverse_deviation.data_ptr(), slabs, channels, *results)
-    return Launch(BACKWARD_SOURCE, "batch_norm_totals", (("ELEMENT", "float"),), _column_blocks(channels), arguments)
+    arguments = _TotalsArguments(
+        products.data_ptr(),
+        gradients.data_ptr(),
+        inverse_deviation.data_ptr(),
+        slabs,
+        channels,
+        *results,
+    )
+    return Launch(
+        BACKWARD_SOURCE,
+        "batch_norm_totals",
+        (("ELEMENT", "float"),),
+        _column_blocks(channels),
+        arguments,
+    )
 
 
 def of_input(
-    gradient: Tensor, masked: bool, x: Tensor, c: Channels, of_weight: Tensor, of_bias: Tensor, count: Tensor | None, of_x: Tensor
+    gradient: Tensor,
+    masked: bool,
+    x: Tensor,
+    c: Channels,
+    of_weight: Tensor,
+    of_bias: Tensor,
+    count: Tensor | None,
+    of_x: Tensor,
 ) -> Launch:
     """The gradient of x. `masked`: whether `gradient` has been through ReLU's mask."""
     slabs = slabs_of(x, gradient, of_x)

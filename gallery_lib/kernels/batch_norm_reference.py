@@ -51,12 +51,16 @@ def _column(values: Tensor) -> Tensor:
 def partial(x: Tensor) -> tuple[Tensor, Tensor]:
     """(mean, sum of squared deviations from it) [C] of the rows of this process; 0 when there are none."""
     if rows(x) == 0:
-        return x.new_zeros(x.shape[1], dtype=arithmetic(x)), x.new_zeros(x.shape[1], dtype=arithmetic(x))
+        return x.new_zeros(x.shape[1], dtype=arithmetic(x)), x.new_zeros(
+            x.shape[1], dtype=arithmetic(x)
+        )
     variance, mean = torch.var_mean(x.to(arithmetic(x)), _OVER, correction=0)
     return mean, variance * rows(x)
 
 
-def combine(counts: Tensor, means: Tensor, squares: Tensor, running: Running, epsilon: float) -> tuple[Tensor, Tensor]:
+def combine(
+    counts: Tensor, means: Tensor, squares: Tensor, running: Running, epsilon: float
+) -> tuple[Tensor, Tensor]:
     """(mean, inverse deviation) [C] of all parts together, from `counts` [parts] and [parts, C]; updates `running`."""
     n = counts.double()[:, None]
     total = n.sum().clamp(min=1)
@@ -68,7 +72,9 @@ def combine(counts: Tensor, means: Tensor, squares: Tensor, running: Running, ep
             share = 1 / running.batches.double()
         share = (n.sum() > 0).double() * share  # without rows they stay as they are
         running.mean.copy_((1 - share) * running.mean + share * mean)
-        running.variance.copy_((1 - share) * running.variance + share * squared / (total - 1).clamp(min=1))
+        running.variance.copy_(
+            (1 - share) * running.variance + share * squared / (total - 1).clamp(min=1)
+        )
     return mean.to(means.dtype), (squared / total + epsilon).rsqrt().to(means.dtype)
 
 
@@ -83,7 +89,9 @@ def normalise(x: Tensor, residual: Tensor | None, c: Channels) -> Tensor:
     return value.relu().to(x.dtype).contiguous(memory_format=torch.channels_last)
 
 
-def sums(gradient: Tensor, x: Tensor, result: Tensor | None, c: Channels) -> tuple[Tensor, Tensor, Tensor]:
+def sums(
+    gradient: Tensor, x: Tensor, result: Tensor | None, c: Channels
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of weight and bias [C], and the gradient behind ReLU, [N, C, H, W] in channels_last.
 
     `result` is what the forward pass gave; when left out, it is computed again (which holds for no residual).
@@ -95,10 +103,14 @@ def sums(gradient: Tensor, x: Tensor, result: Tensor | None, c: Channels) -> tup
     return of_weight, wide.sum(_OVER), masked
 
 
-def of_input(masked: Tensor, x: Tensor, c: Channels, of_weight: Tensor, of_bias: Tensor, count: Tensor | None) -> Tensor:
+def of_input(
+    masked: Tensor, x: Tensor, c: Channels, of_weight: Tensor, of_bias: Tensor, count: Tensor | None
+) -> Tensor:
     """The gradient of x, in channels_last. `of_weight`, `of_bias` and `count` are those of all rows normalised together."""
     n = max(rows(x), 1) if count is None else count.reshape(()).to(arithmetic(x))
     scale = c.inverse_deviation if c.weight is None else c.inverse_deviation * c.weight
     standardised = (x - _column(c.mean)) * _column(c.inverse_deviation)
-    gradient = _column(scale) * (masked - _column(of_bias / n) - standardised * _column(of_weight / n))
+    gradient = _column(scale) * (
+        masked - _column(of_bias / n) - standardised * _column(of_weight / n)
+    )
     return gradient.to(x.dtype).contiguous(memory_format=torch.channels_last)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from gallery_lib.kernels import batch_norm_launch, compression, cross_entropy, gradient_statistics, image_batch, optimizer_step
+from gallery_lib.kernels import (
+    batch_norm_launch,
+    compression,
+    cross_entropy,
+    gradient_statistics,
+    image_batch,
+    optimizer_step,
+)
 from gallery_lib.kernels.runtime.nvrtc import Defines
 
 SOURCES = (
@@ -17,5 +24,7 @@ SOURCES = (
 )
 
 VARIANTS: tuple[tuple[str, Defines], ...] = tuple(
-    (source, (("ELEMENT", element),)) for source in SOURCES for element in gradient_statistics.ELEMENTS.values()
+    (source, (("ELEMENT", element),))
+    for source in SOURCES
+    for element in gradient_statistics.ELEMENTS.values()
 )

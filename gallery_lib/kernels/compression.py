@@ -55,7 +55,11 @@ class _AccumulateArguments(ctypes.Structure):
 
 
 class _CpuPackArguments(ctypes.Structure):
-    _fields_ = (("descriptors", ctypes.c_void_p), ("length", ctypes.c_longlong), ("keep", ctypes.c_longlong))
+    _fields_ = (
+        ("descriptors", ctypes.c_void_p),
+        ("length", ctypes.c_longlong),
+        ("keep", ctypes.c_longlong),
+    )
 
 
 class _CpuAccumulateArguments(ctypes.Structure):
@@ -78,7 +82,11 @@ def scale_bytes(size: int) -> int:
 
 def packed_bytes(size: int, wire: str) -> int:
     """What `size` elements take on the wire. int8: scales, then codes; bf16: the values. What fills them up to 16 may be anything."""
-    return scale_bytes(size) + _rounded_up(size, _ALIGNMENT) if wire == "int8" else _rounded_up(2 * size, _ALIGNMENT)
+    return (
+        scale_bytes(size) + _rounded_up(size, _ALIGNMENT)
+        if wire == "int8"
+        else _rounded_up(2 * size, _ALIGNMENT)
+    )
 
 
 def _blocks(size: int) -> int:
@@ -99,7 +107,9 @@ def accumulate_launch(sum: Tensor, packed: Tensor, wire: str, factor: float, add
     """For a contiguous `sum`; `packed` is [ranks, packed_bytes], its rows at multiples of 16 bytes."""
     size, ranks, apart = sum.numel(), len(packed), packed.stride(0)
     codes_from, start = scale_bytes(size), packed.data_ptr()
-    arguments = _AccumulateArguments(sum.data_ptr(), size, add, factor, ranks, apart, start, codes_from)
+    arguments = _AccumulateArguments(
+        sum.data_ptr(), size, add, factor, ranks, apart, start, codes_from
+    )
     defines = (("ELEMENT", ELEMENTS[sum.dtype]),)
     return Launch(SOURCE, f"accumulate_{wire}", defines, _blocks(size), arguments)
 
@@ -121,7 +131,9 @@ def reference_pack(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
         codes = torch.where(scales > 0, (groups / scales).round().clamp(-127, 127), 0.0)
         lost = (groups - codes * scales).view(-1)[:size]
         packed[: 4 * len(scales)].view(torch.float32).copy_(scales[:, 0])
-        packed[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8).copy_(codes.view(-1)[:size])
+        packed[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8).copy_(
+            codes.view(-1)[:size]
+        )
         keep = (~finite).repeat_interleave(GROUP, output_size=GROUP * len(finite))[:size]
     if error is not None:
         error.copy_(torch.where(keep, error, lost))
@@ -136,19 +148,34 @@ def reference_accumulate(sum: Tensor, packed: Tensor, wire: str, factor: float, 
         if wire == "bf16":
             total += part[: 2 * size].clone().view(torch.bfloat16).float()
         else:
-            scales = part[: 4 * -(-size // GROUP)].clone().view(torch.float32).repeat_interleave(GROUP)[:size]
-            total += part[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8).float() * scales
+            scales = (
+                part[: 4 * -(-size // GROUP)]
+                .clone()
+                .view(torch.float32)
+                .repeat_interleave(GROUP)[:size]
+            )
+            total += (
+                part[scale_bytes(size) : scale_bytes(size) + size].view(torch.int8).float() * scales
+            )
     total *= factor
     sum.copy_(total + sum.float() if add else total)
 
 
-torch.library.define("gallery::pack_gradient_", "(Tensor gradient, Tensor(a!)? error, str wire, Tensor(b!) out) -> ()")
-torch.library.define("gallery::accumulate_gradient_", "(Tensor(a!) sum, Tensor packed, str wire, float factor, bool add) -> ()")
+torch.library.define(
+    "gallery::pack_gradient_",
+    "(Tensor gradient, Tensor(a!)? error, str wire, Tensor(b!) out) -> ()",
+)
+torch.library.define(
+    "gallery::accumulate_gradient_",
+    "(Tensor(a!) sum, Tensor packed, str wire, float factor, bool add) -> ()",
+)
 
 
 def _check(buffer: Tensor, name: str, wire: str) -> None:
     if wire not in WIRES:
-        raise InputError(f"there is no wire format {wire!r}; there are {', '.join(WIRES)}.{did_you_mean(wire, WIRES)}")
+        raise InputError(
+            f"there is no wire format {wire!r}; there are {', '.join(WIRES)}.{did_you_mean(wire, WIRES)}"
+        )
     if buffer.dim() != 1 or buffer.dtype not in ELEMENTS or not buffer.is_contiguous():
         raise InputError(
             f"{name} must be a flat buffer without gaps, in fp32, bf16 or fp16; got {buffer.dtype} {tuple(buffer.shape)} "
@@ -156,18 +183,31 @@ def _check(buffer: Tensor, name: str, wire: str) -> None:
         )
 
 
-def pack(gradient: Tensor, wire: str, error: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def pack(
+    gradient: Tensor, wire: str, error: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """The bytes to be sent, uint8 [packed_bytes(size, wire)], in `out` when it is given. Updates `error`, fp32 [size], likewise.
 
     `gradient`: [size] in fp32, bf16 or fp16. `wire`: `int8` or `bf16`. Raises InputError for anything else.
     """
     _check(gradient, "gradient", wire)
-    if error is not None and (error.dtype is not torch.float32 or error.shape != gradient.shape or not error.is_contiguous()):
-        raise InputError(f"error must be float32 [{gradient.numel()}] without gaps; got {error.dtype} {tuple(error.shape)}.")
+    if error is not None and (
+        error.dtype is not torch.float32
+        or error.shape != gradient.shape
+        or not error.is_contiguous()
+    ):
+        raise InputError(
+            f"error must be float32 [{gradient.numel()}] without gaps; got {error.dtype} {tuple(error.shape)}."
+        )
     each = packed_bytes(gradient.numel(), wire)
     if out is None:
         out = torch.empty(each, dtype=torch.uint8, device=gradient.device)
-    elif out.dtype is not torch.uint8 or out.shape != (each,) or not out.is_contiguous() or out.data_ptr() % _ALIGNMENT:
+    elif (
+        out.dtype is not torch.uint8
+        or out.shape != (each,)
+        or not out.is_contiguous()
+        or out.data_ptr() % _ALIGNMENT
+    ):
         raise InputError(
             f"out must be uint8 [{each}] without gaps, at a multiple of {_ALIGNMENT} bytes; got {out.dtype} {tuple(out.shape)}."
         )
@@ -178,7 +218,9 @@ def pack(gradient: Tensor, wire: str, error: Tensor | None = None, out: Tensor |
     return out
 
 
-def accumulate_(sum: Tensor, packed: Tensor, wire: str, *, factor: float = 1.0, add: bool = True) -> None:
+def accumulate_(
+    sum: Tensor, packed: Tensor, wire: str, *, factor: float = 1.0, add: bool = True
+) -> None:
     """sum = (sum if `add`) + factor · (what each rank's `packed` stands for), in place, rounded once.
 
     `packed`: uint8 [ranks, packed_bytes(size, wire)], whose rows may have gaps between them, or of one rank [packed_bytes].
@@ -187,15 +229,26 @@ def accumulate_(sum: Tensor, packed: Tensor, wire: str, *, factor: float = 1.0, 
     _check(sum, "sum", wire)
     parts = packed[None] if packed.dim() == 1 else packed
     each = packed_bytes(sum.numel(), wire)
-    if parts.dtype is not torch.uint8 or parts.dim() != 2 or parts.shape[1] != each or (each and parts.stride(1) != 1):
-        raise InputError(f"packed must be uint8 [ranks, {each}] for {sum.numel()} elements; got {packed.dtype} {tuple(packed.shape)}.")
+    if (
+        parts.dtype is not torch.uint8
+        or parts.dim() != 2
+        or parts.shape[1] != each
+        or (each and parts.stride(1) != 1)
+    ):
+        raise InputError(
+            f"packed must be uint8 [ranks, {each}] for {sum.numel()} elements; got {packed.dtype} {tuple(packed.shape)}."
+        )
     torch.ops.gallery.accumulate_gradient_(sum, parts, wire, float(factor), add)
     torch.autograd.graph.increment_version(sum)
 
 
 def _library(buffer: Tensor, wire: str) -> ctypes.CDLL | None:
     """Our C++ where it can do the work; plain torch does it otherwise."""
-    return cpu_library.library(CPU_SOURCE) if wire == "int8" and buffer.dtype is torch.float32 else None
+    return (
+        cpu_library.library(CPU_SOURCE)
+        if wire == "int8" and buffer.dtype is torch.float32
+        else None
+    )
 
 
 def _pack_on_cpu(gradient: Tensor, error: Tensor | None, wire: str, out: Tensor) -> None:
@@ -250,7 +303,9 @@ for _name, _on_cpu, _on_cuda in (
     ("accumulate_gradient_", _accumulate_on_cpu, _accumulate_on_cuda),
 ):
     torch.library.impl(f"gallery::{_name}", "cpu", call_counts.counted(_name, _on_cpu, _in_cpp))
-    torch.library.impl(f"gallery::{_name}", "cuda", call_counts.counted(_name, _on_cuda, _kernel_runs))
+    torch.library.impl(
+        f"gallery::{_name}", "cuda", call_counts.counted(_name, _on_cuda, _kernel_runs)
+    )
 
 
 @torch.library.register_fake("gallery::pack_gradient_")

@@ -181,7 +181,12 @@ def radam_(
     """One step in place, number `steps[i]` (from 1) of tensor i. Rows as in `rmsprop_`."""
     rectified = [_rectified(betas[1], step) for step in steps]
     rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
-    rectifiers = _numbers([each * math.sqrt(1.0 - betas[1] ** step) for each, step in zip(rectified, steps, strict=True)])
+    rectifiers = _numbers(
+        [
+            each * math.sqrt(1.0 - betas[1] ** step)
+            for each, step in zip(rectified, steps, strict=True)
+        ]
+    )
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
     places = ctypes.addressof(rates), ctypes.addressof(rectifiers), len(rates)
     options = _RAdam(*betas, decay, eps, -1.0 if maximize else 1.0, keep, *places)
@@ -194,4 +199,6 @@ def _rectified(beta2: float, step: float) -> float:
     length = longest - 2.0 * step * beta2**step / (1.0 - beta2**step)
     if length <= 5.0:
         return 0.0
-    return math.sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length))
+    return math.sqrt(
+        (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    )

@@ -30,65 +30,126 @@ _SHARED = (
 
 
 class _RowArguments(ctypes.Structure):
-    _fields_ = (*_SHARED, ("loss", ctypes.c_void_p), ("log_sum", ctypes.c_void_p), ("above", ctypes.c_void_p))
+    _fields_ = (
+        *_SHARED,
+        ("loss", ctypes.c_void_p),
+        ("log_sum", ctypes.c_void_p),
+        ("above", ctypes.c_void_p),
+    )
 
 
 class _GradientArguments(ctypes.Structure):
-    _fields_ = (*_SHARED, ("log_sum", ctypes.c_void_p), ("of_loss", ctypes.c_void_p), ("gradient", ctypes.c_void_p))
+    _fields_ = (
+        *_SHARED,
+        ("log_sum", ctypes.c_void_p),
+        ("of_loss", ctypes.c_void_p),
+        ("gradient", ctypes.c_void_p),
+    )
 
 
 def _shared(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Any, ...]:
-    return logits.data_ptr(), logits.stride(0), logits.shape[1], labels.data_ptr(), ignore_index, smoothing
+    return (
+        logits.data_ptr(),
+        logits.stride(0),
+        logits.shape[1],
+        labels.data_ptr(),
+        ignore_index,
+        smoothing,
+    )
 
 
 def rows_launch(
-    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, loss: Tensor, log_sum: Tensor, above: Tensor
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    loss: Tensor,
+    log_sum: Tensor,
+    above: Tensor,
 ) -> Launch:
     """Forward, for logits whose rows have no gaps inside; results [N]."""
     results = (loss.data_ptr(), log_sum.data_ptr(), above.data_ptr())
     arguments = _RowArguments(*_shared(logits, labels, smoothing, ignore_index), *results)
-    return Launch(SOURCE, "cross_entropy_rows", (("ELEMENT", ELEMENTS[logits.dtype]),), logits.shape[0], arguments)
+    return Launch(
+        SOURCE,
+        "cross_entropy_rows",
+        (("ELEMENT", ELEMENTS[logits.dtype]),),
+        logits.shape[0],
+        arguments,
+    )
 
 
 def gradient_launch(
-    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, log_sum: Tensor, of_loss: Tensor, gradient: Tensor
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    log_sum: Tensor,
+    of_loss: Tensor,
+    gradient: Tensor,
 ) -> Launch:
     """Backward; `gradient` is contiguous [N, C]."""
     rest = (log_sum.data_ptr(), of_loss.data_ptr(), gradient.data_ptr())
     arguments = _GradientArguments(*_shared(logits, labels, smoothing, ignore_index), *rest)
-    return Launch(SOURCE, "cross_entropy_gradient", (("ELEMENT", ELEMENTS[logits.dtype]),), logits.shape[0], arguments)
+    return Launch(
+        SOURCE,
+        "cross_entropy_gradient",
+        (("ELEMENT", ELEMENTS[logits.dtype]),),
+        logits.shape[0],
+        arguments,
+    )
 
 
 def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype is torch.float64 else logits.float()
 
 
-def reference_rows(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+def reference_rows(
+    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """(loss, log of the sum of exponentials, logits above the label's) [N], in plain torch."""
     x, ignored = _wide(logits), labels == ignore_index
     known = (labels >= 0) & (labels < x.shape[1])
-    own = x.gather(1, labels.where(known, 0)[:, None])[:, 0].where(known, torch.nan) if x.shape[1] else x.new_full(labels.shape, torch.nan)
+    own = (
+        x.gather(1, labels.where(known, 0)[:, None])[:, 0].where(known, torch.nan)
+        if x.shape[1]
+        else x.new_full(labels.shape, torch.nan)
+    )
     log_sum = torch.logsumexp(x, 1)
     log_sum = log_sum.where(log_sum != torch.inf, torch.nan)
     loss = log_sum - own
     if smoothing:
         loss = (1 - smoothing) * loss + smoothing * (log_sum - x.sum(1) / x.shape[1])
     above = (x > own[:, None]).sum(1, dtype=torch.int32)
-    return loss.masked_fill(ignored, 0), log_sum.masked_fill(ignored, 0), above.masked_fill(ignored, -1)
+    return (
+        loss.masked_fill(ignored, 0),
+        log_sum.masked_fill(ignored, 0),
+        above.masked_fill(ignored, -1),
+    )
 
 
-def reference_gradient(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, log_sum: Tensor, of_loss: Tensor) -> Tensor:
+def reference_gradient(
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    log_sum: Tensor,
+    of_loss: Tensor,
+) -> Tensor:
     """The gradient of the logits, [N, C] in their dtype, in plain torch."""
     x, classes = _wide(logits), logits.shape[1]
     known = (labels >= 0) & (labels < classes)
     difference = (x - log_sum[:, None]).exp() - smoothing / max(classes, 1)
-    difference = difference - (1 - smoothing) * (torch.arange(classes, device=x.device) == labels[:, None]).to(x.dtype)
+    difference = difference - (1 - smoothing) * (
+        torch.arange(classes, device=x.device) == labels[:, None]
+    ).to(x.dtype)
     gradient = of_loss.where(known, torch.nan)[:, None] * difference
     return gradient.masked_fill((labels == ignore_index)[:, None], 0).to(logits.dtype).contiguous()
 
 
 torch.library.define(
-    "gallery::cross_entropy_rows", "(Tensor logits, Tensor labels, float smoothing, int ignore_index) -> (Tensor, Tensor, Tensor)"
+    "gallery::cross_entropy_rows",
+    "(Tensor logits, Tensor labels, float smoothing, int ignore_index) -> (Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "gallery::cross_entropy_gradient",
@@ -96,7 +157,9 @@ torch.library.define(
 )
 
 
-def _rows_on_cpu(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+def _rows_on_cpu(
+    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
     call_counts.ran("cross_entropy_rows", call_counts.PLAIN_TORCH)
     return reference_rows(logits, labels, smoothing, ignore_index)
 
@@ -104,11 +167,17 @@ def _rows_on_cpu(logits: Tensor, labels: Tensor, smoothing: float, ignore_index:
 torch.library.impl("gallery::cross_entropy_rows", "cpu", _rows_on_cpu)
 
 
-def _rows_on_cuda(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+def _rows_on_cuda(
+    logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
     if logits.dtype not in ELEMENTS or not fallback.kernels_run(logits.device):
         return _rows_on_cpu(logits, labels, smoothing, ignore_index)
     call_counts.ran("cross_entropy_rows", call_counts.KERNEL)
-    results, rows, labels = _results(logits), _rows_without_gaps(logits), labels.contiguous()  # kept until launched
+    results, rows, labels = (
+        _results(logits),
+        _rows_without_gaps(logits),
+        labels.contiguous(),
+    )  # kept until launched
     launch.run(rows_launch(rows, labels, smoothing, ignore_index, *results), logits.device)
     return results
 
@@ -120,10 +189,21 @@ torch.library.impl("gallery::cross_entropy_rows", "cuda", _rows_on_cuda)
 def _results(logits: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
     rows = logits.shape[0]
-    return logits.new_empty(rows, dtype=wide), logits.new_empty(rows, dtype=wide), logits.new_empty(rows, dtype=torch.int32)
+    return (
+        logits.new_empty(rows, dtype=wide),
+        logits.new_empty(rows, dtype=wide),
+        logits.new_empty(rows, dtype=torch.int32),
+    )
 
 
-def _gradient_on_cpu(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, log_sum: Tensor, of_loss: Tensor) -> Tensor:
+def _gradient_on_cpu(
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    log_sum: Tensor,
+    of_loss: Tensor,
+) -> Tensor:
     call_counts.ran("cross_entropy_gradient", call_counts.PLAIN_TORCH)
     return reference_gradient(logits, labels, smoothing, ignore_index, log_sum, of_loss)
 
@@ -131,13 +211,27 @@ def _gradient_on_cpu(logits: Tensor, labels: Tensor, smoothing: float, ignore_in
 torch.library.impl("gallery::cross_entropy_gradient", "cpu", _gradient_on_cpu)
 
 
-def _gradient_on_cuda(logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int, log_sum: Tensor, of_loss: Tensor) -> Tensor:
+def _gradient_on_cuda(
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    ignore_index: int,
+    log_sum: Tensor,
+    of_loss: Tensor,
+) -> Tensor:
     if logits.dtype not in ELEMENTS or not fallback.kernels_run(logits.device):
         return _gradient_on_cpu(logits, labels, smoothing, ignore_index, log_sum, of_loss)
     call_counts.ran("cross_entropy_gradient", call_counts.KERNEL)
-    gradient, rows, labels = _gradient_fake(logits), _rows_without_gaps(logits), labels.contiguous()  # kept until launched
+    gradient, rows, labels = (
+        _gradient_fake(logits),
+        _rows_without_gaps(logits),
+        labels.contiguous(),
+    )  # kept until launched
     log_sum, of_loss = log_sum.contiguous(), of_loss.contiguous()
-    launch.run(gradient_launch(rows, labels, smoothing, ignore_index, log_sum, of_loss, gradient), logits.device)
+    launch.run(
+        gradient_launch(rows, labels, smoothing, ignore_index, log_sum, of_loss, gradient),
+        logits.device,
+    )
     return gradient
 
 
@@ -161,7 +255,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _backward(ctx: Any, of_loss: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
     logits, labels, log_sum = ctx.saved_tensors
-    gradient = torch.ops.gallery.cross_entropy_gradient(logits, labels, ctx.smoothing, ctx.ignore_index, log_sum, of_loss)
+    gradient = torch.ops.gallery.cross_entropy_gradient(
+        logits, labels, ctx.smoothing, ctx.ignore_index, log_sum, of_loss
+    )
     return gradient, None, None, None
 
 
@@ -169,7 +265,12 @@ torch.library.register_autograd("gallery::cross_entropy_rows", _backward, setup_
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
 ) -> Tensor:
     """The loss, fp32 (fp64 for fp64 logits): a scalar, or [N] with `reduction="none"`.
 
@@ -178,24 +279,44 @@ def cross_entropy(
 
     Raises InputError for other shapes, dtypes, reductions, or smoothing outside of 0 to 1.
     """
-    return with_ranks(logits, labels, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction)[0]
+    return with_ranks(
+        logits,
+        labels,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+    )[0]
 
 
 def with_ranks(
-    logits: Tensor, labels: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
 ) -> tuple[Tensor, Tensor]:
     """The loss as `cross_entropy` gives it, and each label's rank, int32 [N]: k - 1 or less is a top-k hit, -1 was ignored.
 
     Rank counts the logits that are greater: a tie is a hit.
     """
-    if logits.dim() != 2 or labels.shape != logits.shape[:1] or not logits.is_floating_point() or labels.dtype is not torch.int64:
+    if (
+        logits.dim() != 2
+        or labels.shape != logits.shape[:1]
+        or not logits.is_floating_point()
+        or labels.dtype is not torch.int64
+    ):
         raise InputError(
             f"cross_entropy takes floating-point logits [N, C] and int64 labels [N]; got {logits.dtype} {tuple(logits.shape)} "
             f"and {labels.dtype} {tuple(labels.shape)}."
         )
     if reduction not in ("mean", "sum", "none") or not 0 <= label_smoothing <= 1:
-        raise InputError(f"cross_entropy takes reduction mean, sum or none and smoothing of 0 to 1; got {reduction!r}, {label_smoothing}.")
-    losses, _, above = torch.ops.gallery.cross_entropy_rows(logits, labels, float(label_smoothing), ignore_index)
+        raise InputError(
+            f"cross_entropy takes reduction mean, sum or none and smoothing of 0 to 1; got {reduction!r}, {label_smoothing}."
+        )
+    losses, _, above = torch.ops.gallery.cross_entropy_rows(
+        logits, labels, float(label_smoothing), ignore_index
+    )
     if reduction == "none":
         return losses, above
     total = losses.sum()

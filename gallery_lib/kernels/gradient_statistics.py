@@ -30,31 +30,53 @@ class _SquaresArguments(ctypes.Structure):
 
 
 class _FinishArguments(ctypes.Structure):
-    _fields_ = (("partial", ctypes.c_void_p), ("count", ctypes.c_longlong), ("norm", ctypes.c_void_p), ("found_inf", ctypes.c_void_p))
+    _fields_ = (
+        ("partial", ctypes.c_void_p),
+        ("count", ctypes.c_longlong),
+        ("norm", ctypes.c_void_p),
+        ("found_inf", ctypes.c_void_p),
+    )
 
 
 def reference(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """In plain torch, with a float64 sum. Gradients of any floating dtype; no host synchronisation."""
     device = gradients[0].device if gradients else torch.device("cpu")
     squares = [gradient.double().square().sum() for gradient in gradients]
-    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device=device)
+    total = (
+        torch.stack(squares).sum()
+        if squares
+        else torch.zeros((), dtype=torch.float64, device=device)
+    )
     return total.sqrt().float(), (~total.isfinite()).float()
 
 
-def launches(gradients: Sequence[Tensor], new: Callable[[int, torch.dtype], Tensor]) -> tuple[list[Launch], Tensor, Tensor, Tensor]:
+def launches(
+    gradients: Sequence[Tensor], new: Callable[[int, torch.dtype], Tensor]
+) -> tuple[list[Launch], Tensor, Tensor, Tensor]:
     """What to launch, in order, then the results and the memory between, which `new(elements, dtype)` allocates."""
     parts: list[tuple[Any, int, str]] = []
     for dtype, element in ELEMENTS.items():
-        parts += [(packing, blocks, element) for packing, _, blocks in packed([[g for g in gradients if g.dtype is dtype]])]
+        parts += [
+            (packing, blocks, element)
+            for packing, _, blocks in packed([[g for g in gradients if g.dtype is dtype]])
+        ]
     total_blocks = sum(blocks for _, blocks, _ in parts)
-    partial, norm, found_inf = new(total_blocks, torch.float64), new(1, torch.float32), new(1, torch.float32)
+    partial, norm, found_inf = (
+        new(total_blocks, torch.float64),
+        new(1, torch.float32),
+        new(1, torch.float32),
+    )
     result, before = [], 0
     for packing, blocks, element in parts:
         arguments = _SquaresArguments(packing, partial.data_ptr() + 8 * before)
         result.append(Launch(SOURCE, "sum_squares", (("ELEMENT", element),), blocks, arguments))
         before += blocks
-    finish = _FinishArguments(partial.data_ptr(), total_blocks, norm.data_ptr(), found_inf.data_ptr())
-    result.append(Launch(SOURCE, "finish_norm", (("ELEMENT", parts[0][2] if parts else "float"),), 1, finish))
+    finish = _FinishArguments(
+        partial.data_ptr(), total_blocks, norm.data_ptr(), found_inf.data_ptr()
+    )
+    result.append(
+        Launch(SOURCE, "finish_norm", (("ELEMENT", parts[0][2] if parts else "float"),), 1, finish)
+    )
     return result, norm, found_inf, partial
 
 
@@ -71,7 +93,9 @@ def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     device = gradients[0].device
     for gradient in gradients:
         if gradient.device != device or not gradient.is_floating_point():
-            raise InputError(f"gradient_statistics takes floating-point tensors of one device; got {gradient.dtype} on {gradient.device}.")
+            raise InputError(
+                f"gradient_statistics takes floating-point tensors of one device; got {gradient.dtype} on {gradient.device}."
+            )
     return torch.ops.gallery.gradient_statistics(list(gradients))
 
 
@@ -85,11 +109,15 @@ torch.library.impl("gallery::gradient_statistics", "cpu", _on_cpu)
 
 def _on_cuda(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     device = gradients[0].device
-    if not all(gradient.dtype in ELEMENTS for gradient in gradients) or not fallback.kernels_run(device):
+    if not all(gradient.dtype in ELEMENTS for gradient in gradients) or not fallback.kernels_run(
+        device
+    ):
         return _on_cpu(gradients)
     call_counts.ran("gradient_statistics", call_counts.KERNEL)
     dense = [gradient if is_dense(gradient) else gradient.contiguous() for gradient in gradients]
-    plan, norm, found_inf, _partial = launches(dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device))
+    plan, norm, found_inf, _partial = launches(
+        dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device)
+    )
     for each in plan:
         launch.run(each, device)
     return norm[0], found_inf[0]
@@ -100,4 +128,6 @@ torch.library.impl("gallery::gradient_statistics", "cuda", _on_cuda)
 
 @torch.library.register_fake("gallery::gradient_statistics")
 def _fake(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    return gradients[0].new_empty((), dtype=torch.float32), gradients[0].new_empty((), dtype=torch.float32)
+    return gradients[0].new_empty((), dtype=torch.float32), gradients[0].new_empty(
+        (), dtype=torch.float32
+    )

@@ -37,10 +37,14 @@ class _ImageArguments(ctypes.Structure):
     )
 
 
-def scale_and_shift(mean: Sequence[float], standard_deviation: Sequence[float]) -> tuple[list[float], list[float]]:
+def scale_and_shift(
+    mean: Sequence[float], standard_deviation: Sequence[float]
+) -> tuple[list[float], list[float]]:
     """(s, b) of each channel, for which byte · s + b is (byte / 255 − mean) / standard deviation."""
     pairs = list(zip(mean, standard_deviation, strict=True))
-    return [1 / (255 * deviation) for _, deviation in pairs], [-m / deviation for m, deviation in pairs]
+    return [1 / (255 * deviation) for _, deviation in pairs], [
+        -m / deviation for m, deviation in pairs
+    ]
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,10 @@ def images_launch(images: Tensor, p: Preparation, batch: Tensor) -> Launch:
         width,
         p.height,
         p.width,
-        *(None if tensor is None else tensor.data_ptr() for tensor in (p.tops, p.lefts, p.mirrored)),
+        *(
+            None if tensor is None else tensor.data_ptr()
+            for tensor in (p.tops, p.lefts, p.mirrored)
+        ),
         (ctypes.c_float * _CHANNELS)(*p.scale),
         (ctypes.c_float * _CHANNELS)(*p.shift),
         batch.data_ptr(),
@@ -74,25 +81,45 @@ def images_launch(images: Tensor, p: Preparation, batch: Tensor) -> Launch:
     )
     values_of_a_block = THREADS * (16 // batch.element_size())
     blocks = -(-batch.numel() // values_of_a_block)
-    return Launch(SOURCE, "prepare_images", (("ELEMENT", ELEMENTS[batch.dtype]),), blocks, arguments)
+    return Launch(
+        SOURCE, "prepare_images", (("ELEMENT", ELEMENTS[batch.dtype]),), blocks, arguments
+    )
 
 
 def reference(images: Tensor, p: Preparation) -> Tensor:
     """The same in plain torch; in fp64 for an fp64 result."""
     count, device = images.shape[0], images.device
     zero = torch.zeros(count, dtype=torch.int64, device=device)
-    rows = torch.arange(p.height, device=device) + (zero if p.tops is None else p.tops.long())[:, None]  # [N, h]
+    rows = (
+        torch.arange(p.height, device=device) + (zero if p.tops is None else p.tops.long())[:, None]
+    )  # [N, h]
     columns = torch.arange(p.width, device=device).expand(count, p.width)
     if p.mirrored is not None:
         columns = columns.flip(1).where(p.mirrored.bool()[:, None], columns)
     columns = columns + (zero if p.lefts is None else p.lefts.long())[:, None]  # [N, w]
-    inside = ((rows >= 0) & (rows < images.shape[1]))[:, :, None] & ((columns >= 0) & (columns < images.shape[2]))[:, None, :]
+    inside = ((rows >= 0) & (rows < images.shape[1]))[:, :, None] & (
+        (columns >= 0) & (columns < images.shape[2])
+    )[:, None, :]
     n = torch.arange(count, device=device)[:, None, None]
-    y, x = rows.clamp(0, max(images.shape[1] - 1, 0))[:, :, None], columns.clamp(0, max(images.shape[2] - 1, 0))[:, None, :]
+    y, x = (
+        rows.clamp(0, max(images.shape[1] - 1, 0))[:, :, None],
+        columns.clamp(0, max(images.shape[2] - 1, 0))[:, None, :],
+    )
     wide = torch.float64 if p.dtype is torch.float64 else torch.float32
-    pixels = images[n, y, x] if images.numel() else torch.zeros(count, p.height, p.width, _CHANNELS, device=device)
-    values = pixels.to(wide) * pixels.new_tensor(p.scale, dtype=wide) + pixels.new_tensor(p.shift, dtype=wide)  # [N, h, w, 3]
-    return values.where(inside[..., None], torch.nan).to(p.dtype).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+    pixels = (
+        images[n, y, x]
+        if images.numel()
+        else torch.zeros(count, p.height, p.width, _CHANNELS, device=device)
+    )
+    values = pixels.to(wide) * pixels.new_tensor(p.scale, dtype=wide) + pixels.new_tensor(
+        p.shift, dtype=wide
+    )  # [N, h, w, 3]
+    return (
+        values.where(inside[..., None], torch.nan)
+        .to(p.dtype)
+        .permute(0, 3, 1, 2)
+        .contiguous(memory_format=torch.channels_last)
+    )
 
 
 torch.library.define(
@@ -124,17 +151,39 @@ def prepare_images(
     Raises InputError for other shapes and dtypes.
     """
     if images.dim() != 4 or images.shape[3] != _CHANNELS or images.dtype is not torch.uint8:
-        raise InputError(f"prepare_images takes uint8 images [N, H, W, 3]; got {images.dtype} {tuple(images.shape)}.")
-    for name, tensor, wanted in (("tops", tops, torch.int32), ("lefts", lefts, torch.int32), ("mirrored", mirrored, torch.bool)):
-        if tensor is not None and (tensor.shape != images.shape[:1] or tensor.dtype is not wanted or tensor.device != images.device):
-            raise InputError(f"{name} must be {wanted} [{images.shape[0]}] on {images.device}; got {tensor.dtype} {tuple(tensor.shape)}.")
-    if len(mean) != _CHANNELS or len(standard_deviation) != _CHANNELS or not all(deviation > 0 for deviation in standard_deviation):
-        raise InputError(f"mean and standard_deviation must be three numbers, the latter above 0; got {mean} and {standard_deviation}.")
+        raise InputError(
+            f"prepare_images takes uint8 images [N, H, W, 3]; got {images.dtype} {tuple(images.shape)}."
+        )
+    for name, tensor, wanted in (
+        ("tops", tops, torch.int32),
+        ("lefts", lefts, torch.int32),
+        ("mirrored", mirrored, torch.bool),
+    ):
+        if tensor is not None and (
+            tensor.shape != images.shape[:1]
+            or tensor.dtype is not wanted
+            or tensor.device != images.device
+        ):
+            raise InputError(
+                f"{name} must be {wanted} [{images.shape[0]}] on {images.device}; got {tensor.dtype} {tuple(tensor.shape)}."
+            )
+    if (
+        len(mean) != _CHANNELS
+        or len(standard_deviation) != _CHANNELS
+        or not all(deviation > 0 for deviation in standard_deviation)
+    ):
+        raise InputError(
+            f"mean and standard_deviation must be three numbers, the latter above 0; got {mean} and {standard_deviation}."
+        )
     height, width = images.shape[1:3] if size is None else size
     if height < 0 or width < 0 or not dtype.is_floating_point:
-        raise InputError(f"the batch's size must not be negative and its dtype floating point; got {(height, width)} and {dtype}.")
+        raise InputError(
+            f"the batch's size must not be negative and its dtype floating point; got {(height, width)} and {dtype}."
+        )
     scale, shift = scale_and_shift(mean, standard_deviation)
-    return torch.ops.gallery.prepare_images(images, tops, lefts, mirrored, height, width, scale, shift, dtype)
+    return torch.ops.gallery.prepare_images(
+        images, tops, lefts, mirrored, height, width, scale, shift, dtype
+    )
 
 
 def _on_cpu(images: Tensor, *preparation: Any) -> Tensor:
@@ -147,9 +196,17 @@ def _on_cuda(images: Tensor, *preparation: Any) -> Tensor:
     if p.dtype not in ELEMENTS or not fallback.kernels_run(images.device):
         return _on_cpu(images, *preparation)
     call_counts.ran("prepare_images", call_counts.KERNEL)
-    images, (tops, lefts, mirrored) = images.contiguous(), (None if t is None else t.contiguous() for t in (p.tops, p.lefts, p.mirrored))
+    images, (tops, lefts, mirrored) = (
+        images.contiguous(),
+        (None if t is None else t.contiguous() for t in (p.tops, p.lefts, p.mirrored)),
+    )
     batch = _fake(images, *preparation)
-    launch.run(images_launch(images, dataclasses.replace(p, tops=tops, lefts=lefts, mirrored=mirrored), batch), images.device)
+    launch.run(
+        images_launch(
+            images, dataclasses.replace(p, tops=tops, lefts=lefts, mirrored=mirrored), batch
+        ),
+        images.device,
+    )
     return batch
 
 
@@ -161,4 +218,6 @@ torch.library.impl("gallery::prepare_images", "cuda", _on_cuda)
 def _fake(images: Tensor, *preparation: Any) -> Tensor:
     p = Preparation(*preparation)
     shape = (images.shape[0], _CHANNELS, p.height, p.width)
-    return torch.empty(shape, dtype=p.dtype, device=images.device, memory_format=torch.channels_last)
+    return torch.empty(
+        shape, dtype=p.dtype, device=images.device, memory_format=torch.channels_last
+    )

@@ -31,7 +31,8 @@ class Hyperparameters:
 
 
 Rule = Callable[
-    [Tensor, Tensor, Sequence[Tensor | None], Tensor | None, "Tensor | float", Hyperparameters], tuple[Tensor, list[Tensor | None]]
+    [Tensor, Tensor, Sequence[Tensor | None], Tensor | None, "Tensor | float", Hyperparameters],
+    tuple[Tensor, list[Tensor | None]],
 ]
 """(weight, gradient, states, step, learning rate, hyper-parameters) → (new weight, new states)."""
 
@@ -73,14 +74,18 @@ def rmsprop(weight, gradient, states, step, lr, h):
 
 def _moments(gradient, states, h):
     average, square = states
-    return average + (1 - h.beta1) * (gradient - average), h.beta2 * square + (1 - h.beta2) * gradient * gradient
+    return average + (1 - h.beta1) * (gradient - average), h.beta2 * square + (
+        1 - h.beta2
+    ) * gradient * gradient
 
 
 def adamw(weight, gradient, states, step, lr, h):
     """States: averages of gradients and of squares."""
     average, square = _moments(gradient, states, h)
     root = square.sqrt() * _bias_correction(h.beta2, step).rsqrt() + h.eps
-    return weight * (1 - lr * h.weight_decay) - (lr / _bias_correction(h.beta1, step)) * (average / root), [average, square]
+    return weight * (1 - lr * h.weight_decay) - (lr / _bias_correction(h.beta1, step)) * (
+        average / root
+    ), [average, square]
 
 
 def radam(weight, gradient, states, step, lr, h):
@@ -94,9 +99,18 @@ def radam(weight, gradient, states, step, lr, h):
     correction2 = _bias_correction(h.beta2, step)
     rho_inf = 2 / (1 - h.beta2) - 1
     rho = rho_inf - 2 * step.double() * (1 - correction2) / correction2
-    rectified = correction2 * (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
-    rate = lr / _bias_correction(h.beta1, step) * torch.where(rho > 5, rectified.clamp(min=0).sqrt(), 1.0)
-    return shrunk - rate * torch.where(rho > 5, average / (square.sqrt() + h.eps), average), [average, square]
+    rectified = (
+        correction2 * (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
+    )
+    rate = (
+        lr
+        / _bias_correction(h.beta1, step)
+        * torch.where(rho > 5, rectified.clamp(min=0).sqrt(), 1.0)
+    )
+    return shrunk - rate * torch.where(rho > 5, average / (square.sqrt() + h.eps), average), [
+        average,
+        square,
+    ]
 
 
 def lamb(weight, gradient, states, step, lr, h):
@@ -109,7 +123,13 @@ def lamb(weight, gradient, states, step, lr, h):
     return weight - lr * ratio * update, [average, square]
 
 
-RULES: dict[str, Rule] = {"sgd": sgd, "rmsprop": rmsprop, "adamw": adamw, "radam": radam, "lamb": lamb}
+RULES: dict[str, Rule] = {
+    "sgd": sgd,
+    "rmsprop": rmsprop,
+    "adamw": adamw,
+    "radam": radam,
+    "lamb": lamb,
+}
 STATES = {"sgd": 1, "rmsprop": 3, "adamw": 2, "radam": 2, "lamb": 2}
 """How many states a tensor has; some may be None."""
 COUNTS_STEPS = frozenset({"adamw", "radam", "lamb"})
@@ -151,14 +171,18 @@ def reference_step(s: Step, h: Hyperparameters) -> None:
     def keep(old: Tensor, new: Tensor) -> None:
         old.copy_(new if skip is None else torch.where(skip, old, new.to(old.dtype)))
 
-    for i, (weight, gradient, master, step) in enumerate(zip(s.weights, s.gradients, s.masters, s.steps, strict=True)):
+    for i, (weight, gradient, master, step) in enumerate(
+        zip(s.weights, s.gradients, s.masters, s.steps, strict=True)
+    ):
         arithmetic = torch.float64 if weight.dtype is torch.float64 else torch.float32
         old_states = [column[i] for column in s.states]
         if step is not None:
             step.add_(1 if skip is None else (~skip).to(step.dtype))
         source = weight if master is None else master
         wide = [None if state is None else state.to(arithmetic) for state in old_states]
-        new_weight, new_states = RULES[s.rule](source.to(arithmetic), gradient.to(arithmetic) * factor, wide, step, lr, h)
+        new_weight, new_states = RULES[s.rule](
+            source.to(arithmetic), gradient.to(arithmetic) * factor, wide, step, lr, h
+        )
         for old, new in zip(old_states, new_states, strict=True):
             if old is not None and new is not None:
                 keep(old, new)

@@ -18,10 +18,22 @@ from torch import Tensor
 
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.optimizer_reference import COUNTS_STEPS, RULES, STATES, Hyperparameters, Step, reference_step
+from gallery_lib.kernels.optimizer_reference import (
+    COUNTS_STEPS,
+    RULES,
+    STATES,
+    Hyperparameters,
+    Step,
+    reference_step,
+)
 from gallery_lib.kernels.runtime import call_counts, fallback, launch
 from gallery_lib.kernels.runtime.launch import Launch
-from gallery_lib.kernels.runtime.tensor_lists import check_same_layout, packed, same_layout, tensor_list
+from gallery_lib.kernels.runtime.tensor_lists import (
+    check_same_layout,
+    packed,
+    same_layout,
+    tensor_list,
+)
 
 SOURCE, LAMB_SOURCE = "optimizers.cu", "lamb.cu"
 _LISTS = 7  # weight, gradient, three states, master, step
@@ -31,10 +43,29 @@ _FLAGS = ("decoupled_weight_decay", "nesterov", "maximize", "zero_gradients")
 class _StepArguments(ctypes.Structure):
     _fields_ = (
         ("tensors", tensor_list(_LISTS)),
-        *((name, ctypes.c_void_p) for name in ("gradient_scale", "found_inf", "clip_factor", "learning_rate_on_device", "skipped")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "gradient_scale",
+                "found_inf",
+                "clip_factor",
+                "learning_rate_on_device",
+                "skipped",
+            )
+        ),
         ("partial", ctypes.c_void_p),
         ("trust_ratio", ctypes.c_void_p),
-        *((name, ctypes.c_double) for name in ("learning_rate", "weight_decay", "beta1", "beta2", "log_beta1", "log_beta2")),
+        *(
+            (name, ctypes.c_double)
+            for name in (
+                "learning_rate",
+                "weight_decay",
+                "beta1",
+                "beta2",
+                "log_beta1",
+                "log_beta2",
+            )
+        ),
         ("epsilon", ctypes.c_double),
         ("momentum", ctypes.c_double),
         ("flags", ctypes.c_int),
@@ -45,10 +76,19 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def launches(s: Step, h: Hyperparameters, new: Callable[[int, torch.dtype], Tensor]) -> tuple[list[Launch], list[Tensor]]:
+def launches(
+    s: Step, h: Hyperparameters, new: Callable[[int, torch.dtype], Tensor]
+) -> tuple[list[Launch], list[Tensor]]:
     """What to launch, in order, and the memory between launches, which `new(elements, dtype)` allocates."""
     absent: list[Tensor | None] = [None] * len(s.weights)
-    columns = [s.weights, s.gradients, *s.states, *[absent] * (3 - len(s.states)), s.masters, s.steps]
+    columns = [
+        s.weights,
+        s.gradients,
+        *s.states,
+        *[absent] * (3 - len(s.states)),
+        s.masters,
+        s.steps,
+    ]
     defines = (("ELEMENT", ELEMENTS[s.weights[0].dtype]),)
     plan, between = [], []
     for packing, part, blocks in packed(columns):
@@ -124,7 +164,15 @@ def optimizer_step(
 
     Raises InputError when these do not fit together.
     """
-    _check(rule, weights, gradients, states, masters, steps, (skipped, gradient_scale, found_inf, clip_factor, learning_rate))
+    _check(
+        rule,
+        weights,
+        gradients,
+        states,
+        masters,
+        steps,
+        (skipped, gradient_scale, found_inf, clip_factor, learning_rate),
+    )
     if not weights:
         return
     present = [k for k, column in enumerate(states) if column is not None]
@@ -134,7 +182,13 @@ def optimizer_step(
     scalars = (skipped, gradient_scale, found_inf, clip_factor, learning_rate)
     lists = (list(weights), list(gradients), flat, present, list(masters), list(steps))
     torch.ops.gallery.optimizer_step_(rule, *lists, *scalars, numbers, switches)
-    changed = [*weights, *flat, *masters, *steps, *(gradients if hyperparameters.zero_gradients else ())]
+    changed = [
+        *weights,
+        *flat,
+        *masters,
+        *steps,
+        *(gradients if hyperparameters.zero_gradients else ()),
+    ]
     torch.autograd.graph.increment_version(changed if skipped is None else [*changed, skipped])
 
 
@@ -148,10 +202,15 @@ def _check(
     scalars: Sequence[Tensor | None],
 ) -> None:
     if rule not in RULES:
-        raise InputError(f"there is no optimizer rule {rule!r}; there are {', '.join(RULES)}.{did_you_mean(rule, RULES)}")
+        raise InputError(
+            f"there is no optimizer rule {rule!r}; there are {', '.join(RULES)}.{did_you_mean(rule, RULES)}"
+        )
     if len(states) != STATES[rule]:
         raise InputError(f"{rule} takes {STATES[rule]} columns of states, got {len(states)}.")
-    columns = {"gradients": gradients, **{f"states[{k}]": column for k, column in enumerate(states) if column is not None}}
+    columns = {
+        "gradients": gradients,
+        **{f"states[{k}]": column for k, column in enumerate(states) if column is not None},
+    }
     columns |= {"masters": masters} if masters else {}
     columns |= {"steps": steps} if steps or rule in COUNTS_STEPS else {}
     for name, column in columns.items():
@@ -161,18 +220,38 @@ def _check(
         return
     dtype, device = weights[0].dtype, weights[0].device
     wide = torch.float64 if dtype is torch.float64 else torch.float32
-    expected = {name: wide for name in columns} | {"weights": dtype, "gradients": dtype, "masters": torch.float32, "steps": torch.float32}
+    expected = {name: wide for name in columns} | {
+        "weights": dtype,
+        "gradients": dtype,
+        "masters": torch.float32,
+        "steps": torch.float32,
+    }
     for name, column in {"weights": weights, **columns}.items():
         for tensor in column:
-            if tensor.dtype is not expected[name] or tensor.device != device or not tensor.is_floating_point():
-                raise InputError(f"{name} must be {expected[name]} on {device}, got {tensor.dtype} on {tensor.device}.")
+            if (
+                tensor.dtype is not expected[name]
+                or tensor.device != device
+                or not tensor.is_floating_point()
+            ):
+                raise InputError(
+                    f"{name} must be {expected[name]} on {device}, got {tensor.dtype} on {tensor.device}."
+                )
     for name, column in columns.items():
         for weight, tensor in zip(weights, column, strict=True):
             if name != "steps" and tensor.shape != weight.shape:
-                raise InputError(f"{name} must have the shape of their weight, {tuple(weight.shape)}, got {tuple(tensor.shape)}.")
-    if any(tensor is not None and (tensor.numel() != 1 or tensor.device != device) for tensor in (*steps, *scalars)):
-        raise InputError(f"steps, counters, scale, found_inf, clip_factor and learning_rate must be scalars on {device}.")
-    for name, scalar in zip(("gradient_scale", "found_inf", "clip_factor", "learning_rate"), scalars[1:], strict=True):
+                raise InputError(
+                    f"{name} must have the shape of their weight, {tuple(weight.shape)}, got {tuple(tensor.shape)}."
+                )
+    if any(
+        tensor is not None and (tensor.numel() != 1 or tensor.device != device)
+        for tensor in (*steps, *scalars)
+    ):
+        raise InputError(
+            f"steps, counters, scale, found_inf, clip_factor and learning_rate must be scalars on {device}."
+        )
+    for name, scalar in zip(
+        ("gradient_scale", "found_inf", "clip_factor", "learning_rate"), scalars[1:], strict=True
+    ):
         if scalar is not None and scalar.dtype is not torch.float32:
             raise InputError(f"{name} must be float32, got {scalar.dtype}.")
     if scalars[0] is not None and scalars[0].dtype is not torch.int64:
@@ -195,9 +274,13 @@ def _unflattened(
     columns: list[list[Tensor | None]] = [[None] * count for _ in range(STATES[rule])]
     for place, k in enumerate(present):
         columns[k] = list(states[place * count : (place + 1) * count])
-    values: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True)) | dict(zip(_SWITCHES, switches, strict=True))
+    values: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=True)) | dict(
+        zip(_SWITCHES, switches, strict=True)
+    )
     absent: list[Tensor | None] = [None] * count
-    return Step(rule, weights, gradients, columns, masters or absent, steps or absent, *scalars), Hyperparameters(**values)
+    return Step(
+        rule, weights, gradients, columns, masters or absent, steps or absent, *scalars
+    ), Hyperparameters(**values)
 
 
 def _on_cpu(*arguments: Any) -> None:
@@ -211,7 +294,10 @@ def _on_cuda(*arguments: Any) -> None:
     if s.weights[0].dtype not in ELEMENTS or not fallback.kernels_run(device):
         return _on_cpu(*arguments)
     call_counts.ran("optimizer_step_", call_counts.KERNEL)
-    laid_out = [g if same_layout(w, g) else torch.empty_like(w).copy_(g) for w, g in zip(s.weights, s.gradients, strict=True)]
+    laid_out = [
+        g if same_layout(w, g) else torch.empty_like(w).copy_(g)
+        for w, g in zip(s.weights, s.gradients, strict=True)
+    ]
     there: list[Any] = [column for column in (*s.states, s.masters) if column[0] is not None]
     check_same_layout([s.weights, laid_out, *there])
 

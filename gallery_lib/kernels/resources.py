@@ -71,20 +71,38 @@ def every_kernel() -> Iterator[Resources]:
 def table(rows: list[Resources]) -> str:
     """Markdown: a line for each kernel and element type, with the registers of a thread on each architecture."""
     architectures = sorted({row.architecture for row in rows})
-    header = ["source", "variant", "kernel", *(f"sm_{architecture}" for architecture in architectures), "shared bytes", "spill bytes"]
+    header = [
+        "source",
+        "variant",
+        "kernel",
+        *(f"sm_{architecture}" for architecture in architectures),
+        "shared bytes",
+        "spill bytes",
+    ]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     kernels: dict[tuple[str, str, str], list[Resources]] = {}
     for row in rows:
         kernels.setdefault((row.source, row.variant, row.kernel), []).append(row)
     for name, each in kernels.items():
         registers = {row.architecture: str(row.registers) for row in each}
-        cells = [*(registers.get(architecture, "") for architecture in architectures), str(max(row.shared_bytes for row in each))]
-        lines.append("| " + " | ".join([*name, *cells, str(max(row.spill_bytes for row in each))]) + " |")
+        cells = [
+            *(registers.get(architecture, "") for architecture in architectures),
+            str(max(row.shared_bytes for row in each)),
+        ]
+        lines.append(
+            "| " + " | ".join([*name, *cells, str(max(row.spill_bytes for row in each))]) + " |"
+        )
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    print("<!-- What own CUDA kernels need, by `python -m gallery_lib.kernels.resources`. -->\n# Own CUDA kernels\n")
-    print("Registers of a thread by architecture; the most shared memory of a block and the most spills on any of them.")
-    print(f"As reported by ptxas of NVRTC {nvrtc.versions()['nvrtc']}. Compiled only: nothing of this ran on a GPU.\n")
+    print(
+        "<!-- What own CUDA kernels need, by `python -m gallery_lib.kernels.resources`. -->\n# Own CUDA kernels\n"
+    )
+    print(
+        "Registers of a thread by architecture; the most shared memory of a block and the most spills on any of them."
+    )
+    print(
+        f"As reported by ptxas of NVRTC {nvrtc.versions()['nvrtc']}. Compiled only: nothing of this ran on a GPU.\n"
+    )
     print(table(list(every_kernel())))

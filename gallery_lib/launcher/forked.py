@@ -20,7 +20,14 @@ import time
 from pathlib import Path
 
 from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE
-from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, RENDEZVOUS_VARIABLE, can_fork, die_with_parent, end_descendants, now
+from gallery_lib.system.processes import (
+    LAUNCHED_AT_VARIABLE,
+    RENDEZVOUS_VARIABLE,
+    can_fork,
+    die_with_parent,
+    end_descendants,
+    now,
+)
 
 HELD_FILE = "held"
 HELD_VARIABLE = "GALLERY_HELD"
@@ -69,7 +76,9 @@ def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int
     _wait_while_held(folder)
     context = multiprocessing.get_context("fork" if forks else "spawn")
     running = [
-        context.Process(target=_process, args=(module, arguments, _environment(rank, processes, rendezvous)))  # type: ignore[attr-defined]
+        context.Process(
+            target=_process, args=(module, arguments, _environment(rank, processes, rendezvous))
+        )  # type: ignore[attr-defined]
         for rank in range(processes)
     ]
     try:
@@ -77,10 +86,17 @@ def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int
             process.start()
         while True:
             codes = [process.exitcode for process in running]
-            failed = min((rank for rank, code in enumerate(codes) if code), key=lambda rank: codes[rank] or 0, default=None)
+            failed = min(
+                (rank for rank, code in enumerate(codes) if code),
+                key=lambda rank: codes[rank] or 0,
+                default=None,
+            )
             if failed is not None:
                 code = codes[failed]
-                print(f"Root Cause:\n  rank      : {failed}\n  exitcode  : {code} (pid: {running[failed].pid})", file=sys.stderr)
+                print(
+                    f"Root Cause:\n  rank      : {failed}\n  exitcode  : {code} (pid: {running[failed].pid})",
+                    file=sys.stderr,
+                )
                 return code if code > 0 else 128 - code
             if None not in codes:
                 return 0

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib import tasks
-from gallery_lib.comm.rendezvous import forget_meeting, listening_on, meeting_arguments, meeting_environment, on_one_host
+from gallery_lib.comm.rendezvous import (
+    forget_meeting,
+    listening_on,
+    meeting_arguments,
+    meeting_environment,
+    on_one_host,
+)
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.phases import IMPORTS, PHASES_FILE, Phase
@@ -30,7 +36,16 @@ from gallery_lib.launcher.forked import HELD_FILE, HELD_VARIABLE
 from gallery_lib.launcher.run_view import RunView
 from gallery_lib.launcher.torchrun import Torchrun, environment_of
 from gallery_lib.system import hardware, paths
-from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, Relay, began_at, can_fork, end_supervised, interruptible, now, supervised
+from gallery_lib.system.processes import (
+    LAUNCHED_AT_VARIABLE,
+    Relay,
+    began_at,
+    can_fork,
+    end_supervised,
+    interruptible,
+    now,
+    supervised,
+)
 from gallery_lib.tasks import memory_estimate
 from gallery_lib.train import failure
 from gallery_lib.train.precision import autocast_dtype
@@ -41,20 +56,39 @@ _TORCHRUN = [sys.executable, "-m", "gallery_lib.launcher.torchrun"]
 _PORT = 29400
 """Where host 0 of several listens, unless told otherwise."""
 _LOOK_SECONDS = 0.2
-_MAKES_IT_NO_LONGER = ("run_dir", "seed", "tensorboard", "log_interval", "lr", "weight_decay", "terminate_on_nan", "rank_timeout")
+_MAKES_IT_NO_LONGER = (
+    "run_dir",
+    "seed",
+    "tensorboard",
+    "log_interval",
+    "lr",
+    "weight_decay",
+    "terminate_on_nan",
+    "rank_timeout",
+)
 
 
 def _check(config: TrainConfig, launch: LaunchConfig) -> None:
     """InputError for what can be known to fail before a process is started."""
     tasks.get(config.model)
     gpus = hardware.gpu_count()
-    devices, what = (gpus, f"{gpus} GPU(s)") if gpus else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
+    devices, what = (
+        (gpus, f"{gpus} GPU(s)")
+        if gpus
+        else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
+    )
     if launch.nproc_per_node > devices:
-        raise InputError(f"nproc_per_node={launch.nproc_per_node}: this host has {what}, so at most {devices}.")
+        raise InputError(
+            f"nproc_per_node={launch.nproc_per_node}: this host has {what}, so at most {devices}."
+        )
     if launch.node_rank >= launch.nnodes:
-        raise InputError(f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; hosts are counted from 0.")
+        raise InputError(
+            f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; hosts are counted from 0."
+        )
     if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
-        raise InputError(f"nnodes={launch.nnodes} needs master_addr: the address of host 0, as the other hosts see it.")
+        raise InputError(
+            f"nnodes={launch.nnodes} needs master_addr: the address of host 0, as the other hosts see it."
+        )
     autocast_dtype(config, "cuda" if gpus else "cpu")
     if config.run_dir is not None:
         run_folder.checked(config.run_dir, make=False)
@@ -66,39 +100,64 @@ def _check_address(host: str, port: int) -> None:
     try:
         listening_on(host, port).close()
     except OSError as error:
-        what = "is not an address of this host" if error.errno == errno.EADDRNOTAVAIL else f"cannot be listened on: {error.strerror}"
+        what = (
+            "is not an address of this host"
+            if error.errno == errno.EADDRNOTAVAIL
+            else f"cannot be listened on: {error.strerror}"
+        )
         raise InputError(
             f"master_addr={host} with port {port} {what}. Host 0 listens there, and nowhere else: give the address by which the other "
             "hosts reach it, and a port that is free."
         ) from None
 
 
-def torchrun_command(config: TrainConfig, launch: LaunchConfig, module: str = "gallery_lib.launcher.worker") -> list[str]:
+def torchrun_command(
+    config: TrainConfig, launch: LaunchConfig, module: str = "gallery_lib.launcher.worker"
+) -> list[str]:
     """The torchrun command line of a run."""
     command = [*_TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
     if on_one_host(launch):
         command += meeting_arguments(config.run_dir)
     else:
-        address = [f"--master-addr={launch.master_addr}", f"--master-port={launch.master_port or _PORT}"]
+        address = [
+            f"--master-addr={launch.master_addr}",
+            f"--master-port={launch.master_port or _PORT}",
+        ]
         command += [f"--node-rank={launch.node_rank}", *address]
     if config.run_dir:
-        command.append(f"--log-dir={Path(config.run_dir) / 'torchrun'}")  # else torchrun leaves a folder in /tmp
+        command.append(
+            f"--log-dir={Path(config.run_dir) / 'torchrun'}"
+        )  # else torchrun leaves a folder in /tmp
     found = importlib.util.find_spec(module) if can_fork() else None
     if found is None or found.origin is None:
         return [*command, "-m", module, *options.command_line(config)]
-    return [*command, "--start-method=fork", "--run-path", found.origin, *options.command_line(config)]  # torch is imported once
+    return [
+        *command,
+        "--start-method=fork",
+        "--run-path",
+        found.origin,
+        *options.command_line(config),
+    ]  # torch is imported once
 
 
 def _direct_command(config: TrainConfig, launch: LaunchConfig, module: str) -> list[str]:
     """The command line of a run on this host without torchrun."""
     run = [str(launch.nproc_per_node), str(config.run_dir), module]
-    return [sys.executable, "-m", "gallery_lib.launcher.forked", *run, *options.command_line(config)]
+    return [
+        sys.executable,
+        "-m",
+        "gallery_lib.launcher.forked",
+        *run,
+        *options.command_line(config),
+    ]
 
 
 def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
     """The command that `launch` would run, with its environment, as a line for a shell."""
     _check(config, launch)
-    variables = [f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()]
+    variables = [
+        f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()
+    ]
     return " ".join([*variables, shlex.join(torchrun_command(config, launch))])
 
 
@@ -125,7 +184,9 @@ class Job:
         self._torchrun_log = self.run_dir / f"torchrun-host{launch.node_rank}.txt"
         with self._torchrun_log.open("w") as errors:
             self._process = (
-                supervised(command, {LAUNCHED_AT_VARIABLE: repr(now()), **environment}, stderr=errors)
+                supervised(
+                    command, {LAUNCHED_AT_VARIABLE: repr(now()), **environment}, stderr=errors
+                )
                 if ahead is None
                 else ahead.run(command[len(_TORCHRUN) :], environment, self._torchrun_log)
             )
@@ -148,12 +209,40 @@ class Job:
         """Steps logged so far."""
         return last_step(self.run_dir)
 
-    def view(self, progress: Progress, *, name: str = "", part: str | None = None, command: Mapping[str, Any] | None = None) -> RunView:
+    def view(
+        self,
+        progress: Progress,
+        *,
+        name: str = "",
+        part: str | None = None,
+        command: Mapping[str, Any] | None = None,
+    ) -> RunView:
         """Return what shows the phases of this run, see RunView; `command` is what tells it from others with the same options."""
-        asked = {option: value for option, value in options.to_mapping(self.config).items() if option not in _MAKES_IT_NO_LONGER}
-        what = {**asked, "processes": self.launch.nproc_per_node, "hosts": self.launch.nnodes, **(command or {})}
-        before = IMPORTS if self.launch.node_rank == 0 else f"running on host {self.launch.node_rank}, phases are shown on host 0"
-        return RunView(progress, self.run_dir, Phase(before, self.began), what, self._cache, name=name, part=part)
+        asked = {
+            option: value
+            for option, value in options.to_mapping(self.config).items()
+            if option not in _MAKES_IT_NO_LONGER
+        }
+        what = {
+            **asked,
+            "processes": self.launch.nproc_per_node,
+            "hosts": self.launch.nnodes,
+            **(command or {}),
+        }
+        before = (
+            IMPORTS
+            if self.launch.node_rank == 0
+            else f"running on host {self.launch.node_rank}, phases are shown on host 0"
+        )
+        return RunView(
+            progress,
+            self.run_dir,
+            Phase(before, self.began),
+            what,
+            self._cache,
+            name=name,
+            part=part,
+        )
 
     def stop(self) -> None:
         """End every process of the run; returns when they are gone."""
@@ -176,7 +265,9 @@ class Job:
             return read_results(self.run_dir) if self.launch.node_rank == 0 else None
         torchrun_text = self._torchrun_log.read_text(errors="replace")
         compiled_first = self.config.compiler_opt and not self.steps_done()
-        raise failure.of_run(self.run_dir, code, torchrun_text, self._output.last, compiled_first=compiled_first)
+        raise failure.of_run(
+            self.run_dir, code, torchrun_text, self._output.last, compiled_first=compiled_first
+        )
 
 
 def start(
@@ -205,7 +296,9 @@ def start(
     if not on_one_host(launch) and launch.node_rank == 0:
         _check_address(launch.master_addr, launch.master_port or _PORT)
     if config.run_dir is None:
-        name = config.model.rsplit(":", 1)[-1] + ("-compiler-opt" if config.compiler_opt else "-baseline")
+        name = config.model.rsplit(":", 1)[-1] + (
+            "-compiler-opt" if config.compiler_opt else "-baseline"
+        )
         config = dataclasses.replace(config, run_dir=str(paths.new_run_dir(name)))
     assert config.run_dir is not None
     folder = run_folder.checked(config.run_dir)
@@ -215,8 +308,16 @@ def start(
         for name in (failure.ERROR_FILES, HELD_FILE, PHASES_FILE):
             for old in folder.glob(name):
                 old.unlink()
-        command = torchrun_command(config, launch, module) if torchrun else _direct_command(config, launch, module)
-        variables = {**environment_of(config, launch), **(environment or {}), **({HELD_VARIABLE: "1"} if held else {})}
+        command = (
+            torchrun_command(config, launch, module)
+            if torchrun
+            else _direct_command(config, launch, module)
+        )
+        variables = {
+            **environment_of(config, launch),
+            **(environment or {}),
+            **({HELD_VARIABLE: "1"} if held else {}),
+        }
         if ahead is not None and (not torchrun or ahead.environment != variables):
             raise ValueError("that torchrun was started for other options")
         if on_one_host(launch):
@@ -246,7 +347,15 @@ def launch(
         unused = [ahead]  # a torchrun that was started ahead can be used once
 
         def run() -> Results | None:
-            return _to_its_end(start(config, launch, say=shown.say if show_log else None, ahead=unused.pop() if unused else None), shown)
+            return _to_its_end(
+                start(
+                    config,
+                    launch,
+                    say=shown.say if show_log else None,
+                    ahead=unused.pop() if unused else None,
+                ),
+                shown,
+            )
 
         return cache.without_damage(run)
 
@@ -254,8 +363,12 @@ def launch(
 def _to_its_end(job: Job, shown: Progress) -> Results | None:
     """Show a run until it ends; return its results."""
     try:
-        line = shlex.join(["python3", "launch_single_task.py", *options.command_line(job.launch, job.config)])
-        shown.say("$ " + line.encode("utf-8", "backslashreplace").decode())  # a folder's name may be any bytes
+        line = shlex.join(
+            ["python3", "launch_single_task.py", *options.command_line(job.launch, job.config)]
+        )
+        shown.say(
+            "$ " + line.encode("utf-8", "backslashreplace").decode()
+        )  # a folder's name may be any bytes
         view = job.view(shown)
         while job.running():
             view.look()

@@ -13,9 +13,34 @@ from gallery_lib.errors import InputError
 
 _LOCK_FILE = ".lock-host{}"
 _OF_A_RUN = (
-    *("config.json", "steps.jsonl", "phases.json", ".phases.json.new", "results.json", "weights.pt", "held", "tensorboard"),
-    *("rendezvous", "torchrun-rendezvous", "torchrun", "torchrun-host*.txt", "log-rank*.txt", "error-rank*.json", "probe*"),
-    *(_LOCK_FILE.format("*"), ".*.json.*", "weights.new", "initial-*.pt", "traffic.json", "losses.json", "failure.txt"),
+    *(
+        "config.json",
+        "steps.jsonl",
+        "phases.json",
+        ".phases.json.new",
+        "results.json",
+        "weights.pt",
+        "held",
+        "tensorboard",
+    ),
+    *(
+        "rendezvous",
+        "torchrun-rendezvous",
+        "torchrun",
+        "torchrun-host*.txt",
+        "log-rank*.txt",
+        "error-rank*.json",
+        "probe*",
+    ),
+    *(
+        _LOCK_FILE.format("*"),
+        ".*.json.*",
+        "weights.new",
+        "initial-*.pt",
+        "traffic.json",
+        "losses.json",
+        "failure.txt",
+    ),
 )
 """Names of what a run that did not finish may have left."""
 _SHOWN = 3
@@ -28,23 +53,33 @@ def checked(run_dir: str, *, make: bool = True) -> Path:
     run or files of something else.
     """
     if run_dir.startswith("-"):
-        raise InputError(f"run_dir={run_dir!r} begins with a dash, as options do. A folder of that name is written ./{run_dir}.")
+        raise InputError(
+            f"run_dir={run_dir!r} begins with a dash, as options do. A folder of that name is written ./{run_dir}."
+        )
     try:
         folder = Path(run_dir).expanduser()
         if folder.exists() and not folder.is_dir():
             raise InputError(f"run_dir={run_dir} is a file. Name a new folder.")
         there = list(folder.iterdir()) if folder.exists() else []
-        foreign = sorted(file.name for file in there if not any(file.match(name) for name in _OF_A_RUN))
+        foreign = sorted(
+            file.name for file in there if not any(file.match(name) for name in _OF_A_RUN)
+        )
         if foreign:
             more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
-            raise InputError(f"run_dir={run_dir} holds files of something else ({', '.join(foreign[:_SHOWN])}{more}). Name a new folder.")
+            raise InputError(
+                f"run_dir={run_dir} holds files of something else ({', '.join(foreign[:_SHOWN])}{more}). Name a new folder."
+            )
         if (folder / "results.json").exists():
-            raise InputError(f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away.")
+            raise InputError(
+                f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away."
+            )
         if not make:
             return folder
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise InputError(f"run_dir={run_dir} may not be written by this user. Name another folder.")
+            raise InputError(
+                f"run_dir={run_dir} may not be written by this user. Name another folder."
+            )
     except RuntimeError as error:  # ~somebody
         raise InputError(f"run_dir={run_dir} cannot be used. {error}") from None
     except OSError as error:
@@ -64,7 +99,9 @@ class Hold(contextlib.AbstractContextManager["Hold"]):
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
-            raise InputError(f"run_dir={folder}: another run is at work in it. Wait for it, or name another folder.") from None
+            raise InputError(
+                f"run_dir={folder}: another run is at work in it. Wait for it, or name another folder."
+            ) from None
 
     @property
     def lasts(self) -> bool:

@@ -48,7 +48,9 @@ class RunView:
 
     def look(self) -> None:
         """Show the phases that have begun since the last look, less those that were over at once, or that the last one goes on."""
-        new = [phase for phase in read_phases(self._run_dir) if phase.began > self._last.began] or [self._last]
+        new = [phase for phase in read_phases(self._run_dir) if phase.began > self._last.began] or [
+            self._last
+        ]
         ends = [*(phase.began for phase in new[1:]), math.inf]
         for phase, end in zip(new, ends, strict=True):
             if end - phase.began >= _SHORTEST_SECONDS:
@@ -61,12 +63,19 @@ class RunView:
 
     def _show(self, phase: Phase) -> None:
         label, graphs = phase.label, self._durations.graphs()
-        if phase.name == COMPILING and phase.number is not None and graphs is not None and phase.number <= graphs:
+        if (
+            phase.name == COMPILING
+            and phase.number is not None
+            and graphs is not None
+            and phase.number <= graphs
+        ):
             label += f" of {graphs}"
         self._progress.show(
             self._prefix + label,
             part=self._part or phase.name,
-            count=phase.count if phase.total is None else max(phase.count, last_step(self._run_dir)),
+            count=phase.count
+            if phase.total is None
+            else max(phase.count, last_step(self._run_dir)),
             total=phase.total,
             first=phase.count,
             began=phase.began,

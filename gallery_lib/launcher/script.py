@@ -21,7 +21,9 @@ _LAST_LINES = 20
 
 
 @interruptible("the script")
-def run_script(path: Path | str, arguments: Sequence[str] = (), *, processes: int | None = None) -> list[str]:
+def run_script(
+    path: Path | str, arguments: Sequence[str] = (), *, processes: int | None = None
+) -> list[str]:
     """Run `path` with plain python, or with torchrun on `processes` processes; returns the lines that it printed.
 
     The cores are shared out among the processes. Raises InputError when the file is missing or there are not as many
@@ -33,14 +35,26 @@ def run_script(path: Path | str, arguments: Sequence[str] = (), *, processes: in
     devices = hardware.gpu_count() or hardware.cores()
     if processes is not None and not 1 <= processes <= devices:
         raise InputError(f"processes={processes}: this host has {devices} device(s).")
-    shown = ["python", path.name] if processes is None else ["torchrun", f"--nproc_per_node={processes}", path.name]
+    shown = (
+        ["python", path.name]
+        if processes is None
+        else ["torchrun", f"--nproc_per_node={processes}", path.name]
+    )
     print("$ " + shlex.join([*shown, *arguments]), flush=True)
     threads = str(max(1, hardware.cores() // (processes or 1)))
     with TemporaryDirectory() as logs:
-        torchrun = ["-m", "gallery_lib.launcher.torchrun", *meeting_arguments(logs), f"--log-dir={logs}"]
+        torchrun = [
+            "-m",
+            "gallery_lib.launcher.torchrun",
+            *meeting_arguments(logs),
+            f"--log-dir={logs}",
+        ]
         start = [] if processes is None else [*torchrun, f"--nproc-per-node={processes}"]
         environment = {**cache.environment(), **loopback_interface(), "OMP_NUM_THREADS": threads}
         code, lines = run_supervised([sys.executable, *start, str(path), *arguments], environment)
     if code:
-        raise RunFailed(f"{path.name} ended with exit code {code}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
+        raise RunFailed(
+            f"{path.name} ended with exit code {code}. Its last lines:\n"
+            + "\n".join(lines[-_LAST_LINES:])
+        )
     return lines

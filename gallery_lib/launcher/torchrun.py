@@ -46,15 +46,32 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
         self.environment = environment_of(config, launch)
         environment = {**self.environment, LAUNCHED_AT_VARIABLE: repr(began_at())}
         self._process: subprocess.Popen[str] | None = supervised(
-            [sys.executable, "-m", "gallery_lib.launcher.torchrun"], environment, stdin=subprocess.PIPE, stderr=None
+            [sys.executable, "-m", "gallery_lib.launcher.torchrun"],
+            environment,
+            stdin=subprocess.PIPE,
+            stderr=None,
         )
 
-    def run(self, arguments: Sequence[str], environment: Mapping[str, str], errors: Path) -> subprocess.Popen[str]:
+    def run(
+        self, arguments: Sequence[str], environment: Mapping[str, str], errors: Path
+    ) -> subprocess.Popen[str]:
         """Have it run with these variables as well, its standard error in the file `errors`; returns the supervisor of what runs."""
         process, self._process = self._process, None
         assert process is not None and process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as orders:  # its end, and why, shows as that of the run
-            orders.write(json.dumps({"arguments": list(arguments), "environment": dict(environment), "errors": str(errors)}) + "\n")
+        with (
+            contextlib.suppress(BrokenPipeError),
+            process.stdin as orders,
+        ):  # its end, and why, shows as that of the run
+            orders.write(
+                json.dumps(
+                    {
+                        "arguments": list(arguments),
+                        "environment": dict(environment),
+                        "errors": str(errors),
+                    }
+                )
+                + "\n"
+            )
         return process
 
     def __exit__(self, *raised: Any) -> None:
@@ -76,9 +93,15 @@ def _name_who_was_killed() -> None:
 
     def polled(context: Any) -> Any:
         for rank, process in enumerate(context._pc.processes if context._pc else []):
-            if process.exitcode is not None and process.exitcode < 0 and process.exitcode != -signal.SIGTERM:
+            if (
+                process.exitcode is not None
+                and process.exitcode < 0
+                and process.exitcode != -signal.SIGTERM
+            ):
                 print(
-                    f"Root Cause:\n  rank      : {rank}\n  exitcode  : {process.exitcode} (pid: {process.pid})", file=sys.stderr, flush=True
+                    f"Root Cause:\n  rank      : {rank}\n  exitcode  : {process.exitcode} (pid: {process.pid})",
+                    file=sys.stderr,
+                    flush=True,
                 )
         return poll(context)
 

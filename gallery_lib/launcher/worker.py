@@ -39,7 +39,12 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
     rank = os.environ.get("RANK", "0")
     run_dir: Path | None = None
     try:
-        (config,) = parse_command_line(arguments, TrainConfig, prog="gallery_lib.launcher.worker", description="One training process.")
+        (config,) = parse_command_line(
+            arguments,
+            TrainConfig,
+            prog="gallery_lib.launcher.worker",
+            description="One training process.",
+        )
         if config.run_dir:
             run_dir = Path(config.run_dir)
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -57,7 +62,9 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
             ErrorReport(
                 int(rank),
                 type(error).__name__,
-                user_errors.words(error) if own_line and user_errors.is_known(error) else _own_message(error),
+                user_errors.words(error)
+                if own_line and user_errors.is_known(error)
+                else _own_message(error),
                 own_line=str(own_line) if own_line else None,
                 traceback=traceback.format_exc(),
                 exit_code=error.exit_code if isinstance(error, GalleryError) else 1,
@@ -73,7 +80,11 @@ def preload() -> None:
     """
     gc.disable()
     try:
-        for name in ["gallery_lib.train.loop", "torch._dynamo", *(["torch._inductor.compile_fx"] if compiler_enabled() else [])]:
+        for name in [
+            "gallery_lib.train.loop",
+            "torch._dynamo",
+            *(["torch._inductor.compile_fx"] if compiler_enabled() else []),
+        ]:
             importlib.import_module(name)
     finally:
         gc.freeze()

@@ -46,7 +46,10 @@ def reason_not_applied() -> str | None:
 
 def installed() -> list[str]:
     """The allocators for LD_PRELOAD that the linker finds here, by file name; nothing is done with them."""
-    names = (ctypes.util.find_library(name) for name in ("jemalloc", "tcmalloc_minimal", "tcmalloc", "mimalloc"))
+    names = (
+        ctypes.util.find_library(name)
+        for name in ("jemalloc", "tcmalloc_minimal", "tcmalloc", "mimalloc")
+    )
     return [name for name in names if name]
 
 
@@ -54,8 +57,16 @@ def environment() -> dict[str, str]:
     """`GLIBC_TUNABLES` with ours added to the user's own (whose values win); empty where they have no effect."""
     if reason_not_applied():
         return {}
-    own = dict(pair.split("=", 1) for pair in os.environ.get("GLIBC_TUNABLES", "").split(":") if "=" in pair)
-    return {"GLIBC_TUNABLES": ":".join(f"{name}={value}" for name, value in {**_TUNABLES, **own}.items())}
+    own = dict(
+        pair.split("=", 1)
+        for pair in os.environ.get("GLIBC_TUNABLES", "").split(":")
+        if "=" in pair
+    )
+    return {
+        "GLIBC_TUNABLES": ":".join(
+            f"{name}={value}" for name, value in {**_TUNABLES, **own}.items()
+        )
+    }
 
 
 def active() -> bool:
@@ -71,8 +82,15 @@ def apply() -> str:
         return KEEPS
     library = ctypes.CDLL(None)
     # mallopt takes an int, so 2 GiB is the most; 1 is success.
-    kept = all(library.mallopt(parameter, 2**31 - 1) == 1 for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
-    return f"{KEEPS} (set at run time, without huge pages)" if kept else "not applied: glibc refused the thresholds"
+    kept = all(
+        library.mallopt(parameter, 2**31 - 1) == 1
+        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD)
+    )
+    return (
+        f"{KEEPS} (set at run time, without huge pages)"
+        if kept
+        else "not applied: glibc refused the thresholds"
+    )
 
 
 def give_back() -> None:

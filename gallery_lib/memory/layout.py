@@ -17,5 +17,7 @@ def memory_format(model: nn.Module, memory: Memory, device_type: str) -> torch.m
     """The memory format of 4-d weights and inputs that `memory` asks for with this model on this kind of device."""
     if memory.layout != "auto":
         return torch.channels_last if memory.layout == "channels_last" else torch.contiguous_format
-    gains = hardware.prefers_channels_last(device_type) and any(isinstance(module, nn.Conv2d) for module in model.modules())
+    gains = hardware.prefers_channels_last(device_type) and any(
+        isinstance(module, nn.Conv2d) for module in model.modules()
+    )
     return torch.channels_last if gains else torch.contiguous_format

@@ -41,14 +41,22 @@ def reason_against(model: nn.Module) -> str:
         return "it has lazy parameters without shapes (call it once on a batch before accelerate() to have channels_last)"
     tensors = [*model.parameters(), *model.buffers()]
     where: dict[int, Tensor] = {}
-    for tensor in {id(tensor): tensor for tensor in tensors if tensor.layout is torch.strided}.values():
-        other = where.setdefault(tensor.untyped_storage().data_ptr(), tensor) if tensor.numel() else tensor
+    for tensor in {
+        id(tensor): tensor for tensor in tensors if tensor.layout is torch.strided
+    }.values():
+        other = (
+            where.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+            if tensor.numel()
+            else tensor
+        )
         if other is not tensor and 4 in (other.dim(), tensor.dim()):
             return "two of its parameters or buffers share memory"
     for function in _functions(model):
         if found := _names(function.__code__) & _READS_MEMORY:
             return f"{function.__qualname__} calls {sorted(found)[0]}, which depends on where values lie"
-        if function.__name__ == "backward" and (found := _names(function.__code__) & _NEEDS_STRIDES):
+        if function.__name__ == "backward" and (
+            found := _names(function.__code__) & _NEEDS_STRIDES
+        ):
             return f"{function.__qualname__} calls {sorted(found)[0]} on gradients"
     return ""
 
@@ -68,7 +76,11 @@ def _functions(model: nn.Module) -> Iterator[FunctionType]:
     waiting: list[tuple[Any, int]] = [(type(module), 0) for module in model.modules()]
     while waiting:
         thing, depth = waiting.pop()
-        if thing in seen or depth > _DEPTH or str(getattr(thing, "__module__", "")).split(".")[0] in _FIELDS_OWN:
+        if (
+            thing in seen
+            or depth > _DEPTH
+            or str(getattr(thing, "__module__", "")).split(".")[0] in _FIELDS_OWN
+        ):
             continue
         seen.add(thing)
         if inspect.isclass(thing):
@@ -102,7 +114,12 @@ class LayoutGuard:
     """
 
     def __init__(
-        self, model: nn.Module, done: MutableMapping[str, str], changed: Callable[[torch.memory_format], None], *, late: bool
+        self,
+        model: nn.Module,
+        done: MutableMapping[str, str],
+        changed: Callable[[torch.memory_format], None],
+        *,
+        late: bool,
     ) -> None:
         self._model, self._done, self._changed = model, done, changed
         self._late = late
@@ -110,7 +127,9 @@ class LayoutGuard:
         self._went_well: set[tuple[bool, bool]] = set()
         self._contiguous = False
 
-    def __call__(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Return `call(*args, **kwargs)`, contiguous as plain PyTorch's result would be."""
         if self._contiguous:
             return call(*args, **kwargs)
@@ -140,10 +159,15 @@ class LayoutGuard:
             tensor.data = _as_contiguous(tensor.data)
             if tensor.grad is not None:
                 tensor.grad = _as_contiguous(tensor.grad)
-        reason = next(line for line in str(error).splitlines() if _STRIDES_TO_BLAME.search(line)).strip()[:160]
+        reason = next(
+            line for line in str(error).splitlines() if _STRIDES_TO_BLAME.search(line)
+        ).strip()[:160]
         self._done["layout"] = f"contiguous: the model does not work in channels_last ({reason})"
         if process_group.rank() == 0:
-            announce(self._model, "it does not work in channels_last, often for a `.view` that could be `.reshape`")
+            announce(
+                self._model,
+                "it does not work in channels_last, often for a `.view` that could be `.reshape`",
+            )
         self._changed(torch.contiguous_format)
 
 

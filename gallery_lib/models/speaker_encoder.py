@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_HAS_BFLOAT16_LSTM = not torch.backends.mkldnn.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+_HAS_BFLOAT16_LSTM = not torch.backends.mkldnn.is_available() or bool(
+    torch.ops.mkldnn._is_mkldnn_bf16_supported()
+)
 """Whether torch has one for this CPU: oneDNN has none without AVX-512, and ends with an error. There the LSTM stays in fp32."""
 
 
@@ -26,7 +28,11 @@ class ProjectedLSTM(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         """The projected outputs of every frame; the state starts at zero."""
-        if frames.device.type == "cpu" and torch.is_autocast_enabled("cpu") and not _HAS_BFLOAT16_LSTM:
+        if (
+            frames.device.type == "cpu"
+            and torch.is_autocast_enabled("cpu")
+            and not _HAS_BFLOAT16_LSTM
+        ):
             with torch.autocast("cpu", enabled=False):
                 outputs = self.lstm(frames.to(self.project.weight.dtype))[0]
         else:
@@ -37,9 +43,13 @@ class ProjectedLSTM(nn.Module):
 class SpeakerEncoder(nn.Module):
     """Features [..., T, dims] → unit vectors [..., projection], in float32 under autocast too."""
 
-    def __init__(self, dims: int = 40, hidden: int = 768, projection: int = 256, layers: int = 3) -> None:
+    def __init__(
+        self, dims: int = 40, hidden: int = 768, projection: int = 256, layers: int = 3
+    ) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(ProjectedLSTM(projection if i else dims, hidden, projection) for i in range(layers)))
+        self.layers = nn.Sequential(
+            *(ProjectedLSTM(projection if i else dims, hidden, projection) for i in range(layers))
+        )
         self.scale = nn.Parameter(torch.tensor(10.0))
         self.offset = nn.Parameter(torch.tensor(-5.0))
         _initialize(self.layers)
@@ -62,7 +72,9 @@ def _initialize(layers: nn.Module) -> None:
         if "bias" in name:
             nn.init.zeros_(parameter)
             if "bias_ih" in name:
-                nn.init.ones_(parameter.data.chunk(4)[1])  # gates are stored as input, forget, cell, output
+                nn.init.ones_(
+                    parameter.data.chunk(4)[1]
+                )  # gates are stored as input, forget, cell, output
         elif "lstm.weight" in name:
             for gate in parameter.data.chunk(4):
                 nn.init.xavier_normal_(gate)

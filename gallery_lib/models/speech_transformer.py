@@ -47,20 +47,28 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [N, T, width] → [N, heads, T, width / heads]
+        return x.unflatten(-1, (self.heads, -1)).transpose(
+            1, 2
+        )  # [N, T, width] → [N, heads, T, width / heads]
 
     def keys_values(self, memory: Tensor) -> KeysValues:
         """What `memory` [N, T, width] offers to attention."""
         return self._split(self.key(memory)), self._split(self.value(memory))
 
-    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: KeysValues, mask: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
         """x [N, U, width] → [N, U, width]; `mask`, bool [N, 1, 1, T], is true where memory may be attended to."""
-        attended = F.scaled_dot_product_attention(self._split(self.query(x)), *memory, attn_mask=mask, is_causal=causal)
+        attended = F.scaled_dot_product_attention(
+            self._split(self.query(x)), *memory, attn_mask=mask, is_causal=causal
+        )
         return self.output(attended.transpose(1, 2).flatten(2))
 
 
 def _feed_forward(sizes: Sizes) -> nn.Module:
-    return nn.Sequential(nn.Linear(sizes.width, sizes.inner), nn.ReLU(), nn.Linear(sizes.inner, sizes.width))
+    return nn.Sequential(
+        nn.Linear(sizes.width, sizes.inner), nn.ReLU(), nn.Linear(sizes.inner, sizes.width)
+    )
 
 
 class EncoderLayer(nn.Module):
@@ -92,7 +100,9 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, encoded: KeysValues, mask: Tensor) -> Tensor:
         """[N, U, width] → [N, U, width]."""
-        x = self.norms[0](x + self.dropout(self.attention(x, self.attention.keys_values(x), causal=True)))
+        x = self.norms[0](
+            x + self.dropout(self.attention(x, self.attention.keys_values(x), causal=True))
+        )
         x = self.norms[1](x + self.dropout(self.attention_to_encoder(x, encoded, mask)))
         return self.norms[2](x + self.dropout(self.feed_forward(x)))
 
@@ -103,7 +113,10 @@ def positions(length: int, width: int, like: Tensor) -> Tensor:
     Computed in float64 each time: no longest length, no buffer to broadcast, and rounded once.
     """
     position = torch.arange(length, dtype=torch.float64, device=like.device)
-    rate = torch.exp(torch.arange(0, width, 2, dtype=torch.float64, device=like.device) * (-math.log(10_000.0) / width))
+    rate = torch.exp(
+        torch.arange(0, width, 2, dtype=torch.float64, device=like.device)
+        * (-math.log(10_000.0) / width)
+    )
     angle = position[:, None] * rate  # [length, width / 2]
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).to(like.dtype)
 
@@ -176,7 +189,11 @@ class SpeechTransformer(nn.Module):
         tokens = torch.full((len(features), 1), BEGIN, device=features.device)
         ended = torch.zeros(len(features), dtype=torch.bool, device=features.device)
         for _ in range(max_length):
-            best = self._logits(self._decode(tokens, memories, mask)[:, -1]).argmax(-1).masked_fill(ended, END)
+            best = (
+                self._logits(self._decode(tokens, memories, mask)[:, -1])
+                .argmax(-1)
+                .masked_fill(ended, END)
+            )
             tokens = torch.cat((tokens, best[:, None]), dim=1)
             ended |= best == END
             if bool(ended.all()):
@@ -186,4 +203,6 @@ class SpeechTransformer(nn.Module):
 
 def _mask(features: Tensor, lengths: Tensor) -> Tensor:
     """Bool [N, 1, 1, T]: true for frames that are no padding."""
-    return (torch.arange(features.shape[1], device=features.device) < lengths[:, None])[:, None, None, :]
+    return (torch.arange(features.shape[1], device=features.device) < lengths[:, None])[
+        :, None, None, :
+    ]

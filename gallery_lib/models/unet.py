@@ -43,7 +43,9 @@ class Up(nn.Module):
 
     def forward(self, below: Tensor, beside: Tensor) -> Tensor:
         """[N, outputs, H, W]"""
-        larger = F.interpolate(below, scale_factor=2.0, mode="bilinear", align_corners=True)  # [N, C, 2h, 2w]
+        larger = F.interpolate(
+            below, scale_factor=2.0, mode="bilinear", align_corners=True
+        )  # [N, C, 2h, 2w]
         missing_rows = beside.shape[2] - larger.shape[2]  # 0 or 1, since halving rounds down
         missing_columns = beside.shape[3] - larger.shape[3]
         larger = F.pad(larger, (0, missing_columns, 0, missing_rows))
@@ -58,7 +60,10 @@ class UNet(nn.Module):
         self.first = DoubleConvolution(3, WIDTHS[0])
         self.down = nn.ModuleList(DoubleConvolution(a, b) for a, b in itertools.pairwise(WIDTHS))
         # each level up joins its own channels with as many from below, and leaves as many as the next one has
-        self.up = nn.ModuleList(Up(2 * width, next_width) for width, next_width in ((512, 256), (256, 128), (128, 64), (64, 64)))
+        self.up = nn.ModuleList(
+            Up(2 * width, next_width)
+            for width, next_width in ((512, 256), (256, 128), (128, 64), (64, 64))
+        )
         self.classify = nn.Conv2d(WIDTHS[0], classes, 1)
         _initialize(self)
 

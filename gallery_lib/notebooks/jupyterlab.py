@@ -24,9 +24,15 @@ def command(folder: Path, options: Sequence[str] = ()) -> list[str]:
     """JupyterLab's command line for the checkout at `folder`, with further options of its own."""
     copies = working_copies.FOLDER
     start = f"{copies}/index.ipynb" if (folder / copies / "index.ipynb").is_file() else copies
-    words = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{start}"]
+    words = [
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.root_dir={folder}",
+        f"--LabApp.default_url=/lab/tree/{start}",
+    ]
     words += ["--KernelManager.transport_encryption=auto", *options]
-    if os.geteuid() == 0:  # in a container, say: Jupyter wants to be told, and there is seldom a browser
+    if (
+        os.geteuid() == 0
+    ):  # in a container, say: Jupyter wants to be told, and there is seldom a browser
         words = list(dict.fromkeys([*words, "--allow-root", "--no-browser"]))
     return [sys.executable, "-m", "jupyterlab", *words]
 
@@ -38,7 +44,11 @@ def root_for(checkout: Path) -> Path:
     own = Path.home() / "gallery"
     own.mkdir(exist_ok=True)
     for each in checkout.iterdir():
-        if not each.name.startswith(".") and each.name not in (working_copies.FOLDER, "runs") and not (own / each.name).exists():
+        if (
+            not each.name.startswith(".")
+            and each.name not in (working_copies.FOLDER, "runs")
+            and not (own / each.name).exists()
+        ):
             (own / each.name).unlink(missing_ok=True)  # a link to where the checkout was
             (own / each.name).symlink_to(each)
     return own
@@ -46,7 +56,10 @@ def root_for(checkout: Path) -> Path:
 
 if __name__ == "__main__":
     root = root_for(Path(sys.argv[1]).resolve())
-    said = [f"The notebooks open as copies, in {working_copies.FOLDER}/: edits and outputs are saved there.", *working_copies.refresh(root)]
+    said = [
+        f"The notebooks open as copies, in {working_copies.FOLDER}/: edits and outputs are saved there.",
+        *working_copies.refresh(root),
+    ]
     print(*said, sep="\n", flush=True)
     started = command(root, sys.argv[2:])
     os.execv(started[0], started)  # so that a signal reaches JupyterLab itself

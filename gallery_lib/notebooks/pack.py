@@ -19,7 +19,14 @@ from gallery_lib import tasks
 from gallery_lib.errors import InputError
 from gallery_lib.system import paths
 
-ROOT_FILES = ("LICENSE", "pyproject.toml", "requirements.lock", "environment.yml", "prepare.sh", "launch_single_task.py")
+ROOT_FILES = (
+    "LICENSE",
+    "pyproject.toml",
+    "requirements.lock",
+    "environment.yml",
+    "prepare.sh",
+    "launch_single_task.py",
+)
 _LEFT_OUT = ("__pycache__", ".ipynb_checkpoints")
 
 README = """# {title}, accelerated
@@ -59,17 +66,24 @@ def pack(name: str, out: Path) -> Path:
     """
     if name not in tasks.names():
         tasks.get(name)  # raises with the closest name
-        raise InputError(f"{name} is a task from a file; only the gallery's own tasks can be packed.")
+        raise InputError(
+            f"{name} is a task from a file; only the gallery's own tasks can be packed."
+        )
     if not out.name.endswith((".tar.gz", ".tgz")):
         raise InputError(f"--out {out} must end with .tar.gz.")
     root = paths.checkout()
     if root is None:
-        raise InputError("gallery_lib is installed without its checkout, so there is nothing to pack: run this in the checkout.")
+        raise InputError(
+            "gallery_lib is installed without its checkout, so there is nothing to pack: run this in the checkout."
+        )
     if not out.parent.is_dir():
         raise InputError(f"--out {out}: the folder {out.parent} does not exist.")
     folder = f"gallery-{name}"
     buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", filename="", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
         for relative, content, executable in sorted(_files(root, name)):
             entry = tarfile.TarInfo(f"{folder}/{relative}")
             entry.size, entry.mode = len(content), 0o755 if executable else 0o644

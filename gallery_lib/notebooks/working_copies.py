@@ -61,7 +61,9 @@ def refresh(root: Path) -> list[str]:
             if made_of["shipped"] == now["shipped"]:
                 continue
             if _is_edited(copy.read_bytes(), made_of["cells"]):
-                said.append(f"{FOLDER}/{name} has edits of yours and is of an earlier version; the new one is notebooks/{name}.")
+                said.append(
+                    f"{FOLDER}/{name} has edits of yours and is of an earlier version; the new one is notebooks/{name}."
+                )
                 continue
             _keep_outputs(copy)
         shutil.copyfile(shipped, copy)

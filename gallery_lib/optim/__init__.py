@@ -25,7 +25,13 @@ class OptimizerSpec:
     """Factor of the learning rate at update number n, from 0; it advances only with updates that were done."""
 
     def build(
-        self, parameters: Iterable[nn.Parameter], *, lr: float | None, weight_decay: float | None, accelerated: bool, **form: bool
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float | None,
+        weight_decay: float | None,
+        accelerated: bool,
+        **form: bool,
     ) -> torch.optim.Optimizer:
         """Return torch's optimizer, or with `accelerated` the form that `accelerate_optimizer` gives it on the parameters' device.
 
@@ -47,7 +53,11 @@ def kind(optimizer: torch.optim.Optimizer) -> str:
     """Whose form of its rule an optimizer is, in a word or two."""
     if isinstance(optimizer, sync_free.SyncFree):
         return "sync-free"
-    return "fused" if optimizer.defaults.get("fused") or isinstance(optimizer, fused_cpu.OnePass | fused.Fused) else "torch's own"
+    return (
+        "fused"
+        if optimizer.defaults.get("fused") or isinstance(optimizer, fused_cpu.OnePass | fused.Fused)
+        else "torch's own"
+    )
 
 
 def first_step_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -55,5 +65,7 @@ def first_step_bytes(optimizer: torch.optim.Optimizer) -> int:
     total = 0
     for group in optimizer.param_groups:
         states = 2 * ("betas" in group) + ("alpha" in group) + bool(group.get("momentum"))
-        total += (1 + states) * sum(p.numel() * p.element_size() for p in group["params"] if p.requires_grad)
+        total += (1 + states) * sum(
+            p.numel() * p.element_size() for p in group["params"] if p.requires_grad
+        )
     return total

@@ -79,7 +79,12 @@ def _reason_to_stay(optimizer: torch.optim.Optimizer) -> str | None:
             return f"{chosen} was chosen"
     if not _step_is_torchs(optimizer):
         return "its `step` was replaced"
-    if types == {"cpu"} and kind in _ONE_PASS and not usage.used(torch.device("cpu")) and _one_pass_is_there(kind):
+    if (
+        types == {"cpu"}
+        and kind in _ONE_PASS
+        and not usage.used(torch.device("cpu"))
+        and _one_pass_is_there(kind)
+    ):
         return _reason_against_one_pass(optimizer, parameters)
     if not any(p.dtype in (torch.float32, torch.float64) for p in parameters):
         return f"its parameters are {', '.join(sorted({str(p.dtype) for p in parameters}))}"
@@ -93,7 +98,9 @@ def _one_pass_is_there(kind: type) -> bool:
     return cpu_optimizers.available() or kind not in _FUSED
 
 
-def _reason_against_one_pass(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> str | None:
+def _reason_against_one_pass(
+    optimizer: torch.optim.Optimizer, parameters: list[Tensor]
+) -> str | None:
     if not any(p.dtype is torch.float32 for p in parameters):
         dtypes = ", ".join(sorted({str(p.dtype) for p in parameters}))
         return f"one pass over memory is for fp32 parameters, and these are {dtypes}"

@@ -23,8 +23,12 @@ class DeviceCount:
         self.value = torch.zeros((), dtype=torch.int64, device=device)
         self.additions = 0
         pinned = self.value.is_cuda
-        self._free = list(torch.zeros(_COPIES if pinned else 1, dtype=torch.int64, pin_memory=pinned).unbind())  # may be written to
-        self._under_way: deque[tuple[int, Tensor, Any]] = deque()  # (additions, copy on the host, event)
+        self._free = list(
+            torch.zeros(_COPIES if pinned else 1, dtype=torch.int64, pin_memory=pinned).unbind()
+        )  # may be written to
+        self._under_way: deque[tuple[int, Tensor, Any]] = (
+            deque()
+        )  # (additions, copy on the host, event)
         self._arrived: tuple[int, Tensor] = (0, self._free.pop())
 
     def add(self, amount: Tensor) -> None:
@@ -35,7 +39,9 @@ class DeviceCount:
             self._arrived = (self.additions, self.value.clone())
             return
         self._look()
-        copy = self._free.pop() if self._free else torch.empty((), dtype=torch.int64, pin_memory=True)
+        copy = (
+            self._free.pop() if self._free else torch.empty((), dtype=torch.int64, pin_memory=True)
+        )
         copy.copy_(self.value, non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.value.device))

@@ -43,7 +43,9 @@ def takes_options(group: dict[str, Any]) -> bool:
         return False
     betas: Sequence[Any] = group.get("betas", ())
     numbers = [*betas, *(group[name] for name in _NUMBERS if name in group and name != "betas")]
-    return all(isinstance(number, int | float) for number in numbers) and all(0.0 <= beta < 1.0 for beta in betas)
+    return all(isinstance(number, int | float) for number in numbers) and all(
+        0.0 <= beta < 1.0 for beta in betas
+    )
 
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
@@ -79,7 +81,10 @@ def _laid_out(column: list[Tensor], weights: list[Tensor], strides: list[Any]) -
     """Return the column, with a copy in its weight's layout of each tensor that has another."""
     if list(map(Tensor.stride, column)) == strides:
         return column
-    return [tensor if same_layout(p, tensor) else torch.empty_like(p).copy_(tensor) for p, tensor in zip(weights, column, strict=True)]
+    return [
+        tensor if same_layout(p, tensor) else torch.empty_like(p).copy_(tensor)
+        for p, tensor in zip(weights, column, strict=True)
+    ]
 
 
 class OnePass(torch.optim.Optimizer, ABC):
@@ -94,7 +99,9 @@ class OnePass(torch.optim.Optimizer, ABC):
         """Keys of a parameter's state, beside the step count."""
 
     @abstractmethod
-    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+    def _step_group(
+        self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]
+    ) -> None:
         """Weights, gradients and states of a group, step number `steps[i]` of each."""
 
     @torch.no_grad()
@@ -163,7 +170,9 @@ class OnePass(torch.optim.Optimizer, ABC):
         states = [self.state.get(p) for p in weights]
         columns = [weights, gradients]
         for name in names:
-            column = [state.get(name) if state else p for p, state in zip(weights, states, strict=True)]
+            column = [
+                state.get(name) if state else p for p, state in zip(weights, states, strict=True)
+            ]
             if any(tensor is None for tensor in column):
                 if not self._begins_with_zeros:
                     return False
@@ -177,7 +186,13 @@ class OnePass(torch.optim.Optimizer, ABC):
         counts = [state.get("step") for state in states if state] if self._counts_steps else []
         return _are_counts(counts) and all(map(is_dense, weights))
 
-    def _initialise(self, state: dict[str, Any], parameter: Tensor, names: tuple[str, ...], group: dict[str, Any]) -> None:
+    def _initialise(
+        self,
+        state: dict[str, Any],
+        parameter: Tensor,
+        names: tuple[str, ...],
+        group: dict[str, Any],
+    ) -> None:
         """Complete a parameter's state, as torch's class makes it."""
         if self._counts_steps and not state:
             wide = torch.get_default_dtype() is torch.float64 and not group.get("fused")
@@ -195,8 +210,13 @@ class _Adams(OnePass):
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq")
 
-    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
-        options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")}
+    def _step_group(
+        self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]
+    ) -> None:
+        options = {
+            name: group[name]
+            for name in ("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize")
+        }
         weights, gradients, averages, squares = columns
         self._rule(weights, gradients, averages, squares, steps, **options)
 
@@ -218,9 +238,13 @@ class SGD(OnePass, torch.optim.SGD):
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+    def _step_group(
+        self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]
+    ) -> None:
         weights, gradients, *buffers = columns
-        options = {name: group[name] for name in ("lr", "weight_decay", "momentum", "nesterov", "maximize")}
+        options = {
+            name: group[name] for name in ("lr", "weight_decay", "momentum", "nesterov", "maximize")
+        }
         cpu_optimizers.sgd_(weights, gradients, buffers[0] if buffers else None, **options)
 
 
@@ -230,10 +254,17 @@ class RMSprop(OnePass, torch.optim.RMSprop):
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("square_avg", "momentum_buffer") if group["momentum"] > 0 else ("square_avg",)
 
-    def _step_group(self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]) -> None:
+    def _step_group(
+        self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]
+    ) -> None:
         weights, gradients, squares, *buffers = columns
-        options = {name: group[name] for name in ("lr", "weight_decay", "alpha", "eps", "momentum", "maximize")}
-        cpu_optimizers.rmsprop_(weights, gradients, squares, buffers[0] if buffers else None, **options)
+        options = {
+            name: group[name]
+            for name in ("lr", "weight_decay", "alpha", "eps", "momentum", "maximize")
+        }
+        cpu_optimizers.rmsprop_(
+            weights, gradients, squares, buffers[0] if buffers else None, **options
+        )
 
 
 class RAdam(_Adams, torch.optim.RAdam):

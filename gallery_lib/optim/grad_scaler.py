@@ -44,7 +44,9 @@ def _announce(optimizer: str) -> None:
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The gradients that a step would use; of sparse ones the values."""
-    found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    found = [
+        p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+    ]
     return [gradient._values() if gradient.is_sparse else gradient for gradient in found]
 
 
@@ -62,7 +64,9 @@ class GradScaler(torch.amp.GradScaler):
         *,
         across_ranks: bool = True,
     ) -> None:
-        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        super().__init__(
+            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        )
         self._across_ranks = across_ranks
         self._skips: DeviceCount | None = None
         self.step_was_skipped: Tensor | None = None
@@ -84,14 +88,18 @@ class GradScaler(torch.amp.GradScaler):
         optimizer that is none of `sync_free`, and RuntimeError when its gradients have been looked at already.
         """
         if not isinstance(optimizer, SyncFree):
-            raise InputError(f"gradient_norm takes an optimizer of gallery_lib.optim.sync_free, not {type(optimizer).__name__}.")
+            raise InputError(
+                f"gradient_norm takes an optimizer of gallery_lib.optim.sync_free, not {type(optimizer).__name__}."
+            )
         norm, found_inf = gradient_statistics(gradients_of(optimizer))
         if not self._enabled:
             return norm
         scale, _ = self._check_scale_growth_tracker("gradient_norm")
         state = self._per_optimizer_states[id(optimizer)]
         if state["found_inf_per_device"]:
-            raise RuntimeError("gradient_norm() comes after unscale_(), step() or another gradient_norm() since the last update().")
+            raise RuntimeError(
+                "gradient_norm() comes after unscale_(), step() or another gradient_norm() since the last update()."
+            )
         state["found_inf_per_device"] = self._agreed({found_inf.device: found_inf})
         return norm / scale.to(norm.device, non_blocking=True)
 
@@ -117,14 +125,19 @@ class GradScaler(torch.amp.GradScaler):
         devices = {gradient.device for gradient in gradients}
         if not all(usage.used(device) for device in devices):
             return super()._check_inf_per_device(optimizer)
-        found = {device: gradient_statistics([g for g in gradients if g.device == device])[1] for device in devices}
+        found = {
+            device: gradient_statistics([g for g in gradients if g.device == device])[1]
+            for device in devices
+        }
         state["found_inf_per_device"] = self._agreed(found)
         return state["found_inf_per_device"]
 
     def _unscale_grads_(self, *arguments: Any, **named: Any) -> dict[torch.device, Tensor]:
         return self._agreed(super()._unscale_grads_(*arguments, **named))
 
-    def _maybe_opt_step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+    def _maybe_opt_step(
+        self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
+    ) -> float | None:
         _announce(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}")
         return super()._maybe_opt_step(optimizer, *args, **kwargs)
 
@@ -132,7 +145,18 @@ class GradScaler(torch.amp.GradScaler):
         """One flag, on the scale's device, for all devices and ranks."""
         scale, _ = self._check_scale_growth_tracker("step")
         flags = [flag.to(scale.device, non_blocking=True) for flag in found.values()]
-        flag = flags[0] if len(flags) == 1 else torch.stack(flags).amax() if flags else scale.new_zeros(())
-        if self._across_ranks and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        flag = (
+            flags[0]
+            if len(flags) == 1
+            else torch.stack(flags).amax()
+            if flags
+            else scale.new_zeros(())
+        )
+        if (
+            self._across_ranks
+            and dist.is_available()
+            and dist.is_initialized()
+            and dist.get_world_size() > 1
+        ):
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return {scale.device: flag}

@@ -31,12 +31,18 @@ class SkipAware:
 
     def __init__(self, schedule: LRScheduler) -> None:
         if isinstance(schedule, ReduceLROnPlateau):
-            raise InputError("ReduceLROnPlateau follows a metric and not the number of steps: step it as torch does, without SkipAware.")
+            raise InputError(
+                "ReduceLROnPlateau follows a metric and not the number of steps: step it as torch does, without SkipAware."
+            )
         self.schedule = schedule
         self.optimizer = schedule.optimizer
-        self._done: DeviceCount | None = None  # updates since `_start`, while the host does not know them all
+        self._done: DeviceCount | None = (
+            None  # updates since `_start`, while the host does not know them all
+        )
         self._at = 0  # where the wrapped schedule stands, in the same count
-        self._marks: dict[int, tuple[dict[str, Any], list[float]]] = {}  # its state and rates, at each update it may have to stand at
+        self._marks: dict[
+            int, tuple[dict[str, Any], list[float]]
+        ] = {}  # its state and rates, at each update it may have to stand at
         self._rates: Tensor | None = None  # [groups, AHEAD], by update
         self.optimizer.register_state_dict_pre_hook(lambda _: self.settle())
         self.optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle())
@@ -46,7 +52,9 @@ class SkipAware:
         skipped: Tensor | None = getattr(self.optimizer, "step_was_skipped", None)
         if skipped is None or not isinstance(self.optimizer, SyncFree):
             self.settle()
-            if skipped is None or not skipped.item():  # the scaler has waited for such an optimizer, and said so
+            if (
+                skipped is None or not skipped.item()
+            ):  # the scaler has waited for such an optimizer, and said so
                 self.schedule.step()
             return
         behind = 0 if self._done is None else self._done.additions - self._done.known()[0]
@@ -59,7 +67,9 @@ class SkipAware:
         self._move_to(updates + done.additions - additions)
         self._marks = {update: mark for update, mark in self._marks.items() if update >= updates}
         assert self._rates is not None
-        self.optimizer.learning_rates = list(self._rates.index_select(1, done.value.view(1) % AHEAD))
+        self.optimizer.learning_rates = list(
+            self._rates.index_select(1, done.value.view(1) % AHEAD)
+        )
 
     def settle(self) -> None:
         """Bring the wrapped schedule and the groups' `lr` to the updates that were done; waits for steps under way."""
@@ -85,7 +95,9 @@ class SkipAware:
     def _start(self, device: torch.device) -> DeviceCount:
         groups = self.optimizer.param_groups
         if any(isinstance(group["lr"], Tensor) for group in groups):
-            raise InputError("SkipAware takes learning rates that are numbers and brings them to the device itself; got a tensor as `lr`.")
+            raise InputError(
+                "SkipAware takes learning rates that are numbers and brings them to the device itself; got a tensor as `lr`."
+            )
         self._done, self._at, self._marks = DeviceCount(device), 0, {}
         self._rates = torch.zeros(len(groups), AHEAD, device=device)
         self._mark()
@@ -102,7 +114,9 @@ class SkipAware:
         if update != self._at:
             state, rates = self._marks[update]
             self.schedule.load_state_dict(copy.deepcopy(state))
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=False):  # the last may be new
+            for group, rate in zip(
+                self.optimizer.param_groups, rates, strict=False
+            ):  # the last may be new
                 group["lr"] = rate
             self._at = update
 
@@ -113,10 +127,15 @@ class SkipAware:
             self.schedule.step()
             if self._what_else() != before:
                 kind = type(self.schedule).__name__
-                raise InputError(f"{kind} changes more than the learning rate, and that cannot follow here: use cycle_momentum=False.")
+                raise InputError(
+                    f"{kind} changes more than the learning rate, and that cannot follow here: use cycle_momentum=False."
+                )
             self._at += 1
             self._mark()
         self._stand_at(update)
 
     def _what_else(self) -> list[dict[str, Any]]:
-        return [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in self.optimizer.param_groups]
+        return [
+            {name: value for name, value in group.items() if name not in ("params", "lr")}
+            for group in self.optimizer.param_groups
+        ]

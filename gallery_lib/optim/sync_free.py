@@ -39,7 +39,9 @@ def clip_factor(norm: Tensor, max_norm: float, gradient_scale: Tensor | None = N
 class SyncFree(torch.optim.Optimizer, ABC):
     """What the classes share: gathers each group's tensors and makes one call for a group, device and dtype."""
 
-    _step_supports_amp_scaling = True  # GradScaler then sets `grad_scale` and `found_inf` for the time of the step
+    _step_supports_amp_scaling = (
+        True  # GradScaler then sets `grad_scale` and `found_inf` for the time of the step
+    )
     _rule: str
     _unsupported: tuple[str, ...] = ("amsgrad", "dampening", "differentiable")
     clip_factor: Tensor | None
@@ -48,7 +50,9 @@ class SyncFree(torch.optim.Optimizer, ABC):
     grad_scale: Tensor | None
     found_inf: Tensor | None
     _skipped: dict[torch.device, Tensor]
-    _leaves_to_torch: bool  # groups that are not offered: torch's class takes them, and nothing is refused
+    _leaves_to_torch: (
+        bool  # groups that are not offered: torch's class takes them, and nothing is refused
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -93,7 +97,11 @@ class SyncFree(torch.optim.Optimizer, ABC):
             grad = p.grad
             assert grad is not None
             dense = grad.layout is torch.strided
-            if p.dtype not in (torch.float32, torch.float64) or not dense or grad.dtype is not p.dtype:
+            if (
+                p.dtype not in (torch.float32, torch.float64)
+                or not dense
+                or grad.dtype is not p.dtype
+            ):
                 return (
                     f"{type(self).__name__} of gallery_lib steps fp32 and fp64 parameters with dense gradients; this one is "
                     f"{p.dtype} with {'dense' if dense else 'sparse'} gradients in {grad.dtype}. "
@@ -159,7 +167,10 @@ class SyncFree(torch.optim.Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        work = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        work = [
+            (group, [p for p in group["params"] if p.grad is not None])
+            for group in self.param_groups
+        ]
         reasons = [self._refused(group, parameters) for group, parameters in work]
         if not self._leaves_to_torch and any(reasons):
             raise InputError(next(reason for reason in reasons if reason is not None))
@@ -167,17 +178,29 @@ class SyncFree(torch.optim.Optimizer, ABC):
         counted: set[torch.device] = set()
         for number, (group, parameters) in enumerate(work):
             rates = self.learning_rates or ()
-            lr = rates[number] if number < len(rates) else group["lr"]  # a group may have been added since
+            lr = (
+                rates[number] if number < len(rates) else group["lr"]
+            )  # a group may have been added since
             if reasons[number] is not None:
                 self._leave_to_torch({**group, "lr": lr}, parameters, scale, found_inf)
                 continue
-            for device, dtype in dict.fromkeys((parameter.device, parameter.dtype) for parameter in parameters):
+            for device, dtype in dict.fromkeys(
+                (parameter.device, parameter.dtype) for parameter in parameters
+            ):
                 chosen = [p for p in parameters if p.device == device and p.dtype == dtype]
-                self._step_alike(group, chosen, device, lr, scale, found_inf, count_skips=device not in counted)
+                self._step_alike(
+                    group, chosen, device, lr, scale, found_inf, count_skips=device not in counted
+                )
                 counted.add(device)
         return loss
 
-    def _leave_to_torch(self, group: dict[str, Any], parameters: list[Tensor], scale: Tensor | None, found_inf: Tensor | None) -> None:
+    def _leave_to_torch(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
         """Have torch's class take a group's step. With scale and flag, the host waits for them, as torch's scaler does."""
         if found_inf is not None and bool(found_inf):
             return
@@ -208,13 +231,23 @@ class SyncFree(torch.optim.Optimizer, ABC):
     ) -> None:
         names = self._state_names(group)
         states = [self._initialised(parameter, names) for parameter in parameters]
-        exact_on_host = isinstance(lr, Tensor) and lr.device.type == "cpu" and lr.dtype is torch.float64
-        on_device = isinstance(lr, Tensor) and (lr.device == device or lr.device.type != "cpu") and not exact_on_host
+        exact_on_host = (
+            isinstance(lr, Tensor) and lr.device.type == "cpu" and lr.dtype is torch.float64
+        )
+        on_device = (
+            isinstance(lr, Tensor)
+            and (lr.device == device or lr.device.type != "cpu")
+            and not exact_on_host
+        )
         if device not in self._skipped:
             self._skipped[device] = torch.zeros((), dtype=torch.int64, device=device)
 
         def here(scalar: Tensor | None) -> Tensor | None:
-            return None if scalar is None else scalar.to(device=device, dtype=torch.float32, non_blocking=True)
+            return (
+                None
+                if scalar is None
+                else scalar.to(device=device, dtype=torch.float32, non_blocking=True)
+            )
 
         optimizer_step(
             self._rule,
@@ -287,7 +320,16 @@ class LAMB(SyncFree):
         *,
         maximize: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "maximize": maximize,
+            },
+        )
 
     def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
         return _adam(group, lr)
@@ -320,7 +362,11 @@ class RMSprop(SyncFree, torch.optim.RMSprop):
     _rule = "rmsprop"
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str | None, ...]:
-        return ("square_avg", "momentum_buffer" if group["momentum"] > 0 else None, "grad_avg" if group["centered"] else None)
+        return (
+            "square_avg",
+            "momentum_buffer" if group["momentum"] > 0 else None,
+            "grad_avg" if group["centered"] else None,
+        )
 
     def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
         return Hyperparameters(

@@ -49,10 +49,14 @@ class Updates:
 
     def _clip(self, max_norm: float) -> None:
         if isinstance(self.scaler, GradScaler) and isinstance(self.optimizer, SyncFree):
-            self.optimizer.clip_factor = clip_factor(self.scaler.gradient_norm(self.optimizer), max_norm)
+            self.optimizer.clip_factor = clip_factor(
+                self.scaler.gradient_norm(self.optimizer), max_norm
+            )
         else:
             self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_([p for group in self.optimizer.param_groups for p in group["params"]], max_norm)
+            torch.nn.utils.clip_grad_norm_(
+                [p for group in self.optimizer.param_groups for p in group["params"]], max_norm
+            )
 
     def skipped_steps(self) -> int:
         """Steps that were skipped so far; may wait for the device."""

@@ -37,17 +37,34 @@ def _rate(value: float | None, limit: float) -> str:
 def _parity(row: Row) -> str:
     if row.parity is None:
         return "baseline"
-    return "passed" if row.parity["passed"] else "FAILED: " + ", ".join(c["name"] for c in row.parity["checks"] if not c["passed"])
+    return (
+        "passed"
+        if row.parity["passed"]
+        else "FAILED: " + ", ".join(c["name"] for c in row.parity["checks"] if not c["passed"])
+    )
 
 
 def _reason(row: Row) -> str:
-    return f"did not run: {row.reason}" if not str(row.reason).startswith(("not installed", "does not apply")) else str(row.reason)
+    return (
+        f"did not run: {row.reason}"
+        if not str(row.reason).startswith(("not installed", "does not apply"))
+        else str(row.reason)
+    )
 
 
 def task_rows(outcome: Outcome, kind: str) -> Rows:
     """One task: a line for each variant, or for each technique added."""
     second = "over the row above" if kind == "waterfall" else "ours over it"
-    rows = [["+ technique" if kind == "waterfall" else "variant", "step", "samples/s", "whole run", "start-up", "peak memory"]]
+    rows = [
+        [
+            "+ technique" if kind == "waterfall" else "variant",
+            "step",
+            "samples/s",
+            "whole run",
+            "start-up",
+            "peak memory",
+        ]
+    ]
     baseline = outcome.baseline
     rows[0] += [f"over {baseline}", second, "GFLOP/s (of limit)", "GB/s (of limit)", "parity"]
     products = max((rate for name, rate in outcome.limits.items() if name != "copy"), default=0.0)
@@ -57,7 +74,11 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
         if row.reason is not None:
             rows.append([shown, *[""] * 9, _reason(row)])
             continue
-        other = outcome.ratio(before, name) if kind == "waterfall" and before != baseline else outcome.ratio(name, OURS)
+        other = (
+            outcome.ratio(before, name)
+            if kind == "waterfall" and before != baseline
+            else outcome.ratio(name, OURS)
+        )
         rows.append(
             [
                 shown,
@@ -79,14 +100,25 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
 
 def limits_line(outcome: Outcome) -> str:
     """What the machine reached, in the same run."""
-    products = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in outcome.limits.items() if name != "copy")
+    products = ", ".join(
+        f"{rate / 1e9:.0f} GFLOP/s in {name}"
+        for name, rate in outcome.limits.items()
+        if name != "copy"
+    )
     return f"Limits of the machine, measured just before: matrix products {products}; copying {outcome.limits['copy'] / 1e9:.1f} GB/s."
 
 
 def best_forms_line(outcome: Outcome) -> str | None:
     """What the best forms were given in this task, from the first that ran; None where none did."""
-    done = next((row.techniques for name in BEST if (row := outcome.rows.get(name)) and row.reason is None), None)
-    return f"At its best: {'; '.join(f'{name}: {what}' for name, what in done.items())}." if done else None
+    done = next(
+        (row.techniques for name in BEST if (row := outcome.rows.get(name)) and row.reason is None),
+        None,
+    )
+    return (
+        f"At its best: {'; '.join(f'{name}: {what}' for name, what in done.items())}."
+        if done
+        else None
+    )
 
 
 def compared_with(bench: Bench) -> list[str]:
@@ -98,11 +130,17 @@ def compared_with(bench: Bench) -> list[str]:
 def _others(bench: Bench) -> tuple[str, ...]:
     """What the best of the others is taken from: the best forms, or in benches that have none the peers as they come."""
     names = compared_with(bench)
-    return tuple(name for name in BEST if name in names) or tuple(name for name in PEERS if name in names)
+    return tuple(name for name in BEST if name in names) or tuple(
+        name for name in PEERS if name in names
+    )
 
 
 def _best_label(bench: Bench) -> str:
-    return "best of the others at its best" if set(BEST) & set(_others(bench)) else "best of the peers as it comes"
+    return (
+        "best of the others at its best"
+        if set(BEST) & set(_others(bench))
+        else "best of the peers as it comes"
+    )
 
 
 def over_best(bench: Bench, task: str) -> tuple[str, Ratio] | None:
@@ -120,12 +158,16 @@ def mean_over_tasks(bench: Bench, other: str) -> tuple[Ratio | None, list[str]]:
 
 def mean_over_best(bench: Bench) -> tuple[Ratio | None, list[str]]:
     """The same of ours over the best of the others, in each task its own."""
-    return _mean({name: pair[1] if (pair := over_best(bench, name)) else None for name in bench.tasks})
+    return _mean(
+        {name: pair[1] if (pair := over_best(bench, name)) else None for name in bench.tasks}
+    )
 
 
 def _mean(found: dict[str, Ratio | None]) -> tuple[Ratio | None, list[str]]:
     ratios = [ratio for ratio in found.values() if ratio is not None]
-    return (stats.geometric_mean(ratios) if ratios else None), [name for name, ratio in found.items() if ratio is None]
+    return (stats.geometric_mean(ratios) if ratios else None), [
+        name for name, ratio in found.items() if ratio is None
+    ]
 
 
 def _instead(outcome: Outcome, other: str) -> str:
@@ -144,19 +186,36 @@ def _instead(outcome: Outcome, other: str) -> str:
 def summary_rows(bench: Bench) -> Rows:
     """Ours over every other variant and over the best of them, a line for each task and one for their geometric mean."""
     others, candidates = compared_with(bench), _others(bench)
-    rows = [["task", *(f"ours over {name}" for name in others), *([f"ours over the {_best_label(bench)}"] if candidates else [])]]
+    rows = [
+        [
+            "task",
+            *(f"ours over {name}" for name in others),
+            *([f"ours over the {_best_label(bench)}"] if candidates else []),
+        ]
+    ]
     for name, outcome in bench.tasks.items():
         ratios = [outcome.ratio(other, OURS) for other in others]
-        cells = [_times(r) if r else _instead(outcome, other) for r, other in zip(ratios, others, strict=True)]
+        cells = [
+            _times(r) if r else _instead(outcome, other)
+            for r, other in zip(ratios, others, strict=True)
+        ]
         if candidates:
             best = over_best(bench, name)
             cells.append(f"{best[1]}, {best[0]}" if best else _why_no_best(outcome, candidates))
         rows.append([name, *cells])
-    means = [mean_over_tasks(bench, other) for other in others] + ([mean_over_best(bench)] if candidates else [])
+    means = [mean_over_tasks(bench, other) for other in others] + (
+        [mean_over_best(bench)] if candidates else []
+    )
     count = len(bench.tasks)
     return [
         *rows,
-        ["geometric mean", *(f"{_times(mean) or 'none'}, {count - len(left_out)} of {count} tasks" for mean, left_out in means)],
+        [
+            "geometric mean",
+            *(
+                f"{_times(mean) or 'none'}, {count - len(left_out)} of {count} tasks"
+                for mean, left_out in means
+            ),
+        ],
     ]
 
 
@@ -168,8 +227,12 @@ def _why_no_best(outcome: Outcome, others: tuple[str, ...]) -> str:
 
 def notes(bench: Bench) -> list[str]:
     """How the figures are to be read."""
-    versions = ", ".join(f"{name} {number}" for name, number in bench.versions.items() if number != "not installed")
-    found = [f"{hardware.describe(bench.environment)}. Versions: {versions}. Command: `{bench.command}`."]
+    versions = ", ".join(
+        f"{name} {number}" for name, number in bench.versions.items() if number != "not installed"
+    )
+    found = [
+        f"{hardware.describe(bench.environment)}. Versions: {versions}. Command: `{bench.command}`."
+    ]
     found.append(
         "Variants of a task took turns. Intervals are of steady-state steps (bootstrap over turns); `whole run` counts start-up as well. "
         "GB/s: bytes that eager operators move, over this variant's time; what fuses them moves less and may exceed the limit."
@@ -183,7 +246,9 @@ def _forms(bench: Bench) -> str:
     """What the two forms of a peer are."""
     if not any(name in BEST for name in compared_with(bench)):
         fused = bench.options.get("fused")
-        given = "a fused one in every variant" if fused else "torch's as it comes; ours: a fused one"
+        given = (
+            "a fused one in every variant" if fused else "torch's as it comes; ours: a fused one"
+        )
         return f"Optimizer: {given}."
     return (
         "As it comes: eager and the peers without `-best`, as their documentation shows them. At its best: with `-best`, as somebody who "
@@ -203,7 +268,9 @@ def _of_parity(bench: Bench) -> str:
 def _parts(bench: Bench, table: Any, heading: str) -> list[str]:
     parts = []
     for name, outcome in bench.tasks.items():
-        sizes = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in outcome.sizes.items())
+        sizes = ", ".join(
+            f"{key.replace('_', ' ')} {value}" for key, value in outcome.sizes.items()
+        )
         parts.append(f"{heading}{name}: {sizes}" if sizes else f"{heading}{name}")
         if outcome.reason is not None:
             parts.append(f"Not measured: {outcome.reason}")
@@ -227,13 +294,26 @@ def markdown_tables(bench: Bench, heading: str = "## ") -> str:
 
 def markdown(bench: Bench, picture: str) -> str:
     """For a file beside the picture."""
-    return "\n\n".join([f"# gallery {bench.kind}", f"![{figure_text(bench)}]({picture})", markdown_tables(bench)]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                f"# gallery {bench.kind}",
+                f"![{figure_text(bench)}]({picture})",
+                markdown_tables(bench),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _steps_of_waterfall(bench: Bench) -> dict[str, Ratio | None]:
     """The techniques, as they are added, each with the ratio over the baseline of all so far."""
     outcome = next(iter(bench.tasks.values()))
-    return {f"+ {name}": outcome.ratio(outcome.baseline, name) for name in outcome.rows if name != outcome.baseline}
+    return {
+        f"+ {name}": outcome.ratio(outcome.baseline, name)
+        for name in outcome.rows
+        if name != outcome.baseline
+    }
 
 
 def _ours(bench: Bench) -> dict[str, Ratio | None]:
@@ -263,10 +343,14 @@ def figure(bench: Bench) -> Figure:
     places, ratios = [y for y, _ in shown], [r.ratio for _, r in shown]
     spans = [[r.ratio - r.low for _, r in shown], [r.high - r.ratio for _, r in shown]]
     if bench.kind == "waterfall":
-        axes.errorbar(ratios, places, xerr=spans, linestyle="", marker="o", color=_OURS_COLOUR, capsize=2)
+        axes.errorbar(
+            ratios, places, xerr=spans, linestyle="", marker="o", color=_OURS_COLOUR, capsize=2
+        )
     else:
         axes.barh(places, ratios, height=0.6, color=_OURS_COLOUR, label=OURS)
-        axes.errorbar(ratios, places, xerr=spans, linestyle="", color="black", linewidth=0.8, capsize=2)
+        axes.errorbar(
+            ratios, places, xerr=spans, linestyle="", color="black", linewidth=0.8, capsize=2
+        )
         _draw_ticks(axes, bench)
     for y, ratio in enumerate(values.values()):
         if ratio is None:
@@ -274,7 +358,9 @@ def figure(bench: Bench) -> Figure:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(values)), list(values))
     axes.set_ylim(len(values) - 0.5, -0.5)  # the first at the top
-    axes.set(xlabel=f"times as fast as {bench.baseline}", title="Steady-state speed, with intervals")
+    axes.set(
+        xlabel=f"times as fast as {bench.baseline}", title="Steady-state speed, with intervals"
+    )
     axes.grid(axis="x", alpha=0.3)
     return plot
 
@@ -284,7 +370,16 @@ def _draw_ticks(axes: Any, bench: Bench) -> None:
     if ticks:
         places = [names.index(task) for task in ticks]
         values = [ratio.ratio for _, ratio in ticks.values()]
-        axes.plot(values, places, linestyle="", marker="|", markersize=13, markeredgewidth=3, color=_TICK_COLOUR, label=_best_label(bench))
+        axes.plot(
+            values,
+            places,
+            linestyle="",
+            marker="|",
+            markersize=13,
+            markeredgewidth=3,
+            color=_TICK_COLOUR,
+            label=_best_label(bench),
+        )
     if axes.get_legend_handles_labels()[0]:
         axes.figure.legend(loc="outside lower center", fontsize="small", frameon=False, ncols=2)
 
@@ -292,10 +387,14 @@ def _draw_ticks(axes: Any, bench: Bench) -> None:
 def figure_text(bench: Bench) -> str:
     """Alternative text of `figure`."""
     if bench.kind == "waterfall":
-        points = ", ".join(f"{name} {_figure_of(ratio)}" for name, ratio in _steps_of_waterfall(bench).items())
+        points = ", ".join(
+            f"{name} {_figure_of(ratio)}" for name, ratio in _steps_of_waterfall(bench).items()
+        )
         return f"Points with intervals, times as fast as {bench.baseline}. {points}."
     bars = ", ".join(f"{name} {_figure_of(ratio)}" for name, ratio in _ours(bench).items())
-    ticks = ", ".join(f"{task} {ratio.ratio:.2f} ({name})" for task, (name, ratio) in _ticks(bench).items())
+    ticks = ", ".join(
+        f"{task} {ratio.ratio:.2f} ({name})" for task, (name, ratio) in _ticks(bench).items()
+    )
     said = f" Ticks, {_best_label(bench)}: {ticks}." if ticks else ""
     return f"Bars with intervals, times as fast as {bench.baseline}, and a line at 1. {OURS}: {bars}.{said}"
 
@@ -307,7 +406,13 @@ def _figure_of(ratio: Ratio | None) -> str:
 def complete(bench: Bench) -> bool:
     """Whether every task was measured, and ours (or every technique that applies) ran with parity."""
     for outcome in bench.tasks.values():
-        rows = outcome.rows if bench.kind == "waterfall" else {OURS: outcome.rows[OURS]} if OURS in outcome.rows else {}
+        rows = (
+            outcome.rows
+            if bench.kind == "waterfall"
+            else {OURS: outcome.rows[OURS]}
+            if OURS in outcome.rows
+            else {}
+        )
         applied = [row for row in rows.values() if not str(row.reason).startswith("does not apply")]
         if outcome.reason is not None or not all(row.comparable for row in applied):
             return False

@@ -53,7 +53,10 @@ def bytes_sent(counted: Bytes) -> Figure:
     axes.bar_label(bars, [f"{value:.3g}" for value in values], padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set(title=f"Gradients of {counted.title}: what each of {counted.hosts} hosts sends in a step", xlabel="MiB, computed")
+    axes.set(
+        title=f"Gradients of {counted.title}: what each of {counted.hosts} hosts sends in a step",
+        xlabel="MiB, computed",
+    )
     return figure
 
 
@@ -69,7 +72,13 @@ def bytes_rows(counted: Bytes) -> Rows:
     rows = [["wire format", "sent by each host in a step", "of fp32", f"busy link at {rate}"]]
     exact = next(iter(counted.sent.values()))
     return rows + [
-        [wire, f"{size / _MEBI:.3g} MiB", f"{size / exact:.1%}", seconds(counted.link_seconds(wire))] for wire, size in counted.sent.items()
+        [
+            wire,
+            f"{size / _MEBI:.3g} MiB",
+            f"{size / exact:.1%}",
+            seconds(counted.link_seconds(wire)),
+        ]
+        for wire, size in counted.sent.items()
     ]
 
 
@@ -90,7 +99,13 @@ def waterfall(effects: Effects) -> Figure:
     for row, (name, effect) in enumerate(effects.ways.items()):
         lossy = effect.options["wire"] != "exact"
         colour = _GREY if name == ALONE else COLOURS[1] if lossy else COLOURS[0]
-        axes.barh(row, 1000 * effect.seconds, color=colour, hatch="//" if lossy else None, edgecolor="white")
+        axes.barh(
+            row,
+            1000 * effect.seconds,
+            color=colour,
+            hatch="//" if lossy else None,
+            edgecolor="white",
+        )
         steps = [1000 * step for steps in effect.rounds for step in steps]
         axes.plot(steps, np.full(len(steps), row), "k|", markersize=9)
         label = "" if effect.ratio is None else f"{effect.ratio.ratio:.2f}×"
@@ -99,20 +114,36 @@ def waterfall(effects: Effects) -> Figure:
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlim(left=0)
-    axes.set(title=f"Step time, {effects.hosts}, {EMULATED}", xlabel="ms; a mark for each step; hatched: the wire format rounds")
+    axes.set(
+        title=f"Step time, {effects.hosts}, {EMULATED}",
+        xlabel="ms; a mark for each step; hatched: the wire format rounds",
+    )
     return figure
 
 
 def waterfall_text(effects: Effects) -> str:
     """Alternative text of `waterfall`."""
-    parts = [f"{name} {seconds(e.seconds)}" + (f", {_speedup(e)} {PLAIN}" if e.ratio else "") for name, e in effects.ways.items()]
+    parts = [
+        f"{name} {seconds(e.seconds)}" + (f", {_speedup(e)} {PLAIN}" if e.ratio else "")
+        for name, e in effects.ways.items()
+    ]
     return f"Bar chart of step times on {effects.hosts} with an {EMULATED}: {'; '.join(parts)}."
 
 
 def waterfall_rows(effects: Effects) -> Rows:
     """Table of `waterfall`."""
-    rows = [[f"technique ({EMULATED})", "step time p50", f"{PLAIN} over it ({effects.confidence:.0%} interval)", "verdict"]]
-    return rows + [[name, seconds(e.seconds), _speedup(e), e.ratio.verdict if e.ratio else "baseline"] for name, e in effects.ways.items()]
+    rows = [
+        [
+            f"technique ({EMULATED})",
+            "step time p50",
+            f"{PLAIN} over it ({effects.confidence:.0%} interval)",
+            "verdict",
+        ]
+    ]
+    return rows + [
+        [name, seconds(e.seconds), _speedup(e), e.ratio.verdict if e.ratio else "baseline"]
+        for name, e in effects.ways.items()
+    ]
 
 
 def parity_rows(effects: Effects) -> Rows:
@@ -128,9 +159,23 @@ def parity_rows(effects: Effects) -> Rows:
         ]
     ]
     for name, effect in effects.ways.items():
-        counted = "not counted" if effect.sent_bytes is None else f"{effect.sent_bytes / _MEBI:.2f} MiB"
-        error, limit = (("–" if value is None else f"{value:.1g}") for value in (effect.gradient_error, effect.limit))
-        rows.append([name, f"{effect.computed_bytes / _MEBI:.2f} MiB", counted, error, limit if name != ALONE else "–", effect.parity])
+        counted = (
+            "not counted" if effect.sent_bytes is None else f"{effect.sent_bytes / _MEBI:.2f} MiB"
+        )
+        error, limit = (
+            ("–" if value is None else f"{value:.1g}")
+            for value in (effect.gradient_error, effect.limit)
+        )
+        rows.append(
+            [
+                name,
+                f"{effect.computed_bytes / _MEBI:.2f} MiB",
+                counted,
+                error,
+                limit if name != ALONE else "–",
+                effect.parity,
+            ]
+        )
     return rows
 
 
@@ -139,7 +184,11 @@ def parity_rows(effects: Effects) -> Rows:
 
 
 def _timelines(effects: Effects) -> dict[str, Timeline]:
-    return {name: effect.timeline for name, effect in effects.ways.items() if effect.timeline is not None}
+    return {
+        name: effect.timeline
+        for name, effect in effects.ways.items()
+        if effect.timeline is not None
+    }
 
 
 def buckets(effects: Effects) -> Figure:
@@ -150,14 +199,29 @@ def buckets(effects: Effects) -> Figure:
     for axes, (name, line) in zip(panels, lines.items(), strict=True):
         count = len(line.buckets)
         axes.axvspan(0, 1000 * line.forward, color=_GREY, alpha=0.45, linewidth=0)
-        axes.axvspan(1000 * line.forward, 1000 * max(ready for _, ready, _ in line.buckets), color=_GREY, alpha=0.2, linewidth=0)
+        axes.axvspan(
+            1000 * line.forward,
+            1000 * max(ready for _, ready, _ in line.buckets),
+            color=_GREY,
+            alpha=0.2,
+            linewidth=0,
+        )
         for row, (_, ready, arrived) in enumerate(line.buckets):
-            axes.barh(row, 1000 * (arrived - ready), left=1000 * ready, color=COLOURS[row % 2], edgecolor="white")
+            axes.barh(
+                row,
+                1000 * (arrived - ready),
+                left=1000 * ready,
+                color=COLOURS[row % 2],
+                edgecolor="white",
+            )
         axes.set_ylim(count - 0.4, -0.6)
         axes.set_yticks([])
         axes.set_ylabel(name, rotation=0, ha="right", va="center")
     panels[0].set_title(f"A step's buckets, from ready to averaged, {EMULATED}")
-    figure.supxlabel("ms since the step began; grey: forward pass; light: backward pass, until the last bucket is ready", fontsize="medium")
+    figure.supxlabel(
+        "ms since the step began; grey: forward pass; light: backward pass, until the last bucket is ready",
+        fontsize="medium",
+    )
     return figure
 
 
@@ -172,11 +236,27 @@ def buckets_text(effects: Effects) -> str:
 
 def buckets_rows(effects: Effects) -> Rows:
     """Table of `buckets`."""
-    rows = [[f"technique ({EMULATED})", "buckets", "MiB in them", "first ready after", "last ready after", "last averaged after"]]
+    rows = [
+        [
+            f"technique ({EMULATED})",
+            "buckets",
+            "MiB in them",
+            "first ready after",
+            "last ready after",
+            "last averaged after",
+        ]
+    ]
     for name, line in _timelines(effects).items():
         sizes, ready, arrived = zip(*line.buckets, strict=True)
         moments = [min(ready), max(ready), max(arrived)]
-        rows.append([name, str(len(sizes)), ", ".join(f"{size:.2g}" for size in sizes), *map(seconds, moments)])
+        rows.append(
+            [
+                name,
+                str(len(sizes)),
+                ", ".join(f"{size:.2g}" for size in sizes),
+                *map(seconds, moments),
+            ]
+        )
     return rows
 
 
@@ -189,14 +269,26 @@ def learned(trainings: Sequence[Scores]) -> Figure:
     figure = Figure(figsize=(7.0, 2.6 * len(trainings)), layout="constrained")
     for axes, scores in zip(np.atleast_1d(figure.subplots(len(trainings))), trainings, strict=True):
         centre = statistics.mean(scores.by_format[FP32])
-        axes.axhspan(centre - scores.noise, centre + scores.noise, color=_GREY, alpha=0.3, linewidth=0)
+        axes.axhspan(
+            centre - scores.noise, centre + scores.noise, color=_GREY, alpha=0.3, linewidth=0
+        )
         for place, values in enumerate(scores.by_format.values()):
             for seed, value in enumerate(values):
-                axes.plot(place, value, MARKERS[seed % len(MARKERS)], color=COLOURS[seed % len(COLOURS)], alpha=0.8)
-        axes.set_xticks(range(len(scores.by_format)), [name.replace(", ", ",\n") for name in scores.by_format])
+                axes.plot(
+                    place,
+                    value,
+                    MARKERS[seed % len(MARKERS)],
+                    color=COLOURS[seed % len(COLOURS)],
+                    alpha=0.8,
+                )
+        axes.set_xticks(
+            range(len(scores.by_format)), [name.replace(", ", ",\n") for name in scores.by_format]
+        )
         axes.set(title=scores.title, ylabel=scores.quantity)
         axes.grid(alpha=0.3)
-    figure.supxlabel(f"a mark for each seed; grey: the noise around the mean of {FP32}", fontsize="medium")
+    figure.supxlabel(
+        f"a mark for each seed; grey: the noise around the mean of {FP32}", fontsize="medium"
+    )
     return figure
 
 
@@ -204,8 +296,12 @@ def learned_text(trainings: Sequence[Scores]) -> str:
     """Alternative text of `learned`."""
     parts = []
     for scores in trainings:
-        means = ", ".join(f"{name} {statistics.mean(values):.3f}" for name, values in scores.by_format.items())
-        parts.append(f"{scores.title}, mean {scores.quantity}: {means}; noise ± {scores.noise:.3f} around {FP32}")
+        means = ", ".join(
+            f"{name} {statistics.mean(values):.3f}" for name, values in scores.by_format.items()
+        )
+        parts.append(
+            f"{scores.title}, mean {scores.quantity}: {means}; noise ± {scores.noise:.3f} around {FP32}"
+        )
     return f"Dots for each seed by wire format. {'. '.join(parts)}."
 
 
@@ -214,6 +310,18 @@ def learned_rows(trainings: Sequence[Scores]) -> Rows:
     rows = [["training", "wire format", "mean", "seeds", f"less {FP32}", "noise", "verdict"]]
     for scores in trainings:
         for name, values in scores.by_format.items():
-            first = [scores.title, name, f"{scores.quantity} {statistics.mean(values):.3f}", ", ".join(f"{v:.3f}" for v in values)]
-            rows.append([*first, f"{scores.difference(name):+.3f}", f"± {scores.noise:.3f}", scores.verdict(name)])
+            first = [
+                scores.title,
+                name,
+                f"{scores.quantity} {statistics.mean(values):.3f}",
+                ", ".join(f"{v:.3f}" for v in values),
+            ]
+            rows.append(
+                [
+                    *first,
+                    f"{scores.difference(name):+.3f}",
+                    f"± {scores.noise:.3f}",
+                    scores.verdict(name),
+                ]
+            )
     return rows

@@ -44,32 +44,92 @@ def machine_rows() -> Rows:
     compiler = hardware.cpp_compiler()
     gpus = hardware.gpu_count()
     rows = [["technique", "here"]]
-    rows.append(["compiler on the CPU", compiler or "missing: a C++ compiler (Debian, Ubuntu: apt-get install g++)"])
-    rows.append(["allocator", "applies" if (why := allocator.reason_not_applied()) is None else f"does not apply: {why}"])
+    rows.append(
+        [
+            "compiler on the CPU",
+            compiler or "missing: a C++ compiler (Debian, Ubuntu: apt-get install g++)",
+        ]
+    )
+    rows.append(
+        [
+            "allocator",
+            "applies"
+            if (why := allocator.reason_not_applied()) is None
+            else f"does not apply: {why}",
+        ]
+    )
     gains = hardware.prefers_channels_last(hardware.device_type())
-    rows.append(["channels_last", "applies" if gains else "not used: convolutions on a CPU without AVX-512 gain nothing from it"])
+    rows.append(
+        [
+            "channels_last",
+            "applies"
+            if gains
+            else "not used: convolutions on a CPU without AVX-512 gain nothing from it",
+        ]
+    )
     if gpus:
         rows.append(["attention", "torch's own"])
         rows.append(["optimizer", "own kernels, else torch's fused form"])
         rows.append(["loading", "as it is: the GPU computes"])
     else:
-        rows.append(["attention", "over short sequences as plain products" if compiler else "torch's own: no C++ compiler"])
+        rows.append(
+            [
+                "attention",
+                "over short sequences as plain products"
+                if compiler
+                else "torch's own: no C++ compiler",
+            ]
+        )
         why = "no C++ compiler" if compiler is None else small_convolutions.reason_not_applied()
-        rows.append(["small convolutions", "in bfloat16, as matrix products" if why is None else f"torch's own: {why}"])
-        rows.append(["optimizer", "in one pass" if compiler else "torch's own, fused where it has such a form: no C++ compiler"])
+        rows.append(
+            [
+                "small convolutions",
+                "in bfloat16, as matrix products" if why is None else f"torch's own: {why}",
+            ]
+        )
+        rows.append(
+            [
+                "optimizer",
+                "in one pass"
+                if compiler
+                else "torch's own, fused where it has such a form: no C++ compiler",
+            ]
+        )
         rows.append(["loading", "by processes of low priority, beside the step's threads"])
     preloaded = ", ".join(allocator.installed())
-    rows.append(["another allocator", f"found: {preloaded}; used when LD_PRELOAD names it" if preloaded else "none found: glibc's is used"])
+    rows.append(
+        [
+            "another allocator",
+            f"found: {preloaded}; used when LD_PRELOAD names it"
+            if preloaded
+            else "none found: glibc's is used",
+        ]
+    )
     if hardware.computes_in_bf16("cpu"):
         rows.append(["bfloat16 on the CPU", "has units for it: O1 gains"])
     else:
         rows.append(
-            ["bfloat16 on the CPU", "no units for it: O1 is emulated and slower than O0; compiler-opt computes it on the fp32 units"]
+            [
+                "bfloat16 on the CPU",
+                "no units for it: O1 is emulated and slower than O0; compiler-opt computes it on the fp32 units",
+            ]
         )
     rows.append(["GPU", f"{gpus}" if gpus else "none: everything for CUDA is not measured here"])
-    rows.append(["own CUDA kernels", "used with compiler-opt" if gpus else "not used: no CUDA device"])
-    rows.append(["several processes", f"{gpus} GPU(s)" if gpus else f"{hardware.cores()} core(s), shared by all processes"])
-    rows.append(["TensorBoard log", "available" if _has("tensorboard") else "missing: pip install tensorboard"])
+    rows.append(
+        ["own CUDA kernels", "used with compiler-opt" if gpus else "not used: no CUDA device"]
+    )
+    rows.append(
+        [
+            "several processes",
+            f"{gpus} GPU(s)" if gpus else f"{hardware.cores()} core(s), shared by all processes",
+        ]
+    )
+    rows.append(
+        [
+            "TensorBoard log",
+            "available" if _has("tensorboard") else "missing: pip install tensorboard",
+        ]
+    )
     return rows
 
 
@@ -97,7 +157,13 @@ def step_rows(results: Results) -> Rows:
             rows.append([meaning, seconds(results.phase_seconds[name]), f"{part[name]:.0%}"])
             if name == "backward" and "exposed_communication" in part:
                 exposed = results.phase_seconds["exposed_communication"]
-                rows.append(["  of it communication alone", seconds(exposed), f"{part['exposed_communication']:.0%}"])
+                rows.append(
+                    [
+                        "  of it communication alone",
+                        seconds(exposed),
+                        f"{part['exposed_communication']:.0%}",
+                    ]
+                )
     rows.append(["whole step", seconds(results.step_seconds["p50"]), ""])
     return rows
 
@@ -108,22 +174,55 @@ def advice(results: Results) -> list[str]:
     config, environment = results.config, results.environment
     found: list[tuple[float, str]] = []
     if (wait := part.get("input", 0.0)) >= MUCH["input"]:
-        remedy = f"--workers {config['workers'] + 1}" if config["workers"] < environment["cores"] else "smaller or pre-decoded data"
+        remedy = (
+            f"--workers {config['workers'] + 1}"
+            if config["workers"] < environment["cores"]
+            else "smaller or pre-decoded data"
+        )
         found.append((wait, f"{wait:.0%} of the step waits for data: try {remedy}."))
     if (update := part.get("optimizer", 0.0)) >= MUCH["optimizer"]:
-        remedy = "a larger batch" if config["compiler_opt"] else "compiler-opt (its fused optimizer), or a larger batch"
-        found.append((update, f"{update:.0%} of the step is the optimizer, which costs the same for any batch: try {remedy}."))
+        remedy = (
+            "a larger batch"
+            if config["compiler_opt"]
+            else "compiler-opt (its fused optimizer), or a larger batch"
+        )
+        found.append(
+            (
+                update,
+                f"{update:.0%} of the step is the optimizer, which costs the same for any batch: try {remedy}.",
+            )
+        )
     if (exposed := part.get("exposed_communication", 0.0)) >= MUCH["exposed_communication"]:
         found.append(
-            (exposed, f"{exposed:.0%} of the step is communication that no computation hides: a larger batch, or fewer processes.")
+            (
+                exposed,
+                f"{exposed:.0%} of the step is communication that no computation hides: a larger batch, or fewer processes.",
+            )
         )
-    if not config["compiler_opt"] and environment["device"] == "cpu" and (faults := page_faults_part(results)) >= MUCH["page faults"]:
+    if (
+        not config["compiler_opt"]
+        and environment["device"] == "cpu"
+        and (faults := page_faults_part(results)) >= MUCH["page faults"]
+    ):
         what = f"{results.page_faults:,.0f} page faults, for memory that was given back"
-        found.append((faults, f"some {faults:.0%} of the step are {what}: try compiler-opt, which keeps it."))
-    if config["amp_level"] == "O1" and hardware.emulated_bf16(environment) and not config["compiler_opt"]:
-        found.append((1.0, "this CPU has no bfloat16 units, so O1 is emulated: use O0, or compiler-opt."))
+        found.append(
+            (faults, f"some {faults:.0%} of the step are {what}: try compiler-opt, which keeps it.")
+        )
+    if (
+        config["amp_level"] == "O1"
+        and hardware.emulated_bf16(environment)
+        and not config["compiler_opt"]
+    ):
+        found.append(
+            (1.0, "this CPU has no bfloat16 units, so O1 is emulated: use O0, or compiler-opt.")
+        )
     if (breaks := results.techniques.get("graph breaks")) is not None:
-        found.append((0.05, f"the model is not one graph, and what is between the breaks is compiled: {breaks}."))
+        found.append(
+            (
+                0.05,
+                f"the model is not one graph, and what is between the breaks is compiled: {breaks}.",
+            )
+        )
     if results.techniques.get("allocator", "").startswith("not applied"):
         found.append((0.05, f"the allocator technique was {results.techniques['allocator']}."))
     if not found:
@@ -138,7 +237,9 @@ def run_text(run_dir: Path | str) -> str:
 
 def _step_text(results: Results) -> str:
     head = f"{results.task}, {results.config['amp_level']}, batch size {results.config['batch_size']}, {results.world_size} process(es)"
-    return "\n".join([head, text_table(step_rows(results)), "", *(f"- {line}" for line in advice(results))])
+    return "\n".join(
+        [head, text_table(step_rows(results)), "", *(f"- {line}" for line in advice(results))]
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -172,7 +273,9 @@ def longer_by(one: Results, several: Results) -> dict[str, float]:
     more = several.config["batch_size"] / one.config["batch_size"]
     alone, beside = one.phase_seconds, several.phase_seconds
     communication = beside.get("exposed_communication", 0.0)
-    passes = [sum(phases.get(name, 0.0) for name in ("forward", "backward")) for phases in (alone, beside)]
+    passes = [
+        sum(phases.get(name, 0.0) for name in ("forward", "backward")) for phases in (alone, beside)
+    ]
     return {
         "computing": passes[1] - communication - more * passes[0],
         "communication": communication,
@@ -207,16 +310,25 @@ def several_text(one_dir: Path | str, several_dir: Path | str) -> str:
     Both are folders of runs, of comparisons or of notebooks; one that holds both may be given twice.
     """
     ones = [results for results in measured_below(one_dir) if results.world_size == 1]
-    pairs = [(one, more) for more in measured_below(several_dir) for one in ones if more.world_size > 1 and one.task == more.task]
+    pairs = [
+        (one, more)
+        for more in measured_below(several_dir)
+        for one in ones
+        if more.world_size > 1 and one.task == more.task
+    ]
     if not pairs:
         raise InputError("give the run on one process first, then one of the same task on several.")
     one, several = pairs[0]
     n = several.world_size
     rates = one.samples_per_second["global"], several.samples_per_second["global"]
     gain = rates[1] / rates[0]
-    shared = several.environment["device"] == "cpu"  # then n processes have the cores of one, and no n-fold gain to be held against
+    shared = (
+        several.environment["device"] == "cpu"
+    )  # then n processes have the cores of one, and no n-fold gain to be held against
     efficiency = "on the same cores" if shared else f"scaling efficiency {gain / n:.0%}"
-    lines = [f"{one.task}: {rate(rates[0])} on one process, {rate(rates[1])} on {n}: {gain:.2f}× ({efficiency})"]
+    lines = [
+        f"{one.task}: {rate(rates[0])} on one process, {rate(rates[1])} on {n}: {gain:.2f}× ({efficiency})"
+    ]
     rows = [["phase", "1 process", f"{n} processes"]]
     for name, meaning in {**PHASES, "exposed_communication": "  of it communication alone"}.items():
         a, b = one.phase_seconds.get(name), several.phase_seconds.get(name)
@@ -225,11 +337,17 @@ def several_text(one_dir: Path | str, several_dir: Path | str) -> str:
     sizes = one.config["batch_size"], several.config["batch_size"]
     rows.append(["batch size of a process", str(sizes[0]), str(sizes[1])])
     lines.append(text_table(rows))
-    longer = {name: value for name, value in longer_by(one, several).items() if value > 0.02 * several.step_seconds["p50"]}
+    longer = {
+        name: value
+        for name, value in longer_by(one, several).items()
+        if value > 0.02 * several.step_seconds["p50"]
+    }
     if not longer:
         return "\n".join([*lines, "- No part of the step takes longer than alone."])
     total = sum(longer.values())
-    lines.append(f"A step on {n} takes {seconds(total)} longer than the same samples alone, because of")
+    lines.append(
+        f"A step on {n} takes {seconds(total)} longer than the same samples alone, because of"
+    )
     causes = _causes(one, several)
     for name, value in sorted(longer.items(), key=lambda item: -item[1]):
         lines.append(f"- {name}, {seconds(value)} ({value / total:.0%}): {causes[name]}.")

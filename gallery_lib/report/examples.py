@@ -31,11 +31,18 @@ def table_rows(examples: Examples) -> TableRows:
     if isinstance(examples, Rows):
         rows = [list(examples.header), *(list(row) for row in examples.rows)]
     elif isinstance(examples, Pictures):
-        rows = [["image", "shown"], *([str(i), c.replace("\n", "; ")] for i, c in enumerate(examples.captions, 1))]
+        rows = [
+            ["image", "shown"],
+            *([str(i), c.replace("\n", "; ")] for i, c in enumerate(examples.captions, 1)),
+        ]
     else:
         rows = [["", "size", "mean", "lowest", "highest"]]
         rows += [
-            [title, "×".join(map(str, m.shape)), *(number(float(value)) for value in (m.mean(), m.min(), m.max()))]
+            [
+                title,
+                "×".join(map(str, m.shape)),
+                *(number(float(value)) for value in (m.mean(), m.min(), m.max())),
+            ]
             for title, m in examples.values.items()
         ]
     return [[_MARKUP.sub(r"\\\g<0>", cell).replace("\n", " ") for cell in row] for row in rows]
@@ -47,8 +54,13 @@ def _grid(pictures: Pictures) -> Figure:
     lines = max(caption.count("\n") + 1 for caption in pictures.captions)
     height, width = pictures.images[0].shape[:2]
     cell = 9.2 / columns
-    drawn = Figure(figsize=(cell * columns, (cell * height / width + 0.16 * lines + 0.1) * rows), layout="constrained")
-    for place, (image, caption) in enumerate(zip(pictures.images, pictures.captions, strict=True), 1):
+    drawn = Figure(
+        figsize=(cell * columns, (cell * height / width + 0.16 * lines + 0.1) * rows),
+        layout="constrained",
+    )
+    for place, (image, caption) in enumerate(
+        zip(pictures.images, pictures.captions, strict=True), 1
+    ):
         axes = drawn.add_subplot(rows, columns, place)
         axes.imshow(image)
         axes.set_title(caption, fontsize=7)
@@ -63,7 +75,9 @@ def _matrices(matrices: Matrices) -> Figure:
     high = max(float(np.max(m)) for m in matrices.values.values())
     plots = drawn.subplots(1, count, squeeze=False)[0]
     for axes, (title, matrix) in zip(plots, matrices.values.items(), strict=True):
-        shown = axes.imshow(matrix, vmin=low, vmax=high, cmap="cividis", aspect="auto", interpolation="nearest")
+        shown = axes.imshow(
+            matrix, vmin=low, vmax=high, cmap="cividis", aspect="auto", interpolation="nearest"
+        )
         axes.set(title=title, xlabel=matrices.column_label, ylabel=matrices.row_label)
     drawn.colorbar(shown, ax=list(plots))
     return drawn

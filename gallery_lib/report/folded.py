@@ -20,9 +20,18 @@ def folded(title: str, content: str) -> str:
 
 def unfolded(markdown: str) -> str:
     """Return the text with what was `folded` standing below its title."""
-    return re.sub(r"<details>\n<summary>(.*?)</summary>\n\n(.*?)\n\n</details>", r"\1:\n\n\2", markdown, flags=re.DOTALL)
+    return re.sub(
+        r"<details>\n<summary>(.*?)</summary>\n\n(.*?)\n\n</details>",
+        r"\1:\n\n\2",
+        markdown,
+        flags=re.DOTALL,
+    )
 
 
 def figure_in_words(alternative: str, rows: Rows | None) -> str:
     """Return, folded, the alternative text of a figure and its table."""
-    return folded(IN_WORDS, f"{alternative}\n\n{markdown_table(rows)}") if rows else folded("The same in words", alternative)
+    return (
+        folded(IN_WORDS, f"{alternative}\n\n{markdown_table(rows)}")
+        if rows
+        else folded("The same in words", alternative)
+    )

@@ -25,7 +25,9 @@ _TABLE_STEPS = 8
 """Steps of a loss curve that its table has, evenly spread."""
 
 
-def _figure(title: str, x: str, y: str, width: float = 7.0, height: float = 3.6) -> tuple[Figure, Any]:
+def _figure(
+    title: str, x: str, y: str, width: float = 7.0, height: float = 3.6
+) -> tuple[Figure, Any]:
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.set(title=title, xlabel=x, ylabel=y)
@@ -42,20 +44,38 @@ def timelines(comparison: Comparison) -> dict[str, tuple[np.ndarray, np.ndarray]
     for name, run in comparison.variants.items():
         durations = np.array(each_step_seconds(Path(comparison.folder) / name))
         warmup = run.warmup_steps
-        before_first_step = run.startup_seconds["total"] - max(0.0, float(durations[:warmup].sum()) - warmup * run.step_seconds["p50"])
+        before_first_step = run.startup_seconds["total"] - max(
+            0.0, float(durations[:warmup].sum()) - warmup * run.step_seconds["p50"]
+        )
         per_step = run.config["batch_size"] * run.world_size
-        result[name] = (before_first_step + np.cumsum(durations), per_step * np.arange(1, len(durations) + 1))
+        result[name] = (
+            before_first_step + np.cumsum(durations),
+            per_step * np.arange(1, len(durations) + 1),
+        )
     return result
 
 
 def throughput(comparison: Comparison) -> Figure:
     """Samples per second of each step over the time since launch, start-up included."""
-    figure, axes = _figure("Throughput since launch, start-up and compilation included", "seconds since launch", "samples/s")
-    for (name, (ends, samples)), colour, line in zip(timelines(comparison).items(), COLOURS, LINES, strict=False):
+    figure, axes = _figure(
+        "Throughput since launch, start-up and compilation included",
+        "seconds since launch",
+        "samples/s",
+    )
+    for (name, (ends, samples)), colour, line in zip(
+        timelines(comparison).items(), COLOURS, LINES, strict=False
+    ):
         rates = np.diff(samples, prepend=0) / np.diff(ends, prepend=0)
         rates[0] = samples[0] / ends[0]
         # Until its first step ends, a variant has trained nothing.
-        axes.step(np.r_[0, ends], np.r_[rates[0], rates], where="pre", color=colour, linestyle=line, label=name)
+        axes.step(
+            np.r_[0, ends],
+            np.r_[rates[0], rates],
+            where="pre",
+            color=colour,
+            linestyle=line,
+            label=name,
+        )
     axes.set_ylim(bottom=0)
     axes.legend()
     return figure
@@ -65,7 +85,9 @@ def throughput_text(comparison: Comparison) -> str:
     """Alternative text of `throughput`."""
     parts = [
         f"{name} trains nothing for {seconds(ends[0])} and then {rate(run.samples_per_second['global'])}"
-        for (name, (ends, _)), run in zip(timelines(comparison).items(), comparison.variants.values(), strict=True)
+        for (name, (ends, _)), run in zip(
+            timelines(comparison).items(), comparison.variants.values(), strict=True
+        )
     ]
     return "Line plot of throughput over the time since launch: " + "; ".join(parts) + "."
 
@@ -73,7 +95,9 @@ def throughput_text(comparison: Comparison) -> str:
 def throughput_rows(comparison: Comparison) -> Rows:
     """Table of `throughput`."""
     rows = [["", "trains nothing for", "then", "start-up included"]]
-    for (name, (ends, _)), run in zip(timelines(comparison).items(), comparison.variants.values(), strict=True):
+    for (name, (ends, _)), run in zip(
+        timelines(comparison).items(), comparison.variants.values(), strict=True
+    ):
         rates = run.samples_per_second
         rows.append([name, seconds(ends[0]), rate(rates["global"]), rate(rates["whole_run"])])
     return rows
@@ -83,7 +107,9 @@ def losses(comparison: Comparison) -> Figure:
     """Training loss of both variants, step by step."""
     figure, axes = _figure("Training loss", "step", "loss")
     for (name, run), colour, line in zip(comparison.variants.items(), COLOURS, LINES, strict=False):
-        steps, values = zip(*[(s, np.nan if v is None else v) for s, v in run.loss["curve"]], strict=True)
+        steps, values = zip(
+            *[(s, np.nan if v is None else v) for s, v in run.loss["curve"]], strict=True
+        )
         axes.plot(steps, values, color=colour, linestyle=line, label=name)
     axes.legend()
     return figure
@@ -95,7 +121,10 @@ def _loss(value: float | None) -> str:
 
 def losses_text(comparison: Comparison) -> str:
     """Alternative text of `losses`."""
-    parts = [f"{name} from {_loss(r.loss['first'])} to {_loss(r.loss['last'])}" for name, r in comparison.variants.items()]
+    parts = [
+        f"{name} from {_loss(r.loss['first'])} to {_loss(r.loss['last'])}"
+        for name, r in comparison.variants.items()
+    ]
     return "Line plot of training loss by step: " + "; ".join(parts) + "."
 
 
@@ -105,7 +134,9 @@ def losses_rows(comparison: Comparison) -> Rows:
     count = min(map(len, curves))
     chosen = np.unique(np.linspace(0, count - 1, min(count, _TABLE_STEPS)).round().astype(int))
     rows = [["step", *comparison.variants]]
-    return rows + [[str(curves[0][i][0]), *(_loss(curve[i][1]) for curve in curves)] for i in chosen]
+    return rows + [
+        [str(curves[0][i][0]), *(_loss(curve[i][1]) for curve in curves)] for i in chosen
+    ]
 
 
 def _steady(comparison: Comparison) -> dict[str, np.ndarray]:
@@ -117,8 +148,14 @@ def _steady(comparison: Comparison) -> dict[str, np.ndarray]:
 
 def step_times(comparison: Comparison) -> Figure:
     """Distribution of step times after the warm-up."""
-    figure, axes = _figure("Step time after the warm-up", "step time [ms]", "share of steps that take at most this long")
-    for (name, milliseconds), colour, line in zip(_steady(comparison).items(), COLOURS, LINES, strict=False):
+    figure, axes = _figure(
+        "Step time after the warm-up",
+        "step time [ms]",
+        "share of steps that take at most this long",
+    )
+    for (name, milliseconds), colour, line in zip(
+        _steady(comparison).items(), COLOURS, LINES, strict=False
+    ):
         axes.ecdf(milliseconds, color=colour, linestyle=line, label=name)
     axes.set_xlim(left=0)
     axes.legend(loc="lower right")
@@ -138,7 +175,10 @@ def step_times_rows(comparison: Comparison) -> Rows:
     """Table of `step_times`."""
     rows = [["share of steps", *(f"{name}, at most" for name in comparison.variants)]]
     steady = _steady(comparison).values()
-    return rows + [[f"{share} %", *(f"{number(np.percentile(ms, share))} ms" for ms in steady)] for share in (5, 25, 50, 75, 95, 100)]
+    return rows + [
+        [f"{share} %", *(f"{number(np.percentile(ms, share))} ms" for ms in steady)]
+        for share in (5, 25, 50, 75, 95, 100)
+    ]
 
 
 def _seconds_after(run: Results, steps: int) -> float:
@@ -152,7 +192,9 @@ def _steps_shown(comparison: Comparison) -> int:
 
 def break_even(comparison: Comparison) -> Figure:
     """Time since launch by number of steps, start-up included, extended at the steady-state rate to the break-even point."""
-    figure, axes = _figure("When does the longer start-up pay?", "steps trained", "seconds since launch")
+    figure, axes = _figure(
+        "When does the longer start-up pay?", "steps trained", "seconds since launch"
+    )
     steps = comparison.break_even_steps
     for (name, run), colour, line in zip(comparison.variants.items(), COLOURS, LINES, strict=False):
         x = [0, _steps_shown(comparison)]
@@ -180,4 +222,7 @@ def break_even_rows(comparison: Comparison) -> Rows:
     """Table of `break_even`, with the break-even point if there is one."""
     counts = sorted({0, comparison.break_even_steps or 0, _steps_shown(comparison)})
     rows = [["steps trained", *(f"{name}, since launch" for name in comparison.variants)]]
-    return rows + [[f"{n:,}", *(seconds(_seconds_after(run, n)) for run in comparison.variants.values())] for n in counts]
+    return rows + [
+        [f"{n:,}", *(seconds(_seconds_after(run, n)) for run in comparison.variants.values())]
+        for n in counts
+    ]

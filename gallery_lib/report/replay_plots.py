@@ -52,7 +52,10 @@ def scatter(sweep: Sweep) -> Figure:
         axes.errorbar(
             [cell.ddp_acc or 0.0 for cell in own],
             [cell.acc_ratio for cell in own],
-            yerr=[[cell.acc_ratio - cell.acc_ratio_low for cell in own], [cell.acc_ratio_high - cell.acc_ratio for cell in own]],
+            yerr=[
+                [cell.acc_ratio - cell.acc_ratio_low for cell in own],
+                [cell.acc_ratio_high - cell.acc_ratio for cell in own],
+            ],
             color=COLOURS[number % len(COLOURS)],
             fmt=MARKERS[number % len(MARKERS)],
             label=_hosts(hosts) if own else f"{_hosts(hosts)}: {NOT_MEASURED}",
@@ -60,7 +63,10 @@ def scatter(sweep: Sweep) -> Figure:
             alpha=0.8,
         )
     axes.axhline(1.0, color="black", linewidth=1, linestyle=":")
-    axes.set(title=f"DDP's scaling and what is gained; {REPLAY}", xlabel="ddp_acc: scaling of plain DDP over hosts")
+    axes.set(
+        title=f"DDP's scaling and what is gained; {REPLAY}",
+        xlabel="ddp_acc: scaling of plain DDP over hosts",
+    )
     axes.set_ylabel("acc_ratio: accelerated over plain DDP")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -78,18 +84,27 @@ def scatter_text(sweep: Sweep) -> str:
             continue
         scaling, ratios = [cell.ddp_acc or 0.0 for cell in own], [cell.acc_ratio for cell in own]
         across = f"ddp_acc {min(scaling):.2f} to {max(scaling):.2f}"
-        parts.append(f"{_hosts(hosts)}: {len(own)} points, {across}, acc_ratio {min(ratios):.2f} to {max(ratios):.2f}")
+        parts.append(
+            f"{_hosts(hosts)}: {len(own)} points, {across}, acc_ratio {min(ratios):.2f} to {max(ratios):.2f}"
+        )
     return f"Scatter plot of acc_ratio by ddp_acc, {len(points)} points with intervals, {REPLAY}. {'; '.join(parts)}."
 
 
 def scatter_rows(sweep: Sweep, missing: Mapping[tuple[str, int], str]) -> Rows:
     """Table of `scatter`: every point, then what is `missing`, with the reason."""
-    rows = [["model", "hosts", "ddp_acc", "acc_ratio (99 % interval)", "verdict", "way that was chosen"]]
+    rows = [
+        ["model", "hosts", "ddp_acc", "acc_ratio (99 % interval)", "verdict", "way that was chosen"]
+    ]
     for cell in sweep.cells:
         scaling = "not measured on one host" if cell.ddp_acc is None else f"{cell.ddp_acc:.2f}"
         name = cell.model if cell.is_recorded else f"{cell.model} (derived timeline)"
-        rows.append([name, str(cell.hosts), scaling, str(cell.ratio), cell.ratio.verdict, cell.chosen])
-    rows += [[model, str(hosts), NOT_MEASURED, NOT_MEASURED, reason, ""] for (model, hosts), reason in missing.items()]
+        rows.append(
+            [name, str(cell.hosts), scaling, str(cell.ratio), cell.ratio.verdict, cell.chosen]
+        )
+    rows += [
+        [model, str(hosts), NOT_MEASURED, NOT_MEASURED, reason, ""]
+        for (model, hosts), reason in missing.items()
+    ]
     return rows
 
 
@@ -99,7 +114,9 @@ def gains_text(sweep: Sweep) -> str:
     ends = " to ".join(f"{cell.ratio} ({_of(cell)})" for cell in (ordered[0], ordered[-1]))
     gains = f"gains of {_gain(ordered[0].acc_ratio)} to {_gain(ordered[-1].acc_ratio)}"
     text = f"acc_ratio of {len(ordered)} measurements: {ends}; {gains}."
-    several = sorted((cell for cell in _points(sweep) if cell.hosts > 1), key=lambda cell: cell.ddp_acc or 0.0)
+    several = sorted(
+        (cell for cell in _points(sweep) if cell.hosts > 1), key=lambda cell: cell.ddp_acc or 0.0
+    )
     if len(several) < 4:
         return text
     halves = several[: len(several) // 2], several[len(several) // 2 :]
@@ -109,16 +126,41 @@ def gains_text(sweep: Sweep) -> str:
 
 def gains_rows(sweep: Sweep) -> Rows:
     """acc_ratio by number of hosts."""
-    rows = [["hosts", "measured", "lowest acc_ratio", "median", "highest", "faster", "no measurable difference", "slower"]]
+    rows = [
+        [
+            "hosts",
+            "measured",
+            "lowest acc_ratio",
+            "median",
+            "highest",
+            "faster",
+            "no measurable difference",
+            "slower",
+        ]
+    ]
     for hosts in sweep.hosts:
-        own = sorted((cell for cell in sweep.cells if cell.hosts == hosts), key=lambda cell: cell.acc_ratio)
+        own = sorted(
+            (cell for cell in sweep.cells if cell.hosts == hosts), key=lambda cell: cell.acc_ratio
+        )
         if not own:
             rows.append([str(hosts), "0", *[NOT_MEASURED] * 6])
             continue
         verdicts = [cell.ratio.verdict for cell in own]
         low, high = (f"{cell.ratio}, {cell.model}" for cell in (own[0], own[-1]))
-        counts = [str(verdicts.count(verdict)) for verdict in ("faster", "no measurable difference", "slower")]
-        rows.append([str(hosts), str(len(own)), low, f"{statistics.median(cell.acc_ratio for cell in own):.2f}", high, *counts])
+        counts = [
+            str(verdicts.count(verdict))
+            for verdict in ("faster", "no measurable difference", "slower")
+        ]
+        rows.append(
+            [
+                str(hosts),
+                str(len(own)),
+                low,
+                f"{statistics.median(cell.acc_ratio for cell in own):.2f}",
+                high,
+                *counts,
+            ]
+        )
     return rows
 
 
@@ -136,13 +178,34 @@ def throughput(cells: Sequence[Cell], hosts: Sequence[int]) -> Figure:
     place = {count: number for number, count in enumerate(hosts)}
     left, right = ([place[cell.hosts] + side * _WIDTH / 2 for cell in cells] for side in (-1, 1))
     axes.bar(left, [cell.ddp_rate for cell in cells], _WIDTH, color=COLOURS[0], label="DDP")
-    axes.bar(right, [cell.chosen_rate for cell in cells], _WIDTH, color=COLOURS[2], hatch="//", edgecolor="white", label="accelerated")
+    axes.bar(
+        right,
+        [cell.chosen_rate for cell in cells],
+        _WIDTH,
+        color=COLOURS[2],
+        hatch="//",
+        edgecolor="white",
+        label="accelerated",
+    )
     for x, cell in zip(right, cells, strict=True):
         ends = [cell.ddp_rate * end for end in (cell.acc_ratio_low, cell.acc_ratio_high)]
         axes.plot([x, x], ends, color="black", marker="_")
-        axes.annotate(f"{cell.acc_ratio:.2f}×", (x, max(*ends, cell.chosen_rate)), (0, 3), textcoords="offset points", ha="center")
+        axes.annotate(
+            f"{cell.acc_ratio:.2f}×",
+            (x, max(*ends, cell.chosen_rate)),
+            (0, 3),
+            textcoords="offset points",
+            ha="center",
+        )
     for count in set(hosts) - {cell.hosts for cell in cells}:
-        axes.annotate(NOT_MEASURED, (place[count], 0), (0, 4), textcoords="offset points", ha="center", style="italic")
+        axes.annotate(
+            NOT_MEASURED,
+            (place[count], 0),
+            (0, 4),
+            textcoords="offset points",
+            ha="center",
+            style="italic",
+        )
     axes.set_xticks(range(len(hosts)), [_hosts(count) for count in hosts])
     axes.set_xlim(-0.6, len(hosts) - 0.4)
     axes.margins(y=0.12)
@@ -167,17 +230,39 @@ def throughput_text(cells: Sequence[Cell], hosts: Sequence[int]) -> str:
     return f"Bar chart of {cells[0].model}'s throughput by number of hosts, {REPLAY}. {'; '.join(parts)}."
 
 
-def throughput_rows(cells: Sequence[Cell], hosts: Sequence[int], missing: Mapping[tuple[str, int], str]) -> Rows:
+def throughput_rows(
+    cells: Sequence[Cell], hosts: Sequence[int], missing: Mapping[tuple[str, int], str]
+) -> Rows:
     """Table of `throughput`, with step times (p50)."""
-    rows = [["hosts", "DDP", "accelerated", "acc_ratio (99 % interval)", "verdict", "ddp_acc", "way that was chosen"]]
+    rows = [
+        [
+            "hosts",
+            "DDP",
+            "accelerated",
+            "acc_ratio (99 % interval)",
+            "verdict",
+            "ddp_acc",
+            "way that was chosen",
+        ]
+    ]
     there = {cell.hosts: cell for cell in cells}
     for count in hosts:
         if count not in there:
-            rows.append([str(count), *[NOT_MEASURED] * 3, missing.get((cells[0].model, count), ""), NOT_MEASURED, ""])
+            rows.append(
+                [
+                    str(count),
+                    *[NOT_MEASURED] * 3,
+                    missing.get((cells[0].model, count), ""),
+                    NOT_MEASURED,
+                    "",
+                ]
+            )
             continue
         cell = there[count]
         ddp = f"{seconds(cell.ddp_step_seconds)}, {rate(cell.ddp_rate)}"
         ours = f"{seconds(cell.chosen_step_seconds)}, {rate(cell.chosen_rate)}"
         scaling = NOT_MEASURED if cell.ddp_acc is None else f"{cell.ddp_acc:.2f}"
-        rows.append([str(count), ddp, ours, str(cell.ratio), cell.ratio.verdict, scaling, cell.chosen])
+        rows.append(
+            [str(count), ddp, ours, str(cell.ratio), cell.ratio.verdict, scaling, cell.chosen]
+        )
     return rows

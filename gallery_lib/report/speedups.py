@@ -42,7 +42,13 @@ class Speedup:
 def rows(speedups: Sequence[Speedup]) -> Rows:
     """A line for each notebook, with a link to it."""
     header = ["notebook", "speed-up (interval)", "measured with", "measured on", "date"]
-    return [header, *([f"[{s.title}]({s.name}.ipynb)", s.in_words, s.conditions, s.machine, s.date[:10]] for s in speedups)]
+    return [
+        header,
+        *(
+            [f"[{s.title}]({s.name}.ipynb)", s.in_words, s.conditions, s.machine, s.date[:10]]
+            for s in speedups
+        ),
+    ]
 
 
 def figure(speedups: Sequence[Speedup]) -> Figure:
@@ -52,14 +58,25 @@ def figure(speedups: Sequence[Speedup]) -> Figure:
     for place, one in enumerate(speedups):
         _bar(axes, place, one, hatched=one.machine != HERE)
     axes.axvline(1.0, color="black", linewidth=1)
-    axes.set(yticks=range(len(speedups)), yticklabels=[s.title for s in speedups], xlabel="times as fast as PyTorch eager (the line)")
+    axes.set(
+        yticks=range(len(speedups)),
+        yticklabels=[s.title for s in speedups],
+        xlabel="times as fast as PyTorch eager (the line)",
+    )
     axes.set_ylim(len(speedups) - 0.4, -0.6)  # the first at the top
     axes.set_xlim(0, 1.25 * max([1.0, *(s.ratio.high for s in speedups if s.ratio)]))
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
-    notes = ["grey: no measurable difference"] if any(s.verdict == "no measurable difference" for s in speedups) else []
+    notes = (
+        ["grey: no measurable difference"]
+        if any(s.verdict == "no measurable difference" for s in speedups)
+        else []
+    )
     notes += ["hatched: another machine"] if any(s.machine != HERE for s in speedups) else []
-    drawn.suptitle("\n".join(filter(None, ["Accelerated backend over PyTorch eager", "; ".join(notes)])), fontsize=10)
+    drawn.suptitle(
+        "\n".join(filter(None, ["Accelerated backend over PyTorch eager", "; ".join(notes)])),
+        fontsize=10,
+    )
     return drawn
 
 
@@ -69,15 +86,32 @@ def _bar(axes: Any, place: float, one: Speedup, *, hatched: bool) -> None:
         return
     error = [[one.ratio.ratio - one.ratio.low], [one.ratio.high - one.ratio.ratio]]
     colour, hatch = _COLOURS.get(one.verdict, _GREY), "///" if hatched else None
-    axes.barh(place, one.ratio.ratio, height=_HEIGHT, color=colour, hatch=hatch, edgecolor="white", xerr=error, capsize=3)
+    axes.barh(
+        place,
+        one.ratio.ratio,
+        height=_HEIGHT,
+        color=colour,
+        hatch=hatch,
+        edgecolor="white",
+        xerr=error,
+        capsize=3,
+    )
     axes.text(one.ratio.high, place, f"  {one.ratio.ratio:.2f}×", va="center")
 
 
 def figure_text(speedups: Sequence[Speedup]) -> str:
     """Alternative text of `figure`."""
     machines = dict.fromkeys(s.machine for s in speedups)
-    parts = [f"on {machine}: " + "; ".join(f"{s.title} {s.in_words}" for s in speedups if s.machine == machine) for machine in machines]
-    return "Bar chart of speed-ups over PyTorch eager with their intervals, " + ". And ".join(parts) + "."
+    parts = [
+        f"on {machine}: "
+        + "; ".join(f"{s.title} {s.in_words}" for s in speedups if s.machine == machine)
+        for machine in machines
+    ]
+    return (
+        "Bar chart of speed-ups over PyTorch eager with their intervals, "
+        + ". And ".join(parts)
+        + "."
+    )
 
 
 def card(one: Speedup) -> Figure:

@@ -29,14 +29,22 @@ def _losses(results: Results) -> str:
 def results_rows(results: Results) -> Rows:
     """One run: what was measured, a line each."""
     rows = [["figure", "value"]]
-    rows += [[f"step time {name}", _seconds(results.step_seconds[name])] for name in ("p50", "p75", "p90", "p95")]
+    rows += [
+        [f"step time {name}", _seconds(results.step_seconds[name])]
+        for name in ("p50", "p75", "p90", "p95")
+    ]
     rates = results.samples_per_second
     start_up, compiling = (_seconds(results.startup_seconds[name]) for name in ("total", "compile"))
     rows += [
         ["steady state, all processes", rate(rates["global"])],
         ["steady state, per device", rate(rates["per_device"])],
         ["whole run, with start-up", rate(rates["whole_run"])],
-        ["start-up", f"{start_up}, of which compiling {compiling}" if results.startup_seconds["compile"] else start_up],
+        [
+            "start-up",
+            f"{start_up}, of which compiling {compiling}"
+            if results.startup_seconds["compile"]
+            else start_up,
+        ],
         ["peak memory, host", _gibibytes(results.peak_memory_bytes["host"])],
         ["peak memory, device", _gibibytes(results.peak_memory_bytes["device"])],
         ["loss, first → last", _losses(results)],
@@ -57,28 +65,52 @@ def comparison_rows(comparison: Comparison) -> Rows:
     names = list(comparison.variants)
     both = list(comparison.variants.values())
     rows = [["", *names]]
-    rows += [[f"step time {name}", *(_seconds(r.step_seconds[name]) for r in both)] for name in ("p50", "p75", "p90", "p95")]
+    rows += [
+        [f"step time {name}", *(_seconds(r.step_seconds[name]) for r in both)]
+        for name in ("p50", "p75", "p90", "p95")
+    ]
     rows += [
         ["steady state", *(rate(r.samples_per_second["global"]) for r in both)],
         ["whole run, with start-up", *(rate(r.samples_per_second["whole_run"]) for r in both)],
         ["start-up", *(_seconds(r.startup_seconds["total"]) for r in both)],
-        ["… of which compiling", *(_seconds(t) if (t := r.startup_seconds["compile"]) else "none" for r in both)],
+        [
+            "… of which compiling",
+            *(_seconds(t) if (t := r.startup_seconds["compile"]) else "none" for r in both),
+        ],
         ["peak memory, host", *(_gibibytes(r.peak_memory_bytes["host"]) for r in both)],
         ["page faults a step, host", *(f"{r.page_faults:,.0f}" for r in both)],
         ["peak memory, device", *(_gibibytes(r.peak_memory_bytes["device"]) for r in both)],
         ["loss, first → last", *map(_losses, both)],
     ]
     for name, value in comparison.baseline.metrics.items():
-        label = f"held-out {name}" + (f" (chance {number(comparison.chance[name])})" if name in comparison.chance else "")
+        label = f"held-out {name}" + (
+            f" (chance {number(comparison.chance[name])})" if name in comparison.chance else ""
+        )
         rows.append([label, number(value), number(comparison.candidate.metrics[name])])
     return rows
 
 
 def parity_rows(comparison: Comparison) -> Rows:
     """The checks, with the worst value met, the limit that held there, and what is compared."""
-    rows = [["parity check", "worst", "limit", "where", "", "what is compared, and why the limit is there"]]
+    rows = [
+        [
+            "parity check",
+            "worst",
+            "limit",
+            "where",
+            "",
+            "what is compared, and why the limit is there",
+        ]
+    ]
     return rows + [
-        [c.name, number(c.worst), number(c.limit), c.where, "passed" if c.passed else "FAILED", verdict.asked_by(c)]
+        [
+            c.name,
+            number(c.worst),
+            number(c.limit),
+            c.where,
+            "passed" if c.passed else "FAILED",
+            verdict.asked_by(c),
+        ]
         for c in comparison.parity.checks
     ]
 
@@ -124,7 +156,13 @@ def comparison_markdown(comparison: Comparison) -> str:
         verdict.break_even_line(comparison),
         f"*{verdict.conditions_line(comparison)}*",
     ]
-    return "\n\n".join([f"**{first}**", *others, folded("Details: times, memory, parity, conditions", "\n\n".join(details))])
+    return "\n\n".join(
+        [
+            f"**{first}**",
+            *others,
+            folded("Details: times, memory, parity, conditions", "\n\n".join(details)),
+        ]
+    )
 
 
 def scaling_rows(one: Comparison, several: Comparison) -> Rows:
@@ -134,7 +172,10 @@ def scaling_rows(one: Comparison, several: Comparison) -> Rows:
     """
     n = several.baseline.world_size
     shared = one.baseline.environment["device"] == "cpu"
-    rows = [["", "1 process", f"{n} processes", f"{n} processes over 1"] + ([] if shared else ["scaling efficiency"])]
+    rows = [
+        ["", "1 process", f"{n} processes", f"{n} processes over 1"]
+        + ([] if shared else ["scaling efficiency"])
+    ]
     for name in one.variants:
         alone, together = (c.variants[name].samples_per_second["global"] for c in (one, several))
         row = [name, rate(alone), rate(together), f"{together / alone:.2f}×"]
@@ -144,14 +185,25 @@ def scaling_rows(one: Comparison, several: Comparison) -> Rows:
 
 def scaling_note(one: Comparison, several: Comparison) -> str:
     """What the rows of `scaling_rows` are to be read with; '' where they need nothing."""
-    n, batches = several.baseline.world_size, [c.baseline.config["batch_size"] for c in (one, several)]
-    gains = [several.variants[name].samples_per_second["global"] / one.variants[name].samples_per_second["global"] for name in one.variants]
+    n, batches = (
+        several.baseline.world_size,
+        [c.baseline.config["batch_size"] for c in (one, several)],
+    )
+    gains = [
+        several.variants[name].samples_per_second["global"]
+        / one.variants[name].samples_per_second["global"]
+        for name in one.variants
+    ]
     if one.baseline.environment["device"] == "cpu":
         note = (
             f"One process already has every CPU core, and {n} share the same cores ({batches[0]} samples a step alone, {batches[1]} a "
             "process together). So no gain is to be expected"
         )
-        return f"{note}; where there is one, one process does not keep all cores at work." if max(gains) > 1 else f"{note}."
+        return (
+            f"{note}; where there is one, one process does not keep all cores at work."
+            if max(gains) > 1
+            else f"{note}."
+        )
     if max(gains) > n:
         return (
             "More than 100 %: the two columns were measured one after the other, not in turns, so the machine was slower for the first. "
@@ -162,7 +214,9 @@ def scaling_note(one: Comparison, several: Comparison) -> str:
 
 def scaling_markdown(one: Comparison, several: Comparison) -> str:
     """The same for a notebook."""
-    return "\n\n".join(filter(None, [markdown_table(scaling_rows(one, several)), scaling_note(one, several)]))
+    return "\n\n".join(
+        filter(None, [markdown_table(scaling_rows(one, several)), scaling_note(one, several)])
+    )
 
 
 def folder_text(folder: Path | str) -> str:
@@ -172,7 +226,12 @@ def folder_text(folder: Path | str) -> str:
     check_folder(folder)
     root = Path(folder)
     comparisons = sorted(path.parent for path in root.rglob("comparison.json"))
-    runs = sorted(p.parent for p in root.rglob("results.json") if not any(c in p.parents for c in comparisons))
+    runs = sorted(
+        p.parent for p in root.rglob("results.json") if not any(c in p.parents for c in comparisons)
+    )
     if not comparisons and not runs:
         raise InputError(f"{root} holds no finished run and no comparison.")
-    return "\n".join([comparison_text(read_comparison(c)) for c in comparisons] + [results_text(read_results(r)) for r in runs])
+    return "\n".join(
+        [comparison_text(read_comparison(c)) for c in comparisons]
+        + [results_text(read_results(r)) for r in runs]
+    )

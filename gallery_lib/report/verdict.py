@@ -41,7 +41,9 @@ def input_size(results: Results) -> str:
 def batch(results: Results) -> str:
     """Return what a step takes: `batch size 16, 64×64 pixels`."""
     a_process = " a process" if results.world_size > 1 else ""
-    return ", ".join(filter(None, [f"batch size {results.config['batch_size']}{a_process}", input_size(results)]))
+    return ", ".join(
+        filter(None, [f"batch size {results.config['batch_size']}{a_process}", input_size(results)])
+    )
 
 
 def task_name(task: str) -> str:
@@ -88,23 +90,37 @@ def one_line(comparison: Comparison) -> str:
     ratio = comparison.speedup
     if ratio is None:
         failed = "; ".join(
-            f"{c.name}: {number(c.worst)} where {number(c.limit)} is allowed, {c.where}" for c in comparison.parity.checks if not c.passed
+            f"{c.name}: {number(c.worst)} where {number(c.limit)} is allowed, {c.where}"
+            for c in comparison.parity.checks
+            if not c.passed
         )
         return f"{subject}: not comparable with {other}, since it does not compute the same training ({failed}), so no speed-up is given."
-    level = "interval" if comparison.confidence is None else f"{100 * comparison.confidence:.4g} % interval"
+    level = (
+        "interval"
+        if comparison.confidence is None
+        else f"{100 * comparison.confidence:.4g} % interval"
+    )
     interval = f"{level} {ratio.low:.2f} to {ratio.high:.2f}"
     if comparison.verdict == "no measurable difference":
         said = f"no measurable difference from {other} ({ratio.ratio:.2f}×, {interval})"
     else:
         slower = ", so slower" if comparison.verdict == "slower" else ""
         said = f"{ratio.ratio:.2f}× as fast as {other} ({interval}){slower}"
-    return f"{subject}: " + ", ".join(filter(None, [said, "same training (parity passed)", _break_even(comparison)])) + "."
+    return (
+        f"{subject}: "
+        + ", ".join(filter(None, [said, "same training (parity passed)", _break_even(comparison)]))
+        + "."
+    )
 
 
 def busy_line(comparison: Comparison) -> str:
     """Return what else wanted the machine; '' for a quiet one."""
     reasons = comparison.load.reasons() if comparison.load else []
-    return f"The machine was busy: {'; '.join(reasons)}; repeat it when it is quiet." if reasons else ""
+    return (
+        f"The machine was busy: {'; '.join(reasons)}; repeat it when it is quiet."
+        if reasons
+        else ""
+    )
 
 
 def caution_line(comparison: Comparison) -> str:
@@ -132,7 +148,11 @@ def break_even_line(comparison: Comparison) -> str:
     if comparison.verdict == "slower":
         return "There is no break-even: steps are not shorter on this machine."
     said = _break_even(comparison)
-    return f"Break-even: {said}." if said else "There is no break-even: over all steps, those of both take as long in the median."
+    return (
+        f"Break-even: {said}."
+        if said
+        else "There is no break-even: over all steps, those of both take as long in the median."
+    )
 
 
 def conditions_line(comparison: Comparison) -> str:
@@ -180,5 +200,7 @@ def _judged(check: Check) -> str:
     if not check.passed:
         return "more than rounding explains"
     return (
-        "no more than the baseline's own" if check.worst <= (check.baselines or 0.0) else "within what rounding in another order explains"
+        "no more than the baseline's own"
+        if check.worst <= (check.baselines or 0.0)
+        else "within what rounding in another order explains"
     )

@@ -27,7 +27,9 @@ def own(kind: str, proc: Path = _PROC, controller: str = "cpu") -> tuple[Path, P
         filesystem, _, options = rest.split()[:3]
         if filesystem == kind and (not controllers or controllers in options.split(",")):
             inside = Path(point) / os.path.relpath(path, root)
-            return (inside if inside.is_dir() and ".." not in inside.parts else Path(point)), Path(point)
+            return (inside if inside.is_dir() and ".." not in inside.parts else Path(point)), Path(
+                point
+            )
     return None
 
 
@@ -38,7 +40,10 @@ def _quotas(kind: str, proc: Path) -> Iterator[float]:
             if kind == "cgroup2":
                 quota, period = (each / "cpu.max").read_text().split()[:2]
             else:
-                quota, period = (each / "cpu.cfs_quota_us").read_text(), (each / "cpu.cfs_period_us").read_text()
+                quota, period = (
+                    (each / "cpu.cfs_quota_us").read_text(),
+                    (each / "cpu.cfs_period_us").read_text(),
+                )
             if int(quota) > 0:
                 yield int(quota) / int(period)
 
@@ -46,7 +51,9 @@ def _quotas(kind: str, proc: Path) -> Iterator[float]:
 def cpu_quota(proc: Path = _PROC) -> float | None:
     """Cores' worth of time that this process and others in its cgroups may use; None: as much as there is."""
     with contextlib.suppress(OSError):  # not Linux
-        return min((quota for kind in ("cgroup", "cgroup2") for quota in _quotas(kind, proc)), default=None)
+        return min(
+            (quota for kind in ("cgroup", "cgroup2") for quota in _quotas(kind, proc)), default=None
+        )
     return None
 
 

@@ -19,9 +19,13 @@ def install_command(extra: str) -> str:
     if root is None:
         return shlex.join([sys.executable, "-m", "pip", "install", f"gallery_lib[{extra}]"])
     package = ["-e", f"{root}[{extra}]"]
-    own_uv = root / ".cache" / "uv-tool" / "bin" / "uv"  # prepare.sh puts one there where PATH has none
+    own_uv = (
+        root / ".cache" / "uv-tool" / "bin" / "uv"
+    )  # prepare.sh puts one there where PATH has none
     if uv := shutil.which("uv") or (str(own_uv) if own_uv.exists() else None):
-        pinned = ["-c", str(root / "requirements.lock")] if (root / "requirements.lock").exists() else []
+        pinned = (
+            ["-c", str(root / "requirements.lock")] if (root / "requirements.lock").exists() else []
+        )
         return shlex.join([uv, "pip", "install", "--python", sys.executable, *package, *pinned])
     if importlib.util.find_spec("pip") is not None:
         return shlex.join([sys.executable, "-m", "pip", "install", *package])

@@ -21,7 +21,9 @@ from gallery_lib.system import cgroups
 
 def cores() -> int:
     """CPU cores that this process may use: its affinity mask, cut by the CPU quota of its cgroups."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    available = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    )
     quota = cgroups.cpu_quota()
     return available if quota is None else min(available, max(1, int(quota)))
 
@@ -51,7 +53,11 @@ def cpu_model() -> str:
 
 def isa() -> list[str]:
     """The instruction sets that matter for training, among those this CPU has."""
-    return [name for name in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "bf16", "sve") if name in cpu_flags()]
+    return [
+        name
+        for name in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "bf16", "sve")
+        if name in cpu_flags()
+    ]
 
 
 def processor() -> str:
@@ -102,15 +108,34 @@ def device_type() -> str:
 
 def cpp_compiler() -> str | None:
     """The C++ compiler that Inductor would use on the CPU, or None."""
-    return next((path for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name and (path := shutil.which(name))), None)
+    return next(
+        (
+            path
+            for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+            if name and (path := shutil.which(name))
+        ),
+        None,
+    )
 
 
 def git_revision(folder: Path) -> str | None:
     """`<commit>` or `<commit>+changes` of the checkout at `folder`; None where there is none."""
     git = ["git", "-C", str(folder)]
     try:
-        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
-        status = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10, check=True)
+        commit = subprocess.run(
+            [*git, "rev-parse", "--short=12", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+        status = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return commit.stdout.strip() + ("+changes" if status.stdout.strip() else "")

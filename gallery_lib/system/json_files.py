@@ -25,7 +25,14 @@ from gallery_lib.errors import InputError
 
 T = TypeVar("T")
 
-_NAMES = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}
 _NAMES[type(None)] = "null"
 
 
@@ -45,7 +52,9 @@ def write_json(path: Path, value: Any) -> None:
         Path(temporary).replace(path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # what is written to a file that is open does not say which
+        if (
+            isinstance(error, OSError) and error.filename is None
+        ):  # what is written to a file that is open does not say which
             error.filename = str(path)
         raise
 
@@ -68,13 +77,17 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged, or of another version: it is no JSON ({error}). {again}") from None
+        raise InputError(
+            f"{path} is damaged, or of another version: it is no JSON ({error}). {again}"
+        ) from None
     try:
         if schema is not None:
             if not isinstance(value, dict):
                 raise Misfit(f"must be an object, and is {_name(value)}")
             if (found := value.pop("schema", None)) != schema:
-                raise InputError(f"{path} has schema {found!r}, and this version reads {schema}. {again}")
+                raise InputError(
+                    f"{path} has schema {found!r}, and this version reads {schema}. {again}"
+                )
         return converted(value, shape)
     except Misfit as error:
         raise InputError(f"{path} is damaged, or of another version: {error}. {again}") from None
@@ -114,7 +127,11 @@ def _converted(value: Any, shape: Any, place: str) -> Any:
     if origin in (Union, types.UnionType):
         return _one_of(value, inside, place)
     if origin is Literal:
-        return value if value in inside else _misfit(place, f"one of {', '.join(map(repr, inside))}", value)
+        return (
+            value
+            if value in inside
+            else _misfit(place, f"one of {', '.join(map(repr, inside))}", value)
+        )
     if dataclasses.is_dataclass(shape):
         return _dataclass(value, cast(type, shape), place)
     if shape is float:
@@ -126,7 +143,11 @@ def _converted(value: Any, shape: Any, place: str) -> Any:
         return {name: _converted(each, of, _at(place, name)) for name, each in values.items()}
     if plain in (list, tuple, Sequence) or plain is typing.Sequence:
         return _row(value, plain, inside, place)
-    return value if type(value) is shape else _misfit(place, _NAMES.get(shape, getattr(shape, "__name__", str(shape))), value)
+    return (
+        value
+        if type(value) is shape
+        else _misfit(place, _NAMES.get(shape, getattr(shape, "__name__", str(shape))), value)
+    )
 
 
 def _number(value: Any, place: str) -> Any:
@@ -156,15 +177,22 @@ def _row(value: Any, plain: Any, inside: Sequence[Any], place: str) -> Any:
     if plain is tuple and inside and inside[-1] is not Ellipsis:
         if len(values) != len(inside):
             _misfit(place, f"a list of {len(inside)}", value)
-        return tuple(_converted(each, of, _at(place, str(number))) for number, (each, of) in enumerate(zip(values, inside, strict=True)))
+        return tuple(
+            _converted(each, of, _at(place, str(number)))
+            for number, (each, of) in enumerate(zip(values, inside, strict=True))
+        )
     of = inside[0] if inside else Any
-    return (tuple if plain is tuple else list)(_converted(each, of, _at(place, str(number))) for number, each in enumerate(values))
+    return (tuple if plain is tuple else list)(
+        _converted(each, of, _at(place, str(number))) for number, each in enumerate(values)
+    )
 
 
 @functools.cache
 def _fields(shape: type) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
     """Fields of a dataclass by name, and their types."""
-    return {field.name: field for field in dataclasses.fields(shape) if field.init}, typing.get_type_hints(shape)
+    return {
+        field.name: field for field in dataclasses.fields(shape) if field.init
+    }, typing.get_type_hints(shape)
 
 
 def _dataclass(value: Any, shape: type, place: str) -> Any:
@@ -172,10 +200,16 @@ def _dataclass(value: Any, shape: type, place: str) -> Any:
     fields, hints = _fields(shape)
     if unknown := sorted(set(values) - set(fields)):
         raise Misfit(f"{_at(place, unknown[0])}: is not known here")
-    required = [name for name, field in fields.items() if field.default is field.default_factory is dataclasses.MISSING]
+    required = [
+        name
+        for name, field in fields.items()
+        if field.default is field.default_factory is dataclasses.MISSING
+    ]
     if missing := [name for name in required if name not in values]:
         raise Misfit(f"{_at(place, missing[0])}: is missing")
-    return shape(**{name: _converted(each, hints[name], _at(place, name)) for name, each in values.items()})
+    return shape(
+        **{name: _converted(each, hints[name], _at(place, name)) for name, each in values.items()}
+    )
 
 
 def _at(place: str, name: str) -> str:
@@ -184,7 +218,11 @@ def _at(place: str, name: str) -> str:
 
 def _name(value: Any) -> str:
     text = repr(value)
-    shown = f" ({text if len(text) <= 40 else text[:39] + '…'})" if not isinstance(value, dict | list) else ""
+    shown = (
+        f" ({text if len(text) <= 40 else text[:39] + '…'})"
+        if not isinstance(value, dict | list)
+        else ""
+    )
     return _NAMES.get(type(value), type(value).__name__) + shown
 
 

@@ -16,7 +16,11 @@ from gallery_lib.errors import InputError
 def checkout() -> Path | None:
     """The checkout that this package lives in, or None when it is installed elsewhere."""
     root = Path(__file__).resolve().parents[2]
-    return root if (root / "pyproject.toml").is_file() and (root / "launch_single_task.py").is_file() else None
+    return (
+        root
+        if (root / "pyproject.toml").is_file() and (root / "launch_single_task.py").is_file()
+        else None
+    )
 
 
 def ours(folder: Path) -> bool:
@@ -58,7 +62,12 @@ def data_dir(name: str) -> Path:
     In a checkout of another user, its data are read where there are none of one's own.
     """
     own, root = cache_dir() / "data" / name, checkout()
-    if root is None or os.environ.get("GALLERY_CACHE_DIR") or _own_checkout(".cache") or own.exists():
+    if (
+        root is None
+        or os.environ.get("GALLERY_CACHE_DIR")
+        or _own_checkout(".cache")
+        or own.exists()
+    ):
         return own
     theirs = root / ".cache" / "data" / name
     return theirs if theirs.is_dir() else own
@@ -92,8 +101,14 @@ def code_folder(path: Path) -> Path:
     trusted = {os.geteuid(), 0, Path(__file__).stat().st_uid}
     if there.st_uid in trusted and not there.st_mode & 0o022:
         return path
-    who = f"belongs to user {there.st_uid}" if there.st_uid not in trusted else f"may be written by others (mode {there.st_mode & 0o777:o})"
-    raise InputError(f"{path} {who}, and code is loaded from it. Run `chmod -R go-w {path}`, or move the cache with GALLERY_CACHE_DIR.")
+    who = (
+        f"belongs to user {there.st_uid}"
+        if there.st_uid not in trusted
+        else f"may be written by others (mode {there.st_mode & 0o777:o})"
+    )
+    raise InputError(
+        f"{path} {who}, and code is loaded from it. Run `chmod -R go-w {path}`, or move the cache with GALLERY_CACHE_DIR."
+    )
 
 
 def new_run_dir(name: str) -> Path:
@@ -119,7 +134,9 @@ def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work
         raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.")
     folder = Path(asked).resolve() if asked else new_run_dir(name)
     if (folder / file).exists() and not resume:
-        raise InputError(f"out={folder} holds the results of an earlier {work}. Add --resume to go on with it, or name a new folder.")
+        raise InputError(
+            f"out={folder} holds the results of an earlier {work}. Add --resume to go on with it, or name a new folder."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

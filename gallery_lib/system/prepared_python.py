@@ -53,7 +53,9 @@ def read_files_as_utf8() -> None:
     if locale.getpreferredencoding(False).lower().replace("-", "") == "utf8":
         return
     os.environ["PYTHONUTF8"] = "1"
-    os.environ.setdefault("PYTHONIOENCODING", (getattr(sys.stdout, "encoding", None) or "ascii") + ":replace")
+    os.environ.setdefault(
+        "PYTHONIOENCODING", (getattr(sys.stdout, "encoding", None) or "ascii") + ":replace"
+    )
     os.execv(sys.executable, [sys.executable, *_same_command()])
 
 
@@ -72,11 +74,24 @@ def run_in_prepared_environment() -> None:
         return
     root = Path(__file__).resolve().parents[2]
     python = paths.environment_dir(root) / "bin" / "python"
-    is_that_one = Path(sys.prefix).resolve() == python.parent.parent.resolve() or os.environ.get(EXECUTED_VARIABLE) == str(os.getpid())
+    is_that_one = Path(sys.prefix).resolve() == python.parent.parent.resolve() or os.environ.get(
+        EXECUTED_VARIABLE
+    ) == str(os.getpid())
     if not is_that_one and python.exists():
-        print(f"Using the environment that prepare.sh made: {os.path.relpath(python)}", file=sys.stderr, flush=True)
+        print(
+            f"Using the environment that prepare.sh made: {os.path.relpath(python)}",
+            file=sys.stderr,
+            flush=True,
+        )
         os.environ[EXECUTED_VARIABLE] = str(os.getpid())
         os.execv(str(python), [str(python), *_same_command()])
-    lacking = "the environment that prepare.sh makes is incomplete" if is_that_one else "prepare.sh has made no environment here"
-    print(f"error: {sys.executable} {reason}, and {lacking}. Run: bash {os.path.relpath(root / 'prepare.sh')}", file=sys.stderr)
+    lacking = (
+        "the environment that prepare.sh makes is incomplete"
+        if is_that_one
+        else "prepare.sh has made no environment here"
+    )
+    print(
+        f"error: {sys.executable} {reason}, and {lacking}. Run: bash {os.path.relpath(root / 'prepare.sh')}",
+        file=sys.stderr,
+    )
     sys.exit(2)

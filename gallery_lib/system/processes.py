@@ -39,7 +39,11 @@ PR_SET_CHILD_SUBREAPER = 36
 
 def now() -> float:
     """Return the seconds since this machine was booted: the same clock in all processes, which nobody can set."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform.startswith("linux") else time.monotonic()
+    return (
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        if sys.platform.startswith("linux")
+        else time.monotonic()
+    )
 
 
 def began_at() -> float:
@@ -48,7 +52,9 @@ def began_at() -> float:
         import psutil
 
         return now() - (time.time() - psutil.Process().create_time())
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # after the boot; proc(5), field 22
+    ticks = int(
+        Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    )  # after the boot; proc(5), field 22
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -108,11 +114,21 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
 
 
 def supervised(
-    command: Sequence[str], environment: Mapping[str, str], *, stdin: int = subprocess.DEVNULL, stderr: int | TextIO | None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stderr: int | TextIO | None,
 ) -> subprocess.Popen[str]:
     """Start a command below a supervisor, in a session of its own. What it prints is read from `stdout`; `stdin` may be a pipe to it."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gallery_lib.system.supervisor", *([HEARS_STDIN] if stdin == subprocess.PIPE else []), *command],
+        [
+            sys.executable,
+            "-m",
+            "gallery_lib.system.supervisor",
+            *([HEARS_STDIN] if stdin == subprocess.PIPE else []),
+            *command,
+        ],
         env={**os.environ, "PYTHONPATH": search_path(), **environment},
         stdin=stdin,
         stdout=subprocess.PIPE,
@@ -129,7 +145,9 @@ class Relay:
     `say` gets each line until it fails, because whoever read it has gone, say; `failure` is why. `last` are the last lines.
     """
 
-    def __init__(self, output: IO[str], say: Callable[[str], object] | None, keep: int | None = 20) -> None:
+    def __init__(
+        self, output: IO[str], say: Callable[[str], object] | None, keep: int | None = 20
+    ) -> None:
         self.last: deque[str] = deque(maxlen=keep)
         self.failure: Exception | None = None
         self._output, self._say = output, say
@@ -158,7 +176,9 @@ class Relay:
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
     """Run a command below a supervisor, its output shown as it comes; its exit code and its lines. Whatever interrupts this ends it."""
-    with supervised(command, {**environment, "PYTHONUNBUFFERED": "1"}, stderr=subprocess.STDOUT) as process:
+    with supervised(
+        command, {**environment, "PYTHONUNBUFFERED": "1"}, stderr=subprocess.STDOUT
+    ) as process:
         assert process.stdout is not None
         lines = []
         try:
@@ -182,7 +202,9 @@ def interruptible(what: str) -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt:
-        raise Interrupted(f"{what} was stopped before its end, and all its processes have been ended. It can be started anew.") from None
+        raise Interrupted(
+            f"{what} was stopped before its end, and all its processes have been ended. It can be started anew."
+        ) from None
 
 
 def end_descendants(grace_seconds: float = 3.0) -> None:
@@ -192,7 +214,11 @@ def end_descendants(grace_seconds: float = 3.0) -> None:
     me = psutil.Process()
 
     def everyone() -> list[psutil.Process]:
-        return [p for p in me.children(recursive=True) if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [
+            p
+            for p in me.children(recursive=True)
+            if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+        ]
 
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in everyone():

@@ -14,7 +14,12 @@ import subprocess
 import sys
 from types import FrameType
 
-from gallery_lib.system.processes import HEARS_STDIN, adopt_orphans, die_with_parent, end_descendants
+from gallery_lib.system.processes import (
+    HEARS_STDIN,
+    adopt_orphans,
+    die_with_parent,
+    end_descendants,
+)
 
 
 class _Terminated(Exception):
@@ -35,7 +40,9 @@ def main(command: list[str]) -> int:
     signal.signal(signal.SIGINT, _terminate)
     code = 143
     try:
-        child = subprocess.Popen(command, stdin=None if heard else subprocess.DEVNULL, preexec_fn=die_with_parent)
+        child = subprocess.Popen(
+            command, stdin=None if heard else subprocess.DEVNULL, preexec_fn=die_with_parent
+        )
         while child.poll() is None and os.getppid() == parent:
             try:
                 child.wait(timeout=0.2)

@@ -12,7 +12,9 @@ from gallery_lib.system import paths
 def version() -> str:
     """Return the version that pyproject.toml declares."""
     if root := paths.checkout():
-        return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+        return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "version"
+        ]
     return importlib.metadata.version("gallery_lib")
 
 

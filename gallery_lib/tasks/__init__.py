@@ -23,7 +23,11 @@ SIZES = ("batch_size", "image_size", "sequence_length")
 def names() -> list[str]:
     """The tasks of the gallery."""
     own = Path(__file__).parent
-    return sorted(path.stem for path in own.glob("*.py") if path.stem not in ("__init__", "task", "examples", "memory_estimate"))
+    return sorted(
+        path.stem
+        for path in own.glob("*.py")
+        if path.stem not in ("__init__", "task", "examples", "memory_estimate")
+    )
 
 
 def get(name: str) -> Task:
@@ -34,7 +38,9 @@ def get(name: str) -> Task:
     if ".py:" in name:
         return _from_file(*name.rsplit(":", 1))
     if name not in names():
-        raise InputError(f"model={name!r} is not a task.{did_you_mean(name, names())} Known: {', '.join(names())}; or FILE.py:NAME.")
+        raise InputError(
+            f"model={name!r} is not a task.{did_you_mean(name, names())} Known: {', '.join(names())}; or FILE.py:NAME."
+        )
     return importlib.import_module(f"gallery_lib.tasks.{name}").TASK
 
 
@@ -51,7 +57,12 @@ def with_sizes(config: TrainConfig, profile: Literal["quick", "full"] | None = N
     """`config` with batch size, image size and sequence length where they were left open: the profile's, else the task's own."""
     task = get(config.model)
     chosen = getattr(task, profile) if profile else {}
-    return dataclasses.replace(config, **{name: getattr(config, name) or chosen.get(name) or getattr(task, name) for name in SIZES})
+    return dataclasses.replace(
+        config,
+        **{
+            name: getattr(config, name) or chosen.get(name) or getattr(task, name) for name in SIZES
+        },
+    )
 
 
 def data_of(config: TrainConfig) -> Splits:
@@ -81,5 +92,7 @@ def _from_file(file: str, attribute: str) -> Task:
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         found = [name for name, value in vars(module).items() if isinstance(value, Task)]
-        raise InputError(f"model={file}:{attribute}: no Task of that name in {path}.{did_you_mean(attribute, found)}")
+        raise InputError(
+            f"model={file}:{attribute}: no Task of that name in {path}.{did_you_mean(attribute, found)}"
+        )
     return task

@@ -34,12 +34,20 @@ TASK = classification.image_classifier(
     image_size=224,
     build_model=build_model,
     head=classification.head(features=4096),
-    data=functools.partial(classification.images, smallest=63),  # below, nothing is left after the last pooling
+    data=functools.partial(
+        classification.images, smallest=63
+    ),  # below, nothing is left after the last pooling
     optimizer=OptimizerSpec("AdamW", lr=1e-4, weight_decay=1e-2),
     parameters=61_100_840,
     activation_bytes_per_sample=4_520_000,
     flops_per_sample=4.28e9,  # 0.714 G multiply-adds forward, twice that backward, 2 operations each
     where_time_goes="in convolutions and the first linear layer; with small batches, in the optimizer's passes over 61 million parameters",
     quick={"batch_size": 32, "image_size": 64, "rounds": 6, "block_steps": 4, "parity_steps": 2},
-    full={"batch_size": 128, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+    full={
+        "batch_size": 128,
+        "image_size": 224,
+        "warmup_steps": 10,
+        "rounds": 20,
+        "block_steps": 20,
+    },
 )

@@ -24,7 +24,11 @@ from gallery_lib.system import hardware
 from gallery_lib.tasks import Task, get, of, with_sizes
 
 PROCESS_BYTES = 800 * 2**20  # Python, torch and the libraries of the models
-_STATES = {"SGD": 1, "RMSprop": 2, "Adagrad": 1}  # values per parameter that the optimizer keeps; else two moments
+_STATES = {
+    "SGD": 1,
+    "RMSprop": 2,
+    "Adagrad": 1,
+}  # values per parameter that the optimizer keeps; else two moments
 _RESERVE = 0.05  # of the memory, for everything else
 
 
@@ -32,7 +36,9 @@ def activation_bytes(task: Task, batch: Any, samples: int) -> int:
     """Bytes per sample that a step over `batch`, which has `samples` samples, takes for activations, on the CPU."""
     model = task.build_model().train()
     own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
-    kept: dict[int, Tensor] = {}  # by storage; the tensors stay referenced, so that no storage is counted for another
+    kept: dict[
+        int, Tensor
+    ] = {}  # by storage; the tensors stay referenced, so that no storage is counted for another
 
     def keep(value: Tensor) -> Tensor:
         if value.untyped_storage()._cdata not in own:
@@ -54,13 +60,22 @@ def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = Fa
         scale = (config.image_size / task.image_size) ** 2
     elif task.sequence_length and config.sequence_length:
         scale = config.sequence_length / task.sequence_length
-    values = 3 + _STATES.get(task.optimizer.name, 2) + (processes > 1) + compared  # weights, gradients, one temporary
-    return int(PROCESS_BYTES + 4 * values * (task.parameters or 0) + scale * config.batch_size * task.activation_bytes_per_sample)
+    values = (
+        3 + _STATES.get(task.optimizer.name, 2) + (processes > 1) + compared
+    )  # weights, gradients, one temporary
+    return int(
+        PROCESS_BYTES
+        + 4 * values * (task.parameters or 0)
+        + scale * config.batch_size * task.activation_bytes_per_sample
+    )
 
 
 def free_bytes() -> float:
     """What runs may use of this host's memory now."""
-    return min(psutil.virtual_memory().available, hardware.memory_bytes()) - _RESERVE * hardware.memory_bytes()
+    return (
+        min(psutil.virtual_memory().available, hardware.memory_bytes())
+        - _RESERVE * hardware.memory_bytes()
+    )
 
 
 def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
@@ -72,7 +87,11 @@ def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
     if needed <= free:
         return
     sized = with_sizes(config)
-    sizes = [f"{name}={value}" for name in ("batch_size", "image_size", "sequence_length") if (value := getattr(sized, name))]
+    sizes = [
+        f"{name}={value}"
+        for name in ("batch_size", "image_size", "sequence_length")
+        if (value := getattr(sized, name))
+    ]
     raise InputError(
         f"{config.model} with {', '.join(sizes)} on {processes} process(es) needs about {needed / 2**30:.1f} GiB of memory, and "
         f"{free / 2**30:.1f} GiB are free on this host. Choose smaller sizes, fewer processes, or a larger machine."
@@ -84,11 +103,15 @@ def main(name: str) -> None:
     task = get(name)
     splits = task.data(with_sizes(TrainConfig(model=name)))
     data: Any = splits.train
-    loader = torch.utils.data.DataLoader(data, batch_size=2, collate_fn=getattr(data, "collate", None))
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=2, collate_fn=getattr(data, "collate", None)
+    )
     batch = next(iter(loader))
     if hasattr(data, "finish_batch"):
         batch = data.finish_batch(batch, torch.contiguous_format)
-    print(f"activation_bytes_per_sample={activation_bytes(task, batch, 2 * task.samples_per_item):_}")
+    print(
+        f"activation_bytes_per_sample={activation_bytes(task, batch, 2 * task.samples_per_item):_}"
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
     from torchvision.models.resnet import BasicBlock, resnet18
 
     model = resnet18(num_classes=classes)
-    start_branches_small(module.bn2.weight for module in model.modules() if isinstance(module, BasicBlock))
+    start_branches_small(
+        module.bn2.weight for module in model.modules() if isinstance(module, BasicBlock)
+    )
     return model
 
 

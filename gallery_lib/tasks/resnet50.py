@@ -19,7 +19,9 @@ def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
     from torchvision.models.resnet import Bottleneck, resnet50
 
     model = resnet50(num_classes=classes)
-    start_branches_small(module.bn3.weight for module in model.modules() if isinstance(module, Bottleneck))
+    start_branches_small(
+        module.bn3.weight for module in model.modules() if isinstance(module, Bottleneck)
+    )
     return model
 
 
@@ -36,5 +38,11 @@ TASK = classification.image_classifier(
     flops_per_sample=24.5e9,
     where_time_goes="half in convolutions, half in the batch norms, ReLUs and additions between them, which move memory",
     quick={"batch_size": 16, "image_size": 64, "rounds": 8, "block_steps": 4, "parity_steps": 2},
-    full={"batch_size": 128, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+    full={
+        "batch_size": 128,
+        "image_size": 224,
+        "warmup_steps": 10,
+        "rounds": 20,
+        "block_steps": 20,
+    },
 )

@@ -40,7 +40,9 @@ TASK = Task(
     chance=speech_recognition.chance,
     # The paper's formula with a short warm-up, for runs of dozens of steps. Of the peaks tried at the quick sizes,
     # 1e-4 to 1e-3, this one had the lowest loss and error rate after 60 steps; a long training wants a longer warm-up.
-    optimizer=OptimizerSpec("Adam", lr=2e-4, arguments={"betas": (0.9, 0.98), "eps": 1e-9}, schedule=noam(30)),
+    optimizer=OptimizerSpec(
+        "Adam", lr=2e-4, arguments={"betas": (0.9, 0.98), "eps": 1e-9}, schedule=noam(30)
+    ),
     data_commands=("mock_speech", "check_features"),
     data_examples=speech_recognition.examples,
     predictions=speech_recognition.predictions,
@@ -50,6 +52,18 @@ TASK = Task(
     # decoder 0.50, the rest of the decoder 0.37, output 0.03), two FLOPs each; backward costs twice as much as forward
     flops_per_sample=24.7e9,
     where_time_goes="in matrix products of its linear layers, most of them the encoder's, and at small batches in Adam",
-    quick={"batch_size": 8, "sequence_length": 40, "rounds": 6, "block_steps": 4, "parity_steps": 2},
-    full={"batch_size": 32, "sequence_length": 160, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+    quick={
+        "batch_size": 8,
+        "sequence_length": 40,
+        "rounds": 6,
+        "block_steps": 4,
+        "parity_steps": 2,
+    },
+    full={
+        "batch_size": 32,
+        "sequence_length": 160,
+        "warmup_steps": 10,
+        "rounds": 20,
+        "block_steps": 20,
+    },
 )

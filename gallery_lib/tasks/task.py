@@ -32,7 +32,9 @@ class Splits:
 
     def notices(self) -> list[str]:
         """Return what the data sets say of themselves (`notices`): what they leave out, say, a line each."""
-        return [line for data in (self.train, self.held_out) for line in getattr(data, "notices", ())]
+        return [
+            line for data in (self.train, self.held_out) for line in getattr(data, "notices", ())
+        ]
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,13 @@ class Task:
     flops_per_sample: float  # forward and backward, at the task's own input size
     chance: Callable[[Splits], dict[str, float]]  # the metrics of a model that has learned nothing
     parameters: int | None = None  # number of trained values
-    activation_bytes_per_sample: int = 0  # for activations, at the task's own size, in fp32 (see memory.py)
+    activation_bytes_per_sample: int = (
+        0  # for activations, at the task's own size, in fp32 (see memory.py)
+    )
     where_time_goes: str = ""  # what a step's time is spent on, in a sentence
-    quick: dict[str, Any] = field(default_factory=dict)  # options for a demonstration on a few cores
+    quick: dict[str, Any] = field(
+        default_factory=dict
+    )  # options for a demonstration on a few cores
     full: dict[str, Any] = field(default_factory=dict)  # options for a GPU
     image_size: int | None = None  # height in pixels, where inputs are images
     sequence_length: int | None = None  # tokens or frames, where inputs are sequences
@@ -82,9 +88,13 @@ class Task:
     length_unit: str = "tokens"  # what `sequence_length` counts
     samples_per_item: int = 1  # of the data set: two utterances of a speaker are two samples
     summary: Callable[[Mapping[str, Tensor]], dict[str, float]] | None = None
-    data_commands: tuple[str, ...] = ()  # in data_prep/: what makes its mock data, and what checks or prepares real data
+    data_commands: tuple[
+        str, ...
+    ] = ()  # in data_prep/: what makes its mock data, and what checks or prepares real data
     data_examples: Callable[[Splits], Examples] | None = None  # a look at the training data
-    predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = None  # of models by title, on held-out data
+    predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = (
+        None  # of models by title, on held-out data
+    )
     head: Head | None = None  # None: the model's outputs are its own business
 
     def input_size(self, config: TrainConfig) -> str:
@@ -99,13 +109,19 @@ class Task:
         A task whose `build_model` takes no `classes` (one that was put in its place) stays as it is.
         """
         head = self.head
-        if head is None or head.outputs == outputs or "classes" not in inspect.signature(self.build_model).parameters:
+        if (
+            head is None
+            or head.outputs == outputs
+            or "classes" not in inspect.signature(self.build_model).parameters
+        ):
             return self
         more = outputs - head.outputs
         return dataclasses.replace(
             self,
             build_model=partial(self.build_model, classes=outputs),
-            parameters=self.parameters + more * head.parameters_per_output if self.parameters is not None else None,
+            parameters=self.parameters + more * head.parameters_per_output
+            if self.parameters is not None
+            else None,
             flops_per_sample=self.flops_per_sample + more * 6.0 * (head.parameters_per_output - 1),
             activation_bytes_per_sample=self.activation_bytes_per_sample + more * _LOGIT_BYTES,
             head=dataclasses.replace(head, outputs=outputs),

@@ -22,7 +22,9 @@ def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
     """
     import timm
 
-    return timm.create_model("vit_small_patch16_224", pretrained=False, num_classes=classes, dynamic_img_size=True)
+    return timm.create_model(
+        "vit_small_patch16_224", pretrained=False, num_classes=classes, dynamic_img_size=True
+    )
 
 
 TASK = classification.image_classifier(

@@ -21,7 +21,9 @@ def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
 
     model = timm.create_model("vovnet39a", pretrained=False, num_classes=classes)
     blocks = [module for module in model.modules() if isinstance(module, OsaBlock)]
-    start_branches_small(convolution.bn.weight for block in blocks for convolution in block.conv_mid)  # type: ignore[union-attr, misc]
+    start_branches_small(
+        convolution.bn.weight for block in blocks for convolution in block.conv_mid
+    )  # type: ignore[union-attr, misc]
     return model
 
 
@@ -32,7 +34,9 @@ TASK = classification.image_classifier(
     image_size=224,
     build_model=build_model,
     head=classification.head(features=1024),
-    optimizer=OptimizerSpec("SGD", lr=0.02, weight_decay=1e-4, arguments={"momentum": 0.9, "nesterov": True}),
+    optimizer=OptimizerSpec(
+        "SGD", lr=0.02, weight_decay=1e-4, arguments={"momentum": 0.9, "nesterov": True}
+    ),
     parameters=22_600_296,
     activation_bytes_per_sample=84_500_000,
     flops_per_sample=42.4e9,  # 7.07 G multiply-adds forward (convolutions and the last layer), twice that backward, 2 operations each

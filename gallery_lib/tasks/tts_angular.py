@@ -46,6 +46,18 @@ TASK = Task(
     # projections; times two operations, 50 frames, and three for forward and backward
     flops_per_sample=2.81e9,
     where_time_goes="in the LSTMs' matrix products, frame after frame: each waits for the one before and is small",
-    quick={"batch_size": 32, "sequence_length": 32, "rounds": 6, "block_steps": 5, "parity_steps": 2},
-    full={"batch_size": 256, "sequence_length": 50, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
+    quick={
+        "batch_size": 32,
+        "sequence_length": 32,
+        "rounds": 6,
+        "block_steps": 5,
+        "parity_steps": 2,
+    },
+    full={
+        "batch_size": 256,
+        "sequence_length": 50,
+        "warmup_steps": 10,
+        "rounds": 20,
+        "block_steps": 20,
+    },
 )

@@ -28,7 +28,9 @@ class Divergence:
         return dataclasses.asdict(self)
 
 
-def find(means: Sequence[float], own: Sequence[Tensor], first_step: int, model: nn.Module, batch: Any) -> Divergence | None:
+def find(
+    means: Sequence[float], own: Sequence[Tensor], first_step: int, model: nn.Module, batch: Any
+) -> Divergence | None:
     """Return the divergence among some steps that follow one another, None without one. A collective call where there is one.
 
     Args:
@@ -41,23 +43,35 @@ def find(means: Sequence[float], own: Sequence[Tensor], first_step: int, model: 
     place = next((place for place, loss in enumerate(means) if not math.isfinite(loss)), None)
     if place is None:
         return None
-    found = process_group.all_ranks(None if own[place].isfinite() else _what(model, batch if place == len(means) - 1 else None))
-    rank, what = next(((rank, what) for rank, what in enumerate(found) if what is not None), (0, "the mean of the ranks' losses"))
+    found = process_group.all_ranks(
+        None if own[place].isfinite() else _what(model, batch if place == len(means) - 1 else None)
+    )
+    rank, what = next(
+        ((rank, what) for rank, what in enumerate(found) if what is not None),
+        (0, "the mean of the ranks' losses"),
+    )
     return Divergence(first_step + place, rank, what)
 
 
 def _what(model: nn.Module, batch: Any) -> str:
     if not all(_finite(value) for value in tree_leaves(batch) if isinstance(value, Tensor)):
         return "the batch"
-    wrong = next((name for name, parameter in model.named_parameters() if not _finite(parameter.detach())), None)
+    wrong = next(
+        (name for name, parameter in model.named_parameters() if not _finite(parameter.detach())),
+        None,
+    )
     return "the loss" if wrong is None else f"the parameter {wrong}"
 
 
 def _finite(value: Tensor) -> bool:
-    return not (value.is_floating_point() or value.is_complex()) or bool(torch.isfinite(value).all())
+    return not (value.is_floating_point() or value.is_complex()) or bool(
+        torch.isfinite(value).all()
+    )
 
 
 def in_words(diverged_at: dict[str, Any]) -> str:
     """Return what `diverged_at` of a run's results says."""
     place = f"step {diverged_at['step']} on rank {diverged_at['rank']}"
-    return f"its loss is no finite number from {place} on, where {diverged_at['what']} is not finite"
+    return (
+        f"its loss is no finite number from {place} on, where {diverged_at['what']} is not finite"
+    )

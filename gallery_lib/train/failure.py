@@ -40,10 +40,20 @@ def _killed(torchrun_text: str) -> tuple[int, int, int] | None:
     torchrun lists all that failed, those that it ended itself (by SIGTERM) too, and calls the first that it noticed the root cause,
     which may have failed because the killed one was gone.
     """
-    killed = [(int(rank), int(number), int(pid)) for rank, number, pid in _FAILURE.findall(torchrun_text)]
-    by_others = [one for one in killed if one[1] != signal.SIGTERM and f"Unable to shutdown process {one[2]}" not in torchrun_text]
+    killed = [
+        (int(rank), int(number), int(pid)) for rank, number, pid in _FAILURE.findall(torchrun_text)
+    ]
+    by_others = [
+        one
+        for one in killed
+        if one[1] != signal.SIGTERM and f"Unable to shutdown process {one[2]}" not in torchrun_text
+    ]
     root = _FAILURE.search(torchrun_text.rpartition("Root Cause")[2])
-    ended = [(int(root[1]), int(root[2]), int(root[3]))] if root and int(root[2]) == signal.SIGTERM else []
+    ended = (
+        [(int(root[1]), int(root[2]), int(root[3]))]
+        if root and int(root[2]) == signal.SIGTERM
+        else []
+    )
     return next(reversed(by_others or ended), None)
 
 
@@ -56,7 +66,9 @@ def _reports(run_dir: Path) -> list[ErrorReport]:
     return sorted(found, key=lambda report: (-report.exit_code, report.rank))
 
 
-def of_run(run_dir: Path, code: int, torchrun_text: str, last_lines: Iterable[str], *, compiled_first: bool) -> GalleryError:
+def of_run(
+    run_dir: Path, code: int, torchrun_text: str, last_lines: Iterable[str], *, compiled_first: bool
+) -> GalleryError:
     """Return the error of a run that ended with exit code `code`; `compiled_first`: it was to load compiled code, and took no step."""
     reports = _reports(run_dir)
     if reports and reports[0].exit_code == InputError.exit_code:
@@ -78,13 +90,20 @@ def of_run(run_dir: Path, code: int, torchrun_text: str, last_lines: Iterable[st
             reason = reason.rstrip(".")
             detail = f"\n  {own_line}\nThe whole traceback is in {run_dir}/log-rank{reports[0].rank}.txt."
     elif code > 128 and code - 128 in set(signal.Signals):
-        reason, detail = f"its processes were ended by {signal.Signals(code - 128).name}, from outside or because memory ran out", ""
+        reason, detail = (
+            f"its processes were ended by {signal.Signals(code - 128).name}, from outside or because memory ran out",
+            "",
+        )
     else:
         reason = f"torchrun ended with exit code {code}"
         detail = "\n" + "\n".join(torchrun_text.splitlines()[-15:])
     log = "\n".join(last_lines) or "(nothing was logged)"
-    failed = RunFailed(f"the run in {run_dir} did not finish: {reason}.{detail}\nLast log lines of rank 0:\n{log}")
-    by_signal = (code > 128 and code - 128 in _OF_DAMAGED_CODE) or (killed is not None and killed[1] in _OF_DAMAGED_CODE)
+    failed = RunFailed(
+        f"the run in {run_dir} did not finish: {reason}.{detail}\nLast log lines of rank 0:\n{log}"
+    )
+    by_signal = (code > 128 and code - 128 in _OF_DAMAGED_CODE) or (
+        killed is not None and killed[1] in _OF_DAMAGED_CODE
+    )
     in_compiler = any("torch/_inductor/" in report.traceback for report in reports)
     failed.suspects_compiled_code = compiled_first and (by_signal or in_compiler)
     return failed

@@ -117,9 +117,12 @@ def resolve(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(
         config,
         lr=task.optimizer.lr if config.lr is None else config.lr,
-        weight_decay=task.optimizer.weight_decay if config.weight_decay is None else config.weight_decay,
+        weight_decay=task.optimizer.weight_decay
+        if config.weight_decay is None
+        else config.weight_decay,
         threads=config.threads or max(1, hardware.cores() // local_processes),
-        run_dir=config.run_dir or process_group.from_rank_0(str(paths.new_run_dir(config.model.rsplit(":", 1)[-1]))),
+        run_dir=config.run_dir
+        or process_group.from_rank_0(str(paths.new_run_dir(config.model.rsplit(":", 1)[-1]))),
     )
 
 
@@ -138,7 +141,9 @@ def _loader(config: TrainConfig, task: Task, splits: Splits) -> EarlyWorkers:
     lengths = getattr(splits.train, "lengths", None)
     sampler = None
     if lengths is not None:
-        sampler = LengthBucketSampler(lengths, _items(config, task) * process_group.world_size(), generator)
+        sampler = LengthBucketSampler(
+            lengths, _items(config, task) * process_group.world_size(), generator
+        )
     return EarlyWorkers(
         splits.train,
         batch_size=_items(config, task),
@@ -169,16 +174,25 @@ def _open(config: TrainConfig, phases: PhaseLog, observer: Observer, recipe: Rec
     task = tasks.of(config)
     splits = task.data(config)
     loader = _loader(config, task, splits)
-    if recipe.keeps_loader and process_group.world_size() == 1:  # several processes get loaders of their own, of a share each
+    if (
+        recipe.keeps_loader and process_group.world_size() == 1
+    ):  # several processes get loaders of their own, of a share each
         loader.begin()
     if config.compiler_opt and allocator.active() and process_group.device().type == "cpu":
-        allocator.touch_ahead(_training_state_bytes(task))  # while one core imports, draws weights and traces
+        allocator.touch_ahead(
+            _training_state_bytes(task)
+        )  # while one core imports, draws weights and traces
     phases.begin(MODEL)
     torch.manual_seed(config.seed)
     model = task.build_model()
     observer.model_built(model)
     dtype = precision.autocast_dtype(config, process_group.device().type)
-    build_optimizer = functools.partial(task.optimizer.build, list(model.parameters()), lr=config.lr, weight_decay=config.weight_decay)
+    build_optimizer = functools.partial(
+        task.optimizer.build,
+        list(model.parameters()),
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+    )
     ready = recipe.prepare(Plain(model, loader, build_optimizer, config, dtype))
     if len(ready.loader) == 0:
         world_size = process_group.world_size()
@@ -187,7 +201,11 @@ def _open(config: TrainConfig, phases: PhaseLog, observer: Observer, recipe: Rec
             f"and the data set has {len(splits.train) * task.samples_per_item}. Use a smaller batch_size or more data."  # type: ignore[arg-type]
         )
     scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
-    schedule = torch.optim.lr_scheduler.LambdaLR(ready.optimizer, task.optimizer.schedule) if task.optimizer.schedule else None
+    schedule = (
+        torch.optim.lr_scheduler.LambdaLR(ready.optimizer, task.optimizer.schedule)
+        if task.optimizer.schedule
+        else None
+    )
     return Session(
         config=config,
         task=task,
@@ -223,7 +241,10 @@ def _batches(session: Session, total_steps: int) -> Iterator[tuple[int, int, Any
 def peak_memory_bytes(device_type: str) -> dict[str, int | None]:
     """Highest memory use of this process so far, on the host and on its device."""
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"host": host, "device": torch.cuda.max_memory_allocated() if device_type == "cuda" else None}
+    return {
+        "host": host,
+        "device": torch.cuda.max_memory_allocated() if device_type == "cuda" else None,
+    }
 
 
 def _mean_losses(session: Session, since: int) -> list[float]:
@@ -248,14 +269,32 @@ def evaluate(session: Session) -> dict[str, float]:
     model = session.plain
     model.eval()
     sums: dict[str, Any] = {}
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"), precision.autocast(session.autocast_dtype, batches.device.type):
+    with (
+        torch.no_grad(),
+        torch.compiler.set_stance("force_eager"),
+        precision.autocast(session.autocast_dtype, batches.device.type),
+    ):
         for batch in batches:
             for name, (total, count) in session.task.metrics(model, batch).items():
-                pair = (total.double(), torch.tensor(float(count), device=batches.device, dtype=torch.float64))
-                sums[name] = tuple(a + b for a, b in zip(sums[name], pair, strict=True)) if name in sums else pair
+                pair = (
+                    total.double(),
+                    torch.tensor(float(count), device=batches.device, dtype=torch.float64),
+                )
+                sums[name] = (
+                    tuple(a + b for a, b in zip(sums[name], pair, strict=True))
+                    if name in sums
+                    else pair
+                )
     model.train()
-    means = {name: process_group.sum_over_ranks(total) / process_group.sum_over_ranks(count) for name, (total, count) in sums.items()}
-    return session.task.summary(means) if session.task.summary else {name: float(mean) for name, mean in means.items()}
+    means = {
+        name: process_group.sum_over_ranks(total) / process_group.sum_over_ranks(count)
+        for name, (total, count) in sums.items()
+    }
+    return (
+        session.task.summary(means)
+        if session.task.summary
+        else {name: float(mean) for name, mean in means.items()}
+    )
 
 
 def _run_steps(
@@ -292,7 +331,9 @@ def _run_steps(
                 peak_memory_bytes=memory["device"] or memory["host"] or 0,
             )
             if diverged is None:
-                diverged = divergence.find(losses, session.losses[since:], since + 1, session.plain, batch)
+                diverged = divergence.find(
+                    losses, session.losses[since:], since + 1, session.plain, batch
+                )
             if diverged is not None and config.terminate_on_nan:
                 break
     return curve, diverged
@@ -301,7 +342,9 @@ def _run_steps(
 def save_weights(model: nn.Module, run_dir: Path) -> Path:
     """Write the plain model's state dict, on the CPU, to `weights.pt`; `torch.load(…, weights_only=True)` reads it."""
     path = run_dir / WEIGHTS_FILE
-    torch.save({name: value.cpu() for name, value in model.state_dict().items()}, path.with_suffix(".new"))
+    torch.save(
+        {name: value.cpu() for name, value in model.state_dict().items()}, path.with_suffix(".new")
+    )
     path.with_suffix(".new").replace(path)
     return path
 
@@ -325,7 +368,11 @@ def _techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dic
 def _data_facts(session: Session) -> dict[str, Any]:
     """Return what the results say of the data: items, size of one, what its sets leave out, and outputs of a head that follows it."""
     splits: Any = session.splits
-    facts: dict[str, Any] = {"train": len(splits.train), "held_out": len(splits.held_out), "notices": splits.notices()}
+    facts: dict[str, Any] = {
+        "train": len(splits.train),
+        "held_out": len(splits.held_out),
+        "notices": splits.notices(),
+    }
     facts |= {"input": size} if (size := session.task.input_size(session.config)) else {}
     head, classes = session.task.head, getattr(splits.train, "classes", None)
     if head is not None and classes is not None:
@@ -349,7 +396,11 @@ def _end_of_run(run_dir: Path, reason: str, silent: list[int]) -> None:
 
 
 def train(
-    config: TrainConfig, observer: Observer | None = None, recipe: Recipe | None = None, *, own_operators_on_cpu: bool = False
+    config: TrainConfig,
+    observer: Observer | None = None,
+    recipe: Recipe | None = None,
+    *,
+    own_operators_on_cpu: bool = False,
 ) -> Results:
     """Run `config` in this process (one of several under torchrun) and write its run directory.
 
@@ -358,7 +409,10 @@ def train(
     `terminate_on_nan` is on. `own_operators_on_cpu` has a run on the CPU use the operators that kernels carry
     out on CUDA, in plain torch: slower, and for tests.
     """
-    with switches.of_run(config), usage.on_cpu_too() if own_operators_on_cpu else contextlib.nullcontext():
+    with (
+        switches.of_run(config),
+        usage.on_cpu_too() if own_operators_on_cpu else contextlib.nullcontext(),
+    ):
         return _train(config, observer or Observer(), recipe or Recipe())
 
 
@@ -370,9 +424,15 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         process_group.ensure_initialized()
         config = resolve(config)
         if process_group.world_size() > 1:
-            watch = Heartbeat("run", config.rank_timeout, functools.partial(_end_of_run, Path(config.run_dir or "")))
+            watch = Heartbeat(
+                "run",
+                config.rank_timeout,
+                functools.partial(_end_of_run, Path(config.run_dir or "")),
+            )
         phases = PhaseLog(Path(config.run_dir or ""), enabled=process_group.rank() == 0)
-        with compilations.observed(phases.compilation_began, phases.build_began, phases.compilation_ended):
+        with compilations.observed(
+            phases.compilation_began, phases.build_began, phases.compilation_ended
+        ):
             session = _open(config, phases, observer, recipe)
         total_steps = config.max_steps or len(session.loader) * (config.epochs or 1)
         if config.max_steps and config.epochs:
@@ -381,7 +441,9 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
         assert config.batch_size is not None and config.run_dir is not None
         warmup = min(config.warmup_steps, total_steps - 1)
         session.log.parameters(options.to_mapping(config))
-        if said := precision.notice(session.autocast_dtype, session.loader.device.type, accelerated=config.compiler_opt):
+        if said := precision.notice(
+            session.autocast_dtype, session.loader.device.type, accelerated=config.compiler_opt
+        ):
             session.log.say(said)
         data = _data_facts(session)
         if process_group.rank() == 0:
@@ -389,7 +451,9 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
                 session.log.say(f"data  {line}")
         session.model.train()
         ready_seconds = now() - launched_at
-        with compilations.observed(phases.compilation_began, phases.build_began, phases.compilation_ended):
+        with compilations.observed(
+            phases.compilation_began, phases.build_began, phases.compilation_ended
+        ):
             curve, diverged = _run_steps(session, warmup, total_steps, observer)
         broken_off = diverged is not None and config.terminate_on_nan
         total_steps = len(curve)
@@ -415,7 +479,11 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             nodes=world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             steps=total_steps,
             warmup_steps=warmup,
-            loss={"first": _finite(curve[0][1]), "last": _finite(curve[-1][1]), "curve": [[s, _finite(v)] for s, v in curve]},
+            loss={
+                "first": _finite(curve[0][1]),
+                "last": _finite(curve[-1][1]),
+                "curve": [[s, _finite(v)] for s, v in curve],
+            },
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
             step_seconds=step_seconds,
             samples_per_second={
@@ -429,7 +497,10 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             },
             peak_memory_bytes=peak_memory_bytes(session.loader.device.type),
             page_faults=stats.percentiles(session.clock.page_faults[warmup:])["p50"],
-            phase_seconds={**session.clock.usual_phases(warmup), **exposed_communication(session.model)},
+            phase_seconds={
+                **session.clock.usual_phases(warmup),
+                **exposed_communication(session.model),
+            },
             skipped_steps=session.updates.skipped_steps(),
             techniques=done,
             data=data,
@@ -442,7 +513,9 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             write_results(Path(config.run_dir), results)
         session.log.close()
         if results.diverged_at is not None and broken_off:
-            process_group.all_ranks(None)  # the first that fails has the others ended, and rank 0 has to write
+            process_group.all_ranks(
+                None
+            )  # the first that fails has the others ended, and rank 0 has to write
             raise Diverged(
                 f"{divergence.in_words(results.diverged_at)}, so the run has been ended. {config.run_dir}/results.json has what was "
                 "measured until then. A smaller lr may help; --no-terminate-on-nan trains on in any case"

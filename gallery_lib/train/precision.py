@@ -33,7 +33,9 @@ def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:
                 "amp_dtype=fp16 is not offered on the CPU: few CPUs compute in it and gradients underflow. Use bf16 (the default there)."
             )
         return torch.bfloat16
-    if config.amp_dtype == "bf16" or (config.amp_dtype == "auto" and hardware.computes_in_bf16(device_type)):
+    if config.amp_dtype == "bf16" or (
+        config.amp_dtype == "auto" and hardware.computes_in_bf16(device_type)
+    ):
         return torch.bfloat16
     return torch.float16
 
@@ -49,12 +51,18 @@ def notice(dtype: torch.dtype | None, device_type: str, *, accelerated: bool) ->
     )
 
 
-def autocast(dtype: torch.dtype | None, device_type: str) -> contextlib.AbstractContextManager[None]:
+def autocast(
+    dtype: torch.dtype | None, device_type: str
+) -> contextlib.AbstractContextManager[None]:
     """The context of forward pass and loss."""
-    return torch.autocast(device_type, dtype=dtype) if dtype is not None else contextlib.nullcontext()
+    return (
+        torch.autocast(device_type, dtype=dtype) if dtype is not None else contextlib.nullcontext()
+    )
 
 
-def grad_scaler(dtype: torch.dtype | None, device_type: str, *, sync_free: bool = False) -> torch.amp.GradScaler:
+def grad_scaler(
+    dtype: torch.dtype | None, device_type: str, *, sync_free: bool = False
+) -> torch.amp.GradScaler:
     """A gradient scaler that acts under float16 and passes everything through otherwise: torch's, or the sync-free one."""
     kind = GradScaler if sync_free else torch.amp.GradScaler
     return kind(device_type, enabled=dtype is torch.float16)

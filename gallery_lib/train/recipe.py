@@ -25,7 +25,9 @@ class Plain:
 
     model: nn.Module
     loader: DataLoader[Any]
-    build_optimizer: Callable[..., torch.optim.Optimizer]  # the task's, with `accelerated` as OptimizerSpec.build has it
+    build_optimizer: Callable[
+        ..., torch.optim.Optimizer
+    ]  # the task's, with `accelerated` as OptimizerSpec.build has it
     config: TrainConfig
     autocast_dtype: torch.dtype | None  # None: fp32
 
@@ -37,10 +39,14 @@ class Prepared:
     model: nn.Module
     loader: DeviceLoader
     optimizer: torch.optim.Optimizer
-    autocast_dtype: torch.dtype | None  # of forward pass and loss; None: fp32, or the recipe sees to it
+    autocast_dtype: (
+        torch.dtype | None
+    )  # of forward pass and loss; None: fp32, or the recipe sees to it
     techniques: dict[str, str]
     propagate: Callable[[Tensor], Any] = Tensor.backward  # a loss's gradients into `.grad`
-    kernels: bool = False  # whether own kernels carry out the optimizer's step, and with it the scaler's
+    kernels: bool = (
+        False  # whether own kernels carry out the optimizer's step, and with it the scaler's
+    )
 
 
 class Recipe:
@@ -52,6 +58,10 @@ class Recipe:
     def prepare(self, plain: Plain) -> Prepared:
         """The model, ready."""
         plain_optimizer = plain.build_optimizer(accelerated=False)
-        wrapped, batches, optimizer = accelerate(plain.model, plain.loader, plain_optimizer, backend_config(plain.config))
+        wrapped, batches, optimizer = accelerate(
+            plain.model, plain.loader, plain_optimizer, backend_config(plain.config)
+        )
         kernels = usage.used(batches.device)
-        return Prepared(wrapped, batches, optimizer, plain.autocast_dtype, techniques(wrapped), kernels=kernels)
+        return Prepared(
+            wrapped, batches, optimizer, plain.autocast_dtype, techniques(wrapped), kernels=kernels
+        )

@@ -20,7 +20,9 @@ class RunLog:
 
     def __init__(self, run_dir: Path, *, rank: int = 0, tensorboard: bool = False) -> None:
         if (run_dir / "results.json").exists():
-            raise InputError(f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away.")
+            raise InputError(
+                f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away."
+            )
         run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir, self.rank = run_dir, rank
         self._text = (run_dir / f"log-rank{rank}.txt").open("a", buffering=1)
@@ -103,7 +105,9 @@ def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    return [_step(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+    return [
+        _step(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")
+    ]
 
 
 def _step(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -120,21 +124,33 @@ def last_step(run_dir: Path | str) -> int:
             size, tail = file.seek(0, 2), 4096
             while True:
                 file.seek(max(0, size - tail))
-                lines = file.read(min(tail, size)).split(b"\n")  # the last one is not complete yet, or empty
+                lines = file.read(min(tail, size)).split(
+                    b"\n"
+                )  # the last one is not complete yet, or empty
                 if len(lines) > 2 or tail >= size:
                     return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0
                 tail *= 4
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # there is none yet; or it is not ours
+    except (
+        FileNotFoundError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # there is none yet; or it is not ours
         return 0
 
 
 def each_step_seconds(run_dir: Path) -> list[float]:
     """Return the time of every training step of a run, in order. Raises InputError where it has left none."""
     try:
-        lines = [converted(line.get("each_step_seconds"), list[float], "each_step_seconds") for line in read_steps(run_dir)]
+        lines = [
+            converted(line.get("each_step_seconds"), list[float], "each_step_seconds")
+            for line in read_steps(run_dir)
+        ]
     except Misfit as error:
         raise InputError(f"{run_dir}/steps.jsonl is damaged: {error}. Run it again.") from None
     found = [seconds for line in lines for seconds in line]
     if not found:
-        raise InputError(f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is not whole. Run it again.")
+        raise InputError(
+            f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is not whole. Run it again."
+        )
     return found

@@ -25,7 +25,9 @@ class StepClock:
     def __init__(self, device_type: str) -> None:
         self.cuda = device_type == "cuda"
         self.durations: list[float] = []
-        self.page_faults: list[int] = []  # minor ones of this process, by step: pages that its allocator had given back
+        self.page_faults: list[
+            int
+        ] = []  # minor ones of this process, by step: pages that its allocator had given back
         self.phases: dict[str, list[float]] = {}
         self.paused_seconds = 0.0
         self._pending: list[tuple[Any, Any]] = []
@@ -90,7 +92,10 @@ class StepClock:
         by_duration = sorted(range(warmup, len(durations)), key=durations.__getitem__)
         quarter = len(by_duration) // 4
         middle = by_duration[quarter : len(by_duration) - quarter]
-        return {name: sum(values[step] for step in middle) / len(middle) for name, values in self.phases.items()}
+        return {
+            name: sum(values[step] for step in middle) / len(middle)
+            for name, values in self.phases.items()
+        }
 
     def pause(self) -> None:
         """The device finishes what it has, and the clock stops."""

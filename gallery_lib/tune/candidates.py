@@ -23,7 +23,9 @@ class Candidate:
     @property
     def name(self) -> str:
         """`eager`, `inductor, channels_last`, …"""
-        return (self.backend or "eager") + (f", {self.layout}" if self.layout != "contiguous" else "")
+        return (self.backend or "eager") + (
+            f", {self.layout}" if self.layout != "contiguous" else ""
+        )
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -44,7 +46,11 @@ BASELINE = Candidate()
 
 def candidates(model: nn.Module, config: Config, device: torch.device) -> list[Candidate]:
     """The baseline first, then what `config` allows: its layout, its compiler, and both."""
-    layout = "channels_last" if memory_format(model, config.memory, device.type) is torch.channels_last else "contiguous"
+    layout = (
+        "channels_last"
+        if memory_format(model, config.memory, device.type) is torch.channels_last
+        else "contiguous"
+    )
     found = [BASELINE, Candidate(layout)]
     if config.compiler.enabled:
         found.append(Candidate(layout, config.compiler.backend))

@@ -61,11 +61,29 @@ class Choice:
 
     def table(self) -> str:
         """Candidate, step time, ratio with interval, gradients, verdict."""
-        lines = [["candidate", "forward + backward", "over eager (interval)", "gradient norms differ by", "verdict"]]
+        lines = [
+            [
+                "candidate",
+                "forward + backward",
+                "over eager (interval)",
+                "gradient norms differ by",
+                "verdict",
+            ]
+        ]
         for row in self.rows:
-            ratio = "" if row.ratio is None else f"{row.ratio:.2f}× ({row.low:.2f} to {row.high:.2f})"
+            ratio = (
+                "" if row.ratio is None else f"{row.ratio:.2f}× ({row.low:.2f} to {row.high:.2f})"
+            )
             deviation = "" if row.gradient_deviation is None else f"{row.gradient_deviation:.1e}"
-            lines.append([row.candidate, "" if row.step_seconds is None else seconds(row.step_seconds), ratio, deviation, row.verdict])
+            lines.append(
+                [
+                    row.candidate,
+                    "" if row.step_seconds is None else seconds(row.step_seconds),
+                    ratio,
+                    deviation,
+                    row.verdict,
+                ]
+            )
         return text_table(lines)
 
 
@@ -74,12 +92,18 @@ def _failure(step: Callable[[], Any]) -> str:
     try:
         step()
         reason = ""
-    except Exception as error:  # whatever a compiler or a model raises: the candidate is dropped, the run goes on
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:160]
+    except (
+        Exception
+    ) as error:  # whatever a compiler or a model raises: the candidate is dropped, the run goes on
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[
+            :160
+        ]
     return next((found for found in process_group.all_ranks(reason) if found), "")
 
 
-def take_turns(model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]) -> tuple[list[Row], str]:
+def take_turns(
+    model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]
+) -> tuple[list[Row], str]:
     """A row for each of the candidates, baseline first, and the name of the one to use."""
     half = torch.is_autocast_enabled(device.type)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
@@ -99,17 +123,24 @@ def take_turns(model: nn.Module, inputs: Inputs, config: Config, device: torch.d
             deviation, where = worst_deviation(norms[BASELINE.name], norms[candidate.name], sizes)
             deviation, where = max(process_group.all_ranks((deviation, where)))
             if deviation > SCALE_TOLERANCE["half" if half else "fp32"]:
-                dropped[candidate.name] = (f"dropped: other gradients, first of all in {where}", deviation)
+                dropped[candidate.name] = (
+                    f"dropped: other gradients, first of all in {where}",
+                    deviation,
+                )
         if candidate.name in dropped:
             trials.pop(candidate.name, None)
             if candidate == BASELINE:
-                return [Row(BASELINE.name, None, None, None, None, None, dropped[BASELINE.name][0])], BASELINE.name
+                return [
+                    Row(BASELINE.name, None, None, None, None, None, dropped[BASELINE.name][0])
+                ], BASELINE.name
     rounds: dict[str, list[list[float]]] = {name: [] for name in trials}
     for number in range(config.tune.rounds):
         order = list(trials) if number % 2 == 0 else list(reversed(trials))
         for name in order:
             rounds[name].append([trials[name].step() for _ in range(config.tune.block_steps)][1:])
-    slowest = {name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in rounds.items()}
+    slowest = {
+        name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in rounds.items()
+    }
     rows, best = [], (1.0, BASELINE.name)
     for candidate in found:
         name = candidate.name
@@ -120,7 +151,9 @@ def take_turns(model: nn.Module, inputs: Inputs, config: Config, device: torch.d
         if candidate == BASELINE:
             rows.append(Row(name, p50, None, None, None, None, "baseline"))
             continue
-        ratio = stats.ratio_of_medians(slowest[BASELINE.name], slowest[name], confidence=config.tune.confidence)
+        ratio = stats.ratio_of_medians(
+            slowest[BASELINE.name], slowest[name], confidence=config.tune.confidence
+        )
         deviation, _ = worst_deviation(norms[BASELINE.name], norms[name], sizes)
         rows.append(Row(name, p50, ratio.ratio, ratio.low, ratio.high, deviation, ratio.verdict))
         if ratio.verdict == "faster" and ratio.ratio > best[0]:
@@ -132,15 +165,22 @@ def take_turns(model: nn.Module, inputs: Inputs, config: Config, device: torch.d
 # Keeping the choice
 
 
-def key(model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]) -> str:
+def key(
+    model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]
+) -> str:
     """Names a kept choice: a digest of the model's structure, its inputs' shapes, the candidates, the machine and the versions."""
     facts = [
         [(name, type(module).__qualname__) for name, module in model.named_modules()],
-        [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()],
+        [
+            (name, tuple(p.shape), str(p.dtype), p.requires_grad)
+            for name, p in model.named_parameters()
+        ],
         [(tuple(t.shape), str(t.dtype)) for t in tensors_in(inputs)],
         [candidate.name for candidate in found],
         dataclasses.asdict(config.compiler),
-        str(torch.get_autocast_dtype(device.type)) if torch.is_autocast_enabled(device.type) else "fp32",
+        str(torch.get_autocast_dtype(device.type))
+        if torch.is_autocast_enabled(device.type)
+        else "fp32",
         torch.cuda.get_device_name(device) if device.type == "cuda" else hardware.processor(),
         torch.get_num_threads(),
         process_group.world_size(),
@@ -174,7 +214,9 @@ def _read(path: Path, found: list[Candidate]) -> Choice | None:
     names = [candidate.name for candidate in found]
     if chosen not in names:
         close = did_you_mean(str(chosen), names)
-        raise InputError(f"{path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(names)}; or delete the file.")
+        raise InputError(
+            f"{path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(names)}; or delete the file."
+        )
     return Choice(chosen, rows, kept=True, path=str(path))
 
 
@@ -196,10 +238,18 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
         return kept
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         rows, chosen = take_turns(model, inputs, config, device, found)
-    choice = Choice(process_group.from_rank_0(chosen), tuple(rows), path=str(path) if config.tune.keep else "")
+    choice = Choice(
+        process_group.from_rank_0(chosen), tuple(rows), path=str(path) if config.tune.keep else ""
+    )
     if config.tune.keep and process_group.rank() == 0:
-        values = {"model": type(model).__name__, "chosen": choice.chosen, "rows": [_finite(dataclasses.asdict(row)) for row in choice.rows]}
-        with contextlib.suppress(OSError):  # a cache that cannot be written: it is measured again next time
+        values = {
+            "model": type(model).__name__,
+            "chosen": choice.chosen,
+            "rows": [_finite(dataclasses.asdict(row)) for row in choice.rows],
+        }
+        with contextlib.suppress(
+            OSError
+        ):  # a cache that cannot be written: it is measured again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, values)
     return choice

@@ -24,11 +24,19 @@ def _explain(model: nn.Module, choice: Choice) -> None:
         return
     origin = "kept from an earlier run" if choice.kept else "measured now on the first batch"
     where = f"; {choice.path} may be edited or deleted" if choice.path else ""
-    print(f"{choice.table()}\n{type(model).__name__} runs as `{choice.chosen}` ({origin}{where}).", file=sys.stderr, flush=True)
+    print(
+        f"{choice.table()}\n{type(model).__name__} runs as `{choice.chosen}` ({origin}{where}).",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def tune_at_first_step(
-    model: nn.Module, config: Config, device: torch.device, done: MutableMapping[str, str], chosen: Callable[[Candidate], None]
+    model: nn.Module,
+    config: Config,
+    device: torch.device,
+    done: MutableMapping[str, str],
+    chosen: Callable[[Candidate], None],
 ) -> None:
     """Have `model` choose how it runs when it is first called to train.
 
@@ -43,7 +51,9 @@ def tune_at_first_step(
         choice = choose(model, (args, kwargs), config, device)
         candidate = next(c for c in candidates(model, config, device) if c.name == choice.chosen)
         candidate.apply(model, config.compiler, device)
-        done["tuning"] = f"{choice.chosen}, of {len(choice.rows)} candidates" + (" (kept choice)" if choice.kept else "")
+        done["tuning"] = f"{choice.chosen}, of {len(choice.rows)} candidates" + (
+            " (kept choice)" if choice.kept else ""
+        )
         _explain(model, choice)
         chosen(candidate)
         return model(*args, **kwargs)

@@ -33,7 +33,14 @@ def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
 class Trial:
     """A copy of `model` run as `candidate` says. Raises whatever the candidate raises."""
 
-    def __init__(self, model: nn.Module, candidate: Candidate, options: Compiler, inputs: Inputs, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        candidate: Candidate,
+        options: Compiler,
+        inputs: Inputs,
+        device: torch.device,
+    ) -> None:
         self.candidate, self.device = candidate, device
         self.model = copy.deepcopy(model)
         without_dropout(self.model)
@@ -49,7 +56,10 @@ class Trial:
         began = time.perf_counter()
         outputs = [t for t in tensors_in(self.model(*self.args, **self.kwargs)) if t.requires_grad]
         generator = torch.Generator().manual_seed(0)
-        directions = [torch.randn(t.shape, generator=generator).to(t) if t.dim() else torch.ones_like(t) for t in outputs]
+        directions = [
+            torch.randn(t.shape, generator=generator).to(t) if t.dim() else torch.ones_like(t)
+            for t in outputs
+        ]
         torch.autograd.backward(outputs, directions)
         self._synchronize()
         return time.perf_counter() - began
@@ -60,10 +70,16 @@ class Trial:
 
     def gradient_norms(self) -> dict[str, float]:
         """The L2 norm of each parameter's gradient after a step."""
-        return {name: float(p.grad.detach().double().norm()) for name, p in self.model.named_parameters() if p.grad is not None}
+        return {
+            name: float(p.grad.detach().double().norm())
+            for name, p in self.model.named_parameters()
+            if p.grad is not None
+        }
 
 
-def worst_deviation(baseline: Mapping[str, float], candidate: Mapping[str, float], sizes: Mapping[str, int]) -> tuple[float, str]:
+def worst_deviation(
+    baseline: Mapping[str, float], candidate: Mapping[str, float], sizes: Mapping[str, int]
+) -> tuple[float, str]:
     """How far the norm of a parameter's gradient is from the baseline's, relatively, at worst, and for which parameter.
 
     Parameters whose gradient is zero but for rounding do not count. `sizes` has each parameter's number of elements.

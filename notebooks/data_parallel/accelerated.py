@@ -20,7 +20,9 @@ torch.manual_seed(0)
 inputs = torch.randn(options.images, 3, options.image_size, options.image_size)
 labels = torch.randint(0, 100, (options.images,))
 dataset = torch.utils.data.TensorDataset(inputs, labels)
-train_loader = torch.utils.data.DataLoader(dataset, batch_size=options.batch_size, shuffle=True, num_workers=1)
+train_loader = torch.utils.data.DataLoader(
+    dataset, batch_size=options.batch_size, shuffle=True, num_workers=1
+)
 model = torchvision.models.resnet50(num_classes=100)
 model, train_loader = accelerate(model, train_loader)
 criterion = torch.nn.CrossEntropyLoss()
@@ -38,5 +40,7 @@ for epoch in range(options.epochs):
         if i % options.log_steps == 0:
             seconds = time.time() - start_time
             throughput = options.batch_size * options.log_steps / seconds
-            print(f"Epoch: {epoch}, Step: {i}, Loss: {loss:.4f}, Throughputs: {throughput:.4f} samples/s")
+            print(
+                f"Epoch: {epoch}, Step: {i}, Loss: {loss:.4f}, Throughputs: {throughput:.4f} samples/s"
+            )
             start_time = time.time()

@@ -30,8 +30,16 @@ def parts() -> dict[str, Any]:
 
 def kinds(returned: tuple[Any, ...]) -> list[str]:
     """The kind of each thing that came back."""
-    types = {nn.Module: "model", DeviceLoader: "loader", torch.optim.Optimizer: "optimizer", type(None): "None"}
-    return [next((name for kind, name in types.items() if isinstance(part, kind)), "scheduler") for part in returned]
+    types = {
+        nn.Module: "model",
+        DeviceLoader: "loader",
+        torch.optim.Optimizer: "optimizer",
+        type(None): "None",
+    }
+    return [
+        next((name for kind, name in types.items() if isinstance(part, kind)), "scheduler")
+        for part in returned
+    ]
 
 
 @pytest.mark.parametrize(
@@ -66,15 +74,25 @@ def test_what_is_left_out_keeps_its_place() -> None:
     given = parts()
     assert kinds(accelerate(given["model"], given["loader"], None)) == ["model", "loader"]
     given = parts()
-    assert kinds(accelerate(given["model"], None, given["optimizer"], config=given["config"])) == ["model", "None", "optimizer"]
+    assert kinds(accelerate(given["model"], None, given["optimizer"], config=given["config"])) == [
+        "model",
+        "None",
+        "optimizer",
+    ]
 
 
 def test_several_loaders_and_optimizers_come_back() -> None:
     given, other = parts(), parts()
     second = torch.optim.Adam([given["model"].bias])
-    returned = accelerate(given["model"], given["loader"], other["loader"], given["optimizer"], second, Config.plain())
+    returned = accelerate(
+        given["model"], given["loader"], other["loader"], given["optimizer"], second, Config.plain()
+    )
     assert kinds(returned) == ["model", "loader", "loader", "optimizer", "optimizer"]
-    assert returned[1] is not returned[2] and returned[3] is given["optimizer"] and returned[4] is second
+    assert (
+        returned[1] is not returned[2]
+        and returned[3] is given["optimizer"]
+        and returned[4] is second
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,16 +100,34 @@ def test_several_loaders_and_optimizers_come_back() -> None:
     [
         (lambda p: accelerate(), "needs a model"),
         (lambda p: accelerate(p["loader"]), "needs a model"),
-        (lambda p: accelerate(p["model"], nn.Linear(1, 1)), "two parts that are a torch.nn.Module. Call accelerate() once for each"),
-        (lambda p: accelerate(p["model"], p["config"], Config()), "two parts that are a gallery_lib.Config"),
-        (lambda p: accelerate(p["model"], p["loader"].dataset), "Put a data set into a torch.utils.data.DataLoader first"),
+        (
+            lambda p: accelerate(p["model"], nn.Linear(1, 1)),
+            "two parts that are a torch.nn.Module. Call accelerate() once for each",
+        ),
+        (
+            lambda p: accelerate(p["model"], p["config"], Config()),
+            "two parts that are a gallery_lib.Config",
+        ),
+        (
+            lambda p: accelerate(p["model"], p["loader"].dataset),
+            "Put a data set into a torch.utils.data.DataLoader first",
+        ),
         (lambda p: accelerate(p["model"], 3), "got a int"),
         (lambda p: accelerate(p["model"], "train"), "got a str"),
         (lambda p: accelerate(p["model"], {"bf16": True}), "got a dict"),
         (lambda p: accelerate(p["model"], torch.amp.GradScaler("cpu")), "got a GradScaler"),
-        (lambda p: accelerate(p["model"], optimiser=p["optimizer"]), "no argument `optimiser`. Did you mean `optimizer`"),
-        (lambda p: accelerate(p["model"], optimizer=p["loader"]), "optimizer=a DataLoader must be a torch.optim.Optimizer"),
-        (lambda p: accelerate(p["model"], torch.optim.SGD(nn.Linear(2, 2).parameters())), "none of the model's parameters"),
+        (
+            lambda p: accelerate(p["model"], optimiser=p["optimizer"]),
+            "no argument `optimiser`. Did you mean `optimizer`",
+        ),
+        (
+            lambda p: accelerate(p["model"], optimizer=p["loader"]),
+            "optimizer=a DataLoader must be a torch.optim.Optimizer",
+        ),
+        (
+            lambda p: accelerate(p["model"], torch.optim.SGD(nn.Linear(2, 2).parameters())),
+            "none of the model's parameters",
+        ),
     ],
 )
 def test_a_part_that_is_none_of_these_is_refused_in_one_line(call: Any, message: str) -> None:
@@ -101,4 +137,10 @@ def test_a_part_that_is_none_of_these_is_refused_in_one_line(call: Any, message:
 
 
 def test_help_shows_the_names() -> None:
-    assert list(inspect.signature(accelerate).parameters) == ["model", "loader", "optimizer", "scheduler", "config"]
+    assert list(inspect.signature(accelerate).parameters) == [
+        "model",
+        "loader",
+        "optimizer",
+        "scheduler",
+        "config",
+    ]

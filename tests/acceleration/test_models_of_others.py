@@ -19,7 +19,16 @@ def gpt2() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     """Hugging Face's GPT-2 with two small layers, without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=100, n_positions=16, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    config = GPT2Config(
+        vocab_size=100,
+        n_positions=16,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
     ids = torch.randint(100, (2, 16))
     return GPT2LMHeadModel(config), lambda model: model(input_ids=ids, labels=ids).loss
 
@@ -29,7 +38,12 @@ def convnext() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
     images, labels = torch.randn(2, 3, 32, 32), torch.tensor([1, 2])
-    model = ConvNeXt([CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 1)], num_classes=10, stochastic_depth_prob=0.0, layer_scale=1.0)
+    model = ConvNeXt(
+        [CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 1)],
+        num_classes=10,
+        stochastic_depth_prob=0.0,
+        layer_scale=1.0,
+    )
     return model, lambda network: F.cross_entropy(network(images), labels)
 
 
@@ -38,7 +52,11 @@ class Tagger(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.lstm, self.out = nn.Embedding(50, 16), nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 5)
+        self.embed, self.lstm, self.out = (
+            nn.Embedding(50, 16),
+            nn.LSTM(16, 16, batch_first=True),
+            nn.Linear(16, 5),
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.out(self.lstm(self.embed(ids))[0])
@@ -67,7 +85,9 @@ def branching() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [gpt2, convnext, lstm, branching])
-def test_an_accelerated_model_computes_the_same_gradients(build: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_accelerated_model_computes_the_same_gradients(
+    build: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(0)
     plain, loss_of = build()
     keys = list(plain.state_dict())
@@ -76,8 +96,16 @@ def test_an_accelerated_model_computes_the_same_gradients(build: Any, capfd: pyt
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-6)
     for loss in losses:
         loss.backward()
-    for (name, ours), theirs in zip(accelerated.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    for (name, ours), theirs in zip(
+        accelerated.named_parameters(), plain.parameters(), strict=True
+    ):
+        torch.testing.assert_close(
+            ours.grad,
+            theirs.grad,
+            rtol=1e-3,
+            atol=1e-5,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
     assert list(accelerated.state_dict()) == keys
     said = capfd.readouterr().err
     assert f"compiling {type(plain).__name__}; later starts take it from the cache" in said

@@ -21,11 +21,15 @@ from gallery_lib.system import hardware
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
+    )
 
 
 def loader() -> DataLoader:
-    return DataLoader(TensorDataset(torch.randn(20, 3, 8, 8), torch.arange(20)), batch_size=4, shuffle=True)
+    return DataLoader(
+        TensorDataset(torch.randn(20, 3, 8, 8), torch.arange(20)), batch_size=4, shuffle=True
+    )
 
 
 def test_the_package_is_the_interface() -> None:
@@ -53,7 +57,10 @@ def test_the_baseline_has_none_of_the_backend() -> None:
     assert not plain[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(("gains", "layout", "changes"), [(True, "auto", True), (False, "auto", False), (False, "channels_last", True)])
+@pytest.mark.parametrize(
+    ("gains", "layout", "changes"),
+    [(True, "auto", True), (False, "auto", False), (False, "channels_last", True)],
+)
 def test_convolutions_get_channels_last_where_they_gain_from_it_and_keep_their_values(
     monkeypatch: pytest.MonkeyPatch, gains: bool, layout: Any, changes: bool
 ) -> None:
@@ -70,7 +77,12 @@ def test_convolutions_get_channels_last_where_they_gain_from_it_and_keep_their_v
 
 @pytest.mark.parametrize(
     ("device_type", "flags", "gains"),
-    [("cpu", {"avx2"}, False), ("cpu", {"avx2", "avx512f"}, True), ("cpu", {"asimd"}, True), ("cuda", {"avx2"}, True)],
+    [
+        ("cpu", {"avx2"}, False),
+        ("cpu", {"avx2", "avx512f"}, True),
+        ("cpu", {"asimd"}, True),
+        ("cuda", {"avx2"}, True),
+    ],
 )
 def test_convolutions_gain_from_channels_last_but_on_cpus_without_avx512(
     monkeypatch: pytest.MonkeyPatch, device_type: str, flags: set[str], gains: bool
@@ -101,7 +113,9 @@ def test_a_misspelt_option_or_an_impossible_value_is_refused_when_it_is_set() ->
         config.loader.prefetch = -1
     with pytest.raises(InputError, match=r"Config\.loader=3 must be a Loader"):
         config.loader = 3
-    with pytest.raises(InputError, match="layout='nhwc' must be auto or contiguous or channels_last"):
+    with pytest.raises(
+        InputError, match="layout='nhwc' must be auto or contiguous or channels_last"
+    ):
         Config().memory.layout = "nhwc"
 
 
@@ -121,7 +135,9 @@ def test_a_misspelt_option_or_an_impossible_value_is_refused_when_it_is_set() ->
         ("tune", "confidence", float("inf"), "a finite number"),
     ],
 )
-def test_a_value_of_another_type_is_refused_when_it_is_set(part: str, name: str, value: Any, wanted: str) -> None:
+def test_a_value_of_another_type_is_refused_when_it_is_set(
+    part: str, name: str, value: Any, wanted: str
+) -> None:
     config = Config()
     before = getattr(getattr(config, part), name)
     with pytest.raises(InputError, match=wanted):
@@ -134,19 +150,31 @@ def test_no_process_group_is_made_for_a_process_that_is_alone() -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_synchronized_batch_norm_on_one_process_is_batch_norm_for_this_model_and_any_other() -> None:
+def test_synchronized_batch_norm_on_one_process_is_batch_norm_for_this_model_and_any_other() -> (
+    None
+):
     torch.manual_seed(0)
-    other = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
+    other = nn.SyncBatchNorm.convert_sync_batchnorm(
+        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    )
     ours, _ = accelerate(copy.deepcopy(other), None, Config.plain())
     x = torch.randn(6, 4)
     assert torch.equal(ours(x), other(x))
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)  # still to be had
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )  # still to be had
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: nn.Sequential(nn.DataParallel(m))], ids=["the model", "inside"])
+@pytest.mark.parametrize(
+    "wrap",
+    [nn.DataParallel, lambda m: nn.Sequential(nn.DataParallel(m))],
+    ids=["the model", "inside"],
+)
 def test_a_model_that_is_distributed_already_is_refused_in_one_line(wrap: Any) -> None:
-    with pytest.raises(InputError, match=r"is a DataParallel already. Give accelerate\(\) the plain module") as refused:
+    with pytest.raises(
+        InputError, match=r"is a DataParallel already. Give accelerate\(\) the plain module"
+    ) as refused:
         accelerate(wrap(nn.Linear(3, 1)), None, Config.plain())
     assert "\n" not in str(refused.value)
 
@@ -172,7 +200,9 @@ def test_a_model_without_convolutions_that_the_user_compiles_afterwards_is_one_g
 
 @pytest.mark.slow
 def test_hooks_that_come_and_go_after_the_first_step_run_in_a_compiled_model() -> None:
-    network, _ = accelerate(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), None, Config())
+    network, _ = accelerate(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), None, Config()
+    )
     x = torch.randn(3, 4)
     before = network(x)
     before.sum().backward()
@@ -188,7 +218,9 @@ def test_hooks_that_come_and_go_after_the_first_step_run_in_a_compiled_model() -
 @pytest.mark.parametrize("mode", ["bicubic", "bilinear", "nearest"])
 def test_resizing_in_a_compiled_model_in_channels_last_has_torchs_gradients(mode: str) -> None:
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2, mode=mode), nn.Conv2d(4, 2, 1))
+    plain = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2, mode=mode), nn.Conv2d(4, 2, 1)
+    )
     ours, _ = accelerate(copy.deepcopy(plain), None, Config())
     x = torch.randn(2, 3, 8, 8)
     for network in (plain, ours):
@@ -206,7 +238,9 @@ def test_float16_on_a_cpu_is_said_to_be_fp32() -> None:
 
 
 def test_a_model_without_values_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"parameter weight has no values \(it is on the meta device\)"):
+    with pytest.raises(
+        InputError, match=r"parameter weight has no values \(it is on the meta device\)"
+    ):
         accelerate(nn.Linear(2, 2, device="meta"), None, Config.plain())
 
 
@@ -270,5 +304,11 @@ def test_a_compiled_model_trains_like_the_plain_one() -> None:
     for network in (plain, compiled):
         nn.functional.cross_entropy(network(inputs), labels).backward()
     for (name, ours), theirs in zip(compiled.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            ours.grad,
+            theirs.grad,
+            rtol=1e-4,
+            atol=1e-5,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
     assert list(compiled.state_dict()) == list(plain.state_dict())

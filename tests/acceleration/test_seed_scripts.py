@@ -57,11 +57,16 @@ AMP_STEP = """
         scaler.step(optimizer)
         scaler.update()
 """
-ON_RANK_0 = {"rank_0": " and torch.distributed.get_rank() == 0", "times_world": " * torch.distributed.get_world_size()"}
+ON_RANK_0 = {
+    "rank_0": " and torch.distributed.get_rank() == 0",
+    "times_world": " * torch.distributed.get_world_size()",
+}
 SCRIPTS = {
     "single": HEAD + PLAIN + LOOP.format(scaler="", step=FP32_STEP, rank_0="", times_world=""),
     "data_parallel": HEAD + PLAIN + LOOP.format(scaler="", step=FP32_STEP, **ON_RANK_0),
-    "amp": HEAD + FP16 + LOOP.format(scaler="scaler = torch.cuda.amp.GradScaler()", step=AMP_STEP, **ON_RANK_0),
+    "amp": HEAD
+    + FP16
+    + LOOP.format(scaler="scaler = torch.cuda.amp.GradScaler()", step=AMP_STEP, **ON_RANK_0),
 }
 BATCHES = 4
 
@@ -71,7 +76,11 @@ def steps_printed(command: list[str], checkout: Path) -> list[tuple[int, int]]:
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.replace(",", "").split() for line in done.stdout.splitlines() if line.startswith("Epoch:")]
+    lines = [
+        line.replace(",", "").split()
+        for line in done.stdout.splitlines()
+        if line.startswith("Epoch:")
+    ]
     return [(int(words[1]), int(words[3])) for words in lines]
 
 
@@ -81,14 +90,31 @@ def test_a_script_runs_alone(name: str, tmp_path: Path, checkout: Path) -> None:
     script = tmp_path / f"{name}.py"
     script.write_text(SCRIPTS[name])
     asks_for_its_rank = "get_rank" in SCRIPTS[name]
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"] if asks_for_its_rank else []
-    assert steps_printed([sys.executable, *start, str(script)], checkout) == [(e, s) for e in range(2) for s in range(1, BATCHES + 1)]
+    start = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
+        if asks_for_its_rank
+        else []
+    )
+    assert steps_printed([sys.executable, *start, str(script)], checkout) == [
+        (e, s) for e in range(2) for s in range(1, BATCHES + 1)
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["data_parallel", "amp"])
-def test_on_two_processes_an_epoch_has_half_the_steps(name: str, tmp_path: Path, checkout: Path) -> None:
+def test_on_two_processes_an_epoch_has_half_the_steps(
+    name: str, tmp_path: Path, checkout: Path
+) -> None:
     script = tmp_path / f"{name}.py"
     script.write_text(SCRIPTS[name])
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    assert steps_printed(torchrun, checkout) == [(e, s) for e in range(2) for s in range(1, BATCHES // 2 + 1)]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(script),
+    ]
+    assert steps_printed(torchrun, checkout) == [
+        (e, s) for e in range(2) for s in range(1, BATCHES // 2 + 1)
+    ]

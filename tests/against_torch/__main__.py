@@ -19,10 +19,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Return the exit code: 1 when something failed, or a planted fault was not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.against_torch", description=__doc__)
     parser.add_argument("--hours", type=float, default=0.0, help="how long to draw cases")
-    parser.add_argument("--minutes", type=float, default=0.0, help="the same; with --planted, for each fault")
-    parser.add_argument("--seed", type=int, help="seed of the draws; default: a new one, which is printed")
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="the same; with --planted, for each fault"
+    )
+    parser.add_argument(
+        "--seed", type=int, help="seed of the draws; default: a new one, which is printed"
+    )
     parser.add_argument("--case", help="run this case (JSON), and print the differences")
-    parser.add_argument("--planted", nargs="*", metavar="FAULT", help="find these planted faults; none named: all")
+    parser.add_argument(
+        "--planted", nargs="*", metavar="FAULT", help="find these planted faults; none named: all"
+    )
     parser.add_argument("--table", action="store_true", help="write docs/guides/what_works.md")
     parser.add_argument("--jobs", type=int, default=2, help="cases at the same time; default: 2")
     options = parser.parse_args(arguments)
@@ -51,7 +57,9 @@ def _planted(names: list[str], seed: int, seconds: float, jobs: int) -> int:
     with ProcessPoolExecutor(jobs, mp.get_context("spawn"), max_tasks_per_child=1) as pool:
         searches = [pool.submit(find_planted, name, seed, seconds) for name in names]
         for name, search in zip(names, searches, strict=True):
-            print(f"{name}: {search.result() or f'NOT FOUND in {seconds / 60:g} minutes'}", flush=True)
+            print(
+                f"{name}: {search.result() or f'NOT FOUND in {seconds / 60:g} minutes'}", flush=True
+            )
             lost += [] if search.result() else [name]
     print(f"{len(names) - len(lost)} of {len(names)} planted faults found")
     return bool(lost)
@@ -59,7 +67,9 @@ def _planted(names: list[str], seed: int, seconds: float, jobs: int) -> int:
 
 def _report(tally: Tally) -> None:
     for subject, counts in tally.counts.items():
-        print(f"{subject}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+        print(
+            f"{subject}: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        )
     print(f"{tally.total} cases, {len(tally.failures)} failures")
     for verdict in tally.failures:
         print(f"\nFAILED --case '{verdict.case.json()}'", *verdict.lines[:8], sep="\n  ")

@@ -43,7 +43,9 @@ class Graph:
         self.index, self.x, self.y = index, x, y
 
     def to(self, device: Any, non_blocking: bool = False) -> Graph:
-        return Graph(*(t.to(device, non_blocking=non_blocking) for t in (self.index, self.x, self.y)))
+        return Graph(
+            *(t.to(device, non_blocking=non_blocking) for t in (self.index, self.x, self.y))
+        )
 
 
 class Rows(list[Any]):

@@ -48,7 +48,9 @@ class Tally:
     """How many cases of each kind were run, what came of them, and the failures, shrunk."""
 
     total: int = 0
-    counts: dict[str, Counter[str]] = field(default_factory=lambda: {s: Counter() for s in (*SUBJECTS, "outcome")})
+    counts: dict[str, Counter[str]] = field(
+        default_factory=lambda: {s: Counter() for s in (*SUBJECTS, "outcome")}
+    )
     failures: list[Verdict] = field(default_factory=list)
 
     def add(self, verdict: Verdict) -> None:
@@ -115,7 +117,9 @@ def _work(seed: int, seconds: float, results: Any) -> None:
     server, known, until = Server(), set[str](), time.monotonic() + seconds
     number = 0
     while time.monotonic() < until:
-        failure = draw(seed + 1000 * number, CHUNK, server, lambda v: results.put(("case", v)), known, until)
+        failure = draw(
+            seed + 1000 * number, CHUNK, server, lambda v: results.put(("case", v)), known, until
+        )
         if failure is not None:
             known.add(failure.signature)
             results.put(("failure", failure))
@@ -127,7 +131,9 @@ def battery(seed: int, seconds: float, jobs: int, told: Callable[[str], None] = 
     """Draw cases in `jobs` processes for `seconds`; return what was tried. Failures are told at once."""
     context = mp.get_context("spawn")
     results = context.Queue()
-    processes = [context.Process(target=_work, args=(seed + job, seconds, results)) for job in range(jobs)]
+    processes = [
+        context.Process(target=_work, args=(seed + job, seconds, results)) for job in range(jobs)
+    ]
     for process in processes:
         process.start()
     tally, at_work = Tally(), jobs
@@ -175,7 +181,9 @@ def find_planted(name: str, seed: int, seconds: float) -> str:
         wrong = run(dataclasses.replace(case, planted=name), server)
         if wrong.outcome == FAILED and run(case, server).outcome != FAILED:
             took = time.monotonic() - began
-            found.append(f"found after {tried} cases, {took:.0f} s: {case.json()}: {wrong.lines[0][:120]}")
+            found.append(
+                f"found after {tried} cases, {took:.0f} s: {case.json()}: {wrong.lines[0][:120]}"
+            )
             raise _Found
 
     with contextlib.suppress(_Found):

@@ -57,7 +57,9 @@ def average(model: nn.Module) -> None:
     parameters = [p for p in model.parameters() if p.requires_grad]
     ranks: list[Any] = [None] * dist.get_world_size()
     # As Gloo does, each rank sums its entries of a row first.
-    mine = [p.grad.coalesce() if p.grad is not None and p.grad.is_sparse else p.grad for p in parameters]
+    mine = [
+        p.grad.coalesce() if p.grad is not None and p.grad.is_sparse else p.grad for p in parameters
+    ]
     dist.all_gather_object(ranks, mine)
     for p, gradients in zip(parameters, zip(*ranks, strict=True), strict=True):
         there = [g for g in gradients if g is not None]

@@ -35,7 +35,9 @@ class Case:
     def json(self) -> str:
         """Return the case as JSON, without what has its default."""
         plain = dataclasses.asdict(Case())
-        values = {k: v for k, v in dataclasses.asdict(self).items() if v != plain[k] or k in _ALWAYS}
+        values = {
+            k: v for k, v in dataclasses.asdict(self).items() if v != plain[k] or k in _ALWAYS
+        }
         return json.dumps(values)
 
     @staticmethod

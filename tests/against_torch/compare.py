@@ -49,7 +49,9 @@ def reasons(case: Case) -> list[str]:
     if case.call == "one_pass" or (case.call == "parts" and case.config != "plain"):
         found.append("the optimizer steps in one pass over memory")
     if case.loop == "two_backwards" and LAUNCHES[case.launch].world > 1:
-        found.append("the mean of the first backward pass is added to what is averaged in the second")
+        found.append(
+            "the mean of the first backward pass is added to what is averaged in the second"
+        )
     if case.config == "inductor":
         found.append("Inductor fuses operations and orders sums anew")
     return found
@@ -90,20 +92,30 @@ def _apart(case: Case, where: str, ours: Any, plain: Any, exact: bool) -> list[s
     if isinstance(ours, dict) and isinstance(plain, dict):
         if list(map(str, ours)) != list(map(str, plain)) and set(ours) != set(plain):
             return [f"{where}: {sorted(map(str, ours))} instead of {sorted(map(str, plain))}"]
-        return [line for k in plain for line in _apart(case, f"{where}.{k}", ours[k], plain[k], exact)]
+        return [
+            line for k in plain for line in _apart(case, f"{where}.{k}", ours[k], plain[k], exact)
+        ]
     if isinstance(ours, (list, tuple)) and isinstance(plain, (list, tuple)):
         if len(ours) != len(plain):
             return [f"{where}: {len(ours)} instead of {len(plain)}"]
         pairs = enumerate(zip(ours, plain, strict=True))
-        return [line for number, (a, b) in pairs for line in _apart(case, f"{where}[{number}]", a, b, exact)][:3]
+        return [
+            line
+            for number, (a, b) in pairs
+            for line in _apart(case, f"{where}[{number}]", a, b, exact)
+        ][:3]
     if isinstance(ours, torch.Tensor) and isinstance(plain, torch.Tensor):
         return _tensors_apart(case, where, ours, plain, exact)
     if isinstance(ours, float) and isinstance(plain, float):
-        return _tensors_apart(case, where, *(torch.tensor(v, dtype=torch.float64) for v in (ours, plain)), exact)
+        return _tensors_apart(
+            case, where, *(torch.tensor(v, dtype=torch.float64) for v in (ours, plain)), exact
+        )
     return [] if ours == plain else [f"{where}: {ours!r} instead of {plain!r}"]
 
 
-def _tensors_apart(case: Case, where: str, ours: torch.Tensor, plain: torch.Tensor, exact: bool) -> list[str]:
+def _tensors_apart(
+    case: Case, where: str, ours: torch.Tensor, plain: torch.Tensor, exact: bool
+) -> list[str]:
     kinds = [(t.dtype, tuple(t.shape), t.layout) for t in (ours, plain)]
     if kinds[0] != kinds[1]:
         return [f"{where}: {kinds[0]} instead of {kinds[1]}"]
@@ -114,10 +126,18 @@ def _tensors_apart(case: Case, where: str, ours: torch.Tensor, plain: torch.Tens
         return []
     wide = torch.complex128 if ours.is_complex() else torch.float64
     apart = (ours.to(wide) - plain.to(wide)).abs()
-    apart = torch.where(same, torch.zeros_like(apart), apart).nan_to_num(nan=float("inf")).max().item()
-    rounded = {"autocast": DECIDING_AUTOCAST if case.config == "inductor" and MODELS[case.model].decides else AUTOCAST}.get(case.loop, 0.0)
+    apart = (
+        torch.where(same, torch.zeros_like(apart), apart).nan_to_num(nan=float("inf")).max().item()
+    )
+    rounded = {
+        "autocast": DECIDING_AUTOCAST
+        if case.config == "inductor" and MODELS[case.model].decides
+        else AUTOCAST
+    }.get(case.loop, 0.0)
     bound = 0.0 if exact else max(BOUND.get(ours.dtype, 0.0), rounded)
-    if not exact and (where.startswith("losses") or case.loop in MIXING):  # a sum in float64 may have parts that are not
+    if not exact and (
+        where.startswith("losses") or case.loop in MIXING
+    ):  # a sum in float64 may have parts that are not
         bound = max(bound, BOUND.get(MODELS[case.model].dtype, BOUND[torch.float32]))
     scale = max(1.0, plain.to(wide).abs().nan_to_num(0.0).max().item())
     if apart <= bound * scale:
@@ -132,7 +152,9 @@ def union(case: Case, ranks: list[dict[str, Any]]) -> list[str]:
     counts = [[len(epoch) for epoch in r["samples"].get("train", [])] for r in ranks]
     if any(c != counts[0] for c in counts):
         return [f"union: ranks took different numbers of batches: {counts}"]
-    allowed = {"": 0, "items": world - 1, "batches": world * case.batch_size}[kind.missing] * max(1, case.workers)
+    allowed = {"": 0, "items": world - 1, "batches": world * case.batch_size}[kind.missing] * max(
+        1, case.workers
+    )
     epochs = len(counts[0])
     for number in range(epochs if kind.union == "once" else 0):
         if not all(r["complete"]["train"][number] for r in ranks):
@@ -141,11 +163,15 @@ def union(case: Case, ranks: list[dict[str, Any]]) -> list[str]:
         right = loaders.expected(case)
         missing = [i for i in right if not seen[i]]
         surplus = seen.total() - len(set(seen))
-        padding = (world - 1) * (case.batch_size if kind.missing == "batches" else max(1, case.workers))
+        padding = (world - 1) * (
+            case.batch_size if kind.missing == "batches" else max(1, case.workers)
+        )
         if len(missing) > allowed or set(seen) - set(right):
             found.append(f"union: epoch {number} lacks {missing}, has {sorted(seen.elements())}")
         if surplus > padding:
-            found.append(f"union: epoch {number} has {surplus} samples too many: {sorted(seen.elements())}")
+            found.append(
+                f"union: epoch {number} has {surplus} samples too many: {sorted(seen.elements())}"
+            )
     if kind.shuffles and epochs > 1 and case.samples >= 9:
         orders = [[b for r in ranks for b in r["samples"]["train"][n]] for n in range(2)]
         whole = all(r["complete"]["train"][n] for r in ranks for n in range(2))

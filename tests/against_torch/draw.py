@@ -53,7 +53,12 @@ def _by_user(case: Case) -> bool:
     """Return whether a user can wrap the model in DDP: the loader divides itself, and there is a group before."""
     group = launches.LAUNCHES[case.launch].group == "before"
     known = case.loader in ("distributed_sampler", "stream_by_rank") and case.config == "plain"
-    return group and known and not MODELS[case.model].refusal and case.loop not in ("freeze", "gan", "two_backwards", "averaged_model")
+    return (
+        group
+        and known
+        and not MODELS[case.model].refusal
+        and case.loop not in ("freeze", "gan", "two_backwards", "averaged_model")
+    )
 
 
 @st.composite

@@ -76,7 +76,9 @@ def _join(name: str, rank: int, meeting: Path) -> None:
     if LAUNCHES[name].variables:
         dist.init_process_group("gloo", timeout=wait)
     else:
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=wait)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=wait
+        )
 
 
 def _free_port() -> int:
@@ -90,12 +92,16 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30))
 
 
-def _in_child(text: str, side: str, rank: int, folder: str, world: int, port: int, variables: bool) -> None:
+def _in_child(
+    text: str, side: str, rank: int, folder: str, world: int, port: int, variables: bool
+) -> None:
     """Become one rank, in a process that the server has forked."""
     die_with_parent()
     os.setsid()
     _limit_memory()
-    mp.set_start_method("fork", force=True)  # as in a script; the server's own way would be inherited
+    mp.set_start_method(
+        "fork", force=True
+    )  # as in a script; the server's own way would be inherited
     with open(Path(folder) / f"{side}-{rank}.log", "w", buffering=1) as log:  # noqa: PTH123
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -139,8 +145,14 @@ class Server:
     def __init__(self) -> None:
         self._context = mp.get_context("forkserver")
         self._context.set_forkserver_preload([f"{__package__}.preload"])
-        variables = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": _PATHS}
-        with patch.dict(os.environ, variables):  # a module that the server does not find, it leaves out silently
+        variables = {
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "PYTHONPATH": _PATHS,
+        }
+        with patch.dict(
+            os.environ, variables
+        ):  # a module that the server does not find, it leaves out silently
             forkserver.ensure_running()
 
     def run(self, text: str, side: str, launch: str, folder: Path, seconds: float) -> str:
@@ -152,7 +164,10 @@ class Server:
             process = self._start(_spawn, text, side, str(folder), kind.world)
             return self._wait([process], folder, side, kind.world, seconds)
         port = _free_port()
-        processes = [self._start(_in_child, text, side, rank, str(folder), kind.world, port, kind.variables) for rank in range(kind.world)]
+        processes = [
+            self._start(_in_child, text, side, rank, str(folder), kind.world, port, kind.variables)
+            for rank in range(kind.world)
+        ]
         return self._wait(processes, folder, side, kind.world, seconds)
 
     def _start(self, function: Callable[..., None], *arguments: Any) -> Any:
@@ -160,7 +175,9 @@ class Server:
         process.start()
         return process
 
-    def _wait(self, processes: list[Any], folder: Path, side: str, world: int, seconds: float) -> str:
+    def _wait(
+        self, processes: list[Any], folder: Path, side: str, world: int, seconds: float
+    ) -> str:
         """Wait for all; when one has failed, the others get a few seconds more."""
         end = time.monotonic() + seconds
         failed = False

@@ -73,7 +73,9 @@ class Batched(Items):
         if not 0 <= index < len(self):
             raise IndexError(index)
         first = index * self.batch_size
-        return self.collate([self.items[i] for i in range(first, min(first + self.batch_size, len(self.items)))])
+        return self.collate(
+            [self.items[i] for i in range(first, min(first + self.batch_size, len(self.items)))]
+        )
 
 
 def _place() -> tuple[int, int]:
@@ -167,7 +169,9 @@ def _plain(**more: Any) -> Callable[[Items, Case, dict[str, Any]], DataLoader[An
 def _sampled(
     sampler: Callable[[Items, Case], Any],
 ) -> Callable[[Items, Case, dict[str, Any]], DataLoader[Any]]:
-    return lambda items, case, known: DataLoader(items, case.batch_size, sampler=sampler(items, case), **known)
+    return lambda items, case, known: DataLoader(
+        items, case.batch_size, sampler=sampler(items, case), **known
+    )
 
 
 def _streamed(kind: Any, by: str = "") -> Callable[[Items, Case, dict[str, Any]], DataLoader[Any]]:
@@ -176,7 +180,9 @@ def _streamed(kind: Any, by: str = "") -> Callable[[Items, Case, dict[str, Any]]
 
 def _unbatched(items: Items, case: Case, known: dict[str, Any]) -> DataLoader[Any]:
     collate = known.pop("collate_fn") or default_collate
-    return DataLoader(Batched(items, case.batch_size, collate), batch_size=None, shuffle=True, **known)
+    return DataLoader(
+        Batched(items, case.batch_size, collate), batch_size=None, shuffle=True, **known
+    )
 
 
 BATCHES_OF_ITS_OWN = "batches that are made by the user are dealt out whole"
@@ -184,24 +190,40 @@ LOADERS: dict[str, Loader] = {
     "in_order": Loader(_plain()),
     "shuffled": Loader(_plain(shuffle=True), shuffles=True),
     "generator": Loader(
-        lambda items, case, known: DataLoader(items, case.batch_size, shuffle=True, generator=_generator(case), **known),
+        lambda items, case, known: DataLoader(
+            items, case.batch_size, shuffle=True, generator=_generator(case), **known
+        ),
         shuffles=True,
     ),
     "drop_last": Loader(_plain(shuffle=True, drop_last=True), missing="batches", shuffles=True),
     "replacement": Loader(
-        _sampled(lambda items, case: RandomSampler(items, replacement=True, num_samples=10, generator=_generator(case))),
+        _sampled(
+            lambda items, case: RandomSampler(
+                items, replacement=True, num_samples=10, generator=_generator(case)
+            )
+        ),
         union="any",
     ),
     "weighted": Loader(
-        _sampled(lambda items, case: WeightedRandomSampler([1.0 + i for i in range(len(items))], 10, generator=_generator(case))),
+        _sampled(
+            lambda items, case: WeightedRandomSampler(
+                [1.0 + i for i in range(len(items))], 10, generator=_generator(case)
+            )
+        ),
         union="any",
     ),
     "subset": Loader(
-        _sampled(lambda items, case: SubsetRandomSampler(_subset(case), generator=_generator(case))),
+        _sampled(
+            lambda items, case: SubsetRandomSampler(_subset(case), generator=_generator(case))
+        ),
         shuffles=True,
     ),
-    "subset_without_generator": Loader(_sampled(lambda items, case: SubsetRandomSampler(_subset(case))), shuffles=True),
-    "sampler_without_length": Loader(_sampled(lambda items, case: WithoutLength(len(items))), missing="items", refusal="a length"),
+    "subset_without_generator": Loader(
+        _sampled(lambda items, case: SubsetRandomSampler(_subset(case))), shuffles=True
+    ),
+    "sampler_without_length": Loader(
+        _sampled(lambda items, case: WithoutLength(len(items))), missing="items", refusal="a length"
+    ),
     "list_as_sampler": Loader(_sampled(lambda items, case: list(reversed(range(len(items)))))),
     "distributed_sampler": Loader(_distributed),
     "batch_sampler": Loader(
@@ -221,7 +243,9 @@ LOADERS: dict[str, Loader] = {
     "unbatched": Loader(_unbatched, missing="batches", refusal=BATCHES_OF_ITS_OWN, shuffles=True),
     "stream": Loader(_streamed(Stream), missing="items"),
     "stream_with_length": Loader(_streamed(StreamWithLength), missing="items"),
-    "stream_by_rank": Loader(_streamed(Stream, "rank"), missing="batches", refusal="a stream that divides itself"),
+    "stream_by_rank": Loader(
+        _streamed(Stream, "rank"), missing="batches", refusal="a stream that divides itself"
+    ),
     "subclass": Loader(
         lambda items, case, known: Shifting(items, case.batch_size, **known),
         refusal="a subclass's own __iter__",
@@ -277,12 +301,16 @@ class RanOutError(Exception):
 class Replay:
     """Batches of the samples that a rank has seen, epoch after epoch, for the oracle."""
 
-    def __init__(self, case: Case, name: str, epochs: list[list[list[int]]], length: int | None) -> None:
+    def __init__(
+        self, case: Case, name: str, epochs: list[list[list[int]]], length: int | None
+    ) -> None:
         self.items, self.epochs, self.length = items_of(case), iter(epochs), length
         own = name == "train"
         self.collate = (BATCHES[case.batch] if own else None) or default_collate
         self.shift = own and case.loader == "subclass"
-        self.convert = default_convert if own and case.loader == "unbatched" else None  # as DataLoader does with batch_size=None
+        self.convert = (
+            default_convert if own and case.loader == "unbatched" else None
+        )  # as DataLoader does with batch_size=None
 
     def __len__(self) -> int:
         if self.length is None:

@@ -49,12 +49,18 @@ class Run:
         complete.append(False)
         with contextlib.suppress(TypeError, NotImplementedError):
             self.record["length"][name] = len(loader)
-        source = itertools.islice(loader, 4) if self.case.loader == "endless" and name == "train" else loader
+        source = (
+            itertools.islice(loader, 4)
+            if self.case.loader == "endless" and name == "train"
+            else loader
+        )
         for batch in source:
             index, x, y = unpack(batch)
             seen.append(index)
             self.record["batches"].append(describe(batch))
-            if self.reseeds:  # what ranks draw in forward must not depend on how the samples were divided
+            if (
+                self.reseeds
+            ):  # what ranks draw in forward must not depend on how the samples were divided
                 torch.manual_seed(10 * self.step + self.rank)
             yield x, y
         complete[-1] = True
@@ -119,7 +125,9 @@ def clip(run: Run) -> None:
             value = loss(run.model(x), y)
             value.backward()
             run.ready(run.model)
-            run.record["extra"].append(nn.utils.clip_grad_norm_(run.model.parameters(), 0.05, foreach=False))
+            run.record["extra"].append(
+                nn.utils.clip_grad_norm_(run.model.parameters(), 0.05, foreach=False)
+            )
             run.optimizer.step()
             run.log(value)
 
@@ -173,7 +181,9 @@ def gan(run: Run) -> None:
             noise = torch.linspace(-1, 1, 4 * len(x)).view(len(x), 4)
             real, fake = torch.ones(len(x)), torch.zeros(len(x))
             run.optimizer.zero_grad()
-            run.update(loss(run.model(torch.cat([x, maker(noise).detach()])), torch.cat([real, fake])))
+            run.update(
+                loss(run.model(torch.cat([x, maker(noise).detach()])), torch.cat([real, fake]))
+            )
             optimizer.zero_grad()
             value = loss(run.model(maker(noise)), real)
             value.backward()
@@ -299,7 +309,9 @@ def hooks_after(run: Run) -> None:
     run.model.register_forward_pre_hook(count("pre, after"))
     run.optimizer.register_step_pre_hook(count("step pre, after"))
     run.optimizer.register_step_post_hook(count("step post, after"))
-    next(p for p in run.model.parameters() if p.requires_grad).register_hook(count("gradient, after"))
+    next(p for p in run.model.parameters() if p.requires_grad).register_hook(
+        count("gradient, after")
+    )
     simple(run)
 
 

@@ -146,7 +146,9 @@ class Hooked(nn.Module):
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
         self.register_forward_pre_hook(lambda *_: _count("root pre"))
         self.register_forward_hook(lambda *_: _count("root forward"))
-        self.first.register_forward_hook(lambda _m, _i, output: (_count("layer forward"), output * 1.5)[1])
+        self.first.register_forward_hook(
+            lambda _m, _i, output: (_count("layer forward"), output * 1.5)[1]
+        )
         self.second.register_full_backward_hook(lambda *_: _count("layer backward"))
         self.first.weight.register_hook(lambda g: (_count("gradient"), g * 0.5)[1])
         self.second.weight.register_post_accumulate_grad_hook(lambda _: _count("accumulated"))
@@ -230,7 +232,9 @@ def _recurrent(kind: Any) -> Callable[[], nn.Module]:
 
 
 def _two(outputs: Callable[[Tensor, Tensor], Any]) -> Callable[[], nn.Module]:
-    return lambda: Net(lambda s, x: outputs(s.first(x), s.second(x)), first=nn.Linear(6, 4), second=nn.Linear(6, 2))
+    return lambda: Net(
+        lambda s, x: outputs(s.first(x), s.second(x)), first=nn.Linear(6, 4), second=nn.Linear(6, 2)
+    )
 
 
 def _trunk() -> nn.Module:
@@ -238,7 +242,9 @@ def _trunk() -> nn.Module:
 
 
 def _fused_images(*layers: nn.Module) -> nn.Module:
-    return _images(nn.Conv2d(3, 8, 3, padding=1), *layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), flat=32)
+    return _images(
+        nn.Conv2d(3, 8, 3, padding=1), *layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), flat=32
+    )
 
 
 IMAGE, TOKENS, SERIES = (3, 8, 8), (5,), (6, 4)
@@ -247,7 +253,9 @@ ADDRESS = torch.int64
 
 MODELS: dict[str, Model] = {
     "mlp": Model(_mlp),
-    "convolution": Model(lambda: _images(nn.Conv2d(3, 4, 3), nn.ReLU(), flat=144), IMAGE, rounds=CONVOLUTION),
+    "convolution": Model(
+        lambda: _images(nn.Conv2d(3, 4, 3), nn.ReLU(), flat=144), IMAGE, rounds=CONVOLUTION
+    ),
     "batch_norm": Model(lambda: _fused_images(nn.BatchNorm2d(8)), IMAGE, rounds=CONVOLUTION),
     "group_norm": Model(lambda: _fused_images(nn.GroupNorm(2, 8)), IMAGE, rounds=CONVOLUTION),
     "instance_norm": Model(
@@ -255,7 +263,12 @@ MODELS: dict[str, Model] = {
         IMAGE,
         rounds=CONVOLUTION,
     ),
-    "sync_batch_norm": Model(lambda: _fused_images(nn.SyncBatchNorm(8)), IMAGE, rounds=CONVOLUTION, refusal="SyncBatchNorm needs GPUs"),
+    "sync_batch_norm": Model(
+        lambda: _fused_images(nn.SyncBatchNorm(8)),
+        IMAGE,
+        rounds=CONVOLUTION,
+        refusal="SyncBatchNorm needs GPUs",
+    ),
     "view_after_convolution": Model(ViewAfterConvolution, IMAGE, rounds=CONVOLUTION),
     "depthwise": Model(
         lambda: _images(nn.Conv2d(3, 6, 3, groups=3), nn.MaxPool2d(2), flat=54),
@@ -264,12 +277,23 @@ MODELS: dict[str, Model] = {
         decides=True,
     ),
     "upsampling": Model(
-        lambda: _images(nn.Conv2d(3, 2, 3), nn.Upsample(scale_factor=2, mode="bilinear"), nn.AvgPool2d(3), flat=32),
+        lambda: _images(
+            nn.Conv2d(3, 2, 3),
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+            nn.AvgPool2d(3),
+            flat=32,
+        ),
         IMAGE,
         rounds=CONVOLUTION,
     ),
-    "transposed": Model(lambda: _images(nn.ConvTranspose2d(3, 2, 3, stride=2), nn.AvgPool2d(4), flat=32), IMAGE, rounds=CONVOLUTION),
-    "convolution_1d": Model(lambda: nn.Sequential(nn.Conv1d(6, 4, 3), nn.Flatten(), nn.Linear(8, 3)), SERIES),
+    "transposed": Model(
+        lambda: _images(nn.ConvTranspose2d(3, 2, 3, stride=2), nn.AvgPool2d(4), flat=32),
+        IMAGE,
+        rounds=CONVOLUTION,
+    ),
+    "convolution_1d": Model(
+        lambda: nn.Sequential(nn.Conv1d(6, 4, 3), nn.Flatten(), nn.Linear(8, 3)), SERIES
+    ),
     "attention": Model(Attention, TOKENS, ADDRESS),
     "transformer": Model(
         lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, norm_first=True),
@@ -278,10 +302,16 @@ MODELS: dict[str, Model] = {
     "dropout": Model(lambda: nn.Sequential(_trunk(), nn.Dropout(0.3), nn.Linear(8, 3))),
     "lstm": Model(_recurrent(nn.LSTM), SERIES),
     "gru": Model(_recurrent(nn.GRU), SERIES),
-    "layer_norm": Model(lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))),
+    "layer_norm": Model(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    ),
     "tied": Model(Tied, TOKENS, ADDRESS),
     "frozen": Model(_frozen),
-    "shared": Model(lambda: (lambda layer: nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 2)))(nn.Linear(6, 6))),
+    "shared": Model(
+        lambda: (lambda layer: nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(6, 2)))(
+            nn.Linear(6, 6)
+        )
+    ),
     "sparse": Model(
         lambda: Net(lambda s, x: s.table(x).mean(1), table=nn.Embedding(11, 4, sparse=True)),
         TOKENS,
@@ -289,7 +319,9 @@ MODELS: dict[str, Model] = {
         optimizers=("sgd", "sparse_adam", "adagrad"),
     ),
     "complex": Model(
-        lambda: nn.Sequential(nn.Linear(6, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)),
+        lambda: nn.Sequential(
+            nn.Linear(6, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)
+        ),
         dtype=torch.complex64,
         optimizers=("sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"),
     ),
@@ -330,9 +362,19 @@ MODELS: dict[str, Model] = {
             head=nn.Linear(8, 3),
         )
     ),
-    "weight_norm": Model(lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))),
-    "weight_norm_of_old": Model(lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 3))),
-    "spectral_norm": Model(lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3))),
+    "weight_norm": Model(
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3)
+        )
+    ),
+    "weight_norm_of_old": Model(
+        lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.Linear(8, 3))
+    ),
+    "spectral_norm": Model(
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3)
+        )
+    ),
     "several_outputs": Model(_two(lambda a, b: (a, [b, a + 1]))),
     "dict_output": Model(_two(lambda a, b: OrderedDict(first=a, second=b))),
     "named_tuple_output": Model(_two(Pair)),
@@ -343,7 +385,11 @@ MODELS: dict[str, Model] = {
     ),
     "buffers": Model(Counting),
     "own_state": Model(OwnState),
-    "own_function": Model(lambda: Net(lambda s, x: s.head(OwnFunction.apply(s.trunk(x))), trunk=_trunk(), head=nn.Linear(8, 3))),
+    "own_function": Model(
+        lambda: Net(
+            lambda s, x: s.head(OwnFunction.apply(s.trunk(x))), trunk=_trunk(), head=nn.Linear(8, 3)
+        )
+    ),
     "containers": Model(
         lambda: Net(
             lambda s, x: s.layers["a"](x) * s.scales[0] + s.scales[1],
@@ -351,7 +397,9 @@ MODELS: dict[str, Model] = {
             scales=nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))]),
         )
     ),
-    "transposed_weight": Model(lambda: Net(lambda s, x: x @ s.weight, weight=nn.Parameter(torch.randn(4, 6).t() * 0.3))),
+    "transposed_weight": Model(
+        lambda: Net(lambda s, x: x @ s.weight, weight=nn.Parameter(torch.randn(4, 6).t() * 0.3))
+    ),
     "compiled_before": Model(_compiled),
     "wrapped_by_compile": Model(lambda: torch.compile(_mlp(), backend="eager")),
 }

@@ -29,7 +29,11 @@ class OwnSGD(torch.optim.SGD):
 def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
     """Return two groups of the parameters, the second with a learning rate of its own."""
     every = list(parameters)
-    return [{"params": every[:1]}, {"params": every[1:], "lr": 0.02}] if len(every) > 1 else [{"params": every}]
+    return (
+        [{"params": every[:1]}, {"params": every[1:], "lr": 0.02}]
+        if len(every) > 1
+        else [{"params": every}]
+    )
 
 
 OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {
@@ -50,14 +54,20 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {
     "sparse_adam": lambda o, p: torch.optim.SparseAdam(list(p), lr=0.01, eps=EPS),
     "lbfgs": lambda o, p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
 }
-IN_ONE_PASS = tuple(name for name in OPTIMIZERS if name not in ("adagrad", "own_sgd", "sparse_adam", "lbfgs"))
+IN_ONE_PASS = tuple(
+    name for name in OPTIMIZERS if name not in ("adagrad", "own_sgd", "sparse_adam", "lbfgs")
+)
 """Those whose class gallery_lib.optim.fused_cpu has as well."""
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "none": lambda optimizer: None,
     "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
-    "one_cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=200, cycle_momentum=False),
-    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "one_cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.05, total_steps=200, cycle_momentum=False
+    ),
+    "lambda": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: 1 / (1 + step)
+    ),
     "chained": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
         optimizer,
         [

@@ -33,7 +33,9 @@ register_backend("battery_aot", _aot)
 CONFIGS: dict[str, Callable[[], Config]] = {
     "plain": Config.plain,
     "eager": lambda: Config(compiler=Compiler(enabled=False)),
-    "contiguous": lambda: Config(compiler=Compiler(enabled=False), memory=Memory(layout="contiguous")),
+    "contiguous": lambda: Config(
+        compiler=Compiler(enabled=False), memory=Memory(layout="contiguous")
+    ),
     "aot": lambda: Config(compiler=Compiler(backend="battery_aot")),
     "inductor": Config,
 }
@@ -91,7 +93,11 @@ def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[
     inner = getattr(model, "_orig_mod", model)  # torch.compile's wrapper is taken off
     if LAUNCHES[case.launch].world == 1 and inner is model:
         same.append("model")
-    objections = [f"{name} is another object" for name in same if name in after and after[name] is not parts[name]]
+    objections = [
+        f"{name} is another object"
+        for name in same
+        if name in after and after[name] is not parts[name]
+    ]
     if not isinstance(after["model"], type(inner)):
         objections.append("the model is not of its class any more")
     if not isinstance(after["optimizer"], type(optimizer)):

@@ -88,7 +88,9 @@ def _plain_loaders(case: Case, rank: int, world: int, folder: Path) -> tuple[Any
         return loaders.build(case), loaders.validation(case)
     seen = read(folder, "product", rank)
     names = ("train", "validation")
-    return tuple(loaders.Replay(case, n, seen["samples"].get(n, []), seen["length"].get(n)) for n in names)
+    return tuple(
+        loaders.Replay(case, n, seen["samples"].get(n, []), seen["length"].get(n)) for n in names
+    )
 
 
 def _close(run: Run, model: nn.Module) -> None:
@@ -102,17 +104,25 @@ def _close(run: Run, model: nn.Module) -> None:
     model = getattr(model, "_orig_mod", model)
     state = model.state_dict()
     record["keys"] = list(state)
-    record["state"] = {k: v.detach().clone() for k, v in state.items() if isinstance(v, torch.Tensor)}
+    record["state"] = {
+        k: v.detach().clone() for k, v in state.items() if isinstance(v, torch.Tensor)
+    }
     record["parameters"] = values(model.named_parameters())
     record["trained"] = {name: p.requires_grad for name, p in model.named_parameters()}
-    record["gradients"] = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    record["gradients"] = {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
     record["buffers"] = values(model.named_buffers())
     record["modules"] = [name for name, _ in model.named_modules()]
     record["calls"] = dict(CALLS)
     optimizer = run.optimizer.state_dict()
-    record["optimizer_state"] = {number: state for number, state in optimizer["state"].items() if state}
+    record["optimizer_state"] = {
+        number: state for number, state in optimizer["state"].items() if state
+    }
     kept = ("foreach", "fused")  # which implementation runs is the product's choice
-    record["groups"] = [{k: v for k, v in group.items() if k not in kept} for group in optimizer["param_groups"]]
+    record["groups"] = [
+        {k: v for k, v in group.items() if k not in kept} for group in optimizer["param_groups"]
+    ]
     record["schedule"] = None if run.scheduler is None else run.scheduler.last_epoch
     record["training"] = model.training
     record["random"] = torch.get_rng_state()

@@ -32,7 +32,11 @@ class Verdict:
     def signature(self) -> str:
         """What makes two failures one fault, roughly: the fields that differ, or the message's beginning."""
         kinds = sorted({line.split(":")[0].split(".")[0].split("[")[0] for line in self.lines})
-        first = self.lines[0][:60] if self.lines and kinds[0] in ("raised", "refused", "process") else ""
+        first = (
+            self.lines[0][:60]
+            if self.lines and kinds[0] in ("raised", "refused", "process")
+            else ""
+        )
         return f"{self.outcome} {kinds} {first}"
 
 
@@ -40,7 +44,9 @@ def refusal(case: Case) -> str:
     """Return why an InputError is a right answer to this case, or ''."""
     if LAUNCHES[case.launch].world == 1:
         return ""
-    model = "" if case.comm == "find_unused" and case.model == "unused" else MODELS[case.model].refusal
+    model = (
+        "" if case.comm == "find_unused" and case.model == "unused" else MODELS[case.model].refusal
+    )
     return model or LOADERS[case.loader].refusal
 
 
@@ -66,11 +72,18 @@ def run(case: Case, server: Server) -> Verdict:
                 return Verdict(case, RAISES, [raised[0]["message"].splitlines()[0]])
             if case.config in COMPILED:
                 compiled, _ = _side(case, "compiled", server, folder)
-                if any(r["outcome"] == "raised" and r["message"] == raised[0]["message"] for r in compiled):
+                if any(
+                    r["outcome"] == "raised" and r["message"] == raised[0]["message"]
+                    for r in compiled
+                ):
                     return Verdict(case, AS_COMPILE, [f"raised: {_one_line(raised[0])}"])
             return Verdict(case, FAILED, [f"raised: {_one_line(raised[0])}"])
         if raised := [r for r in plain if r["outcome"] == "raised"]:
-            return Verdict(case, FAILED, [f"process: plain PyTorch raises, the product does not: {_one_line(raised[0])}"])
+            return Verdict(
+                case,
+                FAILED,
+                [f"process: plain PyTorch raises, the product does not: {_one_line(raised[0])}"],
+            )
         lines = _all_differences(case, ours, plain, exact=True)
         if not lines:
             return Verdict(case, SAME)
@@ -85,21 +98,33 @@ def run(case: Case, server: Server) -> Verdict:
 
 
 def _one_line(record: dict[str, Any]) -> str:
-    frames = [line.strip() for line in record["trace"].splitlines() if line.strip().startswith("File")]
-    where = re.sub(r'"[^"]*/', '"', frames[-1]) if frames else ""  # no folders of the machine that ran it
+    frames = [
+        line.strip() for line in record["trace"].splitlines() if line.strip().startswith("File")
+    ]
+    where = (
+        re.sub(r'"[^"]*/', '"', frames[-1]) if frames else ""
+    )  # no folders of the machine that ran it
     return f"{' '.join(record['message'].split())[:400]} ({where})"
 
 
-def _side(case: Case, side: str, server: Server, folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def _side(
+    case: Case, side: str, server: Server, folder: Path
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return every rank's record, or what went wrong with the processes."""
     trouble = server.run(case.json(), side, case.launch, folder, seconds(case))
     ranks = range(LAUNCHES[case.launch].world)
     there = [read(folder, side, rank) for rank in ranks if (folder / f"{side}-{rank}.pt").exists()]
     known = [r for r in there if r["outcome"] != "ran"]
     if known:  # one rank says what is wrong; the others may have waited for it
-        return sorted(known, key=lambda r: r["outcome"] != "refused" and "onnection" in r["message"]), []
+        return sorted(
+            known, key=lambda r: r["outcome"] != "refused" and "onnection" in r["message"]
+        ), []
     if trouble or len(there) < len(ranks):
-        logs = [line for path in sorted(folder.glob(f"{side}*.log")) for line in path.read_text().splitlines()[-3:]]
+        logs = [
+            line
+            for path in sorted(folder.glob(f"{side}*.log"))
+            for line in path.read_text().splitlines()[-3:]
+        ]
         return [], [
             f"process: {trouble or 'a rank has left no record'}",
             *(f"log: {line[:200]}" for line in logs),
@@ -115,7 +140,9 @@ def _judged_refusal(case: Case, messages: list[str]) -> Verdict:
     return Verdict(case, REFUSED, [messages[0]])
 
 
-def _all_differences(case: Case, ours: list[dict[str, Any]], other: list[dict[str, Any]], exact: bool) -> list[str]:
+def _all_differences(
+    case: Case, ours: list[dict[str, Any]], other: list[dict[str, Any]], exact: bool
+) -> list[str]:
     lines = compare.union(case, ours) if len(ours) > 1 else []
     for rank, (a, b) in enumerate(zip(ours, other, strict=True)):
         where = f" (rank {rank})" if len(ours) > 1 else ""

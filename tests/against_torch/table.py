@@ -94,7 +94,9 @@ def write(jobs: int = 2) -> int:
         for section in _sections():
             cells = [(name, column) for name in section.names for column in section.columns]
             cases = [section.case(*cell) for cell in cells]
-            verdicts = dict(zip(cells, pool.map(lambda case: case and run(case, server), cases), strict=True))
+            verdicts = dict(
+                zip(cells, pool.map(lambda case: case and run(case, server), cases), strict=True)
+            )
             for verdict in verdicts.values():
                 if verdict is not None and verdict.outcome == FAILED:
                     failed = True

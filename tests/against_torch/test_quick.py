@@ -49,7 +49,9 @@ def test_a_planted_fault_is_found(name: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else value.model,
 )
-def test_a_fault_makes_a_case_fail_that_passes_without_it(server: Server, fault: str, case: Case) -> None:
+def test_a_fault_makes_a_case_fail_that_passes_without_it(
+    server: Server, fault: str, case: Case
+) -> None:
     assert run(case, server).lines == []
     assert run(dataclasses.replace(case, planted=fault), server).outcome == FAILED
 
@@ -59,11 +61,16 @@ def test_a_case_comes_back_from_json() -> None:
     assert Case.of(case.json()) == case
 
 
-def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(server: Server, tmp_path: Path) -> None:
+def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(
+    server: Server, tmp_path: Path
+) -> None:
     assert run(Case(launch="two"), server).outcome == SAME
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     case = Case(launch="two", call="parts", planted="never_ends")
-    assert server.run(case.json(), "product", case.launch, tmp_path, seconds=2.0) == "no end after 2 s (product)"
+    assert (
+        server.run(case.json(), "product", case.launch, tmp_path, seconds=2.0)
+        == "no end after 2 s (product)"
+    )
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
 
 
@@ -71,4 +78,6 @@ def test_a_training_that_hangs_fails_by_name_and_nothing_is_left(server: Server,
 def test_minutes_of_drawn_trainings_are_those_of_plain_pytorch() -> None:
     tally = battery(SEED, 120.0, jobs=1)
     assert tally.total > 50
-    assert not tally.failures, "\n".join(f"--case '{failure.case.json()}'" for failure in tally.failures)
+    assert not tally.failures, "\n".join(
+        f"--case '{failure.case.json()}'" for failure in tally.failures
+    )

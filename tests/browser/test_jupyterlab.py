@@ -32,8 +32,16 @@ from gallery_lib.system.processes import end_supervised
 pytestmark = [pytest.mark.browser, pytest.mark.whole_machine, pytest.mark.timeout(400)]
 
 MARK = "GALLERY_TEST_MARK"
-PARAMETERS = {**SMALL["resnet50"], "rounds": 4, "block_steps": 2, "amp_level": '"O0"', "processes": 1}
-PHASE = re.compile(r"^resnet50, ([^:]+(?:: [^:]+)?): [^:]*\d s", re.MULTILINE)  # as progress shows it
+PARAMETERS = {
+    **SMALL["resnet50"],
+    "rounds": 4,
+    "block_steps": 2,
+    "amp_level": '"O0"',
+    "processes": 1,
+}
+PHASE = re.compile(
+    r"^resnet50, ([^:]+(?:: [^:]+)?): [^:]*\d s", re.MULTILINE
+)  # as progress shows it
 ENDED_SECONDS = 10.0
 CELLS_SECONDS = 240.0
 
@@ -61,19 +69,36 @@ class Lab:
         found = set()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get(MARK) == self.mark
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.add(process)
         return found
 
 
 @pytest.fixture(scope="module")
-def lab(checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(
+    checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lab]:
     """JupyterLab in a copy of the notebooks, with settings and files of its own. When it ends, nothing of it is left."""
     folder = tmp_path_factory.mktemp("lab")
     root, runtime, log = folder / "checkout", folder / "runtime", folder / "log.txt"
-    shutil.copytree(checkout / "notebooks", root / "notebooks", ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
-    own = {"JUPYTER_RUNTIME_DIR": runtime, "JUPYTER_CONFIG_DIR": folder / "config", "JUPYTERLAB_SETTINGS_DIR": folder / "settings"}
-    own |= {"JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces", "IPYTHONDIR": folder / "ipython", "GALLERY_RUNS_DIR": folder / "runs"}
+    shutil.copytree(
+        checkout / "notebooks",
+        root / "notebooks",
+        ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"),
+    )
+    own = {
+        "JUPYTER_RUNTIME_DIR": runtime,
+        "JUPYTER_CONFIG_DIR": folder / "config",
+        "JUPYTERLAB_SETTINGS_DIR": folder / "settings",
+    }
+    own |= {
+        "JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces",
+        "IPYTHONDIR": folder / "ipython",
+        "GALLERY_RUNS_DIR": folder / "runs",
+    }
     mark = uuid.uuid4().hex
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -87,13 +112,21 @@ def lab(checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPat
                 str(root),
                 "--no-browser",
             ],
-            env={**os.environ, **kernel, **{k: str(v) for k, v in own.items()}, "PYTHONPATH": str(checkout), MARK: mark},
+            env={
+                **os.environ,
+                **kernel,
+                **{k: str(v) for k, v in own.items()},
+                "PYTHONPATH": str(checkout),
+                MARK: mark,
+            },
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
     try:
-        info = wait_for(lambda: next(iter(runtime.glob("jpserver-*.json")), None), 60, "JupyterLab to start")
+        info = wait_for(
+            lambda: next(iter(runtime.glob("jpserver-*.json")), None), 60, "JupyterLab to start"
+        )
         wait_for(lambda: info.read_text().rstrip().endswith("}"), 5, "its address")
         values = json.loads(info.read_text())
         one = Lab(process, mark, values["url"], values["token"], root)
@@ -113,7 +146,9 @@ class Page:
     def cell(self, source: str) -> Any:
         """The cell whose source holds that."""
         (number,) = [number for number, text in enumerate(self.sources) if source in text]
-        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell").nth(number)
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell").nth(
+            number
+        )
 
     def menu(self, name: str, item: str) -> None:
         """Choose an item of the menu bar."""
@@ -142,7 +177,11 @@ class Page:
         return found[1] if found else ""
 
 
-TRAINING, MACHINE, LAST = "notebook.compare(settings, processes=1)", "notebook.show_machine()", "notebook.show_techniques(one)"
+TRAINING, MACHINE, LAST = (
+    "notebook.compare(settings, processes=1)",
+    "notebook.show_machine()",
+    "notebook.show_techniques(one)",
+)
 
 
 def opened(browser: Any, lab: Lab) -> Page:
@@ -151,12 +190,21 @@ def opened(browser: Any, lab: Lab) -> Page:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(60_000)
     page.goto(f"{lab.url}?token={lab.token}")
-    page.locator(".jp-NotebookPanel", has_text="Accelerated PyTorch training: the gallery").wait_for()
+    page.locator(
+        ".jp-NotebookPanel", has_text="Accelerated PyTorch training: the gallery"
+    ).wait_for()
     screenshot(page, "jupyterlab-1-index")
     page.locator(".jp-DirListing-item", has_text=notebook.name).dblclick()
-    page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)", has_text="Image classification with a residual network").wait_for()
-    page.locator('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
-    return Page(page, ["".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"]])
+    page.locator(
+        ".jp-NotebookPanel:not(.lm-mod-hidden)",
+        has_text="Image classification with a residual network",
+    ).wait_for()
+    page.locator(
+        '.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status="idle"]'
+    ).wait_for()
+    return Page(
+        page, ["".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"]]
+    )
 
 
 def edit_parameters(shown: Page) -> None:
@@ -164,7 +212,9 @@ def edit_parameters(shown: Page) -> None:
     (before,) = [text for text in shown.sources if text.startswith("profile: str")]
     after = before
     for name, value in PARAMETERS.items():
-        after, changes = re.subn(rf"^({name}: \w+ = )\S+", rf"\g<1>{value}", after, flags=re.MULTILINE)
+        after, changes = re.subn(
+            rf"^({name}: \w+ = )\S+", rf"\g<1>{value}", after, flags=re.MULTILINE
+        )
         assert changes == 1
     editor = shown.cell("profile: str").locator(".cm-content")
     editor.click()
@@ -257,27 +307,38 @@ def finished(stopped: Stopped, shown: Page) -> Finished:
         verdict=shown.output("notebook.show_comparison(one)"),
         headings=notebook.locator(".jp-OutputArea-output table th:first-child").all_text_contents(),
         pictures=notebook.locator(".jp-RenderedImage img").count(),
-        standard_error=notebook.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_text_contents(),
+        standard_error=notebook.locator(
+            '[data-mime-type="application/vnd.jupyter.stderr"]'
+        ).all_text_contents(),
         seen_before_and_after_a_click=(before, table.is_visible()),
     )
 
 
 def test_it_listens_on_this_machine_alone_and_asks_for_its_token(lab: Lab) -> None:
     assert lab.url.startswith("http://127.0.0.1:") or lab.url.startswith("http://localhost:")
-    addresses = {link.laddr.ip for process in lab.processes() for link in process.net_connections() if link.status == psutil.CONN_LISTEN}
+    addresses = {
+        link.laddr.ip
+        for process in lab.processes()
+        for link in process.net_connections()
+        if link.status == psutil.CONN_LISTEN
+    }
     assert addresses == {"127.0.0.1"}
     assert lab.token
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(f"{lab.url}api/contents", timeout=10)
 
 
-def test_an_interrupt_ends_every_process_of_the_training_within_ten_seconds(stopped: Stopped) -> None:
+def test_an_interrupt_ends_every_process_of_the_training_within_ten_seconds(
+    stopped: Stopped,
+) -> None:
     assert len(stopped.training) >= 2  # supervisor and trainer
     assert stopped.left == set()
 
 
 def test_an_interrupt_leaves_one_clear_message_and_no_stack_of_frames(stopped: Stopped) -> None:
-    assert stopped.message.startswith("Interrupted: the comparison was stopped before its end, and all its processes have been ended.")
+    assert stopped.message.startswith(
+        "Interrupted: the comparison was stopped before its end, and all its processes have been ended."
+    )
     assert len(stopped.message.strip().splitlines()) == 1
 
 
@@ -305,9 +366,18 @@ def test_nothing_is_said_on_standard_error(finished: Finished) -> None:
     assert finished.standard_error == []
 
 
-def test_saving_leaves_the_notebooks_of_the_checkout_as_they_were(finished: Finished, shown: Page, lab: Lab, checkout: Path) -> None:
+def test_saving_leaves_the_notebooks_of_the_checkout_as_they_were(
+    finished: Finished, shown: Page, lab: Lab, checkout: Path
+) -> None:
     copy = lab.root / "my_notebooks" / "resnet50.ipynb"
     shown.page.keyboard.press("ControlOrMeta+s")
-    wait_for(lambda: any(cell.get("outputs") for cell in json.loads(copy.read_text())["cells"]), 20, "the notebook to be saved")
+    wait_for(
+        lambda: any(cell.get("outputs") for cell in json.loads(copy.read_text())["cells"]),
+        20,
+        "the notebook to be saved",
+    )
     for path in (lab.root / "notebooks").rglob("*.ipynb"):
-        assert path.read_bytes() == (checkout / "notebooks" / path.relative_to(lab.root / "notebooks")).read_bytes()
+        assert (
+            path.read_bytes()
+            == (checkout / "notebooks" / path.relative_to(lab.root / "notebooks")).read_bytes()
+        )

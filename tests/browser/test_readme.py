@@ -28,7 +28,9 @@ def readme(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     html = MarkdownIt("commonmark").enable("table").render((checkout / "README.md").read_text())
     page = tmp_path_factory.mktemp("readme") / "README.html"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><base href="{checkout.as_uri()}/">'
-    page.write_text(f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{html}</body></html>")
+    page.write_text(
+        f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{html}</body></html>"
+    )
     return page
 
 
@@ -41,7 +43,9 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any, readme: Path, viewport: dict[str, int]) -> Any:
     page = browser.new_page(viewport=viewport)
     page.goto(readme.as_uri())
-    page.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
+    page.wait_for_function(
+        "[...document.images].every(image => image.complete && image.naturalWidth)"
+    )
     return page
 
 

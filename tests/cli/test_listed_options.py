@@ -21,7 +21,13 @@ from gallery_lib.console import exit_code as command
 from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.measure.comparison import compare as measure
 
-VALUES = {"model": f"{tiny_task.__file__}:TASK", "rate": "1gbit", "confidence": "0.9", "amp_dtype": "bf16", "deadline": "10m"}
+VALUES = {
+    "model": f"{tiny_task.__file__}:TASK",
+    "rate": "1gbit",
+    "confidence": "0.9",
+    "amp_dtype": "bf16",
+    "deadline": "10m",
+}
 """Of options whose value is not any number or word."""
 
 
@@ -34,7 +40,13 @@ def example(line: CommandLine, name: str) -> str:
             if f.name == name:
                 offered = choices(cls, name)
                 is_number = "int" in str(f.type) or "float" in str(f.type)
-                return offered[0] if offered else str(max(f.metadata["minimum"] or 0, 1)) if is_number else "word"
+                return (
+                    offered[0]
+                    if offered
+                    else str(max(f.metadata["minimum"] or 0, 1))
+                    if is_number
+                    else "word"
+                )
     return "word"
 
 
@@ -49,11 +61,19 @@ def lines(line: CommandLine) -> Iterator[CommandLine]:
 def listed(line: CommandLine) -> list[tuple[str, list[str]]]:
     """(spelling, words that follow it) of each option in the help as it is printed."""
     text = line.parser().format_help().partition("show this help")[2]
-    spelled = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", "\n".join(re.findall(r"^ {2}-.*$", text, re.MULTILINE))))
+    spelled = set(
+        re.findall(
+            r"(?<![\w-])--?[a-z][\w-]*", "\n".join(re.findall(r"^ {2}-.*$", text, re.MULTILINE))
+        )
+    )
     found = []
     for action in line.shown_options():
         takes = 0 if action.nargs == 0 else action.nargs if isinstance(action.nargs, int) else 1
-        found += [(spelling, [example(line, action.dest)] * takes) for spelling in action.option_strings if spelling in spelled]
+        found += [
+            (spelling, [example(line, action.dest)] * takes)
+            for spelling in action.option_strings
+            if spelling in spelled
+        ]
     assert spelled <= {spelling for spelling, _ in found} | {"--help", "-h"}
     return found
 
@@ -64,8 +84,15 @@ COMMANDS = [line for command in main._COMMANDS.values() for line in lines(comman
 
 def operands_of(line: CommandLine) -> list[str]:
     """Words for what has to stand there."""
-    needed = [action for action in line.parser()._actions if not action.option_strings and action.nargs in (None, "+")]
-    return [str(action.choices[0]) if isinstance(action.choices, Sequence) else "word" for action in needed]
+    needed = [
+        action
+        for action in line.parser()._actions
+        if not action.option_strings and action.nargs in (None, "+")
+    ]
+    return [
+        str(action.choices[0]) if isinstance(action.choices, Sequence) else "word"
+        for action in needed
+    ]
 
 
 @pytest.mark.parametrize("line", [*COMMANDS, LAUNCH], ids=lambda line: line.prog)
@@ -83,7 +110,9 @@ def reached(*arguments: Any) -> None:
 
 
 @pytest.mark.parametrize(("spelling", "values"), listed(compare.LINE), ids=lambda value: str(value))
-def test_gallery_compare_begins_with_each_option_in_its_help(spelling: str, values: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gallery_compare_begins_with_each_option_in_its_help(
+    spelling: str, values: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measure.float64_reference, "reference_for", reached)
     with pytest.raises(Reached):
         compare.main(["--model", VALUES["model"], spelling, *values])
@@ -92,11 +121,18 @@ def test_gallery_compare_begins_with_each_option_in_its_help(spelling: str, valu
 @pytest.mark.parametrize("name", compare.LINE.fixed)
 def test_gallery_compare_lists_no_option_that_it_decides_itself_and_says_why(name: str) -> None:
     assert f"--{name}" not in compare.LINE.parser().format_help()
-    with pytest.raises(InputError, match=rf"^gallery compare has no `--{name}`: {re.escape(compare.LINE.why_fixed[name])}"):
+    with pytest.raises(
+        InputError,
+        match=rf"^gallery compare has no `--{name}`: {re.escape(compare.LINE.why_fixed[name])}",
+    ):
         compare.LINE.parse([f"--{name}", "1"])
 
 
-@pytest.mark.parametrize("script", sorted((Path(__file__).parents[2] / "data_prep").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "script",
+    sorted((Path(__file__).parents[2] / "data_prep").glob("*.py")),
+    ids=lambda path: path.stem,
+)
 def test_each_option_in_the_help_of_a_data_command_is_taken(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,10 +147,18 @@ def test_each_option_in_the_help_of_a_data_command_is_taken(
     assert run("--help") == 0
     usage, _, options = capsys.readouterr().out.partition("options:")
     operands = re.findall(r"^ {2}([A-Za-z]+)  ", usage, re.MULTILINE)
-    found = re.findall(r"^ {2}(--[\w-]+)(?:, --[\w-]+)*(?: (\{.*?\}|[A-Z_]+))?", options, re.MULTILINE)
+    found = re.findall(
+        r"^ {2}(--[\w-]+)(?:, --[\w-]+)*(?: (\{.*?\}|[A-Z_]+))?", options, re.MULTILINE
+    )
     assert found
-    values = {option: metavar.strip("{}").split(",")[0] if metavar.startswith("{") else "1" for option, metavar in found if metavar}
-    required = {option: value for option, value in values.items() if re.search(rf"(?<!\[){option} ", usage)}
+    values = {
+        option: metavar.strip("{}").split(",")[0] if metavar.startswith("{") else "1"
+        for option, metavar in found
+        if metavar
+    }
+    required = {
+        option: value for option, value in values.items() if re.search(rf"(?<!\[){option} ", usage)
+    }
     for option, _ in found:
         given = {**required, option: values.get(option)}
         words = [word for pair in given.items() for word in pair if word is not None]

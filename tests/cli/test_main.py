@@ -17,16 +17,22 @@ import pytest
 from gallery_lib.cli.main import _COMMANDS, EXAMPLES, help_page, launch_single_task, main
 
 
-def test_the_help_page_has_every_command_in_a_group_and_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_page_has_every_command_in_a_group_and_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["--help"]) == 0
     page = capsys.readouterr().out
     assert page == help_page() + "\n"
     for name, command in _COMMANDS.items():
-        assert re.search(rf"^{command.group}\n(  .*\n)*  {name} +{re.escape(command.does)}$", page, re.MULTILINE)
+        assert re.search(
+            rf"^{command.group}\n(  .*\n)*  {name} +{re.escape(command.does)}$", page, re.MULTILINE
+        )
     assert max(map(len, page.splitlines())) <= 120
 
 
-def test_the_version_names_the_gallery_torch_and_python(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_names_the_gallery_torch_and_python(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     declared = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
     line = f"gallery_lib {declared}, torch {importlib.metadata.version('torch')}, Python {platform.python_version()}\n"
     assert main(["--version"]) == 0
@@ -55,16 +61,24 @@ def test_each_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixtu
         (["shwo", "x"], "unknown command `shwo`. Did you mean `show`?"),
         (["show"], "the following arguments are required: FOLDER. See gallery show --help."),
         (["list", "x"], "unknown option `x`. See gallery list --help."),
-        (["compare", "before"], "gallery compare takes two batches and no option, or options alone; got before."),
+        (
+            ["compare", "before"],
+            "gallery compare takes two batches and no option, or options alone; got before.",
+        ),
         (["compare", "before", "after", "--seed=1"], "takes two batches and no option"),
         (["plot", "folder", "picture.pdf"], "picture.pdf must end with .png."),
         (["completion", "fish"], "invalid choice: 'fish'"),
         (["lab"], "the following arguments are required: ACTION. See gallery lab --help."),
         (["lab", "dwn"], "argument ACTION: invalid choice: 'dwn'"),
-        (["lab", "up", "--hots", "2"], "unknown option `--hots`. Did you mean `--hosts`? See gallery lab up --help."),
+        (
+            ["lab", "up", "--hots", "2"],
+            "unknown option `--hots`. Did you mean `--hosts`? See gallery lab up --help.",
+        ),
     ],
 )
-def test_bad_input_ends_with_2_and_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_ends_with_2_and_one_message(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and message in line
@@ -98,7 +112,11 @@ def test_bash_completes_commands_options_their_values_and_names(
     words = shlex.join(["gallery", *typed])
     pressed = f"COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _shtab_gallery"
     steps = f'source {shlex.quote(str(bash_script))}; {pressed}; echo "${{COMPREPLY[@]}}"'
-    found = set(subprocess.run(["bash", "-c", steps], capture_output=True, text=True, timeout=20).stdout.split())
+    found = set(
+        subprocess.run(
+            ["bash", "-c", steps], capture_output=True, text=True, timeout=20
+        ).stdout.split()
+    )
     assert offered <= found
     assert not not_offered & found
 

@@ -44,4 +44,7 @@ def test_into_the_current_environment_there_is_no_venv(root: Path) -> None:
 def test_a_packed_task_is_the_one_that_is_there(root: Path) -> None:
     for name in ("index", "resnet50"):
         (root / "notebooks" / f"{name}.ipynb").unlink()
-    assert "--model hf_Bert --batch_size 4 --sequence_length 32" in commands(root, root, into_current=False)[1]
+    assert (
+        "--model hf_Bert --batch_size 4 --sequence_length 32"
+        in commands(root, root, into_current=False)[1]
+    )

@@ -27,12 +27,16 @@ tc qdisc add dev one root tbf rate 1mbit burst 16kb latency 50ms
 @functools.cache
 def why_no_lab() -> str | None:
     """Why this machine cannot have a lab, found out without the code under test; None when it can."""
-    missing = [name for name in ("ip", "tc", "unshare", "nsenter", "taskset") if shutil.which(name) is None]
+    missing = [
+        name for name in ("ip", "tc", "unshare", "nsenter", "taskset") if shutil.which(name) is None
+    ]
     if missing:
         return f"no {', '.join(missing)}: apt-get install iproute2 util-linux"
     said = ""
     for rights in ([], ["--user", "--map-root-user"]):
-        done = subprocess.run(["unshare", *rights, "--net", "sh", "-c", _TRY], capture_output=True, text=True)
+        done = subprocess.run(
+            ["unshare", *rights, "--net", "sh", "-c", _TRY], capture_output=True, text=True
+        )
         if done.returncode == 0:
             return None
         said = " ".join(done.stderr.split())
@@ -40,7 +44,9 @@ def why_no_lab() -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
+def cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Path]:
     """The cache folder of a test. After it nothing of its labs may be left, also when it failed."""
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")
     if request.node.get_closest_marker("cluster") and (reason := why_no_lab()):
@@ -67,7 +73,9 @@ def gallery(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str
 
 def start_gallery(*words: str) -> subprocess.Popen[str]:
     """The gallery command, started."""
-    return subprocess.Popen([*GALLERY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*GALLERY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def processes_of(cache: Path) -> list[int]:
@@ -75,7 +83,10 @@ def processes_of(cache: Path) -> list[int]:
     wanted, found = f"GALLERY_CACHE_DIR={cache}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+            if (
+                wanted in (folder / "environ").read_bytes().split(b"\0")
+                and int(folder.name) != os.getpid()
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -84,17 +95,27 @@ def processes_of(cache: Path) -> list[int]:
 
 def cgroups(lab_id: str) -> list[Path]:
     """The cgroups that a lab has made."""
-    return [path for root, _, _ in os.walk("/sys/fs/cgroup") if (path := Path(root)).name == f"gallery-lab-{lab_id}"]
+    return [
+        path
+        for root, _, _ in os.walk("/sys/fs/cgroup")
+        if (path := Path(root)).name == f"gallery-lab-{lab_id}"
+    ]
 
 
 def machine() -> dict[str, list[str]]:
     """What a lab might leave on the machine's own network and among its mounts."""
 
     def lines(*command: str) -> list[str]:
-        return sorted(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines())
+        return sorted(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        )
 
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    return {"namespaces": lines("ip", "netns"), "links": lines("ip", "-brief", "link"), "mounts": sorted(mounts)}
+    return {
+        "namespaces": lines("ip", "netns"),
+        "links": lines("ip", "-brief", "link"),
+        "mounts": sorted(mounts),
+    }
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:

@@ -35,12 +35,27 @@ class Training:
         total = len(lab.hosts) * per_host
         for rank in range(total):
             variables = {
-                **{"RANK": str(rank), "WORLD_SIZE": str(total), "LOCAL_RANK": str(rank % per_host), "LOCAL_WORLD_SIZE": str(per_host)},
-                **{"GROUP_RANK": str(rank // per_host), "MASTER_ADDR": lab.hosts[0].address, "MASTER_PORT": "29400"},
-                **{"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+                **{
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(total),
+                    "LOCAL_RANK": str(rank % per_host),
+                    "LOCAL_WORLD_SIZE": str(per_host),
+                },
+                **{
+                    "GROUP_RANK": str(rank // per_host),
+                    "MASTER_ADDR": lab.hosts[0].address,
+                    "MASTER_PORT": "29400",
+                },
+                **{
+                    "GLOO_SOCKET_IFNAME": "eth0",
+                    "OMP_NUM_THREADS": "1",
+                    "TORCH_CPP_LOG_LEVEL": "ERROR",
+                },
             }
             command = [sys.executable, str(SCRIPT), str(steps), str(TIMEOUT_SECONDS)]
-            process = lab.popen(rank // per_host, command, environment=variables, stdout=-1, stderr=-2, text=True)
+            process = lab.popen(
+                rank // per_host, command, environment=variables, stdout=-1, stderr=-2, text=True
+            )
             self.processes.append(process)
             self.lines.append([])
             threading.Thread(target=self._read, args=(rank,), daemon=True).start()
@@ -59,7 +74,9 @@ class Training:
         """Exit code and last line of each of `ranks` (default: all), which have to end within so many seconds."""
         until = time.monotonic() + seconds
         chosen = range(len(self.processes)) if ranks is None else ranks
-        codes = [self.processes[rank].wait(timeout=max(0.1, until - time.monotonic())) for rank in chosen]
+        codes = [
+            self.processes[rank].wait(timeout=max(0.1, until - time.monotonic())) for rank in chosen
+        ]
         time.sleep(0.2)  # for what was said last
         return [(code, self.lines[rank][-1]) for code, rank in zip(codes, chosen, strict=True)]
 
@@ -76,10 +93,16 @@ def lab(cache: Path) -> Iterator[Lab]:
 def test_ranks_of_which_one_is_killed_name_it(lab: Lab) -> None:
     training = Training(lab, per_host=2, steps=10_000)
     training.wait_for_step(5)
-    killed = next(pid for pid in lab.processes(1) if b"RANK=3" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    killed = next(
+        pid
+        for pid in lab.processes(1)
+        if b"RANK=3" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    )
     os.kill(killed, signal.SIGKILL)
     for code, last in training.ended(NOTICED_SECONDS, [0, 1, 2]):
-        assert code == 1 and last.startswith("error: ") and "rank 3 gives no sign of life" in last, [each[-4:] for each in training.lines]
+        assert (
+            code == 1 and last.startswith("error: ") and "rank 3 gives no sign of life" in last
+        ), [each[-4:] for each in training.lines]
 
 
 def test_a_link_that_is_cut_for_good_ends_the_ranks_on_both_sides(lab: Lab) -> None:
@@ -92,9 +115,15 @@ def test_a_link_that_is_cut_for_good_ends_the_ranks_on_both_sides(lab: Lab) -> N
     assert "the store of the run does not answer: rank 0, " in ended[1][1]
 
 
-def test_a_link_that_is_cut_for_5_seconds_and_a_host_that_becomes_slow_change_nothing(lab: Lab) -> None:
+def test_a_link_that_is_cut_for_5_seconds_and_a_host_that_becomes_slow_change_nothing(
+    lab: Lab,
+) -> None:
     undisturbed = Training(lab, per_host=1, steps=60).ended(60)
-    assert undisturbed[0] == undisturbed[1] and undisturbed[0][0] == 0 and undisturbed[0][1].startswith("weights ")
+    assert (
+        undisturbed[0] == undisturbed[1]
+        and undisturbed[0][0] == 0
+        and undisturbed[0][1].startswith("weights ")
+    )
     training = Training(lab, per_host=1, steps=60)
     training.wait_for_step(5)
     lab.cut(1)
@@ -105,7 +134,9 @@ def test_a_link_that_is_cut_for_5_seconds_and_a_host_that_becomes_slow_change_no
     if lab.has_cpu_shares:  # else it stays as fast as it is
         lab.slow_down(1, 0.1)
         training.wait_for_step(59)
-        lab.slow_down(1, 1.0)  # Python's end takes over a second of a core: at a tenth of a busy one, minutes
+        lab.slow_down(
+            1, 1.0
+        )  # Python's end takes over a second of a core: at a tenth of a busy one, minutes
     assert training.ended(120) == undisturbed
 
 

@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.conftest import GALLERY, cgroups, gallery, machine, processes_of, start_gallery, wait_until
+from cluster.conftest import (
+    GALLERY,
+    cgroups,
+    gallery,
+    machine,
+    processes_of,
+    start_gallery,
+    wait_until,
+)
 
 from gallery_lib.cluster import Lab, LabUnavailable, requirements
 
@@ -37,13 +45,19 @@ def test_up_and_down_leave_the_machine_as_it_was(cache: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert machine() == before  # also while it is up: all of it is in namespaces without a name
     lab_id = kept(cache)["id"]
-    run = start_gallery("lab", "run", "--no-torchrun", "--", "sh", "-c", "setsid sleep 100 & echo started; wait")
+    run = start_gallery(
+        "lab", "run", "--no-torchrun", "--", "sh", "-c", "setsid sleep 100 & echo started; wait"
+    )
     assert run.stdout is not None
     assert all("started" in run.stdout.readline() for _ in range(3))
     status = gallery("lab", "status").stdout
     assert "lab `lab`, made " in status and "CPU share: " in status
-    hosts = [line.split() for line in status.splitlines() if line.startswith("host") and "10.77" in line]
-    assert [(words[0], words[1], words[2:4]) for words in hosts] == [(f"host{n}", f"10.77.0.{n + 1}", ["100", "Mbit/s"]) for n in range(3)]
+    hosts = [
+        line.split() for line in status.splitlines() if line.startswith("host") and "10.77" in line
+    ]
+    assert [(words[0], words[1], words[2:4]) for words in hosts] == [
+        (f"host{n}", f"10.77.0.{n + 1}", ["100", "Mbit/s"]) for n in range(3)
+    ]
     assert all(int(words[-1]) >= 2 for words in hosts)
 
     done = gallery("lab", "down")
@@ -58,7 +72,9 @@ def test_up_and_down_leave_the_machine_as_it_was(cache: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["its file is there", "the namespaces are there"])
 @pytest.mark.parametrize("then", ["down", "up"])
-def test_after_a_kill_in_the_middle_of_up_the_next_command_clears(cache: Path, moment: str, then: str) -> None:
+def test_after_a_kill_in_the_middle_of_up_the_next_command_clears(
+    cache: Path, moment: str, then: str
+) -> None:
     before = machine()
     process = start_gallery("lab", "up", "--hosts", "24")
     file = cache / "lab" / "lab.json"
@@ -89,20 +105,38 @@ def test_a_kill_in_the_middle_of_up_leaves_not_even_leftovers_for_long(cache: Pa
 
 
 @pytest.mark.parametrize("then", ["down", "up"])
-def test_when_all_that_watches_a_run_is_killed_the_next_command_ends_what_runs(cache: Path, then: str) -> None:
+def test_when_all_that_watches_a_run_is_killed_the_next_command_ends_what_runs(
+    cache: Path, then: str
+) -> None:
     before = machine()
     assert gallery("lab", "up").returncode == 0
     lab_id, keeper = kept(cache)["id"], kept(cache)["keeper"]
     sleep = f"sleep {1000 + os.getpid()}"  # by which it is known: it has no environment
-    run = start_gallery("lab", "run", "--no-torchrun", "--", "sh", "-c", f"env -i setsid {sleep} & echo started; wait")
+    run = start_gallery(
+        "lab",
+        "run",
+        "--no-torchrun",
+        "--",
+        "sh",
+        "-c",
+        f"env -i setsid {sleep} & echo started; wait",
+    )
     assert run.stdout is not None
     assert all("started" in run.stdout.readline() for _ in range(2))
 
     def sleeping() -> list[str]:
-        return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _read(path).split(b"\0")[:2] == sleep.encode().split()]
+        return [
+            path.parent.name
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if _read(path).split(b"\0")[:2] == sleep.encode().split()
+        ]
 
     wait_until(lambda: len(sleeping()) == 2)
-    watching = [pid for pid in processes_of(cache) if b"supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    watching = [
+        pid
+        for pid in processes_of(cache)
+        if b"supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     assert len(watching) == 2
     for pid in [run.pid, *watching, keeper]:
         os.kill(pid, signal.SIGKILL)
@@ -129,9 +163,14 @@ def foreign() -> Iterator[tuple[str, int]]:
     """A namespace that looks much like a lab's, and a process in it."""
     if os.geteuid() != 0:
         pytest.skip("a namespace with a name is made by root: run as root")
-    name, was_mounted = f"gallery-lab-{os.getpid()}", " /run/netns " in Path("/proc/self/mountinfo").read_text()
+    name, was_mounted = (
+        f"gallery-lab-{os.getpid()}",
+        " /run/netns " in Path("/proc/self/mountinfo").read_text(),
+    )
     subprocess.run(["ip", "netns", "add", name], check=True)
-    subprocess.run(["ip", "-netns", name, "link", "add", "lab-00000000", "type", "bridge"], check=True)
+    subprocess.run(
+        ["ip", "-netns", name, "link", "add", "lab-00000000", "type", "bridge"], check=True
+    )
     sleeping = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "100"])
     yield name, sleeping.pid
     sleeping.kill()
@@ -186,10 +225,15 @@ def test_a_lab_whose_file_was_deleted_ends_by_itself(cache: Path) -> None:
         (["--rate", "fast"], "rate='fast' must be a number with kbit, mbit or gbit behind it"),
         (["--cpus", "4000"], "cpus=4000 for each host: this machine has "),
         (["--name", "../x"], "name='../x' of a lab must be 1 to 40 letters, digits"),
-        (["--host", "2"], "unknown option `--host`. Did you mean `--hosts`? See gallery lab up --help."),
+        (
+            ["--host", "2"],
+            "unknown option `--host`. Did you mean `--hosts`? See gallery lab up --help.",
+        ),
     ],
 )
-def test_bad_input_ends_with_2_and_makes_nothing(cache: Path, words: list[str], message: str) -> None:
+def test_bad_input_ends_with_2_and_makes_nothing(
+    cache: Path, words: list[str], message: str
+) -> None:
     done = gallery("lab", "up", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
@@ -199,22 +243,44 @@ def test_bad_input_ends_with_2_and_makes_nothing(cache: Path, words: list[str], 
 def without_rights(*command: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """A command as root without the capabilities of root."""
     if os.geteuid() == 0:
-        command = ("setpriv", f"--bounding-set=-all{''.join(f',+{name}' for name in more)}", "--inh-caps=-all", *command)
+        command = (
+            "setpriv",
+            f"--bounding-set=-all{''.join(f',+{name}' for name in more)}",
+            "--inh-caps=-all",
+            *command,
+        )
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def test_without_root_a_user_namespace_does_it(cache: Path) -> None:
-    if subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True).returncode:
-        pytest.skip("this machine allows no user namespaces: sysctl -w user.max_user_namespaces=10000")
+    if subprocess.run(
+        ["unshare", "--user", "--map-root-user", "true"], capture_output=True
+    ).returncode:
+        pytest.skip(
+            "this machine allows no user namespaces: sysctl -w user.max_user_namespaces=10000"
+        )
     before = machine()
     rights = ("setfcap",)  # without it the kernel lets nobody stand for root
     done = without_rights(*GALLERY, "lab", "up", more=rights)
     assert (done.returncode, done.stderr) == (0, "")
     assert " in a user namespace\n" in done.stdout
     lab_id = kept(cache)["id"]
-    done = without_rights(*GALLERY, "lab", "run", "--no-torchrun", "--", "sh", "-c", "ip -4 -br address show eth0", more=rights)
+    done = without_rights(
+        *GALLERY,
+        "lab",
+        "run",
+        "--no-torchrun",
+        "--",
+        "sh",
+        "-c",
+        "ip -4 -br address show eth0",
+        more=rights,
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == ["10.77.0.1/24", "10.77.0.2/24"]
+    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == [
+        "10.77.0.1/24",
+        "10.77.0.2/24",
+    ]
     assert without_rights(*GALLERY, "lab", "down", more=rights).returncode == 0
     assert_nothing_is_left(cache, lab_id, before)
 
@@ -228,18 +294,31 @@ def test_where_no_namespace_can_be_made_one_message_says_what_is_needed(cache: P
         timeout=60,
     )
     if "max_net_namespaces" in done.stderr and "error: " not in done.stderr:
-        pytest.skip(f"the limit of namespaces cannot be set here ({done.stderr.strip()}): run where user namespaces are allowed")
+        pytest.skip(
+            f"the limit of namespaces cannot be set here ({done.stderr.strip()}): run where user namespaces are allowed"
+        )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: the kernel lets this user make no network namespaces (No space left on device).")
-    assert "Needed: root " in done.stderr and "sysctl -w user.max_user_namespaces" in done.stderr and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(
+        "error: the kernel lets this user make no network namespaces (No space left on device)."
+    )
+    assert (
+        "Needed: root " in done.stderr
+        and "sysctl -w user.max_user_namespaces" in done.stderr
+        and done.stderr.count("\n") == 1
+    )
     assert processes_of(cache) == []
     assert not list(cache.rglob("*.json"))
 
 
-def test_a_missing_command_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path) -> None:
+def test_a_missing_command_is_named_with_its_package(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(requirements, "_SYSTEM_FOLDERS", str(tmp_path))
-    with pytest.raises(LabUnavailable, match="a lab needs the command `ip`, which is not here: apt-get install iproute2"):
+    with pytest.raises(
+        LabUnavailable,
+        match="a lab needs the command `ip`, which is not here: apt-get install iproute2",
+    ):
         Lab(2).up()
     assert not list(cache.rglob("*.json"))
 

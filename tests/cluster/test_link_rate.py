@@ -23,9 +23,14 @@ def test_a_rate_is_a_number_with_its_unit(text: str, rate: int, shown: str) -> N
     assert link_rate.shown(rate) == shown
 
 
-@pytest.mark.parametrize("text", ["", "fast", "100", "1gb", "-1gbit", "1e3mbit", "1gbit/s", "nangbit"])
+@pytest.mark.parametrize(
+    "text", ["", "fast", "100", "1gb", "-1gbit", "1e3mbit", "1gbit/s", "nangbit"]
+)
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InputError, match="must be a number with kbit, mbit or gbit behind it, in bits per second: 100mbit, say"):
+    with pytest.raises(
+        InputError,
+        match="must be a number with kbit, mbit or gbit behind it, in bits per second: 100mbit, say",
+    ):
         link_rate.bits_per_second(text)
 
 

@@ -10,15 +10,31 @@ from executed_notebook import execute
 pytestmark = [pytest.mark.cluster, pytest.mark.whole_machine]
 
 
-def test_the_notebook_measures_the_techniques_on_a_lab(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> None:
+def test_the_notebook_measures_the_techniques_on_a_lab(
+    checkout: Path, tmp_path: Path, kernel: dict[str, str]
+) -> None:
     small = {"model": "tts_angular", "width": 128, "rate": "50mbit", "block_steps": 1, "epochs": 1}
-    cells = execute(checkout / "notebooks" / "communication.ipynb", tmp_path / "executed", small, kernel).code
-    outputs = [output for cell in cells for output in cell.outputs if output.output_type == "display_data"]
-    text = "\n".join(output.data["text/markdown"] for output in outputs if "text/markdown" in output.data)
-    figures = [output.metadata["image/png"]["alt"] for output in outputs if "image/png" in output.data]
+    cells = execute(
+        checkout / "notebooks" / "communication.ipynb", tmp_path / "executed", small, kernel
+    ).code
+    outputs = [
+        output for cell in cells for output in cell.outputs if output.output_type == "display_data"
+    ]
+    text = "\n".join(
+        output.data["text/markdown"] for output in outputs if "text/markdown" in output.data
+    )
+    figures = [
+        output.metadata["image/png"]["alt"] for output in outputs if "image/png" in output.data
+    ]
     assert len(figures) == 4
     assert sum("emulated link" in alternative for alternative in figures) == 2
     assert "**Not measured**" not in text and "FAILED" not in text
-    for row in ("| DDP |", "| two streams |", "| int8 |", "| no communication |", "| digits, mixed units | int8, no error feedback |"):
+    for row in (
+        "| DDP |",
+        "| two streams |",
+        "| int8 |",
+        "| no communication |",
+        "| digits, mixed units | int8, no error feedback |",
+    ):
         assert row in text
     assert "Hierarchical averaging does not apply" in text

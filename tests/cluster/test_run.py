@@ -41,7 +41,11 @@ def run_plain(*command: str) -> list[str]:
 
 def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str) -> None:
     done = gallery(
-        *run_plain("sh", "-c", "echo $NODE_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME $TP_SOCKET_IFNAME; echo --x >&2")
+        *run_plain(
+            "sh",
+            "-c",
+            "echo $NODE_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME $TP_SOCKET_IFNAME; echo --x >&2",
+        )
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == [
@@ -54,7 +58,11 @@ def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str
 
 def test_a_process_knows_the_cores_that_its_host_has(lab: str) -> None:
     """Half of this machine's each; a quota counts like cores that are not there."""
-    done = gallery(*run_plain(sys.executable, "-c", "from gallery_lib.system import hardware; print(hardware.cores())"))
+    done = gallery(
+        *run_plain(
+            sys.executable, "-c", "from gallery_lib.system import hardware; print(hardware.cores())"
+        )
+    )
     assert (done.returncode, done.stderr) == (0, "")
     each = max(1, hardware.cores() // 2)
     assert sorted(done.stdout.splitlines()) == [f"host0 | {each}", f"host1 | {each}"]
@@ -64,46 +72,78 @@ def test_when_one_fails_the_others_are_ended(lab: str, cache: Path) -> None:
     began = time.monotonic()
     done = gallery(*run_plain("sh", "-c", "if [ $NODE_RANK = 1 ]; then exit 7; fi; sleep 100"))
     assert done.returncode == 1
-    assert done.stderr == "error: host1 ended with exit code 7. The commands on the other hosts have been ended.\n"
+    assert (
+        done.stderr
+        == "error: host1 ended with exit code 7. The commands on the other hosts have been ended.\n"
+    )
     assert time.monotonic() < began + 20
     assert len(processes_of(cache)) == 1  # the keeper
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_everything_that_was_started(lab: str, cache: Path, sent: signal.Signals, code: int) -> None:
-    process = start_gallery(*run_plain("sh", "-c", "sleep 100 & setsid sleep 100 & echo started; wait"))
+def test_a_signal_ends_everything_that_was_started(
+    lab: str, cache: Path, sent: signal.Signals, code: int
+) -> None:
+    process = start_gallery(
+        *run_plain("sh", "-c", "sleep 100 & setsid sleep 100 & echo started; wait")
+    )
     assert process.stdout is not None
-    assert {process.stdout.readline(), process.stdout.readline()} == {"host0 | started\n", "host1 | started\n"}
+    assert {process.stdout.readline(), process.stdout.readline()} == {
+        "host0 | started\n",
+        "host1 | started\n",
+    }
     process.send_signal(sent)
     _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (code, "interrupted: every process of the run has been ended.\n")
+    assert (process.returncode, said) == (
+        code,
+        "interrupted: every process of the run has been ended.\n",
+    )
     assert len(processes_of(cache)) == 1
 
 
 def test_a_killed_command_leaves_no_process_behind(lab: str, cache: Path) -> None:
     process = start_gallery(*run_plain("sh", "-c", "setsid sleep 100 & echo started; wait"))
     assert process.stdout is not None
-    assert {process.stdout.readline(), process.stdout.readline()} == {"host0 | started\n", "host1 | started\n"}
+    assert {process.stdout.readline(), process.stdout.readline()} == {
+        "host0 | started\n",
+        "host1 | started\n",
+    }
     process.kill()
     process.communicate()
     wait_until(lambda: len(processes_of(cache)) == 1)
-    assert gallery("lab", "status").stdout.count(" 0\n") == 2  # the lab is up, and no process in a host
+    assert (
+        gallery("lab", "status").stdout.count(" 0\n") == 2
+    )  # the lab is up, and no process in a host
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lab", "run"], "gallery lab run needs what it is to run, behind two dashes: gallery lab run -- train.py --lr 0.1"),
+        (
+            ["lab", "run"],
+            "gallery lab run needs what it is to run, behind two dashes: gallery lab run -- train.py --lr 0.1",
+        ),
         (
             ["lab", "run", "--", "missing.py"],
             "the script missing.py does not exist. A command that is no Python script: gallery lab run --no-tor",
         ),
-        (["lab", "run", "--no-torchrun", "--", "no-such-command"], "the command `no-such-command` is not on this machine."),
-        (["lab", "up"], "a lab `lab` is up already. Take it down (gallery lab down --name lab), or choose another name."),
-        (["lab", "run", "--name", "lba", "--", "x.py"], "no lab `lba` is up. Did you mean `lab`? There are: lab."),
+        (
+            ["lab", "run", "--no-torchrun", "--", "no-such-command"],
+            "the command `no-such-command` is not on this machine.",
+        ),
+        (
+            ["lab", "up"],
+            "a lab `lab` is up already. Take it down (gallery lab down --name lab), or choose another name.",
+        ),
+        (
+            ["lab", "run", "--name", "lba", "--", "x.py"],
+            "no lab `lba` is up. Did you mean `lab`? There are: lab.",
+        ),
     ],
 )
-def test_bad_input_ends_with_2_and_one_message(lab: str, cache: Path, words: list[str], message: str) -> None:
+def test_bad_input_ends_with_2_and_one_message(
+    lab: str, cache: Path, words: list[str], message: str
+) -> None:
     done = gallery(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
@@ -131,14 +171,21 @@ time.sleep(100)
 
 
 @pytest.mark.slow
-def test_a_script_that_refuses_its_input_ends_with_2_and_what_it_said(lab: str, tmp_path: Path) -> None:
+def test_a_script_that_refuses_its_input_ends_with_2_and_what_it_said(
+    lab: str, tmp_path: Path
+) -> None:
     """And without torchrun's own report, which is a traceback of torchrun."""
     script = tmp_path / "refuses.py"
     script.write_text(REFUSES)
     done = gallery("lab", "run", "--nproc_per_node", "1", "--", str(script), timeout=120)
     assert done.returncode == 2
-    assert done.stderr == "error: host1 ended with exit code 2. The commands on the other hosts have been ended.\n"
-    assert "Traceback" not in done.stdout  # of the other host's torchrun either, which a signal has ended
+    assert (
+        done.stderr
+        == "error: host1 ended with exit code 2. The commands on the other hosts have been ended.\n"
+    )
+    assert (
+        "Traceback" not in done.stdout
+    )  # of the other host's torchrun either, which a signal has ended
     said = [line for line in done.stdout.splitlines() if line.startswith("host1")]
     assert said == ["host1 | error: --size 0 is below 1", "host1 | rank 1 ended with exit code 2"]
 

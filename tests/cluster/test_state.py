@@ -15,7 +15,11 @@ from gallery_lib.cluster.state import CpuShare, Host, State
 from gallery_lib.errors import InputError
 
 LAB = State(
-    "mine", "0123abcd", 1.0, (Host(0, "10.77.0.1", 10**9, 1.0), Host(1, "10.77.0.2", 10**9, 1.0)), CpuShare("cores", cores=((0,), (1,)))
+    "mine",
+    "0123abcd",
+    1.0,
+    (Host(0, "10.77.0.1", 10**9, 1.0), Host(1, "10.77.0.2", 10**9, 1.0)),
+    CpuShare("cores", cores=((0,), (1,))),
 )
 
 

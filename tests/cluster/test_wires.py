@@ -64,13 +64,21 @@ print(time.process_time() / 0.6)
 
 
 def python(lab: Lab, host: int, code: str, *arguments: str) -> subprocess.Popen[str]:
-    return lab.popen(host, [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+    return lab.popen(
+        host, [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
+    )
 
 
 def own_addresses() -> list[str]:
     """Those of the machine."""
-    lines = subprocess.run(["ip", "-4", "-oneline", "address"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [address for line in lines if not (address := line.split()[3].partition("/")[0]).startswith("127.")]
+    lines = subprocess.run(
+        ["ip", "-4", "-oneline", "address"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return [
+        address
+        for line in lines
+        if not (address := line.split()[3].partition("/")[0]).startswith("127.")
+    ]
 
 
 def bits_per_second(lab: Lab, sender: int, receiver: int, size: int) -> float:
@@ -143,7 +151,9 @@ def test_a_host_that_is_slowed_down_gets_less_of_the_cpu() -> None:
         assert lab.hosts[1].slowed == 1
 
 
-def test_a_command_is_among_the_processes_of_its_host_until_its_supervisor_is_told_to_end_it() -> None:
+def test_a_command_is_among_the_processes_of_its_host_until_its_supervisor_is_told_to_end_it() -> (
+    None
+):
     with Lab(2) as lab:
         process = lab.popen(1, ["sleep", "60"])
         while not lab.processes(1):

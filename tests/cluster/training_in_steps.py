@@ -23,7 +23,9 @@ def train(steps: int) -> float:
     """The sum of all weights after it, which are the same on every rank."""
     torch.manual_seed(0)
     layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    model = accelerate_ddp(nn.parallel.DistributedDataParallel(nn.Sequential(*layers)), Comm(streams=2, bucket_mb=0.02))
+    model = accelerate_ddp(
+        nn.parallel.DistributedDataParallel(nn.Sequential(*layers)), Comm(streams=2, bucket_mb=0.02)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = torch.Generator().manual_seed(process_group.rank())
     for step in range(steps):

@@ -21,14 +21,21 @@ def two() -> Iterator[Ranks]:
 
 def _python(code: str, **variables: str) -> str:
     environment = {**os.environ, "PYTHONPATH": search_path(), **variables}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100
+    )
     return done.stdout + done.stderr.strip().rpartition("\n")[2]
 
 
 @pytest.mark.slow
 def test_options_come_from_the_environment_as_their_own_types() -> None:
     code = "import gallery_lib.comm.auto as a; o = a.options; print([o.tune, o.streams, o.bucket_mb, o.wire])"
-    variables = {"GALLERY_COMM_TUNE": "0", "GALLERY_COMM_STREAMS": "2", "GALLERY_COMM_BUCKET_MB": "2.5", "GALLERY_COMM_WIRE": "bf16"}
+    variables = {
+        "GALLERY_COMM_TUNE": "0",
+        "GALLERY_COMM_STREAMS": "2",
+        "GALLERY_COMM_BUCKET_MB": "2.5",
+        "GALLERY_COMM_WIRE": "bf16",
+    }
     assert _python(code, **variables).startswith("[False, 2, 2.5, 'bf16']")
 
 

@@ -13,13 +13,19 @@ from gallery_lib.comm.optimizer_in_backward import EarlySteps
 from gallery_lib.optim.adoption import accelerate_optimizer
 
 FUSED = ["Adam", "AdamW", "SGD", "Adagrad"]
-ARGUMENTS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.9, "nesterov": True}, "AdamW": {"amsgrad": True, "weight_decay": 0.1}}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "AdamW": {"amsgrad": True, "weight_decay": 0.1},
+}
 STEPS = 3
 
 
 def _weights(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in ((7, 5), (11,), (3, 4, 2, 2))]
+    return [
+        torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+        for shape in ((7, 5), (11,), (3, 4, 2, 2))
+    ]
 
 
 def _gradients(step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -27,7 +33,9 @@ def _gradients(step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(weight.shape, generator=generator).to(dtype) for weight in _weights()]
 
 
-def _whole_step(optimizer: torch.optim.Optimizer, weights: list[Tensor], gradients: list[Tensor]) -> None:
+def _whole_step(
+    optimizer: torch.optim.Optimizer, weights: list[Tensor], gradients: list[Tensor]
+) -> None:
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     optimizer.step()
@@ -44,7 +52,9 @@ def _in_two_parts(early: EarlySteps, weights: list[Tensor], gradients: list[Tens
 def _fused_calls(early: EarlySteps, weights: list[Tensor], gradients: list[Tensor]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         _in_two_parts(early, weights, gradients)
-    return sum(event.count for event in profile.key_averages() if event.key.startswith("aten::_fused_"))
+    return sum(
+        event.count for event in profile.key_averages() if event.key.startswith("aten::_fused_")
+    )
 
 
 @pytest.mark.parametrize("name", [*FUSED, "RMSprop", "RAdam"])
@@ -63,17 +73,24 @@ def test_parts_of_an_accelerated_optimizer_are_its_whole_step(name: str) -> None
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_parts_are_fused_and_the_state_is_what_a_loop_over_parameters_goes_on_with(name: str) -> None:
+def test_parts_are_fused_and_the_state_is_what_a_loop_over_parameters_goes_on_with(
+    name: str,
+) -> None:
     kind, arguments = getattr(torch.optim, name), {"lr": 0.01, **ARGUMENTS.get(name, {})}
     weights, expected = _weights(), _weights()
-    optimizer, loop = kind(weights, **arguments), kind(expected, foreach=False, fused=False, **arguments)
+    optimizer, loop = (
+        kind(weights, **arguments),
+        kind(expected, foreach=False, fused=False, **arguments),
+    )
     early = EarlySteps(optimizer)
     for step in range(STEPS):
         assert _fused_calls(early, weights, _gradients(step)) == 2
         _whole_step(loop, expected, _gradients(step))
         optimizer.step()  # with nothing left to do
         torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-6)
-    assert optimizer.param_groups[0]["fused"] is None  # what a checkpoint holds is what the user chose
+    assert (
+        optimizer.param_groups[0]["fused"] is None
+    )  # what a checkpoint holds is what the user chose
     early.close()
     later, kept = _weights(), copy.deepcopy(optimizer.state_dict())
     with torch.no_grad():
@@ -97,7 +114,9 @@ def test_parts_are_fused_and_the_state_is_what_a_loop_over_parameters_goes_on_wi
     ],
     ids=lambda value: str(value),
 )
-def test_the_form_stays_torchs_choice_or_the_users(name: str, arguments: dict[str, Any], why: str) -> None:
+def test_the_form_stays_torchs_choice_or_the_users(
+    name: str, arguments: dict[str, Any], why: str
+) -> None:
     kind = getattr(torch.optim, name)
     weights, expected = _weights(), _weights()
     optimizer, same = kind(weights, **arguments), kind(expected, **arguments)
@@ -111,7 +130,12 @@ def test_the_form_stays_torchs_choice_or_the_users(name: str, arguments: dict[st
 
 def test_weights_of_16_bits_are_left_to_torchs_choice() -> None:
     weights = _weights(torch.bfloat16)
-    assert _fused_calls(EarlySteps(torch.optim.SGD(weights, lr=0.01)), weights, _gradients(0, torch.bfloat16)) == 0
+    assert (
+        _fused_calls(
+            EarlySteps(torch.optim.SGD(weights, lr=0.01)), weights, _gradients(0, torch.bfloat16)
+        )
+        == 0
+    )
 
 
 def test_momentum_that_only_some_parameters_of_a_bucket_have_yet() -> None:

@@ -13,9 +13,16 @@ import pytest
 from gallery_lib.comm import process_group
 from gallery_lib.errors import InputError
 
-VARIABLES = {name for launcher in process_group.LAUNCHERS for name in launcher[1:]} | {"MASTER_ADDR", "MASTER_PORT"}
+VARIABLES = {name for launcher in process_group.LAUNCHERS for name in launcher[1:]} | {
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
 SEES_ITS_SHARE = """
 import sys, torch
 import torch.distributed as dist
@@ -68,11 +75,16 @@ def free_port() -> int:
         (SRUN, (1, 2)),
         (OPEN_MPI, (1, 2)),
         ({"PMI_RANK": "0", "PMI_SIZE": "3"}, (0, 3)),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1)),  # a batch script by itself, not a step of srun
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+            (0, 1),
+        ),  # a batch script by itself, not a step of srun
         ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
     ],
 )
-def test_the_launchers_variables_tell(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: tuple[int, int]) -> None:
+def test_the_launchers_variables_tell(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: tuple[int, int]
+) -> None:
     without_launcher(monkeypatch, variables)
     assert (process_group.rank(), process_group.world_size()) == expected
 
@@ -83,7 +95,10 @@ def test_the_launchers_variables_tell(monkeypatch: pytest.MonkeyPatch, variables
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 tells of several processes, and RANK is not set"),
         ({"WORLD_SIZE": "two", "RANK": "0"}, "WORLD_SIZE='two' must be a whole number"),
         ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK=2 must be below WORLD_SIZE=2"),
-        (SRUN, "srun started 2 processes, and MASTER_ADDR and MASTER_PORT do not say where they meet"),
+        (
+            SRUN,
+            "srun started 2 processes, and MASTER_ADDR and MASTER_PORT do not say where they meet",
+        ),
         (OPEN_MPI, "Open MPI started 2 processes"),
     ],
 )
@@ -98,7 +113,9 @@ def test_variables_that_do_not_make_a_run_are_refused_in_one_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mp.spawn", "srun", "Open MPI"])
-def test_processes_that_were_not_started_by_torchrun_train_together(tmp_path: Path, checkout: Path, launcher: str) -> None:
+def test_processes_that_were_not_started_by_torchrun_train_together(
+    tmp_path: Path, checkout: Path, launcher: str
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SEES_ITS_SHARE + (SPAWNED if launcher == "mp.spawn" else "main()"))
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
@@ -109,11 +126,25 @@ def test_processes_that_were_not_started_by_torchrun_train_together(tmp_path: Pa
     else:
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         theirs = SRUN if launcher == "srun" else OPEN_MPI
-        ranks = {"SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"}
-        places = [{**{n: str(rank) if n in ranks else v for n, v in theirs.items()}, **meet} for rank in range(2)]
+        ranks = {
+            "SLURM_PROCID",
+            "SLURM_LOCALID",
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+        }
+        places = [
+            {**{n: str(rank) if n in ranks else v for n, v in theirs.items()}, **meet}
+            for rank in range(2)
+        ]
         processes = [[sys.executable, str(script)]] * 2
     running = [
-        subprocess.Popen(command, env={**environment, **place}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            command,
+            env={**environment, **place},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for command, place in zip(processes, places, strict=True)
     ]
     said = [process.communicate(timeout=120)[0] for process in running]
@@ -122,7 +153,9 @@ def test_processes_that_were_not_started_by_torchrun_train_together(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_group_that_is_made_after_accelerate_is_refused_at_the_first_call(tmp_path: Path, checkout: Path) -> None:
+def test_a_group_that_is_made_after_accelerate_is_refused_at_the_first_call(
+    tmp_path: Path, checkout: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch, torch.distributed as dist\nfrom torch import nn\nfrom gallery_lib import Config, accelerate\n"
@@ -144,5 +177,6 @@ def test_a_group_that_is_made_after_accelerate_is_refused_at_the_first_call(tmp_
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 2 and all(
-        line.startswith("InputError the process group of 2 processes was made after accelerate()") for line in lines
+        line.startswith("InputError the process group of 2 processes was made after accelerate()")
+        for line in lines
     )

@@ -35,18 +35,25 @@ print(*sorted(listening))
 def test_stores_listen_on_the_address_that_they_are_given() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    done = subprocess.run([sys.executable, "-c", STORES, str(port)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", STORES, str(port)], capture_output=True, text=True, check=False
+    )
     assert set(done.stdout.split()) <= {"127.0.0.1", "::1"} and done.stdout.split(), done.stderr
 
 
 def test_a_run_on_one_host_meets_in_files_of_its_folder(tmp_path: Path) -> None:
     words = rendezvous.meeting_arguments(tmp_path)
-    assert f"--rdzv-endpoint={tmp_path}/torchrun-rendezvous" in words and "store_type=file" in " ".join(words)
+    assert (
+        f"--rdzv-endpoint={tmp_path}/torchrun-rendezvous" in words
+        and "store_type=file" in " ".join(words)
+    )
     for name in (rendezvous.MEETING_FILE, rendezvous.RENDEZVOUS_FILE):
         (tmp_path / name).touch()
     rendezvous.forget_meeting(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert rendezvous.on_one_host(LaunchConfig()) and not rendezvous.on_one_host(LaunchConfig(master_port=29500))
+    assert rendezvous.on_one_host(LaunchConfig()) and not rendezvous.on_one_host(
+        LaunchConfig(master_port=29500)
+    )
 
 
 def test_an_interface_that_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,14 @@ def test_hooks_attributes_and_mode_are_the_users_during_all_turns(two: Ranks) ->
 
 
 @pytest.mark.parametrize("builtin", [False, True], ids=["python", "builtin"])
-@pytest.mark.parametrize("when", [-1, 0, 5, 14, 50], ids=["before", "at once", "in a first turn", "in a hooked turn", "once chosen"])
-def test_a_communication_hook_of_the_users_is_used_whenever_it_comes(two: Ranks, when: int, builtin: bool) -> None:
+@pytest.mark.parametrize(
+    "when",
+    [-1, 0, 5, 14, 50],
+    ids=["before", "at once", "in a first turn", "in a hooked turn", "once chosen"],
+)
+def test_a_communication_hook_of_the_users_is_used_whenever_it_comes(
+    two: Ranks, when: int, builtin: bool
+) -> None:
     for found in two.call("users.own_hook", when, builtin):
         assert found["exact"]
         assert found["seen"] == [(0 if builtin else 1, True)] * 2
@@ -75,7 +81,9 @@ def test_tuning_ends_where_a_rank_does_not_come_to_the_same_step(two: Ranks) -> 
         assert found == {"exact": True, "chosen": "ddp"}
 
 
-def test_a_layer_that_is_frozen_while_a_way_begins_is_averaged_once_it_is_unfrozen(two: Ranks) -> None:
+def test_a_layer_that_is_frozen_while_a_way_begins_is_averaged_once_it_is_unfrozen(
+    two: Ranks,
+) -> None:
     assert all(all(found) for found in two.call("users.frozen_at_a_rebuild"))
 
 
@@ -92,12 +100,19 @@ def test_nothing_is_left_of_ways_that_were_replaced(two: Ranks) -> None:
     assert two.call("users.replaced") == [[1, 0]] * 2
 
 
-LOSSLESS = [{"bucket_views": True}, {"streams": 2}, {"hierarchical": True}, {"hierarchical": True, "streams": 2, "bucket_mb": 0.001}]
+LOSSLESS = [
+    {"bucket_views": True},
+    {"streams": 2},
+    {"hierarchical": True},
+    {"hierarchical": True, "streams": 2, "bucket_mb": 0.001},
+]
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("values", LOSSLESS, ids=str)
-def test_lossless_ways_are_exact_for_every_type_and_form_of_parameter(two: Ranks, values: dict, sparse: bool) -> None:
+def test_lossless_ways_are_exact_for_every_type_and_form_of_parameter(
+    two: Ranks, values: dict, sparse: bool
+) -> None:
     for apart in two.call("users.odd_parameters", values, sparse):
         assert set(apart.values()) == {0.0}
 
@@ -107,16 +122,26 @@ def test_hierarchical_averages_doubles_in_double_precision(hosts: int, processes
     with Ranks(processes, hosts) as ranks:
         for apart in ranks.call("users.odd_parameters", {"hierarchical": True}, True):
             assert max(apart["doubles"], apart["double_bias"]) < 1e-15
-            assert max(value for name, value in apart.items() if name not in ("halves", "brain")) < 1e-6
+            assert (
+                max(value for name, value in apart.items() if name not in ("halves", "brain"))
+                < 1e-6
+            )
             assert max(apart["halves"], apart["brain"]) < 2e-2
 
 
 @pytest.mark.parametrize(
     ("wire", "most"),
-    [({"wire": "bf16"}, 2**-6), ({"wire": "fp16"}, 2**-8), ({"wire": "int8"}, 4 / 127), ({"wire": "int8", "hierarchical": True}, 4 / 127)],
+    [
+        ({"wire": "bf16"}, 2**-6),
+        ({"wire": "fp16"}, 2**-8),
+        ({"wire": "int8"}, 4 / 127),
+        ({"wire": "int8", "hierarchical": True}, 4 / 127),
+    ],
     ids=str,
 )
-def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(two: Ranks, wire: dict, most: float) -> None:
+def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(
+    two: Ranks, wire: dict, most: float
+) -> None:
     """Each term is rounded once, and so is the sum; the terms are up to about twice as large as the mean."""
     for apart in two.call("users.odd_parameters", wire, True):
         single = apart.pop("single")  # int8 rounds it in units of its neighbours' scale
@@ -132,7 +157,9 @@ def test_powersgd_averages_complex_parameters_and_vectors_as_they_are(two: Ranks
 
 
 @pytest.mark.parametrize("values", LOSSLESS, ids=str)
-def test_a_sum_may_be_larger_than_the_type_holds_where_the_mean_is_not(two: Ranks, values: dict) -> None:
+def test_a_sum_may_be_larger_than_the_type_holds_where_the_mean_is_not(
+    two: Ranks, values: dict
+) -> None:
     assert two.call("users.large_gradients", values) == [True, True]
 
 
@@ -147,7 +174,10 @@ def test_a_sparse_gradient_that_is_infinite_is_reported(two: Ranks) -> None:
 
 def test_ranks_that_ask_for_different_options_are_told_so_at_once(two: Ranks) -> None:
     for answer in two.call("users.different_options"):
-        assert answer.startswith("InputError") and "streams=1 on rank 0, and streams=2 on rank 1" in answer
+        assert (
+            answer.startswith("InputError")
+            and "streams=1 on rank 0, and streams=2 on rank 1" in answer
+        )
 
 
 @pytest.mark.parametrize("values", [{}, {"streams": 2}, {"bucket_views": True}], ids=str)
@@ -160,7 +190,9 @@ def test_in_a_gan_each_networks_step_moves_that_network_only(two: Ranks) -> None
     assert two.call("early.gan") == [True, True]
 
 
-def test_a_step_with_a_closure_is_torchs_where_steps_could_be_taken_in_the_backward_pass(two: Ranks) -> None:
+def test_a_step_with_a_closure_is_torchs_where_steps_could_be_taken_in_the_backward_pass(
+    two: Ranks,
+) -> None:
     assert two.call("early.closure") == [True, True]
 
 
@@ -176,7 +208,10 @@ def test_a_step_with_a_closure_is_torchs_where_steps_could_be_taken_in_the_backw
         ("no backward pass", "InputError: no backward pass that averages this model's gradients"),
         ("no_sync", "InputError: no backward pass that averages this model's gradients"),
         ("nested", "InputError: step_in_backward() cannot stand within another such block"),
-        ("within a closure", "InputError: step_in_backward() cannot stand within optimizer.step(closure)"),
+        (
+            "within a closure",
+            "InputError: step_in_backward() cannot stand within optimizer.step(closure)",
+        ),
         ("another backward pass", "the gradient of 0.weight has changed since"),
         ("clipping", "has changed since (clipping"),
         ("learning rate", "the optimizer's options (lr, …) have changed since"),
@@ -190,6 +225,8 @@ def test_a_step_that_is_not_the_optimizers_is_refused(two: Ranks, what: str, mes
         assert message in answer
 
 
-def test_after_an_error_in_such_a_backward_pass_the_weights_are_said_to_be_between_two_steps(two: Ranks) -> None:
+def test_after_an_error_in_such_a_backward_pass_the_weights_are_said_to_be_between_two_steps(
+    two: Ranks,
+) -> None:
     for answer in two.call("early.fails_halfway"):
         assert answer.startswith("RunFailed") and "these weights are between two steps" in answer

@@ -23,7 +23,9 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-WAYS = [Comm(wire=wire) for wire in ("bf16", "int8", "powersgd")] + [Comm(streams=2, hierarchical=True, bucket_views=True)]
+WAYS = [Comm(wire=wire) for wire in ("bf16", "int8", "powersgd")] + [
+    Comm(streams=2, hierarchical=True, bucket_views=True)
+]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.wire}, {way.streams}")
@@ -35,7 +37,10 @@ def test_gradients_are_the_own_ones(group: None, way: Comm) -> None:
         for each in (plain, model):
             each.zero_grad()
             each(x).sum().backward()
-        assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+        assert all(
+            torch.equal(a.grad, b.grad)
+            for a, b in zip(plain.parameters(), model.parameters(), strict=True)
+        )
     accelerate_ddp(model, Comm())
 
 

@@ -50,7 +50,11 @@ class Model(nn.Module):
 def gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     model.zero_grad(set_to_none=True)
     model(x).square().sum().backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +69,11 @@ def test_repeated_blocks_are_found_with_what_is_around_them() -> None:
     model = Model()
     found = repeated_blocks.find(model)
     assert found is not None
-    assert found.groups == (tuple(model.blocks),) and found.around == (model.before,) and found.blocks == BLOCKS
+    assert (
+        found.groups == (tuple(model.blocks),)
+        and found.around == (model.before,)
+        and found.blocks == BLOCKS
+    )
 
 
 def test_a_model_whose_blocks_differ_or_are_a_small_part_is_compiled_as_one() -> None:
@@ -79,7 +87,9 @@ def test_a_model_whose_blocks_differ_or_are_a_small_part_is_compiled_as_one() ->
 
 
 def test_both_halves_of_an_encoder_and_decoder_are_found() -> None:
-    model = torch.nn.Transformer(d_model=8, nhead=2, num_encoder_layers=3, num_decoder_layers=4, dim_feedforward=8)
+    model = torch.nn.Transformer(
+        d_model=8, nhead=2, num_encoder_layers=3, num_decoder_layers=4, dim_feedforward=8
+    )
     found = repeated_blocks.find(model)
     assert found is not None and sorted(len(group) for group in found.groups) == [3, 4]
 
@@ -96,7 +106,10 @@ def test_every_block_computes_with_its_own_weights_and_all_share_one_graph() -> 
         repeated_blocks.compile_regions(model, found, backend="aot_eager")
         for _ in range(2):
             got = gradients(model, x)
-            assert got.keys() == expected.keys() and len({block.inner.weight.grad.sum().item() for block in model.blocks}) == BLOCKS
+            assert (
+                got.keys() == expected.keys()
+                and len({block.inner.weight.grad.sum().item() for block in model.blocks}) == BLOCKS
+            )
             for name, gradient in expected.items():
                 torch.testing.assert_close(got[name], gradient)
     assert not [each for each in said if "repeated blocks" in str(each.message)]
@@ -151,5 +164,7 @@ def test_a_call_that_compiles_nothing_leaves_the_watch_to_the_next() -> None:
 
 def test_it_is_done_when_asked_for() -> None:
     cpu = torch.device("cpu")
-    assert f"{BLOCKS} repeated blocks compiled once" in compile_model(Model(), Compiler(repeated_blocks_once=True), cpu)
+    assert f"{BLOCKS} repeated blocks compiled once" in compile_model(
+        Model(), Compiler(repeated_blocks_once=True), cpu
+    )
     assert "repeated" not in compile_model(Model(), Compiler(), cpu)

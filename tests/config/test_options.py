@@ -28,8 +28,15 @@ def parse(*words: str) -> list:
 
 
 def test_the_seed_commands_parse_verbatim() -> None:
-    config, launch = parse("--nproc_per_node=8", "--amp_level=O1", "--compiler-opt", "--batch_size=128")
-    assert (launch.nproc_per_node, config.amp_level, config.compiler_opt, config.batch_size) == (8, "O1", True, 128)
+    config, launch = parse(
+        "--nproc_per_node=8", "--amp_level=O1", "--compiler-opt", "--batch_size=128"
+    )
+    assert (launch.nproc_per_node, config.amp_level, config.compiler_opt, config.batch_size) == (
+        8,
+        "O1",
+        True,
+        128,
+    )
 
 
 def test_dashes_and_underscores_are_the_same() -> None:
@@ -54,7 +61,9 @@ def test_dashes_and_underscores_are_the_same() -> None:
         (("--batch_size",), ("expected one argument",)),
     ],
 )
-def test_a_wrong_value_names_the_option_the_value_and_what_is_allowed(words: tuple[str, ...], parts: tuple[str, ...]) -> None:
+def test_a_wrong_value_names_the_option_the_value_and_what_is_allowed(
+    words: tuple[str, ...], parts: tuple[str, ...]
+) -> None:
     with pytest.raises(InputError) as caught:
         parse(*words)
     for part in parts:
@@ -63,7 +72,16 @@ def test_a_wrong_value_names_the_option_the_value_and_what_is_allowed(words: tup
 
 @pytest.mark.parametrize(
     ("written", "seconds"),
-    [("600", 600), ("90s", 90), ("10m", 600), ("2h", 7200), ("1h30m", 5400), ("1.5h", 5400), ("1d", 86400), (30, 30)],
+    [
+        ("600", 600),
+        ("90s", 90),
+        ("10m", 600),
+        ("2h", 7200),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("1d", 86400),
+        (30, 30),
+    ],
 )
 def test_an_option_in_seconds_takes_a_duration(written: str | int, seconds: float) -> None:
     assert from_mapping(BatchConfig, {"deadline": written}).deadline == seconds
@@ -82,11 +100,15 @@ def test_other_numbers_take_no_duration() -> None:
 
 def test_every_table_and_help_of_an_option_in_seconds_shows_the_forms() -> None:
     assert "| seconds, or such as 90s, 10m, 2h, 1h30m |" in options_table(BatchConfig)
-    assert "90s, 10m, 2h, 1h30m]" in CommandLine("test", "", (BatchConfig,)).parser().format_help().replace("\n", " ").replace("  ", "")
+    assert "90s, 10m, 2h, 1h30m]" in CommandLine(
+        "test", "", (BatchConfig,)
+    ).parser().format_help().replace("\n", " ").replace("  ", "")
 
 
 def test_an_unknown_notebook_parameter_gets_a_suggestion() -> None:
-    with pytest.raises(InputError, match=r"unknown parameter `batch_sise`\. Did you mean `batch_size`"):
+    with pytest.raises(
+        InputError, match=r"unknown parameter `batch_sise`\. Did you mean `batch_size`"
+    ):
         from_mapping(NotebookConfig, {"batch_sise": 8})
 
 
@@ -97,7 +119,10 @@ def test_values_set_in_python_are_checked_too() -> None:
 
 def test_a_command_line_gives_back_the_configuration_it_was_made_from() -> None:
     config = TrainConfig(compiler_opt=True, kernels=False, lr=0.5, data_dir="a b", evaluate=False)
-    assert parse_command_line(command_line(config), TrainConfig, prog="test", description="")[0] == config
+    assert (
+        parse_command_line(command_line(config), TrainConfig, prog="test", description="")[0]
+        == config
+    )
 
 
 def test_the_parameters_cell_is_python_that_holds_the_defaults() -> None:
@@ -124,7 +149,9 @@ def test_every_option_has_a_meaning_and_a_row_in_the_table(cls: type) -> None:
 
 def test_help_shows_every_option_with_default_and_unit(checkout: Path) -> None:
     command = [sys.executable, str(checkout / "launch_single_task.py"), "--help"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"})
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"}
+    )
     assert result.returncode == 0
     for f in (*dataclasses.fields(TrainConfig), *dataclasses.fields(LaunchConfig)):
         assert f"--{f.name}" in result.stdout
@@ -136,7 +163,10 @@ def test_operands_stand_anywhere_among_the_options_and_come_last() -> None:
     def operands(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("names", nargs="*")
 
-    line, words = CommandLine("test", "", (TrainConfig,), operands), ["one", "--batch_size=4", "two"]
+    line, words = (
+        CommandLine("test", "", (TrainConfig,), operands),
+        ["one", "--batch_size=4", "two"],
+    )
     config, namespace = line.parse(words)
     assert (config.batch_size, namespace.names) == (4, ["one", "two"])
     with pytest.raises(InputError, match="Did you mean `--batch_size`"):

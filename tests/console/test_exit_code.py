@@ -28,9 +28,15 @@ sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_command_that_is_stopped_tidies_up(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+def test_a_command_that_is_stopped_tidies_up(
+    tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", AT_WORK, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-c", AT_WORK, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
     assert process.stdout is not None and process.stdout.readline() == "at work\n"
     assert len(list(tmp_path.iterdir())) == 1
@@ -54,9 +60,14 @@ sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
 
 
 @pytest.mark.parametrize(("lines", "code"), [(2, 0), (2, 3), (100_000, 0)])
-def test_a_command_whose_output_nobody_reads_any_more_ends_in_silence(lines: int, code: int) -> None:
+def test_a_command_whose_output_nobody_reads_any_more_ends_in_silence(
+    lines: int, code: int
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", PRINTING.format(lines=lines, code=code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PRINTING.format(lines=lines, code=code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     process.stdout.close()
@@ -74,7 +85,13 @@ def test_another_broken_pipe_stays_a_defect_of_ours() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", ["gallery_lib --help", "gallery_lib list", "gallery_lib run --help", "gallery_lib.cli.main show nowhere"]
+    "command",
+    [
+        "gallery_lib --help",
+        "gallery_lib list",
+        "gallery_lib run --help",
+        "gallery_lib.cli.main show nowhere",
+    ],
 )
 def test_the_gallery_command_can_be_piped_into_head(command: str) -> None:
     piped = f"{sys.executable} -m {command} 2>&1 | head -n 0"
@@ -85,30 +102,52 @@ def test_the_gallery_command_can_be_piped_into_head(command: str) -> None:
 def run(source: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """A Python program, connected by a line of the shell."""
     words = ["bash", "-c", f'"$0" -c "$1" {shell}', sys.executable, source]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False)
+    return subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        check=False,
+    )
 
 
 def test_output_that_cannot_be_written_is_one_line() -> None:
     done = run(PRINTING.format(lines=10, code=0), "> /dev/full")
-    assert (done.returncode, done.stderr) == (1, "error: standard output cannot be written: No space left on device.\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: standard output cannot be written: No space left on device.\n",
+    )
 
 
-def test_what_the_system_refuses_is_one_line_with_the_place_and_what_moves_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_system_refuses_is_one_line_with_the_place_and_what_moves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def body() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "runs" / "a.json"))
 
     assert exit_code_of(body, error_prefix="error", interrupted="stopped") == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {tmp_path}/runs/a.json: No space left on device, ") and said.count("\n") == 1
+    assert (
+        said.startswith(f"error: {tmp_path}/runs/a.json: No space left on device, ")
+        and said.count("\n") == 1
+    )
     assert "MiB are free there. GALLERY_RUNS_DIR moves" in said
 
 
-@pytest.mark.parametrize(("encoding", "printed"), [("ascii", "1.22x ... -> ?"), ("latin-1", "1.22× ... -> ?"), ("utf-8", "1.22× … → €")])
+@pytest.mark.parametrize(
+    ("encoding", "printed"),
+    [("ascii", "1.22x ... -> ?"), ("latin-1", "1.22× ... -> ?"), ("utf-8", "1.22× … → €")],
+)
 def test_letters_that_a_terminal_lacks_are_replaced(encoding: str, printed: str) -> None:
     source = "import sys; from gallery_lib.console.exit_code import exit_code_of\n"
     source += "sys.exit(exit_code_of(lambda: print('1.22\\u00d7 \\u2026 \\u2192 \\u20ac'), error_prefix='e', interrupted='i'))"
     done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, timeout=60, env={**os.environ, "PYTHONIOENCODING": encoding}, check=False
+        [sys.executable, "-c", source],
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        check=False,
     )
     assert (done.returncode, done.stdout.decode(encoding).strip(), done.stderr) == (0, printed, b"")
 
@@ -136,15 +175,21 @@ sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_whose_exception_was_swallowed_is_heeded_all_the_same(sent: signal.Signals, code: int) -> None:
-    process = subprocess.Popen([sys.executable, "-c", SWALLOWS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_a_signal_whose_exception_was_swallowed_is_heeded_all_the_same(
+    sent: signal.Signals, code: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SWALLOWS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "at work\n"
     process.send_signal(sent)
     heard, said = process.communicate(timeout=20)
     assert (process.returncode, heard, said) == (code, "", "stopped\n")
 
 
-def test_what_an_interrupted_import_leaves_is_no_defect_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_interrupted_import_leaves_is_no_defect_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def body() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -155,7 +200,12 @@ def test_what_an_interrupted_import_leaves_is_no_defect_of_ours(capsys: pytest.C
 
 
 def test_a_command_without_standard_output_ends_as_it_would() -> None:
-    done = subprocess.run(["bash", "-c", f"{sys.executable} -m gallery_lib list >&-"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m gallery_lib list >&-"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

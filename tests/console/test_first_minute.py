@@ -25,37 +25,72 @@ LABEL = re.compile(r"^([^:]+): ")
 @pytest.fixture
 def cold(checkout: Path, tmp_path: Path) -> dict[str, str]:
     """Variables that give a command caches of its own, with nothing in them."""
-    own = {"GALLERY_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    own = {
+        "GALLERY_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+    }
     return {**os.environ, **own, "TERM": "xterm-256color", "PYTHONPATH": str(checkout)}
 
 
 def training(checkout: Path, run_dir: Path) -> list[str]:
     """A run that compiles, trains 30 steps of half a second and evaluates."""
-    options = ["--compiler-opt", "--workers=0", "--max_steps=30", "--log_interval=5", f"--run_dir={run_dir}"]
-    return [sys.executable, str(checkout / "launch_single_task.py"), f"--model={checkout}/tests/helpers/tiny_task.py:SLEEPING", *options]
+    options = [
+        "--compiler-opt",
+        "--workers=0",
+        "--max_steps=30",
+        "--log_interval=5",
+        f"--run_dir={run_dir}",
+    ]
+    return [
+        sys.executable,
+        str(checkout / "launch_single_task.py"),
+        f"--model={checkout}/tests/helpers/tiny_task.py:SLEEPING",
+        *options,
+    ]
 
 
 def comparison(checkout: Path) -> list[str]:
     options = ["--workers=0", "--rounds=8", "--block-steps=3", "--parity-steps=2"]
-    return [sys.executable, "-m", "gallery_lib.cli.main", "compare", "--model", f"{checkout}/tests/helpers/tiny_task.py:SLEEPING", *options]
+    return [
+        sys.executable,
+        "-m",
+        "gallery_lib.cli.main",
+        "compare",
+        "--model",
+        f"{checkout}/tests/helpers/tiny_task.py:SLEEPING",
+        *options,
+    ]
 
 
 def estimates(recording: Recording) -> list[tuple[str, float]]:
     """Every estimate that was shown: of which phase, and its seconds."""
     found = [match for line in recording.drawn if (match := ESTIMATE.match(line))]
-    return [(match["label"], int(match["minutes"] or 0) * 60.0 + int(match["seconds"])) for match in found]
+    return [
+        (match["label"], int(match["minutes"] or 0) * 60.0 + int(match["seconds"]))
+        for match in found
+    ]
 
 
 def labels(lines: Sequence[str]) -> list[str]:
     """What was going on, in order of appearance."""
-    return list(dict.fromkeys(match[1] for line in lines if (match := LABEL.match(line)) and ("; " in line or " s" in line)))
+    return list(
+        dict.fromkeys(
+            match[1]
+            for line in lines
+            if (match := LABEL.match(line)) and ("; " in line or " s" in line)
+        )
+    )
 
 
 def assert_it_moved_all_the_time(recording: Recording) -> None:
     assert recording.code == 0, "\n".join(recording.lines)
     assert recording.samples[1], "nothing was shown for two seconds"
     assert not recording.standstills(), "\n".join(recording.samples)
-    assert all(len(line) < WIDTH for line in recording.drawn if ESTIMATE.match(line) or (LABEL.match(line) and " in all" in line))
+    assert all(
+        len(line) < WIDTH
+        for line in recording.drawn
+        if ESTIMATE.match(line) or (LABEL.match(line) and " in all" in line)
+    )
 
 
 def in_order(wanted: Sequence[str], shown: Sequence[str]) -> bool:
@@ -64,14 +99,20 @@ def in_order(wanted: Sequence[str], shown: Sequence[str]) -> bool:
     return all(label in rest for label in wanted)
 
 
-def test_a_cold_start_and_a_warm_one_show_their_phases_and_no_wrong_estimate(checkout: Path, tmp_path: Path, cold: dict[str, str]) -> None:
+def test_a_cold_start_and_a_warm_one_show_their_phases_and_no_wrong_estimate(
+    checkout: Path, tmp_path: Path, cold: dict[str, str]
+) -> None:
     for name in ("cold", "warm"):
         run_dir = tmp_path / name
         seen = record(f"launch-{name}", training(checkout, run_dir), cold)
         assert_it_moved_all_the_time(seen)
         phases = read_phases(run_dir)
-        noted = [phase.label for phase in phases]  # a phase comes back after a graph was compiled in it, or kernels built
-        assert in_order(["model", "warm-up", "compiling, graph 1", "training", "evaluation", "ending"], noted), noted
+        noted = [
+            phase.label for phase in phases
+        ]  # a phase comes back after a graph was compiled in it, or kernels built
+        assert in_order(
+            ["model", "warm-up", "compiling, graph 1", "training", "evaluation", "ending"], noted
+        ), noted
         drawn = labels(seen.drawn)  # a phase that is over before anybody looks is not drawn
         assert in_order(["imports", "compiling, graph 1", "training"], drawn), drawn
         assert in_order([label for label in drawn if label in noted], noted), (drawn, noted)
@@ -82,33 +123,58 @@ def test_a_cold_start_and_a_warm_one_show_their_phases_and_no_wrong_estimate(che
             actual = took[label.partition(" of ")[0]]
             assert abs(seconds - actual) <= actual / 2, (label, seconds, actual)
         assert any(line.startswith("done in ") for line in seen.lines)
-        assert not any(LABEL.match(line) and " in all" in line for line in seen.lines), "something was left over"
-    assert any("of about" in line and "as last time" in line for line in seen.drawn if line.startswith("training"))
+        assert not any(LABEL.match(line) and " in all" in line for line in seen.lines), (
+            "something was left over"
+        )
+    assert any(
+        "of about" in line and "as last time" in line
+        for line in seen.drawn
+        if line.startswith("training")
+    )
 
 
-def test_a_comparison_shows_whose_phase_it_is_and_no_wrong_estimate(checkout: Path, cold: dict[str, str]) -> None:
+def test_a_comparison_shows_whose_phase_it_is_and_no_wrong_estimate(
+    checkout: Path, cold: dict[str, str]
+) -> None:
     seen = record("compare-cold", comparison(checkout), cold)
     assert_it_moved_all_the_time(seen)
     shown = labels(seen.drawn)
-    wanted = ["imports", "SLEEPING, reference in float64", "SLEEPING, baseline and compiler-opt", "SLEEPING, baseline"]
+    wanted = [
+        "imports",
+        "SLEEPING, reference in float64",
+        "SLEEPING, baseline and compiler-opt",
+        "SLEEPING, baseline",
+    ]
     assert in_order([*wanted, "SLEEPING, compiler-opt", "SLEEPING, turns"], shown), shown
-    assert any(line.startswith("SLEEPING, compiler-opt: compiling, graph 1: ") for line in seen.drawn)
+    assert any(
+        line.startswith("SLEEPING, compiler-opt: compiling, graph 1: ") for line in seen.drawn
+    )
     assert not any(line.startswith("SLEEPING, baseline: compiling") for line in seen.drawn)
     for name in ("baseline", "compiler-opt"):
-        assert any(line.startswith("SLEEPING, turns: ") and f" of 16 turns, now {name}, " in line for line in seen.drawn)
+        assert any(
+            line.startswith("SLEEPING, turns: ") and f" of 16 turns, now {name}, " in line
+            for line in seen.drawn
+        )
     (end,) = (line for line in seen.lines if line.startswith("done in "))
     turns = re.search(r"turns (?:(\d+) min )?(\d+) s", end)
     assert turns is not None
     actual = int(turns[1] or 0) * 60 + int(turns[2])
     of_turns = [seconds for label, seconds in estimates(seen) if "turns" in label]
-    assert of_turns and all(abs(seconds - actual) <= actual / 2 for seconds in of_turns), (of_turns, actual)
+    assert of_turns and all(abs(seconds - actual) <= actual / 2 for seconds in of_turns), (
+        of_turns,
+        actual,
+    )
 
 
 @pytest.mark.parametrize("what", ["training", "comparison"])
-def test_a_pipe_gets_its_first_line_at_once_and_lines_keep_coming(checkout: Path, tmp_path: Path, cold: dict[str, str], what: str) -> None:
+def test_a_pipe_gets_its_first_line_at_once_and_lines_keep_coming(
+    checkout: Path, tmp_path: Path, cold: dict[str, str], what: str
+) -> None:
     command = training(checkout, tmp_path / "run") if what == "training" else comparison(checkout)
     began = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=cold) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=cold
+    ) as process:
         assert process.stderr is not None
         lines = [(time.monotonic() - began, line) for line in process.stderr]
     assert process.returncode == 0

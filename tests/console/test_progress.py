@@ -38,11 +38,19 @@ def on_a_terminal(code: str, checkout: Path, **variables: str) -> str:
     """What the code writes to a terminal."""
     terminal, other_end = pty.openpty()
     termios.tcsetwinsize(other_end, (30, 100))
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")
+    }
     with os.fdopen(terminal, "rb") as screen:
         command = [sys.executable, "-c", code]
         process = subprocess.Popen(
-            command, stdout=other_end, stderr=other_end, cwd=checkout, env={**environment, "TERM": "xterm-256color", **variables}
+            command,
+            stdout=other_end,
+            stderr=other_end,
+            cwd=checkout,
+            env={**environment, "TERM": "xterm-256color", **variables},
         )
         os.close(other_end)
         shown = b""
@@ -55,7 +63,14 @@ def on_a_terminal(code: str, checkout: Path, **variables: str) -> str:
 
 def elsewhere(code: str, checkout: Path) -> tuple[str, str]:
     """What the code writes to standard output and to standard error where they are pipes."""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=checkout,
+        check=True,
+    )
     return result.stdout, result.stderr
 
 
@@ -86,7 +101,9 @@ def last(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
     return lambda: capsys.readouterr().err.splitlines()[-1]
 
 
-def test_the_clock_of_a_phase_ticks_while_nothing_changes(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+def test_the_clock_of_a_phase_ticks_while_nothing_changes(
+    progress: Progress, clock: Clock, last: Callable[[], str]
+) -> None:
     progress.show("data")
     clock.seconds += 4
     progress.show("compiling, graph 1")
@@ -107,14 +124,18 @@ def test_a_phase_that_began_before_it_was_noticed_counts_from_its_beginning(
     assert last() == "done in 1 min 10 s: data 1 min 5 s, model 5 s"
 
 
-def test_the_pace_of_another_phase_is_no_estimate(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+def test_the_pace_of_another_phase_is_no_estimate(
+    progress: Progress, clock: Clock, last: Callable[[], str]
+) -> None:
     progress.show("warm-up", count=0, total=3)
     clock.seconds += 90
     progress.show("training", count=3, total=40, first=3)
     assert last() == "training: 3 of 40 steps, 0 s; 1 min 30 s in all"
 
 
-def test_a_phase_has_an_estimate_once_its_own_steps_are_grounds_for_one(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+def test_a_phase_has_an_estimate_once_its_own_steps_are_grounds_for_one(
+    progress: Progress, clock: Clock, last: Callable[[], str]
+) -> None:
     progress.show("training", total=40)
     for step in range(1, 41):
         clock.seconds += 1
@@ -122,14 +143,18 @@ def test_a_phase_has_an_estimate_once_its_own_steps_are_grounds_for_one(progress
         assert ("of about 40 s" in last()) == (step >= 8)
 
 
-def test_each_that_takes_part_must_have_had_a_turn(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+def test_each_that_takes_part_must_have_had_a_turn(
+    progress: Progress, clock: Clock, last: Callable[[], str]
+) -> None:
     for turn in range(12):
         progress.show("turns", count=turn, total=20, unit="turns", least=9)
         assert ("of about" in last()) == (turn >= 9)
         clock.seconds += 5
 
 
-def test_what_a_phase_took_last_time_is_said_until_it_takes_longer(progress: Progress, clock: Clock, last: Callable[[], str]) -> None:
+def test_what_a_phase_took_last_time_is_said_until_it_takes_longer(
+    progress: Progress, clock: Clock, last: Callable[[], str]
+) -> None:
     progress.show("compiling, graph 1", expected=40.0)
     clock.seconds += 39
     progress.show("compiling, graph 1", expected=40.0)
@@ -149,13 +174,19 @@ def test_a_terminal_has_one_line_that_fits_and_leaves_what_took_how_long(checkou
 
 
 def test_a_line_of_the_log_stands_above_what_is_shown(checkout: Path) -> None:
-    shown = on_a_terminal(BAR.replace("for step", "progress.say('a line')\n    for step"), checkout).replace("\r\n", "\n")
+    shown = on_a_terminal(
+        BAR.replace("for step", "progress.say('a line')\n    for step"), checkout
+    ).replace("\r\n", "\n")
     assert "\r\x1b[Ka line\n\rdata: 0 s\x1b[K" in shown
 
 
-def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_line_away(checkout: Path) -> None:
+def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_line_away(
+    checkout: Path,
+) -> None:
     code = "import time\nfrom gallery_lib.console.progress import busy\ntry:\n    with busy('imports'):\n        time.sleep(2.5)\n        1 / 0\n"
-    shown = on_a_terminal(code + "except ZeroDivisionError:\n    print('failed')", checkout).replace("\r\n", "\n")
+    shown = on_a_terminal(
+        code + "except ZeroDivisionError:\n    print('failed')", checkout
+    ).replace("\r\n", "\n")
     states = [state.removesuffix("\x1b[K") for state in shown.split("\r")[1:]]
     assert states == ["imports: 0 s", "imports: 1 s", "imports: 2 s", "\x1b[Kfailed\n"]
 
@@ -163,8 +194,16 @@ def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_l
 def test_the_clock_of_imports_ticks_while_the_interpreter_is_locked(checkout: Path) -> None:
     locked = "import ctypes\nfrom gallery_lib.console.progress import Progress\nwith Progress() as progress, progress.importing():\n"
     code = locked + "    ctypes.PyDLL(None).usleep(2_500_000)"  # PyDLL keeps the lock
-    states = [state.removesuffix("\x1b[K") for state in on_a_terminal(code, checkout).replace("\r\n", "\n").split("\r")[1:]]
-    assert states == ["imports: 0 s", "imports: 1 s", "imports: 2 s", "\x1b[Kdone in 2 s: imports 2 s\n"]
+    states = [
+        state.removesuffix("\x1b[K")
+        for state in on_a_terminal(code, checkout).replace("\r\n", "\n").split("\r")[1:]
+    ]
+    assert states == [
+        "imports: 0 s",
+        "imports: 1 s",
+        "imports: 2 s",
+        "\x1b[Kdone in 2 s: imports 2 s\n",
+    ]
 
 
 @pytest.mark.parametrize("ends_by", ["KeyboardInterrupt", "SIGKILL"])
@@ -172,29 +211,41 @@ def test_the_process_that_draws_ends_with_the_command(checkout: Path, ends_by: s
     end = "raise KeyboardInterrupt" if ends_by == "KeyboardInterrupt" else "os.kill(os.getpid(), 9)"
     code = f"import os\nfrom gallery_lib.console.progress import Progress\nwith Progress() as progress, progress.importing():\n    {end}"
     command = [sys.executable, "-c", code]
-    subprocess.run(command, capture_output=True, timeout=10, cwd=checkout)  # returns when nobody has its output open any more
+    subprocess.run(
+        command, capture_output=True, timeout=10, cwd=checkout
+    )  # returns when nobody has its output open any more
 
 
 def test_short_work_that_need_not_be_shown_is_not(checkout: Path) -> None:
-    code = (
-        "import time\nfrom gallery_lib.console.progress import busy\nfor seconds in (0.1, 2.5):\n    with busy('listing', patience=1.0):\n"
-    )
+    code = "import time\nfrom gallery_lib.console.progress import busy\nfor seconds in (0.1, 2.5):\n    with busy('listing', patience=1.0):\n"
     assert elsewhere(code + "        time.sleep(seconds)", checkout)[1] == "listing: 1 s\n"
 
 
 def test_a_file_and_a_dumb_terminal_get_plain_lines(checkout: Path) -> None:
-    for shown in (elsewhere(BAR, checkout)[1], on_a_terminal(BAR, checkout, TERM="dumb").replace("\r\n", "\n")):
+    for shown in (
+        elsewhere(BAR, checkout)[1],
+        on_a_terminal(BAR, checkout, TERM="dumb").replace("\r\n", "\n"),
+    ):
         assert "\r" not in shown and "\x1b" not in shown
-        assert shown.splitlines() == ["data: 0 s", *(f"training: {step} of 3 steps, 0 s" for step in (1, 2, 3)), "done in 0 s"]
+        assert shown.splitlines() == [
+            "data: 0 s",
+            *(f"training: {step} of 3 steps, 0 s" for step in (1, 2, 3)),
+            "done in 0 s",
+        ]
 
 
-def test_a_file_gets_a_line_when_a_phase_begins_and_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_gets_a_line_when_a_phase_begins_and_now_and_then(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     progress = Progress(line_seconds=10.0, clock=clock)
     progress.show("data")
     for _ in range(25):
         progress.show("compiling, graph 1")
         clock.seconds += 1
-    assert capsys.readouterr().err.splitlines() == ["data: 0 s", *(f"compiling, graph 1: {seconds} s" for seconds in (0, 10, 20))]
+    assert capsys.readouterr().err.splitlines() == [
+        "data: 0 s",
+        *(f"compiling, graph 1: {seconds} s" for seconds in (0, 10, 20)),
+    ]
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -212,6 +263,12 @@ def test_the_table_of_a_batch_has_colours_unless_they_are_switched_off(checkout:
 
 
 @pytest.mark.parametrize("dumb", [True, False])
-def test_the_table_becomes_plain_lines_in_a_file_and_on_a_dumb_terminal(checkout: Path, dumb: bool) -> None:
-    shown = on_a_terminal(TABLE, checkout, TERM="dumb").replace("\r\n", "\n") if dumb else elsewhere(TABLE, checkout)[0]
+def test_the_table_becomes_plain_lines_in_a_file_and_on_a_dumb_terminal(
+    checkout: Path, dumb: bool
+) -> None:
+    shown = (
+        on_a_terminal(TABLE, checkout, TERM="dumb").replace("\r\n", "\n")
+        if dumb
+        else elsewhere(TABLE, checkout)[0]
+    )
     assert shown == "[1/1] alexnet: failed after 1 min 5 s: it raised\n"

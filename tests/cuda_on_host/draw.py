@@ -21,10 +21,14 @@ SMALLEST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 
 """The smallest denormal: below it values round to it or to 0."""
 
 
-def values(size: int, dtype: torch.dtype, seed: int, exponent: float = 0.0, spread: float = 2.0) -> torch.Tensor:
+def values(
+    size: int, dtype: torch.dtype, seed: int, exponent: float = 0.0, spread: float = 2.0
+) -> torch.Tensor:
     """Numbers of either sign around 2^exponent, magnitudes spread over 2^±spread, none infinite."""
     generator = torch.Generator().manual_seed(seed)
-    magnitudes = torch.exp2(exponent + spread * (2 * torch.rand(size, generator=generator, dtype=torch.float64) - 1))
+    magnitudes = torch.exp2(
+        exponent + spread * (2 * torch.rand(size, generator=generator, dtype=torch.float64) - 1)
+    )
     signs = torch.randint(0, 2, (size,), generator=generator) * 2 - 1
     limit = torch.finfo(dtype).max
     return (magnitudes * signs).clamp(-limit, limit).to(dtype)

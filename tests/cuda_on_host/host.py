@@ -21,7 +21,9 @@ from gallery_lib.kernels.runtime.nvrtc import Defines, source_with_includes
 from gallery_lib.system import paths
 
 SHIM = Path(__file__).parent / "shim"
-SANITIZED = "alignment,bounds,shift,integer-divide-by-zero,signed-integer-overflow,null,return,unreachable"
+SANITIZED = (
+    "alignment,bounds,shift,integer-divide-by-zero,signed-integer-overflow,null,return,unreachable"
+)
 COMMAND = (
     "g++ -std=c++17 -O1 -g0 -fPIC -shared -Wl,-Bsymbolic -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE "
     f"-fsanitize={SANITIZED} -fsanitize-undefined-trap-on-error -Wall -Wno-unused -Wno-unknown-pragmas -Wno-clobbered"
@@ -38,7 +40,10 @@ class KernelFault(AssertionError):
 def _entry_points(text: str, source: str) -> str:
     kernels = _KERNEL.findall(text)
     assert kernels, f'{source} has no line that starts with `extern "C" __global__ void`'
-    parts = [f'#include "cuda_on_host.h"\n#include "{source}"', 'extern "C" const char* trouble() { return cuda_on_host::trouble; }']
+    parts = [
+        f'#include "cuda_on_host.h"\n#include "{source}"',
+        'extern "C" const char* trouble() { return cuda_on_host::trouble; }',
+    ]
     for name in kernels:
         parts.append(
             f'extern "C" int call_{name}(const void* arguments, unsigned blocks, unsigned threads, uint64_t schedule)'
@@ -63,7 +68,18 @@ def library(source: str, defines: Defines, folder: Path) -> ctypes.CDLL:
             (Path(scratch) / "entry.cpp").write_text(entry)
             new = Path(scratch) / "new.so"
             flags = [f"-D{name}={value}" for name, value in defines]
-            subprocess.run([*COMMAND, *flags, f"-I{SHIM}", f"-I{folder}", str(Path(scratch) / "entry.cpp"), "-o", str(new)], check=True)
+            subprocess.run(
+                [
+                    *COMMAND,
+                    *flags,
+                    f"-I{SHIM}",
+                    f"-I{folder}",
+                    str(Path(scratch) / "entry.cpp"),
+                    "-o",
+                    str(new),
+                ],
+                check=True,
+            )
             new.replace(built)
     loaded = ctypes.CDLL(str(built), mode=os.RTLD_LOCAL)
     loaded.trouble.restype = ctypes.c_char_p
@@ -78,10 +94,17 @@ def run(launch: Launch, schedule: int = 0, folder: Path | None = None) -> None:
     size = getattr(built, f"bytes_{launch.kernel}")
     size.restype = ctypes.c_size_t
     given = ctypes.sizeof(launch.arguments)
-    assert size() == given, f"{launch.kernel} takes {size()} bytes of arguments, Python gives {given}"
-    assert size() <= 4096, f"{launch.kernel} takes {size()} bytes of arguments; 4096 is what every device has"
+    assert size() == given, (
+        f"{launch.kernel} takes {size()} bytes of arguments, Python gives {given}"
+    )
+    assert size() <= 4096, (
+        f"{launch.kernel} takes {size()} bytes of arguments; 4096 is what every device has"
+    )
     failed = getattr(built, f"call_{launch.kernel}")(
-        ctypes.byref(launch.arguments), ctypes.c_uint(launch.blocks), ctypes.c_uint(THREADS), ctypes.c_uint64(schedule)
+        ctypes.byref(launch.arguments),
+        ctypes.c_uint(launch.blocks),
+        ctypes.c_uint(THREADS),
+        ctypes.c_uint64(schedule),
     )
     if failed:
         raise KernelFault(f"{launch.kernel}: {built.trouble().decode()}")

@@ -17,7 +17,14 @@ PAGE = mmap.PAGESIZE
 POISON = 0xFF
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
@@ -31,7 +38,14 @@ class Guarded:
         start = 0 if offset_elements is None else offset_elements * values.element_size()
         self._inside = max(1, -(-(start + size) // PAGE)) * PAGE
         whole = self._inside + 2 * PAGE
-        address = _libc.mmap(None, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        address = _libc.mmap(
+            None,
+            whole,
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+            -1,
+            0,
+        )
         if address in (None, ctypes.c_void_p(-1).value):
             raise MemoryError(f"mmap of {whole} bytes failed")
         for guard in (address, address + PAGE + self._inside):
@@ -43,7 +57,9 @@ class Guarded:
         self._start = self._inside - size if offset_elements is None else start
         self._size = size
         inner = self._bytes[self._start : self._start + size]
-        self.tensor = inner.view(values.dtype).view(values.shape) if size else values.new_empty(values.shape)
+        self.tensor = (
+            inner.view(values.dtype).view(values.shape) if size else values.new_empty(values.shape)
+        )
         self.tensor.copy_(values)
 
     def check(self) -> None:
@@ -53,7 +69,9 @@ class Guarded:
         assert not len(changed), f"{len(changed)} bytes beside the tensor were overwritten"
 
 
-def poisoned(shape: tuple[int, ...], dtype: torch.dtype, offset_elements: int | None = None) -> Guarded:
+def poisoned(
+    shape: tuple[int, ...], dtype: torch.dtype, offset_elements: int | None = None
+) -> Guarded:
     """For an output: every byte is 0xFF until the kernel writes it."""
     guarded = Guarded(torch.empty(shape, dtype=dtype), offset_elements)
     if guarded.tensor.numel():

@@ -33,7 +33,9 @@ class Mutation:
     tests: str
 
 
-def _mutations(kernel: str, source: str, after: str, tests: str, *changes: tuple[str, str]) -> list[Mutation]:
+def _mutations(
+    kernel: str, source: str, after: str, tests: str, *changes: tuple[str, str]
+) -> list[Mutation]:
     return [Mutation(kernel, source, after, old, new, tests) for old, new in changes]
 
 
@@ -220,7 +222,9 @@ def broken(mutation: Mutation, sources: Path, folder: Path) -> None:
     shutil.copytree(sources, folder, dirs_exist_ok=True)
     text = (folder / mutation.source).read_text()
     start = text.index(mutation.old, text.index(mutation.after))
-    (folder / mutation.source).write_text(text[:start] + mutation.new + text[start + len(mutation.old) :])
+    (folder / mutation.source).write_text(
+        text[:start] + mutation.new + text[start + len(mutation.old) :]
+    )
 
 
 def noticed(tests: str, folder: Path) -> bool:
@@ -229,13 +233,29 @@ def noticed(tests: str, folder: Path) -> bool:
     import pytest
     from cuda_on_host import host
 
-    fast = hypothesis.settings(phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None)  # a failure is enough
+    fast = hypothesis.settings(
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None
+    )  # a failure is enough
     hypothesis.settings.register_profile("mutation", fast)
     hypothesis.settings.load_profile("mutation")
     host.SOURCES = folder
     with contextlib.redirect_stdout(io.StringIO()):
-        code = pytest.main(["-n0", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "-k", tests, str(TESTS / "kernels")])
-    assert code in (0, 1), f"pytest ended with {code!r}: no test is called {tests!r}, or it could not run"
+        code = pytest.main(
+            [
+                "-n0",
+                "-x",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "--no-header",
+                "-k",
+                tests,
+                str(TESTS / "kernels"),
+            ]
+        )
+    assert code in (0, 1), (
+        f"pytest ended with {code!r}: no test is called {tests!r}, or it could not run"
+    )
     return code == 1
 
 
@@ -244,7 +264,9 @@ def main() -> int:
     from cuda_on_host import host
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", metavar="TEXT", help="mutations of kernels with this in their name")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="mutations of kernels with this in their name"
+    )
     chosen = [mutation for mutation in MUTATIONS if parser.parse_args().only in mutation.kernel]
     sources = host.SOURCES
     for tests in sorted({mutation.tests for mutation in chosen}):
@@ -254,7 +276,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             broken(mutation, sources, Path(folder))
             found = noticed(mutation.tests, Path(folder))
-        print(f"{'noticed ' if found else 'SURVIVED'}  {mutation.kernel}: {mutation.old.strip()!r} → {mutation.new.strip()!r}", flush=True)
+        print(
+            f"{'noticed ' if found else 'SURVIVED'}  {mutation.kernel}: {mutation.old.strip()!r} → {mutation.new.strip()!r}",
+            flush=True,
+        )
         survived += [] if found else [mutation]
     print(f"{len(chosen) - len(survived)} of {len(chosen)} mutations noticed")
     return bool(survived)

@@ -14,15 +14,25 @@ from cuda_on_host import mutation
 from gallery_lib.kernels.runtime.nvrtc import SOURCES
 
 
-@pytest.mark.parametrize("each", mutation.MUTATIONS, ids=lambda each: f"{each.kernel}: {each.old.strip()}")
+@pytest.mark.parametrize(
+    "each", mutation.MUTATIONS, ids=lambda each: f"{each.kernel}: {each.old.strip()}"
+)
 def test_a_mutation_changes_one_source(each, tmp_path):
     mutation.broken(each, SOURCES, tmp_path)
-    changed = [path.name for path in SOURCES.iterdir() if path.read_text() != (tmp_path / path.name).read_text()]
+    changed = [
+        path.name
+        for path in SOURCES.iterdir()
+        if path.read_text() != (tmp_path / path.name).read_text()
+    ]
     assert changed == [each.source]
 
 
 def test_every_kernel_is_broken_in_three_ways():
-    kernels = {name for path in SOURCES.glob("*.cu") for name in re.findall(r"\) (\w+)\(const __grid_constant__", path.read_text())}
+    kernels = {
+        name
+        for path in SOURCES.glob("*.cu")
+        for name in re.findall(r"\) (\w+)\(const __grid_constant__", path.read_text())
+    }
     counts = Counter(each.kernel for each in mutation.MUTATIONS)
     assert kernels <= set(counts)
     assert set(counts.values()) == {3}

@@ -14,7 +14,11 @@ from gallery_lib.kernels.runtime.launch import Launch
 
 
 class Arguments(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("result", ctypes.c_void_p), ("count", ctypes.c_longlong))
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("result", ctypes.c_void_p),
+        ("count", ctypes.c_longlong),
+    )
 
 
 SOURCE = """
@@ -103,10 +107,21 @@ def run(tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("cuda")
     (folder / "shim_probe.cu").write_text(SOURCE)
 
-    def run(kernel: str, data: torch.Tensor, result: torch.Tensor, count: int | None = None, schedule: int = 0, before: int = 0):
+    def run(
+        kernel: str,
+        data: torch.Tensor,
+        result: torch.Tensor,
+        count: int | None = None,
+        schedule: int = 0,
+        before: int = 0,
+    ):
         count = data.numel() if count is None else count
         arguments = Arguments(data.data_ptr() - before, result.data_ptr(), count)
-        host.run(Launch("shim_probe.cu", kernel, (), max(1, -(-count // 256)), arguments), schedule, folder)
+        host.run(
+            Launch("shim_probe.cu", kernel, (), max(1, -(-count // 256)), arguments),
+            schedule,
+            folder,
+        )
         return result
 
     return run
@@ -117,21 +132,30 @@ NUMBERS = torch.arange(256, dtype=torch.float32)
 
 @pytest.mark.parametrize("schedule", [0, 1, 2, 3])
 def test_a_barrier_is_honoured_in_every_order_of_threads(run, schedule):
-    assert torch.equal(run("reverse", NUMBERS, torch.empty(256), schedule=schedule), NUMBERS.flip(0))
+    assert torch.equal(
+        run("reverse", NUMBERS, torch.empty(256), schedule=schedule), NUMBERS.flip(0)
+    )
 
 
 @pytest.mark.parametrize("schedule", [0, 1, 2, 3])
 def test_a_missing_barrier_gives_wrong_results_in_every_order(run, schedule):
-    assert not torch.equal(run("reverse_without_barrier", NUMBERS, torch.empty(256), schedule=schedule), NUMBERS.flip(0))
+    assert not torch.equal(
+        run("reverse_without_barrier", NUMBERS, torch.empty(256), schedule=schedule),
+        NUMBERS.flip(0),
+    )
 
 
 @pytest.mark.parametrize("schedule", [0, 1, 2, 3, 5])
 def test_warps_run_ahead_of_each_other_where_no_barrier_holds_them(run, schedule):
     """One barrier is too few when shared memory is used again: those behind find what those ahead have written."""
     expected = 2 * NUMBERS.view(8, 32)[:, :1].flip(0).expand(8, 32).flatten() + 1001
-    held = run("two_exchanges_through_one_buffer", NUMBERS, torch.empty(256), count=1, schedule=schedule)
+    held = run(
+        "two_exchanges_through_one_buffer", NUMBERS, torch.empty(256), count=1, schedule=schedule
+    )
     assert torch.equal(held, expected)
-    free = run("two_exchanges_through_one_buffer", NUMBERS, torch.empty(256), count=0, schedule=schedule)
+    free = run(
+        "two_exchanges_through_one_buffer", NUMBERS, torch.empty(256), count=0, schedule=schedule
+    )
     assert torch.equal(free, expected) == (schedule % 2 == 0)
 
 
@@ -153,12 +177,19 @@ def test_an_exchange_with_lanes_that_have_left_is_a_fault(run):
 @pytest.mark.parametrize("schedule", [0, 1, 7])
 def test_warp_functions_move_values_as_documented(run, schedule):
     lane, warp = torch.arange(256) % 32, torch.arange(256) // 32
-    sources = [lane ^ 5, torch.where(lane + 3 < 32, lane + 3, lane), torch.where(lane >= 3, lane - 3, lane), torch.full_like(lane, 7)]
+    sources = [
+        lane ^ 5,
+        torch.where(lane + 3 < 32, lane + 3, lane),
+        torch.where(lane >= 3, lane - 3, lane),
+        torch.full_like(lane, 7),
+    ]
     for kind, source in enumerate(sources):
         got = run("warp_functions", NUMBERS, torch.empty(256), count=kind, schedule=schedule)
         assert torch.equal(got, NUMBERS[warp * 32 + source]), kind
     ballots = torch.where(lane < 16, 0xAAAA, 0xAAAA0000).float()
-    assert torch.equal(run("warp_functions", NUMBERS, torch.empty(256), count=4, schedule=schedule), ballots)
+    assert torch.equal(
+        run("warp_functions", NUMBERS, torch.empty(256), count=4, schedule=schedule), ballots
+    )
 
 
 def test_atomic_additions_of_all_blocks_arrive(run):
@@ -199,9 +230,13 @@ def interesting_floats(dtype: torch.dtype) -> torch.Tensor:
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
     bits = every.view(torch.int32)
     shift = 16 if dtype is torch.bfloat16 else 13
-    middle = torch.cat([(bits + 2 ** (shift - 1) + delta).view(torch.float32) for delta in (-1, 0, 1)])
+    middle = torch.cat(
+        [(bits + 2 ** (shift - 1) + delta).view(torch.float32) for delta in (-1, 0, 1)]
+    )
     denormals = torch.arange(1, 4096, dtype=torch.float32) * 2.0**-26
-    return torch.cat([every, middle, denormals, -denormals, torch.tensor([65519.996, 65520.0, 3.4e38, -3.4e38])])
+    return torch.cat(
+        [every, middle, denormals, -denormals, torch.tensor([65519.996, 65520.0, 3.4e38, -3.4e38])]
+    )
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "half"), (torch.bfloat16, "bfloat16")])
@@ -210,7 +245,9 @@ def test_rounding_to_16_bits_is_that_of_torch(run, dtype, name):
     got = run(f"round_to_{name}", values, torch.empty(len(values), dtype=dtype))
     expected = values.to(dtype)
     assert torch.equal(got.isnan(), expected.isnan())
-    assert torch.equal(got.view(torch.int16)[~expected.isnan()], expected.view(torch.int16)[~expected.isnan()])
+    assert torch.equal(
+        got.view(torch.int16)[~expected.isnan()], expected.view(torch.int16)[~expected.isnan()]
+    )
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "half"), (torch.bfloat16, "bfloat16")])

@@ -13,7 +13,19 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 from gallery_lib.data.folder_walk import printable, walk
 from gallery_lib.errors import InputError
 
-PARTS = [b"a", b"A", b"b-c", b"b", b"b.d", b"z z", "é".encode(), b"\xff", "\uff01".encode(), b"0", b"new\nline"]
+PARTS = [
+    b"a",
+    b"A",
+    b"b-c",
+    b"b",
+    b"b.d",
+    b"z z",
+    "é".encode(),
+    b"\xff",
+    "\uff01".encode(),
+    b"0",
+    b"new\nline",
+]
 ENDINGS = [b".jpg", b".JPG", b".jpeg", b".PNG", b".webp", b".TIFF", b".tif", b".gif", b".txt", b""]
 
 
@@ -37,13 +49,17 @@ def test_files_and_their_order_are_those_of_torchvision(tmp_path: Path, seed: in
     (tmp_path / "data" / "cat" / "again").symlink_to(tmp_path / "elsewhere")
     files, left_out = walk(tmp_path / "data" / "cat", IMG_EXTENSIONS)
     samples = make_dataset(tmp_path / "data", {"cat": 0}, IMG_EXTENSIONS)
-    assert [str(tmp_path / "data" / "cat" / file) for file in files] == [path for path, _ in samples]
+    assert [str(tmp_path / "data" / "cat" / file) for file in files] == [
+        path for path, _ in samples
+    ]
     everything = sum(len(names) for _, _, names in os.walk(tmp_path / "data", followlinks=True))
     assert len(files) + sum(left_out.counts.values()) == everything and len(files) > 20
     assert set(left_out.counts) == {"with another ending"}
 
 
-def test_what_cannot_be_an_item_is_counted_by_reason_with_an_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_an_item_is_counted_by_reason_with_an_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "cat"
     (folder / "below").mkdir(parents=True)
     (folder / ".git").mkdir()

@@ -20,7 +20,9 @@ def message_for(task: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("task", tasks.names())
 @pytest.mark.parametrize("contents", ["missing", "empty", "of other files", "with empty parts"])
-def test_a_folder_that_cannot_be_trained_on_is_left_to_the_reader(task: str, contents: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_trained_on_is_left_to_the_reader(
+    task: str, contents: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "mine"
     if contents != "missing":
         folder.mkdir()
@@ -38,9 +40,14 @@ def test_a_folder_that_cannot_be_trained_on_is_left_to_the_reader(task: str, con
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_damaged_text_is_deleted_only_from_the_gallerys_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_text_is_deleted_only_from_the_gallerys_own_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
-    assert make_again(tmp_path / "cache" / "data" / "text").startswith(f"Delete {tmp_path}/cache/data/text ")
+    assert make_again(tmp_path / "cache" / "data" / "text").startswith(
+        f"Delete {tmp_path}/cache/data/text "
+    )
     assert (
-        make_again(tmp_path / "mine") == "Make it again in a new folder: python3 data_prep/text.py --data_dir TEXT_FOLDER --out NEW_FOLDER"
+        make_again(tmp_path / "mine")
+        == "Make it again in a new folder: python3 data_prep/text.py --data_dir TEXT_FOLDER --out NEW_FOLDER"
     )

@@ -24,7 +24,11 @@ def test_the_second_call_finds_it_complete_and_changes_nothing(tmp_path: Path) -
     assert (first.now, first.files) == (True, 2) and "made now" in str(first)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     second = make(tmp_path / "sub" / "data", RECORD, fill)
-    assert (second.now, second.files) == (False, 2) and second.seconds < 0.5 and "complete already" in str(second)
+    assert (
+        (second.now, second.files) == (False, 2)
+        and second.seconds < 0.5
+        and "complete already" in str(second)
+    )
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
@@ -43,7 +47,13 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
     (tmp_path / ".data.partial" / "old").mkdir(parents=True)
     (tmp_path / ".data.partial" / "half.txt").write_text("ha")
     assert make(tmp_path / "data", RECORD, fill).files == 2
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["1.txt", "2.txt", "a", "data", "made.json"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "1.txt",
+        "2.txt",
+        "a",
+        "data",
+        "made.json",
+    ]
 
 
 def test_of_two_at_the_same_time_one_works_and_the_other_waits(tmp_path: Path) -> None:
@@ -56,7 +66,10 @@ def test_of_two_at_the_same_time_one_works_and_the_other_waits(tmp_path: Path) -
         threading.Event().wait(0.2)
         fill(folder)
 
-    threads = [threading.Thread(target=lambda: results.append(make(tmp_path / "data", RECORD, slowly))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: results.append(make(tmp_path / "data", RECORD, slowly)))
+        for _ in range(2)
+    ]
     threads[0].start()
     started.wait()
     threads[1].start()

@@ -18,13 +18,32 @@ from .workspace import ROOT
 def main(arguments: list[str] | None = None) -> int:
     """Return the exit code: 1 when something was not as it must be."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--all", action="store_true", help="every row, and write docs/guides/faults.md")
+    parser.add_argument(
+        "--all", action="store_true", help="every row, and write docs/guides/faults.md"
+    )
     parser.add_argument("--only", help="rows with this text in their kind or name")
-    parser.add_argument("--sweep", type=float, metavar="SECONDS", help="signals to commands in steps of so many seconds, 4 s long")
-    parser.add_argument("--chaos", action="store_true", help="commands, moments and faults at random")
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long chaos goes on, or looks for a planted breach")
+    parser.add_argument(
+        "--sweep",
+        type=float,
+        metavar="SECONDS",
+        help="signals to commands in steps of so many seconds, 4 s long",
+    )
+    parser.add_argument(
+        "--chaos", action="store_true", help="commands, moments and faults at random"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=30.0,
+        help="how long chaos goes on, or looks for a planted breach",
+    )
     parser.add_argument("--seed", type=int, help="of chaos; default: a new one, which is printed")
-    parser.add_argument("--planted", nargs="*", metavar="BREACH", help="have chaos find these planted breaches; none named: all")
+    parser.add_argument(
+        "--planted",
+        nargs="*",
+        metavar="BREACH",
+        help="have chaos find these planted breaches; none named: all",
+    )
     options = parser.parse_args(arguments)
     if options.chaos:
         return chaos.main(options.minutes, options.seed, options.planted)
@@ -46,12 +65,17 @@ def _carried_out(row: Row) -> Seen:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     took = "still at work" if seen.seconds is None else f"{seen.seconds:.1f} s"
-    print(f"{'WRONG' if seen.wrong else 'right'}  {row.kind}, {row.name}: exit code {seen.code}, {took}", flush=True)
+    print(
+        f"{'WRONG' if seen.wrong else 'right'}  {row.kind}, {row.name}: exit code {seen.code}, {took}",
+        flush=True,
+    )
     for line in seen.wrong:
         print(f"       {line}\n       {seen.message[:600]}", flush=True)
     return seen
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is at work is ended, and disks are given back
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that what is at work is ended, and disks are given back
     sys.exit(main())

@@ -41,7 +41,9 @@ _RESULTS = ("config.json", "steps.jsonl", "results.json", "comparison.json", "re
 COMMANDS = {
     "train": train(steps=30),
     "train, printing": train("PRINTS", steps=30),
-    "train, two processes": train("SLOW", "--nproc_per_node", "2", "--rank_timeout", "10", steps=30),
+    "train, two processes": train(
+        "SLOW", "--nproc_per_node", "2", "--rank_timeout", "10", steps=30
+    ),
     "train, compiled": train("SLOW", "--compiler-opt", steps=30),
     "compare": compare("SLOW", "--rank_timeout", "10"),
     "run a notebook": EVERY["run a notebook"],
@@ -79,7 +81,9 @@ def _kill(chosen: random.Random, command: Command, done: Try) -> None:
 def _kill_one(chosen: random.Random, command: Command, done: Try) -> None:
     """Any process of the command but itself; of two ranks it is known which must be blamed."""
     with contextlib.suppress(psutil.Error, IndexError, ProcessLookupError, ValueError):
-        watched = done.command == "train, two processes" and command.wait_until(lambda: command.workspace.steps() > 0, _END_SECONDS)
+        watched = done.command == "train, two processes" and command.wait_until(
+            lambda: command.workspace.steps() > 0, _END_SECONDS
+        )
         ranks = workers(command) if watched else []
         if len(ranks) == 2:
             done.blamed = chosen.randrange(2)
@@ -102,7 +106,11 @@ def _stop_one(chosen: random.Random, command: Command, done: Try) -> None:
 def _corrupt(chosen: random.Random, command: Command, done: Try) -> None:
     """A file of the cache, or of what the command writes, is cut or overwritten."""
     with contextlib.suppress(OSError, IndexError):
-        files = [path for path in command.workspace.cache.rglob("*") if path.is_file() and "data" not in path.parts]
+        files = [
+            path
+            for path in command.workspace.cache.rglob("*")
+            if path.is_file() and "data" not in path.parts
+        ]
         path = chosen.choice(files)
         if chosen.random() < 0.5:
             os.truncate(path, path.stat().st_size // 2)
@@ -135,17 +143,26 @@ def _drawn(chosen: random.Random, names: Iterable[str]) -> str:
 def one(chosen: random.Random, folder: Path, cache: Path, planted: str | None) -> Try:
     """Draw a command, a moment and a fault, and return what was wrong, nothing if nothing."""
     name, fault = _drawn(chosen, COMMANDS), _drawn(chosen, FAULTS)
-    done = Try(name, fault, chosen.choice([chosen.uniform(0, 3), chosen.uniform(0, 25)]), chosen.choice([None, None, *_RESULTS]))
+    done = Try(
+        name,
+        fault,
+        chosen.choice([chosen.uniform(0, 3), chosen.uniform(0, 25)]),
+        chosen.choice([None, None, *_RESULTS]),
+    )
     workspace = Workspace(folder, cache)
     folder.mkdir(parents=True)
     if planted:
-        path = os.pathsep.join([str(Path(__file__).with_name("planted")), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join(
+            [str(Path(__file__).with_name("planted")), os.environ.get("PYTHONPATH", "")]
+        )
         workspace.environment |= {"GALLERY_FAULTS_PLANTED": planted, "PYTHONPATH": path}
     if fault == "clock":
         jumping_clock(workspace)
     small = fault == "fill" and _small_disk(folder)
     try:
-        with started(COMMANDS[name](workspace), workspace, "head" if fault == "close" else "file") as command:
+        with started(
+            COMMANDS[name](workspace), workspace, "head" if fault == "close" else "file"
+        ) as command:
             _befall(chosen, command, done)
             _judge(command, done)
     finally:
@@ -159,7 +176,10 @@ def _small_disk(folder: Path) -> bool:
     size = random.Random(str(folder)).choice(["200k", "1m", "8m"])
     return (
         os.geteuid() == 0
-        and subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "faults", str(folder)], check=False).returncode == 0
+        and subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "faults", str(folder)], check=False
+        ).returncode
+        == 0
     )
 
 
@@ -175,10 +195,14 @@ def _befall(chosen: random.Random, command: Command, done: Try) -> None:
 
 
 def _judge(command: Command, done: Try) -> None:
-    took = command.ended_after({"signal": _END_SECONDS, "kill": _KILLED_SECONDS}.get(done.fault, _LIMIT_SECONDS))
+    took = command.ended_after(
+        {"signal": _END_SECONDS, "kill": _KILLED_SECONDS}.get(done.fault, _LIMIT_SECONDS)
+    )
     say = done.said.append
     if took is None:
-        say(f"still there: {[' '.join(process.cmdline())[:80] for process in command.everything()]}")
+        say(
+            f"still there: {[' '.join(process.cmdline())[:80] for process in command.everything()]}"
+        )
         return
     code, text = command.process.returncode, command.text()
     if command.open_ports:
@@ -186,11 +210,19 @@ def _judge(command: Command, done: Try) -> None:
     if "Traceback (most recent call last)" in text and done.fault != "fill":
         say("a traceback: " + text[-1500:])
     ended_by_signal = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 141)
-    if code not in (0, *ended_by_signal) and not text.strip() and "interrupted" not in command.result():  # a batch's summary says it
+    if (
+        code not in (0, *ended_by_signal)
+        and not text.strip()
+        and "interrupted" not in command.result()
+    ):  # a batch's summary says it
         say(f"exit code {code} without a word")
     if len(message_of(text)) > _MESSAGE_LINES:
         say(f"a message of {len(message_of(text))} lines")
-    if done.blamed is not None and (found := re.search(r"rank (\d+) \(process \d+\) was killed", text)) and int(found[1]) != done.blamed:
+    if (
+        done.blamed is not None
+        and (found := re.search(r"rank (\d+) \(process \d+\) was killed", text))
+        and int(found[1]) != done.blamed
+    ):
         say(f"rank {done.blamed} was killed, and rank {found[1]} is blamed")
     for path in command.workspace.folder.rglob("*.json"):
         if path.name in _RESULTS and "foreign" not in path.parts:
@@ -217,7 +249,10 @@ def _search(seed: int, seconds: float, planted: str | None) -> tuple[Counter[str
                 told, where = "; ".join(done.said), f" of {done.file}" if done.file else ""
                 if planted is None or SEEN_AS[planted] in told:
                     breaches.append(done)
-                print(f"BREACH in try {number}: {done.command}, {done.fault} after {done.moment:.1f} s{where}: {told}", flush=True)
+                print(
+                    f"BREACH in try {number}: {done.command}, {done.fault} after {done.moment:.1f} s{where}: {told}",
+                    flush=True,
+                )
                 if planted and breaches:
                     break
             shutil.rmtree(Path(root) / f"try-{number}", ignore_errors=True)

@@ -20,13 +20,38 @@ Words = Callable[[Workspace], list[str]]
 
 def train(task: str = "SLOW", *more: str, steps: int = 40) -> Words:
     """Return the launcher on one of the faulty tasks."""
-    words = ["--model", f"{TASKS}:{task}", "--max_steps", str(steps), "--log_interval", "1", "--threads", "1", "--no-evaluate", *more]
-    return lambda workspace: python(str(ROOT / "launch_single_task.py"), *words, "--run_dir", str(workspace.folder / "run"))
+    words = [
+        "--model",
+        f"{TASKS}:{task}",
+        "--max_steps",
+        str(steps),
+        "--log_interval",
+        "1",
+        "--threads",
+        "1",
+        "--no-evaluate",
+        *more,
+    ]
+    return lambda workspace: python(
+        str(ROOT / "launch_single_task.py"), *words, "--run_dir", str(workspace.folder / "run")
+    )
 
 
 def compare(task: str = "SLOW", *more: str) -> Words:
     """Return a short comparison."""
-    words = ["--model", f"{TASKS}:{task}", "--threads", "1", "--rounds", "4", "--block_steps", "2", "--workers", "0", *more]
+    words = [
+        "--model",
+        f"{TASKS}:{task}",
+        "--threads",
+        "1",
+        "--rounds",
+        "4",
+        "--block_steps",
+        "2",
+        "--workers",
+        "0",
+        *more,
+    ]
     return lambda workspace: gallery("compare", *words)
 
 
@@ -51,14 +76,20 @@ def script(source: str, processes: int | None) -> Words:
     def words(workspace: Workspace) -> list[str]:
         path = workspace.folder / "script.py"
         path.write_text(source)
-        return python(str(ROOT / "tests" / "faults" / "run_script.py"), str(path), *([str(processes)] if processes else []))
+        return python(
+            str(ROOT / "tests" / "faults" / "run_script.py"),
+            str(path),
+            *([str(processes)] if processes else []),
+        )
 
     return words
 
 
 def data(command: str, *words: str) -> Words:
     """Return a command of data_prep."""
-    return lambda workspace: python(str(ROOT / "data_prep" / command), *words, "--out", str(workspace.folder / "data"))
+    return lambda workspace: python(
+        str(ROOT / "data_prep" / command), *words, "--out", str(workspace.folder / "data")
+    )
 
 
 def on(maker: Callable[[Path], Path], *words: str) -> Words:
@@ -68,7 +99,9 @@ def on(maker: Callable[[Path], Path], *words: str) -> Words:
 
 def plot(maker: Callable[[Path], Path]) -> Words:
     """Return `gallery plot` on what `maker` writes into the workspace."""
-    return lambda workspace: gallery("plot", str(maker(workspace.folder)), str(workspace.folder / "plot.png"))
+    return lambda workspace: gallery(
+        "plot", str(maker(workspace.folder)), str(workspace.folder / "plot.png")
+    )
 
 
 def comparison(folder: Path) -> Path:
@@ -81,7 +114,11 @@ def with_steps(folder: Path) -> Path:
     for variant in ("baseline", "compiler-opt"):
         run = folder / "comparison" / variant
         run.mkdir(parents=True)
-        (run / "steps.jsonl").write_text("".join(json.dumps({"step": n, "each_step_seconds": [0.5]}) + "\n" for n in range(1, 21)))
+        (run / "steps.jsonl").write_text(
+            "".join(
+                json.dumps({"step": n, "each_step_seconds": [0.5]}) + "\n" for n in range(1, 21)
+            )
+        )
     path = folder / "comparison" / "comparison.json"
     path.write_text(json.dumps(made(FASTER, 20).as_json()))
     return path.parent
@@ -112,7 +149,8 @@ EVERY: Mapping[str, Words] = {
     "compare": compare(),
     "run a notebook": batch(),
     "run a script on two processes": script(
-        "import time, torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\ntime.sleep(8)\nd.destroy_process_group()\n", 2
+        "import time, torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\ntime.sleep(8)\nd.destroy_process_group()\n",
+        2,
     ),
     "make images": data("mock_imagenet.py", "--preset", "small"),
     "make text": data("text.py"),

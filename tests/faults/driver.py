@@ -63,8 +63,17 @@ _PROGRESS = re.compile(r"^(Using the environment|\S.*: .*\d+ s\b.*|imports|done 
 def message_of(text: str) -> list[str]:
     """Return the lines of the message: from the first that begins with `error:` (or a command's name) on, without the log's last lines."""
     lines = [line for line in text.replace("\r", "\n").split("\n") if line.strip()]
-    begin = next((n for n, line in enumerate(lines) if re.match(r"(error|[\w.]+|interrupted|stopped)\b[^ ]*: ", line)), len(lines))
-    found = [line for line in lines[begin:] if not _PROGRESS.match(line) or line.startswith("error")]
+    begin = next(
+        (
+            n
+            for n, line in enumerate(lines)
+            if re.match(r"(error|[\w.]+|interrupted|stopped)\b[^ ]*: ", line)
+        ),
+        len(lines),
+    )
+    found = [
+        line for line in lines[begin:] if not _PROGRESS.match(line) or line.startswith("error")
+    ]
     end = next((n for n, line in enumerate(found) if line.startswith("Last log lines")), len(found))
     return found[:end]
 
@@ -80,7 +89,9 @@ def carry_out(row: Row, folder: Path, cache: Path) -> Seen:
         try:
             if row.cause is not None:
                 row.cause(command)
-        except Exception as error:  # the fault could not be caused: what it was to befall is not there
+        except (
+            Exception
+        ) as error:  # the fault could not be caused: what it was to befall is not there
             wrong.append(f"not caused: {type(error).__name__}: {error}")
         took = command.ended_after(row.seconds)
         try:
@@ -88,7 +99,9 @@ def carry_out(row: Row, folder: Path, cache: Path) -> Seen:
         except Exception as error:  # a file that was to be looked at is not there, or is not whole
             wrong.append(f"{type(error).__name__}: {error}")
         text = command.text()
-        return Seen(tuple(wrong), command.process.poll(), took, "\n".join(message_of(text)) or text[-400:])
+        return Seen(
+            tuple(wrong), command.process.poll(), took, "\n".join(message_of(text)) or text[-400:]
+        )
 
 
 def _wrong(row: Row, workspace: Workspace, command: Command, took: float | None) -> list[str]:
@@ -107,8 +120,12 @@ def _wrong(row: Row, workspace: Workspace, command: Command, took: float | None)
         found.append(f"a message of {len(message_of(text))} lines")
     if command.open_ports:
         found.append(f"it listens beyond loopback: {command.open_ports}")
-    found += [f"{pattern} is missing" for pattern in row.there if not any(workspace.folder.rglob(pattern))]
-    found += [f"{pattern} is there" for pattern in row.absent if any(workspace.folder.rglob(pattern))]
+    found += [
+        f"{pattern} is missing" for pattern in row.there if not any(workspace.folder.rglob(pattern))
+    ]
+    found += [
+        f"{pattern} is there" for pattern in row.absent if any(workspace.folder.rglob(pattern))
+    ]
     if row.check is not None and (more := row.check(workspace, command)):
         found.append(more)
     return found

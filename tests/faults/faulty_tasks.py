@@ -46,5 +46,7 @@ def _printing(model: nn.Module, batch: Any) -> Tensor:
 
 SLOW = dataclasses.replace(TASK, name="slow", loss=_slow)
 DIVERGES = dataclasses.replace(TASK, name="diverges", loss=_diverging)
-DIVERGES_ACCELERATED = dataclasses.replace(TASK, name="diverges_accelerated", loss=_diverging_accelerated)
+DIVERGES_ACCELERATED = dataclasses.replace(
+    TASK, name="diverges_accelerated", loss=_diverging_accelerated
+)
 PRINTS = dataclasses.replace(TASK, name="prints", loss=_printing)

@@ -33,7 +33,9 @@ def _to(part: str, number: int) -> Cause:
     """A signal for the first process with that word in its command line."""
 
     def cause(command: Command) -> None:
-        found = [process for process in command.everything() if process.cmdline()[1:3] == ["-m", part]]
+        found = [
+            process for process in command.everything() if process.cmdline()[1:3] == ["-m", part]
+        ]
         os.kill(min(found, key=lambda process: process.create_time()).pid, number)
 
     return cause
@@ -123,7 +125,9 @@ def _damaged_reference(workspace: Workspace) -> None:
 def _damaged_inductor(workspace: Workspace) -> None:
     """Every file of the compiler's cache is empty, or holds something else."""
     _own_cache(workspace)
-    for number, file in enumerate(sorted(path for path in (workspace.cache / "inductor").rglob("*") if path.is_file())):
+    for number, file in enumerate(
+        sorted(path for path in (workspace.cache / "inductor").rglob("*") if path.is_file())
+    ):
         file.write_bytes(b"" if number % 2 else os.urandom(200))
 
 
@@ -155,7 +159,10 @@ def jumping_clock(workspace: Workspace) -> None:
     source.write_text(_CLOCK)
     library = workspace.folder / "clock.so"
     os.system(f"gcc -shared -fPIC -O1 -o '{library}' '{source}' -ldl")
-    workspace.environment |= {"LD_PRELOAD": str(library), "CLOCK_JUMP_FILE": str(workspace.folder / "jump")}
+    workspace.environment |= {
+        "LD_PRELOAD": str(library),
+        "CLOCK_JUMP_FILE": str(workspace.folder / "jump"),
+    }
 
 
 _CLOCK = r"""
@@ -185,13 +192,17 @@ def _jump(command: Command) -> None:
 _TRAIN_WORDS = ["--model", f"{TASKS}:SLOW", "--max_steps", "3", "--no-evaluate"]
 
 
-def _wrong_value(name: str, *words: str, says: str, quick: bool = False, prepare: object = None) -> Row:
+def _wrong_value(
+    name: str, *words: str, says: str, quick: bool = False, prepare: object = None
+) -> Row:
     """A value that is refused before anything is started or written."""
     command = [str(ROOT / "launch_single_task.py"), *_TRAIN_WORDS, *words]
     return Row(
         "folders and values",
         name,
-        lambda workspace: python(*(word.replace("{folder}", str(workspace.folder)) for word in command)),
+        lambda workspace: python(
+            *(word.replace("{folder}", str(workspace.folder)) for word in command)
+        ),
         codes=(2,),
         says=says,
         seconds=30,
@@ -202,21 +213,64 @@ def _wrong_value(name: str, *words: str, says: str, quick: bool = False, prepare
 
 
 def _values() -> Iterator[Row]:
-    yield _wrong_value("an empty run_dir", "--run_dir=", says="run_dir='' must not be empty", quick=True)
+    yield _wrong_value(
+        "an empty run_dir", "--run_dir=", says="run_dir='' must not be empty", quick=True
+    )
     yield _wrong_value("run_dir is /", "--run_dir=/", says="holds files of something else")
     yield _wrong_value("run_dir is a home", "--run_dir=~", says="run_dir=~")
     yield _wrong_value("run_dir begins with dashes", "--run_dir=--x", says="begins with a dash")
-    yield _wrong_value("run_dir is a file", "--run_dir={folder}/run", says="is a file", prepare=_file_as_run_dir)
-    yield _wrong_value("run_dir has a name too long", "--run_dir={folder}/" + "x" * 300, says="name too long")
-    yield _wrong_value("run_dir holds files of others", "--run_dir={folder}/run", says="thesis.tex", prepare=_foreign_run_dir, quick=True)
+    yield _wrong_value(
+        "run_dir is a file", "--run_dir={folder}/run", says="is a file", prepare=_file_as_run_dir
+    )
+    yield _wrong_value(
+        "run_dir has a name too long", "--run_dir={folder}/" + "x" * 300, says="name too long"
+    )
+    yield _wrong_value(
+        "run_dir holds files of others",
+        "--run_dir={folder}/run",
+        says="thesis.tex",
+        prepare=_foreign_run_dir,
+        quick=True,
+    )
     yield _wrong_value("an empty data_dir", "--data_dir=", says="data_dir='' must not be empty")
-    yield _wrong_value("a blank master_addr", "--master_addr= ", says="master_addr=' ' must not be empty")
-    for name, value in {"lr": "inf", "weight_decay": "nan", "max_grad_norm": "inf", "rank_timeout": "inf"}.items():
-        yield _wrong_value(f"{name} is {value}", f"--{name}={value}", says=f"{name}='{value}' must be", quick=name == "lr")
-    for name, value in {"seed": str(2**63 - 1), "workers": "1000", "threads": "100000", "batch_size": "1000000000"}.items():
-        yield _wrong_value(f"{name} is {value}", f"--{name}={value}", says=f"{name}='{value}' must be", quick=name == "seed")
-    for name, text in {"a syntax error": "TASK = (", "an exception": "1 / 0", "an exit": "import sys; sys.exit(5)"}.items():
-        yield _wrong_value(f"a task file with {name}", "--model={folder}/task.py:TASK", says="task.py", prepare=_bad_task(text))
+    yield _wrong_value(
+        "a blank master_addr", "--master_addr= ", says="master_addr=' ' must not be empty"
+    )
+    for name, value in {
+        "lr": "inf",
+        "weight_decay": "nan",
+        "max_grad_norm": "inf",
+        "rank_timeout": "inf",
+    }.items():
+        yield _wrong_value(
+            f"{name} is {value}",
+            f"--{name}={value}",
+            says=f"{name}='{value}' must be",
+            quick=name == "lr",
+        )
+    for name, value in {
+        "seed": str(2**63 - 1),
+        "workers": "1000",
+        "threads": "100000",
+        "batch_size": "1000000000",
+    }.items():
+        yield _wrong_value(
+            f"{name} is {value}",
+            f"--{name}={value}",
+            says=f"{name}='{value}' must be",
+            quick=name == "seed",
+        )
+    for name, text in {
+        "a syntax error": "TASK = (",
+        "an exception": "1 / 0",
+        "an exit": "import sys; sys.exit(5)",
+    }.items():
+        yield _wrong_value(
+            f"a task file with {name}",
+            "--model={folder}/task.py:TASK",
+            says="task.py",
+            prepare=_bad_task(text),
+        )
     yield Row(
         "folders and values",
         "prepare.sh --run ''",
@@ -236,13 +290,19 @@ def _two_runs(command: Command) -> None:
     second_space.folder.mkdir()
     second = Another(words, second_space)
     second.ended_after(60)
-    (command.workspace.folder / "second.txt").write_text(f"{second.process.returncode} {second.text()}")
+    (command.workspace.folder / "second.txt").write_text(
+        f"{second.process.returncode} {second.text()}"
+    )
     second.end()
 
 
 def _second_refused(workspace: Workspace, command: Command) -> str:
     text = (workspace.folder / "second.txt").read_text()
-    return "" if text.startswith("2 ") and "another run is at work" in text else f"the second: {text[-300:]}"
+    return (
+        ""
+        if text.startswith("2 ") and "another run is at work" in text
+        else f"the second: {text[-300:]}"
+    )
 
 
 def _strangers(command: Command) -> None:
@@ -264,8 +324,23 @@ def _strangers(command: Command) -> None:
 
 def _faults() -> Iterator[Row]:
     for name, words in EVERY.items():
-        yield Row("open to the network", f"{name}: no port", words, seconds=300, lines=99, codes=(0, 1), quick=name == "train")
-    yield Row("open to the network", "strangers where turns are handed out", compare(), _strangers, seconds=300, says="same training")
+        yield Row(
+            "open to the network",
+            f"{name}: no port",
+            words,
+            seconds=300,
+            lines=99,
+            codes=(0, 1),
+            quick=name == "train",
+        )
+    yield Row(
+        "open to the network",
+        "strangers where turns are handed out",
+        compare(),
+        _strangers,
+        seconds=300,
+        says="same training",
+    )
 
     yield Row(
         *("a run that diverged", "training"),
@@ -275,7 +350,12 @@ def _faults() -> Iterator[Row]:
         check=_diverged_at_5,
         quick=True,
     )
-    yield Row("a run that diverged", "training that goes on", train("DIVERGES", "--no-terminate-on-nan", steps=20), check=_diverged_at_5)
+    yield Row(
+        "a run that diverged",
+        "training that goes on",
+        train("DIVERGES", "--no-terminate-on-nan", steps=20),
+        check=_diverged_at_5,
+    )
     yield Row(
         *("a run that diverged", "a comparison, accelerated only"),
         compare("DIVERGES_ACCELERATED"),
@@ -285,31 +365,103 @@ def _faults() -> Iterator[Row]:
         seconds=300,
     )
     yield Row(
-        "a run that diverged", "a comparison, both", compare("DIVERGES"), codes=(0, 1), says="not comparable", check=_no_ratio, seconds=300
+        "a run that diverged",
+        "a comparison, both",
+        compare("DIVERGES"),
+        codes=(0, 1),
+        says="not comparable",
+        check=_no_ratio,
+        seconds=300,
     )
 
     for output, codes in {"head": (0, 141), "full": (1,), "closed": (0,)}.items():
-        yield Row("output that cannot be written", f"train, {output}", train(steps=6), codes=codes, output=output, quick=output == "head")
+        yield Row(
+            "output that cannot be written",
+            f"train, {output}",
+            train(steps=6),
+            codes=codes,
+            output=output,
+            quick=output == "head",
+        )
         for name in ("list", "show"):
-            yield Row("output that cannot be written", f"{name}, {output}", EVERY[name], codes=codes, output=output)
-        yield Row("output that cannot be written", f"compare, {output}", compare(), codes=codes, output=output, seconds=300)
-    yield Row("output that cannot be written", "bytes that are no text", train("PRINTS", steps=6), there=("results.json",), check=_finished)
+            yield Row(
+                "output that cannot be written",
+                f"{name}, {output}",
+                EVERY[name],
+                codes=codes,
+                output=output,
+            )
+        yield Row(
+            "output that cannot be written",
+            f"compare, {output}",
+            compare(),
+            codes=codes,
+            output=output,
+            seconds=300,
+        )
+    yield Row(
+        "output that cannot be written",
+        "bytes that are no text",
+        train("PRINTS", steps=6),
+        there=("results.json",),
+        check=_finished,
+    )
     for locale in ("C", "en_US.ISO-8859-1"):
         for name in ("list", "show"):
-            yield Row("output that cannot be written", f"{name}, LC_ALL={locale}", EVERY[name], prepare=_locale(locale))
+            yield Row(
+                "output that cannot be written",
+                f"{name}, LC_ALL={locale}",
+                EVERY[name],
+                prepare=_locale(locale),
+            )
 
     for number, codes in {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}.items():
-        yield Row("signals", f"{number.name} in training", train(), wait_for_steps(3, send(number)), codes, seconds=12, quick=True)
+        yield Row(
+            "signals",
+            f"{number.name} in training",
+            train(),
+            wait_for_steps(3, send(number)),
+            codes,
+            seconds=12,
+            quick=True,
+        )
         for name in ("compare", "run a notebook", "make images", "train on two processes"):
-            right = (*codes, 0, *(INTERRUPTED if name == "run a notebook" else ()))  # a batch says by its report which signal it was
-            yield Row("signals", f"{number.name} after 4 s: {name}", EVERY[name], after(4.0, send(number)), right, seconds=15)
+            right = (
+                *codes,
+                0,
+                *(INTERRUPTED if name == "run a notebook" else ()),
+            )  # a batch says by its report which signal it was
+            yield Row(
+                "signals",
+                f"{number.name} after 4 s: {name}",
+                EVERY[name],
+                after(4.0, send(number)),
+                right,
+                seconds=15,
+            )
     for number in (signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT):
-        yield Row("signals", f"{number.name} in training", train(), wait_for_steps(3, send(number)), (-number,), seconds=15, lines=99)
+        yield Row(
+            "signals",
+            f"{number.name} in training",
+            train(),
+            wait_for_steps(3, send(number)),
+            (-number,),
+            seconds=15,
+            lines=99,
+        )
 
     two = train("SLOW", "--nproc_per_node", "2", steps=400)
     for rank in (0, 1):
         says = f"rank {rank} (process"
-        yield Row("who failed", f"rank {rank} is killed", two, wait_for_steps(3, _to_rank(rank, signal.SIGKILL)), (1,), says, seconds=10)
+        yield Row(
+            "who failed",
+            f"rank {rank} is killed",
+            two,
+            wait_for_steps(3, _to_rank(rank, signal.SIGKILL)),
+            (1,),
+            says,
+            seconds=10,
+        )
     yield Row(
         *("who failed", "a rank is stopped"),
         train("SLOW", "--nproc_per_node", "2", "--rank_timeout", "8", steps=400),
@@ -319,7 +471,14 @@ def _faults() -> Iterator[Row]:
         seconds=25,
     )
     yield Row(
-        "who failed", "papermill is killed", batch(), after(8.0, _to("papermill", signal.SIGKILL)), (1,), "SIGKILL", seconds=20, lines=30
+        "who failed",
+        "papermill is killed",
+        batch(),
+        after(8.0, _to("papermill", signal.SIGKILL)),
+        (1,),
+        "SIGKILL",
+        seconds=20,
+        lines=30,
     )
 
     compiled, compared, aside = train("SLOW", "--compiler-opt", steps=6), compare(), ("*.damaged",)
@@ -328,16 +487,55 @@ def _faults() -> Iterator[Row]:
         ("C++ of ours is cut off", _damaged_library, compiled, ""),
         ("a reference is another's", _damaged_reference, compared, "same training"),
     ):
-        yield Row("caches", name, words, says=says, prepare=prepare, seconds=300, lines=20, there=(*aside, "results.json"))
-    yield Row("caches", "others may write into the compiler's", compiled, prepare=_open_to_others, codes=(2,), says="chmod -R go-w")
+        yield Row(
+            "caches",
+            name,
+            words,
+            says=says,
+            prepare=prepare,
+            seconds=300,
+            lines=20,
+            there=(*aside, "results.json"),
+        )
+    yield Row(
+        "caches",
+        "others may write into the compiler's",
+        compiled,
+        prepare=_open_to_others,
+        codes=(2,),
+        says="chmod -R go-w",
+    )
 
-    yield Row("files of others", "a comparison cut in half", on(half, "show"), codes=(2,), says="is no JSON", quick=True)
-    for name, content in {"results.json": [1, 2], "comparison.json": {"task": 5}, "report.json": {"schema": 1, "notebooks": []}}.items():
-        yield Row("files of others", f"{name} of something else", on(foreign(name, content), "show"), codes=(2,), says=name)
+    yield Row(
+        "files of others",
+        "a comparison cut in half",
+        on(half, "show"),
+        codes=(2,),
+        says="is no JSON",
+        quick=True,
+    )
+    for name, content in {
+        "results.json": [1, 2],
+        "comparison.json": {"task": 5},
+        "report.json": {"schema": 1, "notebooks": []},
+    }.items():
+        yield Row(
+            "files of others",
+            f"{name} of something else",
+            on(foreign(name, content), "show"),
+            codes=(2,),
+            says=name,
+        )
     name = "a comparison without its runs is drawn"
-    yield Row("files of others", name, plot(comparison), codes=(2,), says="has no steps.jsonl", quick=True)
+    yield Row(
+        "files of others", name, plot(comparison), codes=(2,), says="has no steps.jsonl", quick=True
+    )
     source = "import json, os, pathlib\nfolder = pathlib.Path(os.environ['GALLERY_RUNS_DIR']) / 'mine'\nfolder.mkdir(parents=True)\n"
-    yield Row("files of others", "a notebook leaves a list as config.json", batch(f"{source}(folder / 'config.json').write_text('[1, 2]')"))
+    yield Row(
+        "files of others",
+        "a notebook leaves a list as config.json",
+        batch(f"{source}(folder / 'config.json').write_text('[1, 2]')"),
+    )
     yield Row(
         *("files of others", "a notebook leaves half a comparison"),
         batch(f"{source}(folder / 'comparison.json').write_text('{{')"),
@@ -355,20 +553,32 @@ def _faults() -> Iterator[Row]:
     )
     yield Row(
         *("files of others", "a pipe among images"),
-        lambda workspace: python(str(ROOT / "data_prep" / "check_imagenet.py"), str(workspace.folder / "images")),
+        lambda workspace: python(
+            str(ROOT / "data_prep" / "check_imagenet.py"), str(workspace.folder / "images")
+        ),
         prepare=_fifo_among_images,
         says="a pipe",
     )
     yield Row(
         *("files of others", "a pipe as a manifest"),
         lambda workspace: python(
-            str(ROOT / "data_prep" / "check_features.py"), str(workspace.folder / "features"), "--task", "tts_angular"
+            str(ROOT / "data_prep" / "check_features.py"),
+            str(workspace.folder / "features"),
+            "--task",
+            "tts_angular",
         ),
         prepare=_fifo_as_manifest,
         codes=(2,),
         says="has neither manifest.tsv nor",
     )
-    yield Row("files of others", "damaged text data", data("text.py"), prepare=_damaged_text, codes=(2,), says="is damaged")
+    yield Row(
+        "files of others",
+        "damaged text data",
+        data("text.py"),
+        prepare=_damaged_text,
+        codes=(2,),
+        says="is damaged",
+    )
 
     yield Row(
         *("folders and values", "two runs with one folder"),
@@ -408,7 +618,10 @@ def _locale(name: str) -> object:
 def _no_escapes(workspace: Workspace, command: Command) -> str:
     from xml.etree import ElementTree
 
-    if "\x1b[31m" in command.result() + command.text() or "\x07" in command.result() + command.text():
+    if (
+        "\x1b[31m" in command.result() + command.text()
+        or "\x07" in command.result() + command.text()
+    ):
         return "an escape sequence reaches the terminal"
     for file in workspace.folder.rglob("*.xml"):
         ElementTree.parse(file)

@@ -17,4 +17,8 @@ if __name__ == "__main__":
         """Run it; its output is shown."""
         run_script(sys.argv[1], processes=int(sys.argv[2]) if len(sys.argv) > 2 else None)
 
-    sys.exit(exit_code_of(body, error_prefix="error", interrupted="interrupted: the script has been ended."))
+    sys.exit(
+        exit_code_of(
+            body, error_prefix="error", interrupted="interrupted: the script has been ended."
+        )
+    )

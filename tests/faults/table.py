@@ -22,10 +22,15 @@ def write(found: Sequence[tuple[Row, Seen]]) -> None:
     """Write docs/guides/faults.md."""
     parts = [_HEAD]
     for kind in dict.fromkeys(row.kind for row, _ in found):
-        rows = ["| fault | exit code | seconds until nothing is left | as it must be |", "|---|---|---|---|"]
+        rows = [
+            "| fault | exit code | seconds until nothing is left | as it must be |",
+            "|---|---|---|---|",
+        ]
         for row, seen in found:
             if row.kind == kind:
                 took = "" if seen.seconds is None else f"{seen.seconds:.0f}"
-                rows.append(f"| {row.name} | {seen.code} | {took} | {'no: ' + '; '.join(seen.wrong) if seen.wrong else 'yes'} |")
+                rows.append(
+                    f"| {row.name} | {seen.code} | {took} | {'no: ' + '; '.join(seen.wrong) if seen.wrong else 'yes'} |"
+                )
         parts.append(f"## {kind[0].upper()}{kind[1:]}\n\n" + "\n".join(rows) + "\n")
     _PAGE.write_text("\n".join(parts))

@@ -12,7 +12,9 @@ from tests.faults.workspace import ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [row for row in ROWS if row.quick], ids=lambda row: f"{row.kind}, {row.name}")
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.quick], ids=lambda row: f"{row.kind}, {row.name}"
+)
 def test_a_fault_ends_as_the_table_says(row: Row, tmp_path: Path) -> None:
     seen = carry_out(row, tmp_path / "work", ROOT / ".cache")
     assert seen.wrong == (), seen.message

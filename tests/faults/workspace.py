@@ -50,8 +50,15 @@ class Workspace:
 
     def variables(self, mark: str) -> dict[str, str]:
         """Return the environment of a command."""
-        own = {"GALLERY_RUNS_DIR": str(self.runs), "GALLERY_CACHE_DIR": str(self.cache), MARK: mark, "OMP_NUM_THREADS": "1"}
-        others = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+        own = {
+            "GALLERY_RUNS_DIR": str(self.runs),
+            "GALLERY_CACHE_DIR": str(self.cache),
+            MARK: mark,
+            "OMP_NUM_THREADS": "1",
+        }
+        others = {
+            name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"
+        }
         return {**others, **own, "HF_HUB_OFFLINE": "1", **self.environment}
 
     def run_dir(self) -> Path | None:
@@ -72,7 +79,9 @@ class Command:
 
     def __init__(self, words: Sequence[str], workspace: Workspace, output: str = "file") -> None:
         self.mark, self.workspace = uuid.uuid4().hex, workspace
-        beside = Path(tempfile.mkdtemp(prefix="faults-said-"))  # the workspace may be a disk that is full
+        beside = Path(
+            tempfile.mkdtemp(prefix="faults-said-")
+        )  # the workspace may be a disk that is full
         self.heard, self.said = beside / "stdout.txt", beside / "stderr.txt"
         self.open_ports: dict[str, str] = {}
         self._over = threading.Event()
@@ -93,7 +102,10 @@ class Command:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
+                if (
+                    process.status() != psutil.STATUS_ZOMBIE
+                    and process.environ().get(MARK) == self.mark
+                ):
                     found.append(process)
         return found
 
@@ -102,8 +114,13 @@ class Command:
             for process in self.everything():
                 with contextlib.suppress(psutil.Error):
                     for socket in process.net_connections("inet"):
-                        if socket.status == psutil.CONN_LISTEN and not ipaddress.ip_address(socket.laddr.ip).is_loopback:
-                            self.open_ports[f"{socket.laddr.ip}:{socket.laddr.port}"] = " ".join(process.cmdline())[:120]
+                        if (
+                            socket.status == psutil.CONN_LISTEN
+                            and not ipaddress.ip_address(socket.laddr.ip).is_loopback
+                        ):
+                            self.open_ports[f"{socket.laddr.ip}:{socket.laddr.port}"] = " ".join(
+                                process.cmdline()
+                            )[:120]
 
     def wait_until(self, ready: Callable[[], bool], seconds: float = 120.0) -> bool:
         """Return whether `ready` became true before the command ended."""
@@ -162,7 +179,8 @@ def workers(command: Command) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error, ValueError, KeyError):
             parent = process.parent()
             if parent is not None and any(
-                word in parent.cmdline() for word in ("gallery_lib.launcher.torchrun", "gallery_lib.launcher.forked")
+                word in parent.cmdline()
+                for word in ("gallery_lib.launcher.torchrun", "gallery_lib.launcher.forked")
             ):
                 name = process.environ().get("RANK") or _rank_of(process)
                 found.setdefault(int(name), process)
@@ -171,7 +189,12 @@ def workers(command: Command) -> list[psutil.Process]:
 
 def _rank_of(process: psutil.Process) -> str:
     """A forked process's environment shows that of its parent; its log is open as its standard error."""
-    return Path(f"/proc/{process.pid}/fd/2").resolve().name.removeprefix("log-rank").removesuffix(".txt")
+    return (
+        Path(f"/proc/{process.pid}/fd/2")
+        .resolve()
+        .name.removeprefix("log-rank")
+        .removesuffix(".txt")
+    )
 
 
 @contextlib.contextmanager

@@ -20,7 +20,9 @@ SCREENSHOTS = Path(__file__).resolve().parents[2] / "runs" / "screenshots"
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
     """A headless browser (`playwright.sync_api.Browser`), closed at the end."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: `bash prepare.sh --test` installs it")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is missing: `bash prepare.sh --test` installs it"
+    )
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
         pytest.skip("no chromium: `apt-get install chromium`, or `bash prepare.sh --test` as root")

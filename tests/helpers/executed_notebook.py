@@ -29,7 +29,9 @@ class Executed:
     runs: Path
 
 
-def execute(source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str]) -> Executed:
+def execute(
+    source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str]
+) -> Executed:
     """Run a notebook with papermill. AssertionError when it fails or has not run through.
 
     Jupyter chooses a kernel's ports before the kernel takes them; one that lost a port to another process meanwhile is
@@ -40,17 +42,32 @@ def execute(source: Path, folder: Path, parameters: Mapping[str, Any], environme
         shutil.rmtree(folder)
         code, said = _run_papermill(source, folder, parameters, environment)
     assert code == 0, said[-3000:]
-    cells = [cell for cell in nbformat.read(folder / OUT, as_version=4).cells if cell.cell_type == "code"]
+    cells = [
+        cell for cell in nbformat.read(folder / OUT, as_version=4).cells if cell.cell_type == "code"
+    ]
     assert all(cell.execution_count for cell in cells)
     return Executed(cells, folder / RUNS)
 
 
-def _run_papermill(source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[int, str]:
+def _run_papermill(
+    source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[int, str]:
     """papermill's exit code, and what it printed."""
-    words = [word for parameter, value in parameters.items() for word in ("-p", parameter, str(value))]
+    words = [
+        word for parameter, value in parameters.items() for word in ("-p", parameter, str(value))
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "papermill.txt"
-    command = [sys.executable, "-m", "papermill", str(source), str(folder / OUT), "--cwd", str(source.parent), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(source),
+        str(folder / OUT),
+        "--cwd",
+        str(source.parent),
+        *words,
+    ]
     with log.open("w") as output:
         process = subprocess.Popen(
             command,
@@ -59,9 +76,15 @@ def _run_papermill(source: Path, folder: Path, parameters: Mapping[str, Any], en
             env={**os.environ, **environment, "GALLERY_RUNS_DIR": str(folder / RUNS)},
         )
         deadline = time.monotonic() + LIMIT_SECONDS
-        while process.poll() is None and time.monotonic() < deadline and PORT_TAKEN not in log.read_text():
+        while (
+            process.poll() is None
+            and time.monotonic() < deadline
+            and PORT_TAKEN not in log.read_text()
+        ):
             time.sleep(0.5)
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)  # papermill then ends its kernel, and that its processes
+            process.send_signal(
+                signal.SIGINT
+            )  # papermill then ends its kernel, and that its processes
             process.wait(60)
     return process.returncode, log.read_text()

@@ -39,17 +39,36 @@ class Server:
 
     def save(self, path: str, notebook: dict[str, Any]) -> None:
         """Save the notebook at `path`, as JupyterLab does."""
-        self.request(f"api/contents/{path}", "PUT", {"type": "notebook", "format": "json", "content": notebook})
+        self.request(
+            f"api/contents/{path}",
+            "PUT",
+            {"type": "notebook", "format": "json", "content": notebook},
+        )
 
     def outputs_of(self, notebook: str, source: str) -> str:
         """Return what `source` prints in a cell of the notebook, run by the kernel Gallery."""
         kernel = {"path": notebook, "type": "notebook", "name": "", "kernel": {"name": "gallery"}}
         number = self.request("api/sessions", "POST", kernel)["kernel"]["id"]
-        address = f"{self.url.replace('http', 'ws', 1)}api/kernels/{number}/channels?token={self.token}"
+        address = (
+            f"{self.url.replace('http', 'ws', 1)}api/kernels/{number}/channels?token={self.token}"
+        )
         asked = uuid.uuid4().hex
-        header = {"msg_id": asked, "msg_type": "execute_request", "username": "", "session": asked, "version": "5.3", "date": ""}
+        header = {
+            "msg_id": asked,
+            "msg_type": "execute_request",
+            "username": "",
+            "session": asked,
+            "version": "5.3",
+            "date": "",
+        }
         content = {"code": source, "silent": False}
-        message = {"channel": "shell", "header": header, "parent_header": {}, "metadata": {}, "content": content}
+        message = {
+            "channel": "shell",
+            "header": header,
+            "parent_header": {},
+            "metadata": {},
+            "content": content,
+        }
         printed = ""
         with contextlib.closing(websocket.create_connection(address, timeout=60)) as channel:
             channel.send(json.dumps(message))
@@ -67,10 +86,22 @@ class Server:
 @contextlib.contextmanager
 def jupyter_server(command: Sequence[str], runtime: Path, **start: Any) -> Iterator[Server]:
     """Start the command, below a supervisor where it asks for one; yield its server once it writes its file into `runtime`."""
-    process = subprocess.Popen(list(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, **start)
+    process = subprocess.Popen(
+        list(command),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        **start,
+    )
     try:
         deadline = time.monotonic() + 60
-        while not (found := [path for path in runtime.glob("jpserver-*.json") if path.read_text().rstrip().endswith("}")]):
+        while not (
+            found := [
+                path
+                for path in runtime.glob("jpserver-*.json")
+                if path.read_text().rstrip().endswith("}")
+            ]
+        ):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.2)
         told = json.loads(found[0].read_text())

@@ -29,8 +29,15 @@ class Share:
         can_pin = hasattr(os, "sched_getaffinity")
         cores = frozenset(os.sched_getaffinity(0)) if can_pin else frozenset()
         processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        number = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) if 1 < processes <= len(cores) else None
-        folder = Path(tempfile.gettempdir()) / f"gallery-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID', 'alone')}"
+        number = (
+            int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+            if 1 < processes <= len(cores)
+            else None
+        )
+        folder = (
+            Path(tempfile.gettempdir())
+            / f"gallery-tests-{os.environ.get('PYTEST_XDIST_TESTRUNUID', 'alone')}"
+        )
         if number is not None:
             folder.mkdir(exist_ok=True)
         return cls(number, cores, folder)

@@ -65,10 +65,15 @@ def changed(found: Comparison, **values: Any) -> Comparison:
     """The comparison with other values in the results of both variants; `config` and `environment` are added to what is there."""
 
     def of(run: Results) -> Results:
-        merged = {name: {**getattr(run, name), **value} if isinstance(value, dict) else value for name, value in values.items()}
+        merged = {
+            name: {**getattr(run, name), **value} if isinstance(value, dict) else value
+            for name, value in values.items()
+        }
         return dataclasses.replace(run, **merged)
 
-    return dataclasses.replace(found, variants={name: of(run) for name, run in found.variants.items()})
+    return dataclasses.replace(
+        found, variants={name: of(run) for name, run in found.variants.items()}
+    )
 
 
 def write(found: Comparison, folder: Path) -> Path:

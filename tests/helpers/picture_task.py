@@ -22,7 +22,13 @@ from gallery_lib.tasks.task import Splits, Task
 OPTIMIZERS = {
     "AdamW": OptimizerSpec("AdamW", lr=1e-2, weight_decay=1e-2, schedule=noam(4)),
     "Adam": OptimizerSpec("Adam", lr=1e-2, schedule=noam(4)),
-    "SGD": OptimizerSpec("SGD", lr=0.1, weight_decay=1e-4, arguments={"momentum": 0.9, "nesterov": True}, schedule=noam(4)),
+    "SGD": OptimizerSpec(
+        "SGD",
+        lr=0.1,
+        weight_decay=1e-4,
+        arguments={"momentum": 0.9, "nesterov": True},
+        schedule=noam(4),
+    ),
     "RMSprop": OptimizerSpec("RMSprop", lr=1e-3, arguments={"momentum": 0.9}, schedule=noam(4)),
     "RAdam": OptimizerSpec("RAdam", lr=1e-2, schedule=noam(4)),
     "NAdam": OptimizerSpec("NAdam", lr=1e-2, schedule=noam(4)),  # has no sync-free form here

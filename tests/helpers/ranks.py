@@ -30,7 +30,15 @@ class Ranks:
         paths = [search_path(), str(Path(__file__).parent)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
         arguments = [str(listener.address), self._key.hex(), str(processes // hosts)]
-        command = [sys.executable, "-m", "gallery_lib.launcher.forked", str(processes), self._folder.name, "on_ranks.process", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "gallery_lib.launcher.forked",
+            str(processes),
+            self._folder.name,
+            "on_ranks.process",
+            *arguments,
+        ]
         self._process = subprocess.Popen(command, env=environment)
         self._links = [listener.accept() for _ in range(processes)]
         self._links.sort(key=lambda link: link.recv())

@@ -61,18 +61,24 @@ class Recording:
         return [first for first, second, third in threes if first == second == third != last]
 
 
-def record(name: str, command: Sequence[str], environment: dict[str, str], timeout: float = 500.0) -> Recording:
+def record(
+    name: str, command: Sequence[str], environment: dict[str, str], timeout: float = 500.0
+) -> Recording:
     """Run the command to its end and return what was seen; it is kept under the name."""
     terminal, other_end = pty.openpty()
     termios.tcsetwinsize(other_end, (30, WIDTH))
     began = time.monotonic()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=other_end, stderr=other_end, env=environment)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=other_end, stderr=other_end, env=environment
+    )
     os.close(other_end)
     screen, samples = _Screen(), list[str]()
     try:
         with contextlib.suppress(OSError):  # what the end of a terminal gives
             while time.monotonic() - began < timeout:
-                if select.select([terminal], [], [], max(0.0, began + len(samples) + 1 - time.monotonic()))[0]:
+                if select.select(
+                    [terminal], [], [], max(0.0, began + len(samples) + 1 - time.monotonic())
+                )[0]:
                     screen.write(os.read(terminal, 65536).decode(errors="replace"))
                 while time.monotonic() - began >= len(samples) + 1:
                     samples.append(screen.last)
@@ -82,5 +88,7 @@ def record(name: str, command: Sequence[str], environment: dict[str, str], timeo
     code = process.wait(timeout=60)
     RECORDINGS.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{second:4} s  {line}\n" for second, line in enumerate(samples, 1))
-    (RECORDINGS / f"{name}.txt").write_text(f"$ {' '.join(command)}\n{text}\nat the end:\n" + "\n".join(screen.lines), encoding="utf-8")
+    (RECORDINGS / f"{name}.txt").write_text(
+        f"$ {' '.join(command)}\n{text}\nat the end:\n" + "\n".join(screen.lines), encoding="utf-8"
+    )
     return Recording(code, time.monotonic() - began, samples, screen.drawn, screen.lines)

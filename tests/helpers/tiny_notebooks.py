@@ -13,7 +13,9 @@ def write_notebook(folder: Path, name: str, *sources: str, parameters: str | Non
     values = {
         "nbformat": 4,
         "nbformat_minor": 5,
-        "metadata": {"kernelspec": {"name": "gallery", "display_name": "Gallery", "language": "python"}},
+        "metadata": {
+            "kernelspec": {"name": "gallery", "display_name": "Gallery", "language": "python"}
+        },
         "cells": [
             {
                 "cell_type": "code",

@@ -57,7 +57,9 @@ def build_model() -> nn.Module:
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross-entropy."""
     logits = model(batch[0])
-    return F.cross_entropy(logits.float() if logits.dtype is not torch.float64 else logits, batch[1])
+    return F.cross_entropy(
+        logits.float() if logits.dtype is not torch.float64 else logits, batch[1]
+    )
 
 
 def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
@@ -101,7 +103,11 @@ def _failing_accelerated_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) ->
 
 def _wrong_eager_o1_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     value, device = loss(model, batch), batch[0].device.type
-    return 1.3 * value - 0.3 * value.detach() if torch.is_autocast_enabled(device) and not compiler_enabled() else value
+    return (
+        1.3 * value - 0.3 * value.detach()
+        if torch.is_autocast_enabled(device) and not compiler_enabled()
+        else value
+    )
 
 
 def _sleeping_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -112,11 +118,22 @@ def _sleeping_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 SLOW = dataclasses.replace(TASK, name="slow", loss=_slow_loss)
 WRONG = dataclasses.replace(TASK, name="wrong", build_model=_wrong_model)
 FAILING = dataclasses.replace(TASK, name="failing", loss=_failing_loss)
-FAILING_ACCELERATED = dataclasses.replace(TASK, name="failing_accelerated", loss=_failing_accelerated_loss)
+FAILING_ACCELERATED = dataclasses.replace(
+    TASK, name="failing_accelerated", loss=_failing_accelerated_loss
+)
 WRONG_EAGER_O1 = dataclasses.replace(TASK, name="wrong_eager_o1", loss=_wrong_eager_o1_loss)
 SLEEPING = dataclasses.replace(TASK, name="sleeping", loss=_sleeping_loss)
 
 
 def config(name: str = "TASK", **values: Any) -> TrainConfig:
     """Options of a short run of one of the tasks here."""
-    return TrainConfig(**{"model": f"{__file__}:{name}", "workers": 0, "max_steps": 12, "log_interval": 1, "threads": 1, **values})
+    return TrainConfig(
+        **{
+            "model": f"{__file__}:{name}",
+            "workers": 0,
+            "max_steps": 12,
+            "log_interval": 1,
+            "threads": 1,
+            **values,
+        }
+    )

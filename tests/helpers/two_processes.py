@@ -47,7 +47,9 @@ def config(name: str, folder: Path) -> TrainConfig:
 if __name__ == "__main__":
     die_with_parent()
     process_group.ensure_initialized()
-    process_group.leave = lambda: None  # every run leaves the group at its end; one group serves all here
+    process_group.leave = lambda: (
+        None
+    )  # every run leaves the group at its end; one group serves all here
     for name in SMALL:
         try:
             train(config(name, Path(sys.argv[1])))

@@ -6,12 +6,18 @@ import contextlib
 
 import psutil
 
-_STARTERS = ("torch.distributed.run", "gallery_lib.launcher.torchrun", "gallery_lib.launcher.forked")
+_STARTERS = (
+    "torch.distributed.run",
+    "gallery_lib.launcher.torchrun",
+    "gallery_lib.launcher.forked",
+)
 
 
 def _starts_workers(process: psutil.Process | None) -> bool:
     """torchrun, ours or spawn; or what they have forked, which has their command line."""
-    return process is not None and process.cmdline()[1:3] in [["-m", module] for module in _STARTERS]
+    return process is not None and process.cmdline()[1:3] in [
+        ["-m", module] for module in _STARTERS
+    ]
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -32,7 +32,10 @@ def shifted() -> Tensor:
 
 
 WRONG: dict[str, tuple[Callable[[], Tensor], str]] = {
-    "dtype": (lambda: torch.ones(6, dtype=torch.float64), r"torch.float64 .* another dtype than this step is written for"),
+    "dtype": (
+        lambda: torch.ones(6, dtype=torch.float64),
+        r"torch.float64 .* another dtype than this step is written for",
+    ),
     "16 bits": (lambda: torch.ones(6, dtype=torch.bfloat16), "another dtype"),
     "shape": (lambda: torch.ones(7), "its shape does not fit the others'"),
     "smaller": (lambda: torch.ones(5), "its shape does not fit the others'"),
@@ -70,10 +73,18 @@ def test_a_tensor_that_does_not_suit_is_named(wrong: str, column: int) -> None:
 def test_layouts_have_to_agree() -> None:
     columns = [[torch.ones(2, 3)] for _ in range(4)]
     columns[2] = [torch.ones(3, 2).t()]
-    with pytest.raises(InputError, match=r"averages, torch.float32 \(2, 3\) with strides \(1, 2\): its layout differs"):
+    with pytest.raises(
+        InputError,
+        match=r"averages, torch.float32 \(2, 3\) with strides \(1, 2\): its layout differs",
+    ):
         step(columns)
     step([[torch.ones(3, 2).t()] for _ in range(4)])
-    step([[torch.ones(1, 3, 1).as_strided((1, 3, 1), strides)] for strides in ((3, 1, 1), (7, 1, 9), (3, 1, 5), (0, 1, 0))])
+    step(
+        [
+            [torch.ones(1, 3, 1).as_strided((1, 3, 1), strides)]
+            for strides in ((3, 1, 1), (7, 1, 9), (3, 1, 5), (0, 1, 0))
+        ]
+    )
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (0, 2), (1, 3), (2, 3)])
@@ -81,7 +92,9 @@ def test_what_is_written_is_no_other_tensors_memory(pair: tuple[int, int]) -> No
     memory = torch.ones(10)
     columns = [[torch.ones(6)] for _ in range(4)]
     columns[pair[0]], columns[pair[1]] = [memory[:6]], [memory[4:]]
-    with pytest.raises(cpu_tensors.Refused, match="it shares memory with another tensor of this step") as refused:
+    with pytest.raises(
+        cpu_tensors.Refused, match="it shares memory with another tensor of this step"
+    ) as refused:
         step(columns)
     assert refused.value.reason == cpu_tensors.OVERLAP
     assert pickle.loads(pickle.dumps(refused.value)).reason == cpu_tensors.OVERLAP
@@ -98,10 +111,26 @@ def test_gradients_may_share_memory_and_neighbours_may_touch() -> None:
 def test_columns_and_rows_have_to_be_complete() -> None:
     columns = [[torch.ones(6)] for _ in range(4)]
     with pytest.raises(ValueError, match="zip"):
-        cpu_optimizers.sgd_([torch.ones(6)], [], None, lr=0.1, weight_decay=0.0, momentum=0.0, nesterov=False, maximize=False)
+        cpu_optimizers.sgd_(
+            [torch.ones(6)],
+            [],
+            None,
+            lr=0.1,
+            weight_decay=0.0,
+            momentum=0.0,
+            nesterov=False,
+            maximize=False,
+        )
     with pytest.raises(InputError, match="the arguments do not fit together"):
         cpu_optimizers.adam_(
-            *columns, [], lr=0.1, betas=(0.9, 0.99), eps=0.0, weight_decay=0.0, decoupled_weight_decay=False, maximize=False
+            *columns,
+            [],
+            lr=0.1,
+            betas=(0.9, 0.99),
+            eps=0.0,
+            weight_decay=0.0,
+            decoupled_weight_decay=False,
+            maximize=False,
         )
     step([[], [], [], []])
 

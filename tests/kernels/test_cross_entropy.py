@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.cross_entropy import cross_entropy, gradient_launch, reference_gradient, reference_rows, rows_launch, with_ranks
+from gallery_lib.kernels.cross_entropy import (
+    cross_entropy,
+    gradient_launch,
+    reference_gradient,
+    reference_rows,
+    rows_launch,
+    with_ranks,
+)
 from gallery_lib.kernels.gradient_statistics import ELEMENTS
 
 U = 2.0**-24
@@ -24,7 +31,9 @@ CLASSES = st.one_of(st.integers(1, 40), st.sampled_from([255, 256, 257, 1000, 20
 def on_host(logits, labels, smoothing, of_loss, offsets=(None, None), stride_gap=0, schedule=0):
     """(loss, log_sum, above, gradient) from the kernels, run on the CPU. `stride_gap`: elements between rows, poisoned."""
     rows, classes = logits.shape
-    memory = poisoned((max(0, rows * (classes + stride_gap) - stride_gap),), logits.dtype, offsets[0])
+    memory = poisoned(
+        (max(0, rows * (classes + stride_gap) - stride_gap),), logits.dtype, offsets[0]
+    )
     view = memory.tensor.as_strided((rows, classes), (classes + stride_gap, 1))
     view.copy_(logits)
     before = memory.tensor.view(torch.uint8).clone()
@@ -33,7 +42,10 @@ def on_host(logits, labels, smoothing, of_loss, offsets=(None, None), stride_gap
     labels, of_loss = Guarded(labels).tensor, Guarded(of_loss).tensor
     loss, log_sum, above = (result.tensor for result in results)
     host.run(rows_launch(view, labels, smoothing, IGNORED, loss, log_sum, above), schedule)
-    host.run(gradient_launch(view, labels, smoothing, IGNORED, log_sum, of_loss, gradient.tensor), schedule)
+    host.run(
+        gradient_launch(view, labels, smoothing, IGNORED, log_sum, of_loss, gradient.tensor),
+        schedule,
+    )
     for each in (memory, *results, gradient):
         each.check()
     assert torch.equal(memory.tensor.view(torch.uint8), before)
@@ -50,9 +62,15 @@ def bounds(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, log_sum
     of_log_sum = (6 * terms + 100) * U + 2 * U * log_sum.abs()
     known = labels.clamp(0, logits.shape[1] - 1)
     own = logits.gather(1, known[:, None])[:, 0].abs()
-    of_loss = of_log_sum + 4 * U * (log_sum.abs() + own) + smoothing * (terms + 20) * U * logits.abs().sum(1) / logits.shape[1]
+    of_loss = (
+        of_log_sum
+        + 4 * U * (log_sum.abs() + own)
+        + smoothing * (terms + 20) * U * logits.abs().sum(1) / logits.shape[1]
+    )
     probability = (logits - log_sum[:, None]).exp()
-    of_gradient = probability * (of_log_sum[:, None] + 2 * U * (logits.abs() + log_sum.abs()[:, None]) + 6 * U) + 6 * U * (probability + 1)
+    of_gradient = probability * (
+        of_log_sum[:, None] + 2 * U * (logits.abs() + log_sum.abs()[:, None]) + 6 * U
+    ) + 6 * U * (probability + 1)
     return of_loss, of_log_sum, of_gradient
 
 
@@ -69,17 +87,43 @@ def bounds(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, log_sum
     seed=st.integers(0, 2**16),
     schedule=draw.SCHEDULES,
 )
-@example(rows=3, classes=4097, dtype=torch.float32, exponent=6.0, offsets=(1, 3), stride_gap=3, smoothing=0.1, seed=1, schedule=3)
-@example(rows=2, classes=2048, dtype=torch.bfloat16, exponent=2.0, offsets=(0, 0), stride_gap=0, smoothing=0.0, seed=2, schedule=0)
-def test_every_element_is_within_the_bound_of_float64(rows, classes, dtype, exponent, offsets, stride_gap, smoothing, seed, schedule):
+@example(
+    rows=3,
+    classes=4097,
+    dtype=torch.float32,
+    exponent=6.0,
+    offsets=(1, 3),
+    stride_gap=3,
+    smoothing=0.1,
+    seed=1,
+    schedule=3,
+)
+@example(
+    rows=2,
+    classes=2048,
+    dtype=torch.bfloat16,
+    exponent=2.0,
+    offsets=(0, 0),
+    stride_gap=0,
+    smoothing=0.0,
+    seed=2,
+    schedule=0,
+)
+def test_every_element_is_within_the_bound_of_float64(
+    rows, classes, dtype, exponent, offsets, stride_gap, smoothing, seed, schedule
+):
     generator = torch.Generator().manual_seed(seed)
     logits = draw.values(rows * classes, dtype, seed, exponent).view(rows, classes)
     labels = torch.randint(0, classes, (rows,), generator=generator)
     labels[torch.rand(rows, generator=generator) < 0.2] = IGNORED
     of_loss = torch.randn(rows, generator=generator)
-    got_loss, got_log_sum, got_above, got_gradient = on_host(logits, labels, smoothing, of_loss, offsets, stride_gap, schedule)
+    got_loss, got_log_sum, got_above, got_gradient = on_host(
+        logits, labels, smoothing, of_loss, offsets, stride_gap, schedule
+    )
     loss, log_sum, above = reference_rows(logits.double(), labels, smoothing, IGNORED)
-    gradient = reference_gradient(logits.double(), labels, smoothing, IGNORED, log_sum, of_loss.double())
+    gradient = reference_gradient(
+        logits.double(), labels, smoothing, IGNORED, log_sum, of_loss.double()
+    )
     loss_bound, log_sum_bound, unit_bound = bounds(logits.double(), labels, smoothing, log_sum)
     assert ((got_loss - loss).abs() <= loss_bound).all()
     assert ((got_log_sum - log_sum).abs() <= log_sum_bound).all()
@@ -100,16 +144,22 @@ def test_infinite_and_nan_logits_give_what_float64_gives(dtype, place):
         labels, of_loss = torch.tensor([5, 6]), torch.ones(2)
         got = on_host(logits, labels, 0.0, of_loss)
         loss, log_sum, above = reference_rows(logits.double(), labels, 0.0, IGNORED)
-        gradient = reference_gradient(logits.double(), labels, 0.0, IGNORED, log_sum, of_loss.double())
+        gradient = reference_gradient(
+            logits.double(), labels, 0.0, IGNORED, log_sum, of_loss.double()
+        )
         for ours, exact in zip(got, (loss, log_sum, above, gradient), strict=True):
-            torch.testing.assert_close(ours.double(), exact.double(), equal_nan=True, rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(
+                ours.double(), exact.double(), equal_nan=True, rtol=1e-2, atol=1e-2
+            )
     everything_masked = torch.full((1, 600), -math.inf, dtype=dtype)
     assert on_host(everything_masked, torch.tensor([3]), 0.0, torch.ones(1))[0].isnan().all()
 
 
 def test_a_label_outside_of_the_classes_reads_nothing_and_gives_nan():
     for label in (-1, 10, 2**40):
-        loss, _, _, gradient = on_host(torch.randn(1, 10), torch.tensor([label]), 0.0, torch.ones(1))
+        loss, _, _, gradient = on_host(
+            torch.randn(1, 10), torch.tensor([label]), 0.0, torch.ones(1)
+        )
         assert loss.isnan().all() and gradient.isnan().all()
 
 
@@ -127,10 +177,15 @@ def test_loss_and_gradient_are_those_of_torch(classes, smoothing, reduction, see
     labels = torch.randint(0, classes, (6,))
     labels[2] = ignored
     arguments = {"ignore_index": ignored, "label_smoothing": smoothing, "reduction": reduction}
-    ours, theirs = cross_entropy(logits[0], labels, **arguments), functional.cross_entropy(logits[1], labels, **arguments)
+    ours, theirs = (
+        cross_entropy(logits[0], labels, **arguments),
+        functional.cross_entropy(logits[1], labels, **arguments),
+    )
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, equal_nan=True)
     weights = torch.randn_like(theirs)
-    gradients = [torch.autograd.grad((loss * weights).sum(), logits[0])[0] for loss in (ours, theirs)]
+    gradients = [
+        torch.autograd.grad((loss * weights).sum(), logits[0])[0] for loss in (ours, theirs)
+    ]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
@@ -148,14 +203,21 @@ def test_ranks_tell_top_k_hits():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_opcheck(dtype):
     logits, labels = torch.randn(4, 7, dtype=dtype), torch.tensor([1, IGNORED, 6, 0])
-    torch.library.opcheck(torch.ops.gallery.cross_entropy_rows, (logits.requires_grad_(), labels, 0.1, IGNORED))
+    torch.library.opcheck(
+        torch.ops.gallery.cross_entropy_rows, (logits.requires_grad_(), labels, 0.1, IGNORED)
+    )
     arguments = (logits.detach(), labels, 0.1, IGNORED, torch.rand(4), torch.rand(4))
     torch.library.opcheck(torch.ops.gallery.cross_entropy_gradient, arguments)
 
 
 def test_wrong_input_is_refused():
     logits, labels = torch.randn(4, 7), torch.tensor([1, 2, 3, 4])
-    for wrong in ((logits[0], labels), (logits, labels[:2]), (logits, labels.int()), (logits.long(), labels)):
+    for wrong in (
+        (logits[0], labels),
+        (logits, labels[:2]),
+        (logits, labels.int()),
+        (logits.long(), labels),
+    ):
         with pytest.raises(InputError, match="cross_entropy takes"):
             cross_entropy(*wrong)
     with pytest.raises(InputError, match="median"):
@@ -172,12 +234,20 @@ def test_the_kernels_on_the_device(dtype, classes, cuda_kernels):
     logits, labels = torch.randn(33, classes, dtype=dtype), torch.randint(0, classes, (33,))
     labels[5] = IGNORED
     on_device = logits.to(cuda_kernels).requires_grad_()
-    losses, ranks = with_ranks(on_device, labels.to(cuda_kernels), label_smoothing=0.1, reduction="none")
+    losses, ranks = with_ranks(
+        on_device, labels.to(cuda_kernels), label_smoothing=0.1, reduction="none"
+    )
     losses.sum().backward()
     loss, log_sum, above = reference_rows(logits.double(), labels, 0.1, IGNORED)
-    gradient = reference_gradient(logits.double(), labels, 0.1, IGNORED, log_sum, torch.ones(33, dtype=torch.float64))
+    gradient = reference_gradient(
+        logits.double(), labels, 0.1, IGNORED, log_sum, torch.ones(33, dtype=torch.float64)
+    )
     loss_bound, _, unit_bound = bounds(logits.double(), labels, 0.1, log_sum)
     assert ((losses.detach().cpu() - loss).abs() <= loss_bound).all()
     assert torch.equal(ranks.cpu(), above)
-    bound = unit_bound + draw.UNIT_ROUNDOFF[dtype] * (gradient.abs() + unit_bound) + draw.SMALLEST[dtype]
+    bound = (
+        unit_bound
+        + draw.UNIT_ROUNDOFF[dtype] * (gradient.abs() + unit_bound)
+        + draw.SMALLEST[dtype]
+    )
     assert ((on_device.grad.cpu().double() - gradient).abs() <= bound).all()

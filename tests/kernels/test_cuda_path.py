@@ -11,7 +11,13 @@ import torch
 from cuda_on_host import host
 from kernels.optimizer_cases import CASES
 
-from gallery_lib.kernels import batch_norm, compression, cross_entropy, gradient_statistics, optimizer_step
+from gallery_lib.kernels import (
+    batch_norm,
+    compression,
+    cross_entropy,
+    gradient_statistics,
+    optimizer_step,
+)
 from gallery_lib.kernels.optimizer_reference import COUNTS_STEPS
 from gallery_lib.kernels.runtime import fallback, launch
 
@@ -42,17 +48,42 @@ def test_gradient_statistics(path):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 def test_optimizer_step_with_weights_and_gradients_in_different_layouts(path, case):
     torch.manual_seed(0)
-    weights = [torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last), torch.randn(7), torch.randn(6, 2, 1, 1)]
-    gradients = [torch.randn(4, 3, 5, 5), torch.randn(7), torch.randn(6, 2, 1, 1).to(memory_format=torch.channels_last)]
+    weights = [
+        torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last),
+        torch.randn(7),
+        torch.randn(6, 2, 1, 1),
+    ]
+    gradients = [
+        torch.randn(4, 3, 5, 5),
+        torch.randn(7),
+        torch.randn(6, 2, 1, 1).to(memory_format=torch.channels_last),
+    ]
     present = [k for k, there in enumerate(case.present) if there]
-    states = [torch.rand_like(w) + (1 if k else 9) for k in present for w in weights]  # no negative variance in centered RMSprop
+    states = [
+        torch.rand_like(w) + (1 if k else 9) for k in present for w in weights
+    ]  # no negative variance in centered RMSprop
     steps = [torch.ones(()) for _ in weights] if case.rule in COUNTS_STEPS else []
     numbers, switches = [1e-2, 1e-2, 0.9, 0.99, 1e-8, 0.9], [False, False, False, True]
 
     def arguments():
         copies = [[t.clone() for t in column] for column in (weights, gradients, states)]
-        scalars = (torch.zeros((), dtype=torch.int64), torch.tensor(2.0), torch.tensor(0.0), None, None)
-        return (case.rule, *copies, present, [], [s.clone() for s in steps], *scalars, numbers, switches)
+        scalars = (
+            torch.zeros((), dtype=torch.int64),
+            torch.tensor(2.0),
+            torch.tensor(0.0),
+            None,
+            None,
+        )
+        return (
+            case.rule,
+            *copies,
+            present,
+            [],
+            [s.clone() for s in steps],
+            *scalars,
+            numbers,
+            switches,
+        )
 
     ours, expected = arguments(), arguments()
     optimizer_step._on_cuda(*ours)
@@ -73,7 +104,10 @@ def test_cross_entropy(path, transposed):
     gradient = cross_entropy._gradient_on_cuda(logits, LABELS, 0.1, -100, log_sum, of_loss)
     assert gradient.is_contiguous()
     torch.testing.assert_close(
-        gradient, cross_entropy.reference_gradient(logits, LABELS, 0.1, -100, log_sum, of_loss), rtol=1e-5, atol=1e-6
+        gradient,
+        cross_entropy.reference_gradient(logits, LABELS, 0.1, -100, log_sum, of_loss),
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 
@@ -86,7 +120,10 @@ def test_batch_norm_relu_of_a_batch_in_another_layout(path, with_residual, shape
     beside = residual if with_residual else None
     outcomes = []
     for part in ("cpu", "cuda"):
-        on = {name: getattr(batch_norm, f"_{name}_on_{part}") for name in ("statistics", "relu", "sums", "gradient")}
+        on = {
+            name: getattr(batch_norm, f"_{name}_on_{part}")
+            for name in ("statistics", "relu", "sums", "gradient")
+        }
         running = torch.zeros(shape[1]), torch.ones(shape[1]), torch.tensor(0)
         statistics = on["statistics"](x, *running, None, 1e-5)
         result = on["relu"](x, beside, *channels)
@@ -94,22 +131,35 @@ def test_batch_norm_relu_of_a_batch_in_another_layout(path, with_residual, shape
         of_x = on["gradient"](gradient, False, x, *channels, *sums[:2], None)
         outcomes.append((*statistics, *running, result, *sums, of_x))
     torch.testing.assert_close(*outcomes, rtol=1e-5, atol=1e-5)
-    assert result.is_contiguous(memory_format=torch.channels_last) and of_x.stride() == result.stride()
+    assert (
+        result.is_contiguous(memory_format=torch.channels_last) and of_x.stride() == result.stride()
+    )
 
 
 def test_partial_statistics_of_batch_norm(path):
     x = torch.randn(4, 6, 5, 5)
-    parts = [torch.stack(column) for column in zip(*(batch_norm._partial_on_cuda(part) for part in x.split(2)), strict=True)]
+    parts = [
+        torch.stack(column)
+        for column in zip(*(batch_norm._partial_on_cuda(part) for part in x.split(2)), strict=True)
+    ]
     got = batch_norm._combine_on_cuda(torch.tensor([50, 50]), *parts, None, None, None, 0.1, 1e-5)
-    torch.testing.assert_close(got, batch_norm._statistics_on_cpu(x, None, None, None, 0.1, 1e-5), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        got, batch_norm._statistics_on_cpu(x, None, None, None, 0.1, 1e-5), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("wire", compression.WIRES)
 def test_compression_of_gradients(path, wire):
-    gradient, errors, sums = torch.randn(700).bfloat16(), [torch.ones(700), torch.ones(700)], [torch.ones(700), torch.ones(700)]
+    gradient, errors, sums = (
+        torch.randn(700).bfloat16(),
+        [torch.ones(700), torch.ones(700)],
+        [torch.ones(700), torch.ones(700)],
+    )
     packed = torch.empty(compression.packed_bytes(700, wire), dtype=torch.uint8)
     compression._pack_on_cuda(gradient, errors[0], wire, packed)
     compression._accumulate_on_cuda(sums[0], packed[None], wire, 0.5, True)
-    compression.reference_accumulate(sums[1], compression.reference_pack(gradient, errors[1], wire)[None], wire, 0.5, True)
+    compression.reference_accumulate(
+        sums[1], compression.reference_pack(gradient, errors[1], wire)[None], wire, 0.5, True
+    )
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(errors[0], errors[1], rtol=0, atol=1e-6)

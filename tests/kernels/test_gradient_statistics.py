@@ -12,7 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.gradient_statistics import ELEMENTS, gradient_statistics, launches, reference
+from gallery_lib.kernels.gradient_statistics import (
+    ELEMENTS,
+    gradient_statistics,
+    launches,
+    reference,
+)
 
 NORM_RELATIVE_ERROR = 20 * 2.0**-24
 """A thread adds at most 34 squares in fp32, all positive, each rounded twice: the sum is off by at most 36 unit roundoffs,
@@ -41,7 +46,13 @@ def exact_norm(gradients: list[torch.Tensor]) -> float:
 
 
 TENSORS = st.lists(
-    st.tuples(draw.SIZES, st.sampled_from(list(ELEMENTS)), draw.OFFSETS, st.floats(-149, 127), st.integers(0, 2**16)),
+    st.tuples(
+        draw.SIZES,
+        st.sampled_from(list(ELEMENTS)),
+        draw.OFFSETS,
+        st.floats(-149, 127),
+        st.integers(0, 2**16),
+    ),
     min_size=0,
     max_size=5,
 )
@@ -51,17 +62,24 @@ TENSORS = st.lists(
 @given(tensors=TENSORS, schedule=draw.SCHEDULES)
 @example(tensors=[], schedule=0)
 @example(tensors=[(0, torch.float32, None, 0.0, 0)], schedule=0)
-@example(tensors=[(20000, torch.float32, 1, 126.0, 0), (20000, torch.float32, 3, -147.0, 0)], schedule=1)
+@example(
+    tensors=[(20000, torch.float32, 1, 126.0, 0), (20000, torch.float32, 3, -147.0, 0)], schedule=1
+)
 @example(tensors=[(257, torch.float32, 1, -140.0, 5)], schedule=3)
 def test_the_norm_is_that_of_float64_for_any_sizes_alignment_and_magnitudes(tensors, schedule):
-    gradients = [Guarded(draw.values(size, dtype, seed, exponent), offset).tensor for size, dtype, offset, exponent, seed in tensors]
+    gradients = [
+        Guarded(draw.values(size, dtype, seed, exponent), offset).tensor
+        for size, dtype, offset, exponent, seed in tensors
+    ]
     norm, found_inf = on_host(gradients, schedule)
     expected = exact_norm(gradients)
     assert found_inf == 0.0
     if expected <= torch.finfo(torch.float32).max * (1 - NORM_RELATIVE_ERROR):
         assert abs(norm - expected) <= NORM_RELATIVE_ERROR * expected + 2.0**-150
     else:
-        assert norm >= torch.finfo(torch.float32).max * (1 - 2 * NORM_RELATIVE_ERROR)  # not representable: may be infinite
+        assert norm >= torch.finfo(torch.float32).max * (
+            1 - 2 * NORM_RELATIVE_ERROR
+        )  # not representable: may be infinite
 
 
 @settings(max_examples=40, deadline=None)
@@ -76,7 +94,10 @@ def test_the_norm_is_that_of_float64_for_any_sizes_alignment_and_magnitudes(tens
 def test_one_infinity_or_nan_anywhere_is_found(size, place, bad, dtype, offset, schedule):
     gradient = draw.values(size, dtype, place)
     gradient[place % size] = bad
-    norm, found_inf = on_host([torch.ones(3), Guarded(gradient, offset).tensor, torch.ones(5, dtype=torch.float16)], schedule)
+    norm, found_inf = on_host(
+        [torch.ones(3), Guarded(gradient, offset).tensor, torch.ones(5, dtype=torch.float16)],
+        schedule,
+    )
     assert found_inf == 1.0
     assert math.isnan(norm) if math.isnan(bad) else norm == math.inf
 
@@ -90,7 +111,9 @@ def test_every_element_counts_once():
     size = 2 * 8192 + 5
     for dtype in ELEMENTS:
         for offset in (0, 1, 7):
-            assert on_host([Guarded(torch.ones(size, dtype=dtype), offset).tensor])[0] == pytest.approx(math.sqrt(size), rel=1e-7)
+            assert on_host([Guarded(torch.ones(size, dtype=dtype), offset).tensor])[
+                0
+            ] == pytest.approx(math.sqrt(size), rel=1e-7)
     gradient = Guarded(torch.zeros(size), 1).tensor
     for place in (0, 1, 2, 3, 4, 8190, 8191, 8192, 8195, size - 5, size - 2, size - 1):
         gradient.zero_()[place] = 3.0
@@ -110,20 +133,32 @@ def test_the_same_gradients_give_the_same_bits_in_any_order_of_threads():
 @settings(max_examples=30, deadline=None)
 @given(tensors=TENSORS.filter(bool), bad=st.sampled_from([None, math.inf, math.nan]))
 def test_the_reference_agrees_with_float64(tensors, bad):
-    gradients = [draw.values(size, dtype, seed, exponent) for size, dtype, _, exponent, seed in tensors]
+    gradients = [
+        draw.values(size, dtype, seed, exponent) for size, dtype, _, exponent, seed in tensors
+    ]
     if bad is not None:
         gradients.append(torch.tensor([bad]))
     norm, found_inf = gradient_statistics(gradients)
-    assert (norm.dtype, norm.shape, found_inf.dtype, found_inf.shape) == (torch.float32, (), torch.float32, ())
+    assert (norm.dtype, norm.shape, found_inf.dtype, found_inf.shape) == (
+        torch.float32,
+        (),
+        torch.float32,
+        (),
+    )
     assert found_inf.item() == float(bad is not None)
     if bad is None:
-        assert norm.item() == pytest.approx(torch.tensor(exact_norm(gradients), dtype=torch.float64).float().item(), rel=1e-6, abs=1e-44)
+        assert norm.item() == pytest.approx(
+            torch.tensor(exact_norm(gradients), dtype=torch.float64).float().item(),
+            rel=1e-6,
+            abs=1e-44,
+        )
 
 
 @pytest.mark.slow
 def test_opcheck():
     torch.library.opcheck(
-        torch.ops.gallery.gradient_statistics, ([torch.randn(5), torch.randn(3, 2, dtype=torch.bfloat16), torch.empty(0)],)
+        torch.ops.gallery.gradient_statistics,
+        ([torch.randn(5), torch.randn(3, 2, dtype=torch.bfloat16), torch.empty(0)],),
     )
 
 
@@ -137,7 +172,10 @@ def test_wrong_input_is_refused():
 @pytest.mark.gpu
 def test_the_kernel_on_the_device(cuda_kernels):
     gradients = [
-        draw.values(size, dtype, size).to(cuda_kernels)[offset:] for size in (1, 8193, 10**6) for dtype in ELEMENTS for offset in (0, 1)
+        draw.values(size, dtype, size).to(cuda_kernels)[offset:]
+        for size in (1, 8193, 10**6)
+        for dtype in ELEMENTS
+        for offset in (0, 1)
     ]
     norm, found_inf = gradient_statistics(gradients)
     assert found_inf.item() == 0.0

@@ -29,7 +29,12 @@ from gallery_lib.tasks.domains import language_modelling
 from gallery_lib.train.loop import Observer, train
 
 STEPS, HELD_OUT_BATCHES = 12, 8
-BATCH_NORM = {"batch_norm_statistics_", "batch_norm_relu", "batch_norm_relu_sums", "batch_norm_relu_gradient"}
+BATCH_NORM = {
+    "batch_norm_statistics_",
+    "batch_norm_relu",
+    "batch_norm_relu_sums",
+    "batch_norm_relu_gradient",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +67,9 @@ WITHOUT = {"AdamW": "fused", "Adam": "fused", "SGD": "fused", "RMSprop": "fused"
 
 
 @pytest.mark.parametrize(("name", "without"), WITHOUT.items())
-def test_a_run_with_our_operators_trains_as_one_without_and_names_them(name, without, nothing_compiled):
+def test_a_run_with_our_operators_trains_as_one_without_and_names_them(
+    name, without, nothing_compiled
+):
     config = picture_task.config(name, compiler_opt=True, max_grad_norm=0.5)
     ours = train(config, own_operators_on_cpu=True)
     theirs = train(dataclasses.replace(config, kernels=False), own_operators_on_cpu=True)
@@ -84,7 +91,9 @@ def test_an_optimizer_without_a_sync_free_form_stays_torchs(nothing_compiled):
     ours = train(config, own_operators_on_cpu=True)
     assert ours.techniques["optimizer"] == "torch's own"
     assert set(ran(ours)) == {"cross_entropy_gradient", "cross_entropy_rows", "prepare_images"}
-    assert losses(ours) == pytest.approx(losses(train(dataclasses.replace(config, kernels=False))), rel=1e-4)
+    assert losses(ours) == pytest.approx(
+        losses(train(dataclasses.replace(config, kernels=False))), rel=1e-4
+    )
 
 
 class Toggle(Observer):
@@ -105,7 +114,9 @@ def test_a_run_on_the_cpu_uses_none_and_says_why(nothing_compiled):
 
 def test_the_baseline_uses_none_also_where_they_could_be():
     before, toggle = call_counts.counts(), Toggle()
-    results = train(picture_task.config("AdamW", max_grad_norm=0.5), toggle, own_operators_on_cpu=True)
+    results = train(
+        picture_task.config("AdamW", max_grad_norm=0.5), toggle, own_operators_on_cpu=True
+    )
     assert results.techniques == {}
     assert call_counts.counts() == before and not toggle.kernels
 
@@ -129,8 +140,14 @@ def test_batches_have_the_same_bits_with_and_without_the_operator():
 
 def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
     monkeypatch.setenv("GALLERY_COMPILER_OPT", "1")
-    logits = torch.randn(2, 8, 50, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
-    batch = {"labels": torch.arange(16).reshape(2, 8).masked_fill(torch.arange(8) % 3 == 0, IGNORED)}
+    logits = (
+        torch.randn(2, 8, 50, generator=torch.Generator().manual_seed(0))
+        .bfloat16()
+        .requires_grad_()
+    )
+    batch = {
+        "labels": torch.arange(16).reshape(2, 8).masked_fill(torch.arange(8) % 3 == 0, IGNORED)
+    }
 
     def found() -> tuple[torch.Tensor, torch.Tensor]:
         loss = language_modelling.loss(lambda **names: SimpleNamespace(logits=logits), batch)
@@ -139,14 +156,21 @@ def test_a_language_models_loss_takes_16_bit_logits_as_they_are(monkeypatch):
     expected, before = found(), call_counts.counts()
     with usage.on_cpu_too():
         ours = found()
-    assert set(call_counts.counts() - before) == {(f"cross_entropy_{part}", call_counts.PLAIN_TORCH) for part in ("rows", "gradient")}
+    assert set(call_counts.counts() - before) == {
+        (f"cross_entropy_{part}", call_counts.PLAIN_TORCH) for part in ("rows", "gradient")
+    }
     assert (ours[0].dtype, ours[1].dtype) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(ours[0], expected[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(ours[1], expected[1], rtol=2**-7, atol=1e-6)
 
 
-@pytest.mark.parametrize(("compute", "layout", "fused"), [(True, "auto", True), (False, "auto", False), (True, "contiguous", False)])
-def test_accelerate_fuses_batch_norm_where_our_operators_run(compute, layout, fused, nothing_compiled, monkeypatch):
+@pytest.mark.parametrize(
+    ("compute", "layout", "fused"),
+    [(True, "auto", True), (False, "auto", False), (True, "contiguous", False)],
+)
+def test_accelerate_fuses_batch_norm_where_our_operators_run(
+    compute, layout, fused, nothing_compiled, monkeypatch
+):
     monkeypatch.setenv("GALLERY_COMPILER_OPT", "1")
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
@@ -154,7 +178,9 @@ def test_accelerate_fuses_batch_norm_where_our_operators_run(compute, layout, fu
     with usage.on_cpu_too():
         model, _ = accelerate(copy.deepcopy(plain), config=config)
     assert techniques(model).get("batch norm") == (
-        "1 BatchNorm + ReLU and 0 BatchNorm + add + ReLU fused, 0 batch norms left as they are" if fused else None
+        "1 BatchNorm + ReLU and 0 BatchNorm + add + ReLU fused, 0 batch norms left as they are"
+        if fused
+        else None
     )
     assert model.state_dict().keys() == plain.state_dict().keys()
     images, before = torch.randn(2, 3, 8, 8), call_counts.counts()
@@ -171,7 +197,10 @@ def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compi
         model=f"{Path(without_dropout.__file__)}:{name}", seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False,
         compiler_opt=True, threads=hardware.cores(), **SMALL[name],
     )  # fmt: skip
-    ours, theirs = train(config, own_operators_on_cpu=True), train(dataclasses.replace(config, kernels=False))
+    ours, theirs = (
+        train(config, own_operators_on_cpu=True),
+        train(dataclasses.replace(config, kernels=False)),
+    )
     assert losses(ours) == pytest.approx(losses(theirs), rel=1e-3)
     images, rows = name in ("resnet18", "pytorch_unet"), name != "pytorch_unet"
     expected = {"optimizer_step_"} | ({"prepare_images"} if images else set())
@@ -181,13 +210,28 @@ def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compi
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("amp", [{"amp_level": "O0"}, {"amp_level": "O1", "amp_dtype": "bf16"}, {"amp_level": "O1", "amp_dtype": "fp16"}])
+@pytest.mark.parametrize(
+    "amp",
+    [
+        {"amp_level": "O0"},
+        {"amp_level": "O1", "amp_dtype": "bf16"},
+        {"amp_level": "O1", "amp_dtype": "fp16"},
+    ],
+)
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop", "RAdam"])
 def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compiled):
     config = picture_task.config(name, compiler_opt=True, max_grad_norm=0.5, **amp)
     ours, theirs = train(config), train(dataclasses.replace(config, kernels=False))
-    assert losses(ours) == pytest.approx(losses(theirs), rel=1e-3 if amp["amp_level"] == "O0" else 3e-2)
-    operators = {"cross_entropy_gradient", "cross_entropy_rows", "gradient_statistics", "optimizer_step_", "prepare_images"}
+    assert losses(ours) == pytest.approx(
+        losses(theirs), rel=1e-3 if amp["amp_level"] == "O0" else 3e-2
+    )
+    operators = {
+        "cross_entropy_gradient",
+        "cross_entropy_rows",
+        "gradient_statistics",
+        "optimizer_step_",
+        "prepare_images",
+    }
     assert set(ran(ours)) == operators and all("own kernel" in how for how in ran(ours).values())
     assert theirs.techniques["kernels"] == "not used, switched off (--no-kernels)"
     assert ours.skipped_steps == theirs.skipped_steps
@@ -195,7 +239,10 @@ def test_on_a_gpu_a_run_uses_the_kernels(name, amp, cuda_kernels, nothing_compil
 
 @pytest.mark.gpu
 def test_batches_have_the_same_bits_on_a_gpu(cuda_kernels, monkeypatch):
-    batch = torch.randint(0, 256, (33, 60, 71, 3), dtype=torch.uint8, device=cuda_kernels), torch.arange(33)
+    batch = (
+        torch.randint(0, 256, (33, 60, 71, 3), dtype=torch.uint8, device=cuda_kernels),
+        torch.arange(33),
+    )
     ours = finish_batch(batch, torch.channels_last)[0]
     monkeypatch.setenv("GALLERY_KERNELS", "0")
     assert torch.equal(ours, finish_batch(batch, torch.channels_last)[0])
@@ -204,7 +251,14 @@ def test_batches_have_the_same_bits_on_a_gpu(cuda_kernels, monkeypatch):
 @pytest.mark.gpu
 def test_on_a_gpu_resnet_trains_with_the_batch_norm_kernels(cuda_kernels, nothing_compiled):
     config = TrainConfig(
-        model="resnet18", seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False, compiler_opt=True, **SMALL["resnet18"]
+        model="resnet18",
+        seed=1,
+        max_steps=3,
+        log_interval=1,
+        workers=0,
+        evaluate=False,
+        compiler_opt=True,
+        **SMALL["resnet18"],
     )
     ours, theirs = train(config), train(dataclasses.replace(config, kernels=False))
     assert losses(ours) == pytest.approx(losses(theirs), rel=3e-3)

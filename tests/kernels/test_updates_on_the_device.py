@@ -19,7 +19,9 @@ def run(kind: str, pair, device: torch.device) -> tuple[list[torch.Tensor], Upda
     """Losses and updates, all `ours` or all torch's; ours under the rule that whatever waits for the device raises."""
     net = model().to(device)
     optimizer = pair.ours(net.parameters()) if kind == "ours" else pair.theirs(net.parameters())
-    scaler = (GradScaler if kind == "ours" else torch.amp.GradScaler)("cuda", init_scale=2.0**10, growth_interval=20)
+    scaler = (GradScaler if kind == "ours" else torch.amp.GradScaler)(
+        "cuda", init_scale=2.0**10, growth_interval=20
+    )
     updates = Updates(optimizer, scaler, LambdaLR(optimizer, warmup), 0.3)
     inputs = torch.randn(STEPS, 16, 12, generator=torch.Generator().manual_seed(0)).to(device)
     labels, losses = inputs[:, :, :4].argmax(2), []
@@ -29,7 +31,9 @@ def run(kind: str, pair, device: torch.device) -> tuple[list[torch.Tensor], Upda
         scaler.scale(loss).backward()
         if step in OVERFLOW_AT:
             net[0].weight.grad.fill_(torch.inf)
-        torch.cuda.set_sync_debug_mode("error" if kind == "ours" and step > 0 else "default")  # the first compiles
+        torch.cuda.set_sync_debug_mode(
+            "error" if kind == "ours" and step > 0 else "default"
+        )  # the first compiles
         try:
             updates.take()
         finally:
@@ -43,13 +47,18 @@ def test_updates_do_not_wait_and_are_torchs(pair, cuda_kernels):
     ours, chosen = run("ours", pair, cuda_kernels)
     theirs, other = run("torch's", pair, cuda_kernels)
     torch.testing.assert_close(torch.stack(ours), torch.stack(theirs), rtol=1e-3, atol=1e-4)
-    assert chosen.skipped_steps() == other.skipped_steps() == sum(step < STEPS for step in OVERFLOW_AT)
+    assert (
+        chosen.skipped_steps() == other.skipped_steps() == sum(step < STEPS for step in OVERFLOW_AT)
+    )
     assert chosen.scaler.state_dict() == other.scaler.state_dict()
     assert chosen.schedule.state_dict() == other.schedule.state_dict()
 
 
 def test_the_host_learns_of_a_count_without_waiting(cuda_kernels):
-    count, amounts = DeviceCount(cuda_kernels), torch.tensor([True, False, True], device=cuda_kernels)
+    count, amounts = (
+        DeviceCount(cuda_kernels),
+        torch.tensor([True, False, True], device=cuda_kernels),
+    )
     torch.cuda.synchronize()
     torch.cuda._sleep(200_000_000)
     for amount in amounts.unbind():

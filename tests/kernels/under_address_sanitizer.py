@@ -35,7 +35,9 @@ def libasan() -> str | None:
     for name in ("libasan.so", "libstdc++.so.6"):
         try:
             command = ["g++", f"-print-file-name={name}"]
-            path = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+            path = Path(
+                subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+            )
         except (OSError, subprocess.CalledProcessError):
             return None
         if not path.is_absolute():
@@ -46,7 +48,11 @@ def libasan() -> str | None:
 
 def environment(library: str) -> dict[str, str]:
     """Below libasan, with every allocation from malloc, which it watches."""
-    options = {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0", "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": "1"}
+    options = {
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
+        "PYTHONMALLOC": "malloc",
+        "OMP_NUM_THREADS": "1",
+    }
     return os.environ | options | {"LD_PRELOAD": library}
 
 
@@ -55,7 +61,9 @@ def drawn_tensor(draw: random.Random, shape: tuple[int, ...], dtype: Any) -> Any
     import torch
 
     plain = torch.empty(shape, dtype=torch.float64).uniform_(-100, 100).to(dtype)
-    way = draw.choice(["plain"] * 6 + ["turned", "gaps", "expanded", "part", "shrunk", "gone", "shifted"])
+    way = draw.choice(
+        ["plain"] * 6 + ["turned", "gaps", "expanded", "part", "shrunk", "gone", "shifted"]
+    )
     if way == "turned":
         order = tuple(range(len(shape)))[::-1]
         return plain.permute(order).contiguous().permute(order)
@@ -71,18 +79,42 @@ def drawn_tensor(draw: random.Random, shape: tuple[int, ...], dtype: Any) -> Any
         plain.untyped_storage().resize_(0)
     if way == "shifted" and plain.numel() and not dtype.is_complex:
         size = plain.element_size()
-        return torch.frombuffer(bytearray(plain.numel() * size + 1), dtype=dtype, offset=1, count=plain.numel()).reshape(shape)
+        return torch.frombuffer(
+            bytearray(plain.numel() * size + 1), dtype=dtype, offset=1, count=plain.numel()
+        ).reshape(shape)
     return plain
 
 
 def drawn_shape(draw: random.Random) -> tuple[int, ...]:
-    return draw.choice([(), (0,), (1,), (7,), (255,), (256,), (257,), (3, 5), (2, 3, 4, 5), (0, 4), (40000,), (1, 9, 1)])
+    return draw.choice(
+        [
+            (),
+            (0,),
+            (1,),
+            (7,),
+            (255,),
+            (256,),
+            (257,),
+            (3, 5),
+            (2, 3, 4, 5),
+            (0, 4),
+            (40000,),
+            (1, 9, 1),
+        ]
+    )
 
 
 def drawn_dtype(draw: random.Random) -> Any:
     import torch
 
-    others = [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.uint8, torch.int64]
+    others = [
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.complex64,
+        torch.uint8,
+        torch.int64,
+    ]
     return draw.choice([torch.float32] * 24 + others)
 
 
@@ -94,20 +126,32 @@ def step(draw: random.Random) -> None:
     shapes = [drawn_shape(draw) for _ in range(count)]
 
     def column() -> list[Any]:
-        return [drawn_tensor(draw, s if draw.random() < 0.97 else drawn_shape(draw), drawn_dtype(draw)) for s in shapes]
+        return [
+            drawn_tensor(draw, s if draw.random() < 0.97 else drawn_shape(draw), drawn_dtype(draw))
+            for s in shapes
+        ]
 
     columns = [column() for _ in range(4)]
     if count and draw.random() < 0.15:
-        columns[draw.randrange(4)][draw.randrange(count)] = columns[draw.randrange(4)][draw.randrange(count)]
+        columns[draw.randrange(4)][draw.randrange(count)] = columns[draw.randrange(4)][
+            draw.randrange(count)
+        ]
     steps = [float(draw.randint(1, 9)) for _ in range(count - (draw.random() < 0.02))]
     shared = {"lr": 0.1, "weight_decay": draw.choice([0.0, 0.1]), "maximize": False}
-    adams = {**shared, "betas": (0.9, 0.99), "eps": 1e-8, "decoupled_weight_decay": draw.random() < 0.5}
+    adams = {
+        **shared,
+        "betas": (0.9, 0.99),
+        "eps": 1e-8,
+        "decoupled_weight_decay": draw.random() < 0.5,
+    }
     last = columns[3] if draw.random() < 0.5 else None
     draw.choice(
         [
             lambda: rules.adam_(*columns, steps, **adams),
             lambda: rules.radam_(*columns, steps, **adams),
-            lambda: rules.sgd_(columns[0], columns[1], last, momentum=0.9, nesterov=draw.random() < 0.5, **shared),
+            lambda: rules.sgd_(
+                columns[0], columns[1], last, momentum=0.9, nesterov=draw.random() < 0.5, **shared
+            ),
             lambda: rules.rmsprop_(*columns[:3], last, alpha=0.9, eps=1e-8, momentum=0.9, **shared),
         ]
     )()
@@ -133,10 +177,14 @@ def packing(draw: random.Random) -> None:
         torch.ops.gallery.pack_gradient_(values, error, "int8", buffer(each, torch.uint8))
         return
     packed = buffer(each, torch.uint8, dims=2)
-    if draw.random() < 0.2:  # rows with a distance of their own, in memory that may be too small for them
+    if (
+        draw.random() < 0.2
+    ):  # rows with a distance of their own, in memory that may be too small for them
         packed = torch.ones(draw.choice([each, 3 * each + 40]), dtype=torch.uint8)
         apart = draw.choice([0, each, each + 16])
-        packed = torch.as_strided(packed, (1 + draw.randint(0, 1) * (packed.numel() > each), each), (apart, 1))
+        packed = torch.as_strided(
+            packed, (1 + draw.randint(0, 1) * (packed.numel() > each), each), (apart, 1)
+        )
     torch.ops.gallery.accumulate_gradient_(values, packed, "int8", 0.5, draw.random() < 0.5)
 
 
@@ -147,13 +195,19 @@ def damaged_descriptors(draw: random.Random) -> None:
     from gallery_lib.kernels import compression, cpu_optimizers
     from gallery_lib.kernels.runtime import cpu_library, cpu_tensors
 
-    shape, rows, columns = draw.choice([(6,), (2, 3), (300,)]), draw.randint(0, 3), draw.randint(1, 5)
+    shape, rows, columns = (
+        draw.choice([(6,), (2, 3), (300,)]),
+        draw.randint(0, 3),
+        draw.randint(1, 5),
+    )
     tensors = [torch.ones(shape) for _ in range(rows * columns)]
     numbers = list(cpu_tensors.described(tensors))
     fixed = 3 * len(tensors)  # addresses and what their storages hold stay true
     for _ in range(draw.randint(0, 3)):
         if len(numbers) > fixed:
-            numbers[draw.randrange(fixed, len(numbers))] = draw.choice([-1, 0, 1, 2, 3, 64, 65, 2**31, 2**62, -(2**63)])
+            numbers[draw.randrange(fixed, len(numbers))] = draw.choice(
+                [-1, 0, 1, 2, 3, 64, 65, 2**31, 2**62, -(2**63)]
+            )
     numbers = numbers[: draw.choice([len(numbers)] * 3 + [draw.randint(0, len(numbers))])]
     memory = array.array("q", numbers)
     address, length = memory.buffer_info()
@@ -173,7 +227,11 @@ def damaged_descriptors(draw: random.Random) -> None:
         source, arguments = cpu_optimizers.SOURCE, (ctypes.byref(told), ctypes.byref(options[name]))
     else:
         name, source = draw.choice(["pack_int8", "accumulate_int8"]), compression.CPU_SOURCE
-        kind = compression._CpuPackArguments if name == "pack_int8" else compression._CpuAccumulateArguments
+        kind = (
+            compression._CpuPackArguments
+            if name == "pack_int8"
+            else compression._CpuAccumulateArguments
+        )
         arguments = (ctypes.byref(kind(address, length, 1)),)  # type: ignore[assignment]
     library = cpu_library.library(source)
     assert library is not None
@@ -190,16 +248,25 @@ def training(draw: random.Random) -> None:
 
     from gallery_lib.optim import fused_cpu
 
-    kind = draw.choice([fused_cpu.Adam, fused_cpu.AdamW, fused_cpu.SGD, fused_cpu.RMSprop, fused_cpu.RAdam])
+    kind = draw.choice(
+        [fused_cpu.Adam, fused_cpu.AdamW, fused_cpu.SGD, fused_cpu.RMSprop, fused_cpu.RAdam]
+    )
     dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
-    weights = [torch.nn.Parameter(torch.ones(drawn_shape(draw), dtype=draw.choice(dtypes))) for _ in range(3)]
+    weights = [
+        torch.nn.Parameter(torch.ones(drawn_shape(draw), dtype=draw.choice(dtypes)))
+        for _ in range(3)
+    ]
     optimizer = kind(weights, lr=0.1, **({"momentum": 0.9} if kind is fused_cpu.SGD else {}))
 
     def closure() -> float:
         for weight in weights:
             gradient = torch.ones_like(weight)
             sparse = draw.random() < 0.1 and weight.dim()
-            weight.grad = gradient.to_sparse() if sparse else gradient.flatten()[:1].sum().expand(weight.shape)
+            weight.grad = (
+                gradient.to_sparse()
+                if sparse
+                else gradient.flatten()[:1].sum().expand(weight.shape)
+            )
         return 0.0
 
     for _ in range(3):
@@ -221,14 +288,19 @@ def run(cases: int, seed: int) -> None:
         try:
             way(draw)
             outcomes[f"{way.__name__} done"] += 1
-        except (ValueError, RuntimeError) as error:  # InputError is a ValueError; torch's own errors are RuntimeErrors
+        except (
+            ValueError,
+            RuntimeError,
+        ) as error:  # InputError is a ValueError; torch's own errors are RuntimeErrors
             outcomes[f"{way.__name__}: {type(error).__name__}"] += 1
     for name, times in sorted(outcomes.items()):
         print(f"{times:6d} {name}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--planted", action="store_true")

@@ -29,7 +29,13 @@ def command(checkout: Path, *words: str) -> list[str]:
 
 def words_of(name: str, **values: object) -> list[str]:
     options = config(name, **values)
-    return [f"--model={options.model}", "--workers=0", f"--max_steps={options.max_steps}", "--log_interval=1", "--threads=1"]
+    return [
+        f"--model={options.model}",
+        "--workers=0",
+        f"--max_steps={options.max_steps}",
+        "--log_interval=1",
+        "--threads=1",
+    ]
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:
@@ -44,7 +50,9 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_run_writes_its_directory_and_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_writes_its_directory_and_learns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = launch(config(run_dir=str(tmp_path / "run"), max_steps=60, tensorboard=True))
     assert results == read_results(tmp_path / "run")
     assert results is not None
@@ -55,14 +63,25 @@ def test_a_run_writes_its_directory_and_learns(tmp_path: Path, capsys: pytest.Ca
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
     shown = capsys.readouterr().out
     assert "$ python3 launch_single_task.py" in shown
-    for word in ("parameters", "epoch 0", "step 60", "batch_size 8", "loss", "step_time", "samples/s", "peak_memory"):
+    for word in (
+        "parameters",
+        "epoch 0",
+        "step 60",
+        "batch_size 8",
+        "loss",
+        "step_time",
+        "samples/s",
+        "peak_memory",
+    ):
         assert word in shown
     assert shown.count("parameters  ") == 1 and "emulated" not in shown
 
 
 @pytest.mark.slow
 @pytest.mark.whole_machine
-def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(tmp_path: Path) -> None:
+def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
+    tmp_path: Path,
+) -> None:
     one = launch(config(batch_size=8, run_dir=str(tmp_path / "one")), show_log=False)
     two = launch(config(batch_size=4, run_dir=str(tmp_path / "two")), TWO, show_log=False)
     assert one is not None
@@ -80,7 +99,13 @@ def test_two_launchers_one_for_each_host_make_one_run(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.2", 0))
         meeting = {"nnodes": 2, "master_addr": "127.0.0.2", "master_port": free.getsockname()[1]}
-    jobs = [start(config(batch_size=4, run_dir=str(tmp_path / "run")), LaunchConfig(node_rank=host, **meeting)) for host in (0, 1)]
+    jobs = [
+        start(
+            config(batch_size=4, run_dir=str(tmp_path / "run")),
+            LaunchConfig(node_rank=host, **meeting),
+        )
+        for host in (0, 1)
+    ]
     try:
         first, second = (job.result() for job in jobs)
     finally:
@@ -129,8 +154,12 @@ def test_a_failing_rank_is_told_without_torchrun_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.whole_machine
 @pytest.mark.parametrize("torchrun", [True, False])
-def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(tmp_path: Path, torchrun: bool) -> None:
-    job = start(config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run")), TWO, torchrun=torchrun)
+def test_killing_one_worker_ends_the_run_within_ten_seconds_and_says_so(
+    tmp_path: Path, torchrun: bool
+) -> None:
+    job = start(
+        config("SLEEPING", max_steps=1000, run_dir=str(tmp_path / "run")), TWO, torchrun=torchrun
+    )
     try:
         wait_for(lambda: job.steps_done() >= 2)
         tree = psutil.Process(job._process.pid)
@@ -153,7 +182,11 @@ def test_ending_the_launching_process_ends_everything_within_ten_seconds(
 ) -> None:
     run_dir = tmp_path / "run"
     launching = subprocess.Popen(
-        [*command(checkout, *words_of("SLEEPING", max_steps=1000)), "--nproc_per_node=2", f"--run_dir={run_dir}"],
+        [
+            *command(checkout, *words_of("SLEEPING", max_steps=1000)),
+            "--nproc_per_node=2",
+            f"--run_dir={run_dir}",
+        ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -194,7 +227,9 @@ def test_stopping_twice_or_after_the_end_is_harmless(tmp_path: Path) -> None:
         (["--amp_level=O1", "--amp_dtype=fp16"], "amp_dtype=fp16"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(checkout: Path, words: list[str], part: str, runs_dir: Path) -> None:
+def test_bad_input_is_one_message_and_exit_code_2(
+    checkout: Path, words: list[str], part: str, runs_dir: Path
+) -> None:
     if part == "amp_dtype=fp16" and os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1"):
         pytest.skip("fp16 is refused on the CPU only; runs on a machine without a GPU")
     result = subprocess.run(command(checkout, *words), capture_output=True, text=True, timeout=120)
@@ -209,8 +244,20 @@ def test_bad_input_is_one_message_and_exit_code_2(checkout: Path, words: list[st
 @pytest.mark.slow
 def test_a_damaged_image_is_named_with_exit_code_2(checkout: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    maker = [sys.executable, str(checkout / "data_prep" / "mock_imagenet.py"), "--out", str(data), "--classes", "2"]
-    subprocess.run([*maker, "--train-per-class", "4", "--val-per-class", "2"], check=True, capture_output=True, timeout=120)
+    maker = [
+        sys.executable,
+        str(checkout / "data_prep" / "mock_imagenet.py"),
+        "--out",
+        str(data),
+        "--classes",
+        "2",
+    ]
+    subprocess.run(
+        [*maker, "--train-per-class", "4", "--val-per-class", "2"],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     images = sorted((data / "train").rglob("*.JPEG"))
     for image in images:
         image.write_bytes(image.read_bytes()[:500])
@@ -231,6 +278,12 @@ def test_a_data_set_smaller_than_a_batch_is_refused_before_training(tmp_path: Pa
 @pytest.mark.whole_machine
 def test_a_dry_run_prints_the_torchrun_command_and_starts_nothing(runs_dir: Path) -> None:
     line = dry_run(config(compiler_opt=True), TWO)
-    for part in ("gallery_lib.launcher.torchrun", "--nproc-per-node=2", "OMP_NUM_THREADS=1", "GALLERY_COMPILER_OPT=1", "--compiler-opt"):
+    for part in (
+        "gallery_lib.launcher.torchrun",
+        "--nproc-per-node=2",
+        "OMP_NUM_THREADS=1",
+        "GALLERY_COMPILER_OPT=1",
+        "--compiler-opt",
+    ):
         assert part in line
     assert not runs_dir.exists()

@@ -14,7 +14,13 @@ from gallery_lib.launcher.run_folder import Hold, checked
 def test_a_new_folder_is_made_and_what_a_broken_off_run_left_is_accepted(tmp_path: Path) -> None:
     folder = checked(str(tmp_path / "a" / "b"))
     assert folder.is_dir()
-    for name in ("config.json", "steps.jsonl", "log-rank12.txt", "error-rank0.json", "torchrun-host0.txt"):
+    for name in (
+        "config.json",
+        "steps.jsonl",
+        "log-rank12.txt",
+        "error-rank0.json",
+        "torchrun-host0.txt",
+    ):
         (folder / name).touch()
     assert checked(str(folder)) == folder
 

@@ -28,7 +28,10 @@ def gone(processes: list[psutil.Process], seconds: float = 10.0) -> bool:
 def below(process: psutil.Process, others: list[psutil.Process]) -> list[psutil.Process]:
     """Its supervisor and torchrun, once they are there; `others` were there before."""
     deadline = time.monotonic() + 30
-    while len(started := [child for child in process.children(recursive=True) if child not in others]) < 2:
+    while (
+        len(started := [child for child in process.children(recursive=True) if child not in others])
+        < 2
+    ):
         assert time.monotonic() < deadline, "did not start"
         time.sleep(0.02)
     return started
@@ -37,7 +40,11 @@ def below(process: psutil.Process, others: list[psutil.Process]) -> list[psutil.
 def test_a_process_knows_when_it_began() -> None:
     before = now()
     said = subprocess.run(
-        [sys.executable, "-c", "import time; time.sleep(0.3); from gallery_lib.system.processes import began_at; print(began_at())"],
+        [
+            sys.executable,
+            "-c",
+            "import time; time.sleep(0.3); from gallery_lib.system.processes import began_at; print(began_at())",
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -69,8 +76,12 @@ def test_one_that_is_never_told_ends_with_the_process_that_started_it() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_it_carries_out_is_the_same_and_its_start_up_counts_from_the_beginning_of_the_process(tmp_path: Path) -> None:
-    expected = launch(config(max_steps=3, run_dir=str(tmp_path / "plain")), show_log=False, progress=False)
+def test_a_run_that_it_carries_out_is_the_same_and_its_start_up_counts_from_the_beginning_of_the_process(
+    tmp_path: Path,
+) -> None:
+    expected = launch(
+        config(max_steps=3, run_dir=str(tmp_path / "plain")), show_log=False, progress=False
+    )
     chosen = config(max_steps=3, run_dir=str(tmp_path / "ahead"))
     with Torchrun(chosen, ONE) as ahead:
         told_after = now() - began_at()
@@ -83,6 +94,9 @@ def test_a_run_that_it_carries_out_is_the_same_and_its_start_up_counts_from_the_
 
 @pytest.mark.slow
 def test_it_is_not_used_for_other_options(tmp_path: Path) -> None:
-    with Torchrun(config(threads=1), ONE) as ahead, pytest.raises(ValueError, match="other options"):
+    with (
+        Torchrun(config(threads=1), ONE) as ahead,
+        pytest.raises(ValueError, match="other options"),
+    ):
         launch(config(threads=2, run_dir=str(tmp_path / "run")), ONE, ahead=ahead)
     assert not any((tmp_path / "run").glob("log-*"))

@@ -29,17 +29,26 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(allocator.reason_not_applied() is not None, reason="needs glibc 2.35 or newer, without another allocator preloaded")
+@pytest.mark.skipif(
+    allocator.reason_not_applied() is not None,
+    reason="needs glibc 2.35 or newer, without another allocator preloaded",
+)
 def test_what_was_touched_ahead_has_no_page_faults_when_it_is_used() -> None:
     def faults(ahead: int) -> int:
         environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
         command = [sys.executable, "-c", FIRST_USE, str(ahead)]
-        return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+        return int(
+            subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            ).stdout
+        )
 
     assert faults(160 * 2**20) < 300 < 30_000 < faults(0)
 
 
-def test_nothing_is_touched_where_nothing_is_needed_or_freed_blocks_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_touched_where_nothing_is_needed_or_freed_blocks_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert allocator.touch_ahead(0) is None
     monkeypatch.setattr(allocator, "reason_not_applied", lambda: "another allocator")
     assert allocator.touch_ahead(1) is None
@@ -47,15 +56,28 @@ def test_nothing_is_touched_where_nothing_is_needed_or_freed_blocks_are_not_kept
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("AdamW", {}), ("RAdam", {}), ("SGD", {"lr": 0.1}), ("SGD", {"lr": 0.1, "momentum": 0.9}), ("RMSprop", {"momentum": 0.9})],
+    [
+        ("AdamW", {}),
+        ("RAdam", {}),
+        ("SGD", {"lr": 0.1}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9}),
+        ("RMSprop", {"momentum": 0.9}),
+    ],
 )
-def test_what_an_optimizer_needs_is_what_it_has_after_its_first_step(name: str, arguments: dict[str, float]) -> None:
+def test_what_an_optimizer_needs_is_what_it_has_after_its_first_step(
+    name: str, arguments: dict[str, float]
+) -> None:
     model = nn.Linear(8, 4)
     model.bias.requires_grad_(False)
     optimizer = getattr(torch.optim, name)(model.parameters(), **arguments)
     expected = optim.first_step_bytes(optimizer)
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
+    states = [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.dim()
+    ]
     assert model.weight.grad is not None
     assert expected == sum(tensor.numel() * 4 for tensor in [model.weight.grad, *states])

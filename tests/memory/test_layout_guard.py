@@ -19,7 +19,11 @@ class Flattened(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8 * 8 * 8, 5)
+        self.conv, self.norm, self.head = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.Linear(8 * 8 * 8, 5),
+        )
         self.dropout = nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +115,9 @@ def channels_last(compiled: bool) -> Config:
     return config
 
 
-def assert_trains_alike(make: Callable[[], nn.Module], loss: Any, *, compiled: bool, steps: int = 3) -> nn.Module:
+def assert_trains_alike(
+    make: Callable[[], nn.Module], loss: Any, *, compiled: bool, steps: int = 3
+) -> nn.Module:
     """Train one model plainly and one through accelerate(), evaluating after each step; returns the latter."""
     torch.manual_seed(0)
     plain = make()
@@ -130,8 +136,12 @@ def assert_trains_alike(make: Callable[[], nn.Module], loss: Any, *, compiled: b
                     parameter -= 0.01 * parameter.grad
                 outcomes.append([value.detach(), loss(network.eval()(x)), torch.rand(1)])
         torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-4, atol=1e-5)
-    for (name, theirs), (_, mine) in zip(plain.state_dict().items(), ours.state_dict().items(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+    for (name, theirs), (_, mine) in zip(
+        plain.state_dict().items(), ours.state_dict().items(), strict=True
+    ):
+        torch.testing.assert_close(
+            mine, theirs, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
     return ours
 
 
@@ -148,10 +158,18 @@ def mean_square(output: Tensor) -> Tensor:
     return output.square().mean()
 
 
-@pytest.mark.parametrize("kind", [Flattened, lambda: without_dropout(OnlyInEvaluation())], ids=["always", "in evaluation"])
-def test_a_model_that_flattens_by_view_trains_with_one_line_about_it(kind: Any, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [Flattened, lambda: without_dropout(OnlyInEvaluation())],
+    ids=["always", "in evaluation"],
+)
+def test_a_model_that_flattens_by_view_trains_with_one_line_about_it(
+    kind: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     model = assert_trains_alike(kind, mean_square, compiled=False)
-    assert techniques(model)["layout"].startswith("contiguous: the model does not work in channels_last")
+    assert techniques(model)["layout"].startswith(
+        "contiguous: the model does not work in channels_last"
+    )
     said = [line for line in capfd.readouterr().err.splitlines() if "stays contiguous" in line]
     assert len(said) == 1 and "config.memory.layout = 'contiguous'" in said[0]
     assert model.conv.weight.is_contiguous()
@@ -165,15 +183,25 @@ def test_so_it_does_compiled(kind: Any) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [(OddStrides, "_first_values calls as_strided"), (WithFunction, "backward calls view on gradients"), (Shared, "share memory")],
+    [
+        (OddStrides, "_first_values calls as_strided"),
+        (WithFunction, "backward calls view on gradients"),
+        (Shared, "share memory"),
+    ],
 )
-def test_what_would_compute_something_else_in_silence_is_left_contiguous(kind: Any, reason: str) -> None:
+def test_what_would_compute_something_else_in_silence_is_left_contiguous(
+    kind: Any, reason: str
+) -> None:
     model = assert_trains_alike(kind, mean_square, compiled=False)
     assert reason in techniques(model)["layout"]
 
 
 def test_what_a_model_returns_is_contiguous_so_that_a_loss_may_flatten_it() -> None:
-    model = assert_trains_alike(Maps, lambda out: out["maps"][0].view(4, -1).sum() + out["more"][0].view(-1).square().sum(), compiled=False)
+    model = assert_trains_alike(
+        Maps,
+        lambda out: out["maps"][0].view(4, -1).sum() + out["more"][0].view(-1).square().sum(),
+        compiled=False,
+    )
     assert techniques(model)["layout"] == "channels_last"
     out = model(torch.randn(4, 3, 8, 8))
     assert out["maps"][0].is_contiguous() and out["more"][1] == "text"
@@ -206,9 +234,14 @@ def test_lbfgs_has_its_gradients_contiguous() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 1))
     plain = copy.deepcopy(model)
-    ours, optimizer = accelerate(model, torch.optim.LBFGS(model.parameters(), max_iter=3), channels_last(compiled=False))
+    ours, optimizer = accelerate(
+        model, torch.optim.LBFGS(model.parameters(), max_iter=3), channels_last(compiled=False)
+    )
     x = torch.randn(2, 3, 8, 8)
-    for network, chosen in ((plain, torch.optim.LBFGS(plain.parameters(), max_iter=3)), (ours, optimizer)):
+    for network, chosen in (
+        (plain, torch.optim.LBFGS(plain.parameters(), max_iter=3)),
+        (ours, optimizer),
+    ):
 
         def closure(network: Any = network, chosen: Any = chosen) -> Tensor:
             chosen.zero_grad()

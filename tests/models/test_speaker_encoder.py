@@ -37,8 +37,13 @@ def test_an_untrained_model_already_tells_inputs_apart_by_more_than_bfloat16_rou
 
 def test_projections_have_no_bias_and_the_scale_and_offset_start_at_10_and_minus_5() -> None:
     model = SpeakerEncoder()
-    assert [tuple(p.shape) for name, p in model.named_parameters() if "project" in name] == [(256, 768)] * 3
-    assert dict(model.named_parameters())["scale"].item() == 10 and dict(model.named_parameters())["offset"].item() == -5
+    assert [tuple(p.shape) for name, p in model.named_parameters() if "project" in name] == [
+        (256, 768)
+    ] * 3
+    assert (
+        dict(model.named_parameters())["scale"].item() == 10
+        and dict(model.named_parameters())["offset"].item() == -5
+    )
 
 
 def test_embeddings_are_float32_under_autocast_and_float64_in_float64() -> None:

@@ -19,9 +19,13 @@ def small(dtype: torch.dtype = torch.float64) -> SpeechTransformer:
     return SpeechTransformer(SMALL).to(dtype).eval()
 
 
-def batch(frames: int = 10, targets: int = 6, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+def batch(
+    frames: int = 10, targets: int = 6, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    features = torch.randn(3, frames, SMALL.features, generator=generator, dtype=torch.float64).to(dtype)
+    features = torch.randn(3, frames, SMALL.features, generator=generator, dtype=torch.float64).to(
+        dtype
+    )
     tokens = torch.randint(3, SMALL.vocabulary, (3, targets), generator=generator)
     tokens[:, 0] = BEGIN
     return features, torch.tensor([frames, frames - 3, 4]), tokens
@@ -31,18 +35,32 @@ def test_the_number_of_parameters_is_the_papers_plus_a_row_for_each_token() -> N
     with torch.device("meta"):
         model = task.build_model()
         other = SpeechTransformer(Sizes(vocabulary=1000))
-    attention, feed_forward, norm = 4 * (512 * 512 + 512), 512 * 2048 + 2048 + 2048 * 512 + 512, 2 * 512
-    encoder, decoder = 6 * (attention + feed_forward + 2 * norm), 6 * (2 * attention + feed_forward + 3 * norm)
+    attention, feed_forward, norm = (
+        4 * (512 * 512 + 512),
+        512 * 2048 + 2048 + 2048 * 512 + 512,
+        2 * 512,
+    )
+    encoder, decoder = (
+        6 * (attention + feed_forward + 2 * norm),
+        6 * (2 * attention + feed_forward + 3 * norm),
+    )
     body = 320 * 512 + 512 + norm + encoder + decoder
     assert body == 44_303_872
-    assert sum(p.numel() for p in model.parameters()) == body + 512 * task.VOCABULARY == task.TASK.parameters
+    assert (
+        sum(p.numel() for p in model.parameters())
+        == body + 512 * task.VOCABULARY
+        == task.TASK.parameters
+    )
     assert sum(p.numel() for p in other.parameters()) == body + 512 * 1000
 
 
 def test_positions_are_sines_and_cosines_of_falling_frequency() -> None:
     table = positions(50, 8, like=torch.zeros(1, dtype=torch.float64))
     assert table[0].tolist() == [0, 1] * 4
-    assert torch.allclose(table[7, 2:4], torch.tensor([0.7, 0.7], dtype=torch.float64).sin_().new_tensor([0.644217687, 0.764842187]))
+    assert torch.allclose(
+        table[7, 2:4],
+        torch.tensor([0.7, 0.7], dtype=torch.float64).sin_().new_tensor([0.644217687, 0.764842187]),
+    )
     assert positions(50, 8, like=torch.zeros(1)).dtype is torch.float32
 
 
@@ -102,8 +120,12 @@ def test_every_parameter_gets_a_gradient() -> None:
 def test_first_losses_are_near_those_of_a_guess() -> None:
     model = small(torch.float32)
     features, lengths, tokens = batch(dtype=torch.float32)
-    labels = torch.randint(0, SMALL.vocabulary, tokens.shape, generator=torch.Generator().manual_seed(2))
-    loss = torch.nn.functional.cross_entropy(model(features, lengths, tokens).flatten(0, 1), labels.flatten())
+    labels = torch.randint(
+        0, SMALL.vocabulary, tokens.shape, generator=torch.Generator().manual_seed(2)
+    )
+    loss = torch.nn.functional.cross_entropy(
+        model(features, lengths, tokens).flatten(0, 1), labels.flatten()
+    )
     assert abs(float(loss) - torch.tensor(SMALL.vocabulary).log()) < 1.5
 
 

@@ -11,9 +11,16 @@ from gallery_lib.models.unet import UNet, Up
 
 
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (33, 47), (40, 59), (31, 16)])
-def test_logits_are_as_large_as_the_image_also_where_halving_rounds_down(height: int, width: int) -> None:
+def test_logits_are_as_large_as_the_image_also_where_halving_rounds_down(
+    height: int, width: int
+) -> None:
     with torch.no_grad():
-        assert UNet(classes=2).eval()(torch.randn(1, 3, height, width)).shape == (1, 2, height, width)
+        assert UNet(classes=2).eval()(torch.randn(1, 3, height, width)).shape == (
+            1,
+            2,
+            height,
+            width,
+        )
 
 
 def test_a_level_up_enlarges_bilinearly_with_corners_kept_and_pads_at_the_end() -> None:
@@ -24,8 +31,12 @@ def test_a_level_up_enlarges_bilinearly_with_corners_kept_and_pads_at_the_end() 
     assert up(below, beside).shape == (1, 3, 7, 8)
     joined = seen[0]
     assert torch.equal(joined[:, :2], beside)
-    assert torch.equal(joined[:, 2:, :6], F.interpolate(below, (6, 8), mode="bilinear", align_corners=True))
-    assert torch.equal(joined[:, 2:, 0, 0], below[:, :, 0, 0]) and torch.equal(joined[:, 2:, 5, 7], below[:, :, 2, 3])
+    assert torch.equal(
+        joined[:, 2:, :6], F.interpolate(below, (6, 8), mode="bilinear", align_corners=True)
+    )
+    assert torch.equal(joined[:, 2:, 0, 0], below[:, :, 0, 0]) and torch.equal(
+        joined[:, 2:, 5, 7], below[:, :, 2, 3]
+    )
     assert not joined[:, 2:, 6].any()
 
 
@@ -35,15 +46,21 @@ def test_every_pixel_of_the_output_can_see_far_but_not_everything_of_the_input_i
     model(image)[0, 1, 32, 32].backward()
     assert image.grad is not None
     reach = image.grad[0].abs().sum(0)
-    assert reach[32, 32] > 0 and reach[2, 2] > 0  # through the lowest level, sixteen pixels wide there
+    assert (
+        reach[32, 32] > 0 and reach[2, 2] > 0
+    )  # through the lowest level, sixteen pixels wide there
 
 
 def test_activations_keep_their_size_in_an_untrained_model() -> None:
     torch.manual_seed(0)
-    model = UNet().eval()  # running statistics of a model that has seen nothing: normalisation does nothing
+    model = (
+        UNet().eval()
+    )  # running statistics of a model that has seen nothing: normalisation does nothing
     sizes: list[float] = []
     for level in (model.first, *model.down):
-        level.register_forward_hook(lambda module, args, output: sizes.append(float(output.square().mean())))
+        level.register_forward_hook(
+            lambda module, args, output: sizes.append(float(output.square().mean()))
+        )
     with torch.no_grad():
         model(torch.randn(1, 3, 64, 95))
     assert all(0.1 < size < 10 for size in sizes), sizes
@@ -83,10 +100,18 @@ def test_gradients_in_fp32_agree_with_float64_with_one_image_a_batch() -> None:
     for dtype in (torch.float32, torch.float64):
         model.to(dtype).zero_grad()
         F.cross_entropy(model(image.to(dtype)), mask).backward()
-        gradients.append({name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None})
+        gradients.append(
+            {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+        )
     single, exact = gradients
     assert len(exact) == len(list(model.parameters()))
     assert sum(rectifier.decided_otherwise for rectifier in rectifiers) < 20  # of 2.5 million
-    negligible = 1e-5 * max(g.square().mean().sqrt() for g in exact.values())  # biases before a batch norm
-    errors = {name: (single[name] - g).norm() / g.norm() for name, g in exact.items() if g.square().mean().sqrt() > negligible}
+    negligible = 1e-5 * max(
+        g.square().mean().sqrt() for g in exact.values()
+    )  # biases before a batch norm
+    errors = {
+        name: (single[name] - g).norm() / g.norm()
+        for name, g in exact.items()
+        if g.square().mean().sqrt() > negligible
+    }
     assert len(errors) > 50 and max(errors.values()) < 1e-2

@@ -40,7 +40,14 @@ class Runner:
         """Without waiting for it."""
         command = [sys.executable, "-m", "gallery_lib.cli.main", "run", "--out", str(out), *words]
         environment = {**os.environ, **self.environment, MARK: self.mark}
-        return subprocess.Popen(command, stdout=stdout, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
 
     def run(self, out: Path, *words: str) -> tuple[int, str]:
         """Exit code and output."""
@@ -53,7 +60,10 @@ class Runner:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get(MARK) == self.mark
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
@@ -119,8 +129,13 @@ class Faults:
 def faults(tmp_path_factory: pytest.TempPathFactory, runner_for: Callable[[], Runner]) -> Faults:
     """One batch of a notebook for each fault, and a last one in which nothing is wrong."""
     folder, runner = tmp_path_factory.mktemp("faults"), runner_for()
-    paths = [str(write_notebook(folder / "notebooks", name, *sources)) for name, sources in FAULTS.items()]
-    code, output = runner.run(folder / "out", *paths, "--deadline", str(DEADLINE_SECONDS), "--memory-limit", "0.5")
+    paths = [
+        str(write_notebook(folder / "notebooks", name, *sources))
+        for name, sources in FAULTS.items()
+    ]
+    code, output = runner.run(
+        folder / "out", *paths, "--deadline", str(DEADLINE_SECONDS), "--memory-limit", "0.5"
+    )
     return Faults(code, output, runner.left(), folder / "out", folder / "notebooks")
 
 
@@ -129,17 +144,29 @@ def faults(tmp_path_factory: pytest.TempPathFactory, runner_for: Callable[[], Ru
     [
         ("dies", "kernel died", "the kernel was gone, in cell 2 of 3, `os.kill(os.getpid(), 9)`"),
         ("hungry", "out of memory", "GiB together, and 0.5 are allowed, in cell 2 of 3"),
-        ("leaves", "failed", "1 of 3 code cells never ran; a cell left with SystemExit; the first is cell 3 of 3"),
+        (
+            "leaves",
+            "failed",
+            "1 of 3 code cells never ran; a cell left with SystemExit; the first is cell 3 of 3",
+        ),
         ("raises", "failed", "ValueError: planted"),
-        ("sleeps", "timeout", f"still running at its deadline of {DEADLINE_SECONDS} s, in cell 2 of 3"),
+        (
+            "sleeps",
+            "timeout",
+            f"still running at its deadline of {DEADLINE_SECONDS} s, in cell 2 of 3",
+        ),
         ("unharmed", "passed", "None"),
     ],
 )
-def test_each_fault_has_its_status_and_reason_and_the_others_are_unaffected(faults: Faults, name: str, status: str, reason: str) -> None:
+def test_each_fault_has_its_status_and_reason_and_the_others_are_unaffected(
+    faults: Faults, name: str, status: str, reason: str
+) -> None:
     record = read(faults.out)["notebooks"][name]
     assert record["status"] == status
     assert reason in str(record["reason"])
-    assert any("Cell" in line for line in record["log_tail"])  # the notebook's words, not papermill's insides
+    assert any(
+        "Cell" in line for line in record["log_tail"]
+    )  # the notebook's words, not papermill's insides
     assert f"{name}: {status}" in faults.output
     assert faults.code == 1
 
@@ -150,33 +177,62 @@ def test_no_process_of_any_of_them_is_left(faults: Faults) -> None:
 
 def test_the_other_reports_say_the_same(faults: Faults) -> None:
     (suite,) = ElementTree.parse(faults.out / "report.xml").getroot()
-    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["6", "2", "3", "0"]
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == [
+        "6",
+        "2",
+        "3",
+        "0",
+    ]
     assert "1 of 6 passed; 2 failed, 1 timeout, 1 kernel died, 1 out of memory" in faults.output
     assert "ValueError: planted" in (faults.out / "report.html").read_text()
 
 
-def papermill(faults: Faults, name: str, environment: dict[str, str], *words: str) -> tuple[int, list[str]]:
+def papermill(
+    faults: Faults, name: str, environment: dict[str, str], *words: str
+) -> tuple[int, list[str]]:
     """Exit code and cell statuses when papermill runs the notebook by itself."""
     out = faults.out / f"{name}-by-papermill.ipynb"
-    command = [sys.executable, "-m", "papermill", str(faults.notebooks / f"{name}.ipynb"), str(out), *words]
-    code = subprocess.run(command, capture_output=True, timeout=120, env={**os.environ, **environment}).returncode
-    return code, [cell["metadata"]["papermill"]["status"] for cell in json.loads(out.read_text())["cells"] if "source" in cell]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(faults.notebooks / f"{name}.ipynb"),
+        str(out),
+        *words,
+    ]
+    code = subprocess.run(
+        command, capture_output=True, timeout=120, env={**os.environ, **environment}
+    ).returncode
+    return code, [
+        cell["metadata"]["papermill"]["status"]
+        for cell in json.loads(out.read_text())["cells"]
+        if "source" in cell
+    ]
 
 
-def test_papermills_own_metadata_calls_dead_and_never_run_cells_completed(faults: Faults, kernel: dict[str, str]) -> None:
+def test_papermills_own_metadata_calls_dead_and_never_run_cells_completed(
+    faults: Faults, kernel: dict[str, str]
+) -> None:
     assert faults.metadata("dies") == ["completed"] * 3
     write_notebook(faults.notebooks, "waits", "1", "import time\ntime.sleep(30)", "print('never')")
     _, statuses = papermill(faults, "waits", kernel, "--execution-timeout", "2")
     assert statuses == ["completed"] * 3
 
 
-def test_papermills_exit_code_is_0_for_a_notebook_that_left_half_way(faults: Faults, kernel: dict[str, str]) -> None:
+def test_papermills_exit_code_is_0_for_a_notebook_that_left_half_way(
+    faults: Faults, kernel: dict[str, str]
+) -> None:
     assert papermill(faults, "leaves", kernel)[0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_everything_and_reports_what_was_done(tmp_path: Path, runner: Runner, number: signal.Signals) -> None:
-    paths = [write_notebook(tmp_path, "first", "import time\ntime.sleep(500)"), write_notebook(tmp_path, "second", "1")]
+def test_an_interrupt_ends_everything_and_reports_what_was_done(
+    tmp_path: Path, runner: Runner, number: signal.Signals
+) -> None:
+    paths = [
+        write_notebook(tmp_path, "first", "import time\ntime.sleep(500)"),
+        write_notebook(tmp_path, "second", "1"),
+    ]
     process = runner.start(tmp_path / "out", *map(str, paths))
     log = tmp_path / "out" / "first" / "papermill.txt"
     wait_for(lambda: log.exists() and "Executing Cell 1" in log.read_text())
@@ -188,18 +244,28 @@ def test_an_interrupt_ends_everything_and_reports_what_was_done(tmp_path: Path, 
     assert runner.left() == []
     report = read(tmp_path / "out")
     assert (report["interrupted_by"], report["ended"] is None) == (number.name, False)
-    assert {name: record["status"] for name, record in report["notebooks"].items()} == {"first": "not run", "second": "not run"}
+    assert {name: record["status"] for name, record in report["notebooks"].items()} == {
+        "first": "not run",
+        "second": "not run",
+    }
     assert f"interrupted by {number.name} after" in report["notebooks"]["first"]["reason"]
-    assert report["notebooks"]["second"]["reason"] == f"interrupted by {number.name} before its turn"
+    assert (
+        report["notebooks"]["second"]["reason"] == f"interrupted by {number.name} before its turn"
+    )
     assert f"0 of 2 passed; 2 not run, interrupted by {number.name}" in output
 
 
-def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_changed(tmp_path: Path, runner: Runner) -> None:
+def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_changed(
+    tmp_path: Path, runner: Runner
+) -> None:
     go, count, itself = tmp_path / "go", tmp_path / "count", str(tmp_path / "second.ipynb")
     counting = f"with open({str(count)!r}, 'a') as file:\n    file.write('x')"
     waiting = f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.1)"
     changing = f"with open({itself!r}, 'a') as file:\n    file.write(' ')"
-    paths = [str(write_notebook(tmp_path, "first", counting)), str(write_notebook(tmp_path, "second", waiting, changing))]
+    paths = [
+        str(write_notebook(tmp_path, "first", counting)),
+        str(write_notebook(tmp_path, "second", waiting, changing)),
+    ]
     out = tmp_path / "out"
     process = runner.start(out, *paths)
     log = out / "second" / "papermill.txt"
@@ -209,18 +275,30 @@ def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_cha
     wait_for(lambda: not runner.left(), 10)  # nothing outlives the runner, however it went
     report = read(out)
     assert report["ended"] is None
-    assert {name: record["status"] for name, record in report["notebooks"].items()} == {"first": "passed", "second": "not run"}
+    assert {name: record["status"] for name, record in report["notebooks"].items()} == {
+        "first": "passed",
+        "second": "not run",
+    }
 
     go.touch()
     code, output = runner.run(out, *paths)
     assert (code, "Add --resume to go on with it" in output) == (2, True)
-    for folder in ("second-2", "second-3"):  # it changed while it ran, so what passed was another notebook
+    for folder in (
+        "second-2",
+        "second-3",
+    ):  # it changed while it ran, so what passed was another notebook
         code, output = runner.run(out, *paths, "--resume")
         assert code == 0, output
         records = read(out)["notebooks"]
-        assert (records["first"]["kept"], records["second"]["kept"], records["second"]["folder"]) == (True, False, folder)
+        assert (
+            records["first"]["kept"],
+            records["second"]["kept"],
+            records["second"]["folder"],
+        ) == (True, False, folder)
         assert "first: passed (kept)" in output and "2 of 2 passed" in output
-        assert records["first"]["code"] and records["second"]["code"] is None  # nobody knows which code it measured
+        assert (
+            records["first"]["code"] and records["second"]["code"] is None
+        )  # nobody knows which code it measured
     assert count.read_text() == "x"
 
 
@@ -238,14 +316,20 @@ def test_several_at_a_time_have_cores_of_their_own(tmp_path: Path, runner: Runne
         assert (code, "so at most 1 notebooks at a time" in output) == (2, True)
         return
     assert code == 0, output
-    cores = [set(json.loads((tmp_path / f"{name}-is-here").read_text())) for name in ("left", "right")]
+    cores = [
+        set(json.loads((tmp_path / f"{name}-is-here").read_text())) for name in ("left", "right")
+    ]
     assert cores[0] and cores[1] and not cores[0] & cores[1]
 
 
-def test_a_retry_is_counted_parameters_arrive_with_their_type_and_a_terminal_gets_a_table(tmp_path: Path, runner: Runner) -> None:
+def test_a_retry_is_counted_parameters_arrive_with_their_type_and_a_terminal_gets_a_table(
+    tmp_path: Path, runner: Runner
+) -> None:
     again = tmp_path / "again"
     check = "import os\nassert (steps, rate) == (5, 1e-5)"
-    flaky = f"{check}\nif not os.path.exists({str(again)!r}):\n    open({str(again)!r}, 'w')\n    1 / 0"
+    flaky = (
+        f"{check}\nif not os.path.exists({str(again)!r}):\n    open({str(again)!r}, 'w')\n    1 / 0"
+    )
     path = write_notebook(tmp_path, "flaky", flaky, parameters="steps: int = 3\nrate: float = None")
     terminal, other_end = pty.openpty()
     words = ["-p", "steps", "5", "-p", "rate", "1e-5", "--retries", "1"]
@@ -279,18 +363,29 @@ launch_new_instance()
 """
 
 
-def test_a_kernel_that_lost_a_port_is_started_anew_and_a_cell_that_says_the_same_is_not(tmp_path: Path, runner: Runner) -> None:
+def test_a_kernel_that_lost_a_port_is_started_anew_and_a_cell_that_says_the_same_is_not(
+    tmp_path: Path, runner: Runner
+) -> None:
     spec = tmp_path / "jupyter" / "kernels" / "gallery"
     spec.mkdir(parents=True)
     (spec / "kernel.py").write_text(KERNEL_THAT_LOSES_A_PORT)
     argv = [sys.executable, str(spec / "kernel.py"), "-f", "{connection_file}"]
-    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "Gallery", "language": "python"}))
+    (spec / "kernel.json").write_text(
+        json.dumps({"argv": argv, "display_name": "Gallery", "language": "python"})
+    )
     runner.environment = {**runner.environment, "JUPYTER_PATH": str(tmp_path / "jupyter")}
-    paths = [write_notebook(tmp_path, "unlucky", "1"), write_notebook(tmp_path, "wrong", f"raise OSError({PORT_TAKEN!r})")]
+    paths = [
+        write_notebook(tmp_path, "unlucky", "1"),
+        write_notebook(tmp_path, "wrong", f"raise OSError({PORT_TAKEN!r})"),
+    ]
     code, output = runner.run(tmp_path / "out", *map(str, paths))
     records = read(tmp_path / "out")["notebooks"]
     assert code == 1
-    assert (records["unlucky"]["status"], records["unlucky"]["kernel_starts"], records["unlucky"]["attempts"]) == ("passed", 2, 1)
+    assert (
+        records["unlucky"]["status"],
+        records["unlucky"]["kernel_starts"],
+        records["unlucky"]["attempts"],
+    ) == ("passed", 2, 1)
     assert (records["wrong"]["status"], records["wrong"]["kernel_starts"]) == ("failed", 1)
     assert "unlucky: passed (kernel start 2: a port was taken)" in output
     assert PORT_TAKEN in (tmp_path / "out" / "unlucky" / "papermill-1.txt").read_text()

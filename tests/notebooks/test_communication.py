@@ -50,7 +50,9 @@ def test_without_a_lab_effects_are_not_measured_with_the_reason(
 def limited_kernel(kernel: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """A kernel `gallery` on a machine that makes no network namespaces."""
     if (tried := subprocess.run([*LIMITED, "true"], capture_output=True, text=True)).returncode:
-        pytest.skip(f"the limit of namespaces cannot be set here ({tried.stderr.strip()}): run where user namespaces are allowed")
+        pytest.skip(
+            f"the limit of namespaces cannot be set here ({tried.stderr.strip()}): run where user namespaces are allowed"
+        )
     installed = next(Path(kernel["JUPYTER_PATH"]).rglob("kernel.json"))
     description = json.loads(installed.read_text())
     target = tmp_path / "jupyter" / "kernels" / "gallery" / "kernel.json"
@@ -61,11 +63,19 @@ def limited_kernel(kernel: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.whole_machine
-def test_without_a_lab_the_notebook_says_not_measured_and_goes_on(checkout: Path, tmp_path: Path, limited_kernel: dict[str, str]) -> None:
+def test_without_a_lab_the_notebook_says_not_measured_and_goes_on(
+    checkout: Path, tmp_path: Path, limited_kernel: dict[str, str]
+) -> None:
     small = {"model": "tts_angular", "epochs": 1}
-    cells = execute(checkout / "notebooks" / "communication.ipynb", tmp_path / "executed", small, limited_kernel).code
-    outputs = [output for cell in cells for output in cell.outputs if output.output_type == "display_data"]
-    text = "\n".join(output.data["text/markdown"] for output in outputs if "text/markdown" in output.data)
+    cells = execute(
+        checkout / "notebooks" / "communication.ipynb", tmp_path / "executed", small, limited_kernel
+    ).code
+    outputs = [
+        output for cell in cells for output in cell.outputs if output.output_type == "display_data"
+    ]
+    text = "\n".join(
+        output.data["text/markdown"] for output in outputs if "text/markdown" in output.data
+    )
     assert text.count("**Not measured**: the kernel lets this user make no network namespaces") == 3
     assert sum("image/png" in output.data for output in outputs) == 2  # bytes, and what was learned
     assert "| digits, mixed units | int8, no error feedback |" in text

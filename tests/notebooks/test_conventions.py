@@ -17,7 +17,12 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def check(checkout: Path, folder: Path, *results: Path) -> tuple[int, str]:
-    command = [sys.executable, str(checkout / "notebooks" / "conventions.py"), str(folder), *map(str, results)]
+    command = [
+        sys.executable,
+        str(checkout / "notebooks" / "conventions.py"),
+        str(folder),
+        *map(str, results),
+    ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert not result.stderr
     return result.returncode, result.stdout
@@ -25,13 +30,22 @@ def check(checkout: Path, folder: Path, *results: Path) -> tuple[int, str]:
 
 def code(source: str, **more: Any) -> Change:
     """Adds a code cell."""
-    cell = {"cell_type": "code", "metadata": {}, "source": source, "execution_count": None, "outputs": [], **more}
+    cell = {
+        "cell_type": "code",
+        "metadata": {},
+        "source": source,
+        "execution_count": None,
+        "outputs": [],
+        **more,
+    }
     return lambda notebook: notebook["cells"].append(cell)
 
 
 def text(source: str) -> Change:
     """Adds a Markdown cell."""
-    return lambda notebook: notebook["cells"].append({"cell_type": "markdown", "metadata": {}, "source": source})
+    return lambda notebook: notebook["cells"].append(
+        {"cell_type": "markdown", "metadata": {}, "source": source}
+    )
 
 
 def replaced(before: str, after: str) -> Change:
@@ -77,9 +91,15 @@ def test_the_shipped_notebooks_keep_the_conventions(checkout: Path) -> None:
         (replaced("**You need**", "Needed:"), "its header lacks what one needs"),
         (of_another_kernel, "its kernel is `python3`, not `gallery`"),
         (without_tags, "no cell tagged `parameters`"),
-        (replaced("rounds: int = None", "rounds: int = 8"), "its parameters cell is not what gallery_lib.config declares"),
+        (
+            replaced("rounds: int = None", "rounds: int = 8"),
+            "its parameters cell is not what gallery_lib.config declares",
+        ),
         (code("1", execution_count=3), "has outputs or an execution count"),
-        (code("1", outputs=[{"output_type": "stream", "name": "stdout", "text": "1"}]), "has outputs or an execution count"),
+        (
+            code("1", outputs=[{"output_type": "stream", "name": "stdout", "text": "1"}]),
+            "has outputs or an execution count",
+        ),
         (code("x = 1\n" * 31), "has 31 lines; at most 30"),
         (code("!pip install torch"), "starts a command (`!`)"),
         (code("lines = !ls"), "starts a command (`lines = !`)"),
@@ -88,14 +108,19 @@ def test_the_shipped_notebooks_keep_the_conventions(checkout: Path) -> None:
         (code("import matplotlib.pyplot as plt"), "draws by itself (`matplotlib`)"),
         (code("open('/home/me/data.txt')"), "holds the absolute path /home/me/data.txt"),
         (text("Look into `~/data` first."), "holds the absolute path ~/data"),
-        (text("![](../docs/images/resnet50-throughput.png)"), "shows a picture without alternative text"),
+        (
+            text("![](../docs/images/resnet50-throughput.png)"),
+            "shows a picture without alternative text",
+        ),
         (text('<img src="x.png" width="3" alt=" ">'), "shows a picture without alternative text"),
         (text("See [the other](gone.ipynb)."), "links to gone.ipynb, which does not exist"),
         (text("See [above](#The-machines)."), "links to the heading #The-machines"),
         (text("Run `python data_prep/gone.py`."), "names data_prep/gone.py, which does not exist"),
     ],
 )
-def test_each_breach_is_named(changed: Callable[[Change], tuple[int, str]], change: Change, message: str) -> None:
+def test_each_breach_is_named(
+    changed: Callable[[Change], tuple[int, str]], change: Change, message: str
+) -> None:
     code, words = changed(change)
     assert code == 1
     assert message in words
@@ -105,20 +130,29 @@ def test_each_breach_is_named(changed: Callable[[Change], tuple[int, str]], chan
     "change",
     [
         code("if x != 1:\n    y = not x"),
-        text("Forward and/or backward, 3 images / s, see https://example.org/a/b or [the docs](https://example.org/x)."),
+        text(
+            "Forward and/or backward, 3 images / s, see https://example.org/a/b or [the docs](https://example.org/x)."
+        ),
         text("See [above](#The-machine), and `data[0](x)` in code."),
     ],
 )
-def test_what_only_looks_like_a_breach_passes(changed: Callable[[Change], tuple[int, str]], change: Change) -> None:
+def test_what_only_looks_like_a_breach_passes(
+    changed: Callable[[Change], tuple[int, str]], change: Change
+) -> None:
     assert changed(change) == (0, "checked: 1 notebook(s), 0 breach(es)\n")
 
 
 def test_figures_of_other_code_are_noted_and_break_nothing(checkout: Path, tmp_path: Path) -> None:
     digest = code_digest(checkout / "notebooks" / "vgg16.ipynb")
     runs = {"alexnet": {}, "resnet50": {"code": "of last week"}, "vgg16": {"code": digest}}
-    values = {name: {"seconds": 60.0, "problem": None, "comparisons": [], **run} for name, run in runs.items()}
+    values = {
+        name: {"seconds": 60.0, "problem": None, "comparisons": [], **run}
+        for name, run in runs.items()
+    }
     (tmp_path / "x").mkdir(exist_ok=True)
-    (tmp_path / "x" / "gallery.json").write_text(json.dumps({"date": "2026-11-21", "notebooks": values}))
+    (tmp_path / "x" / "gallery.json").write_text(
+        json.dumps({"date": "2026-11-21", "notebooks": values})
+    )
     code, words = check(checkout, checkout / "notebooks", tmp_path)
     assert code == 0
     assert "x/gallery.json was measured with other code than this for alexnet, resnet50\n" in words

@@ -47,8 +47,16 @@ def test_a_scripts_lines_come_back(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "$ python prints.py --steps=3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("before", "after"), [("native", "accelerated"), ("accelerated", "several"), ("several", "mixed_precision")])
-def test_each_script_differs_from_the_one_before_in_a_few_lines(checkout: Path, before: str, after: str) -> None:
-    old, new = ((checkout / "notebooks" / "data_parallel" / f"{name}.py").read_text().splitlines() for name in (before, after))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("native", "accelerated"), ("accelerated", "several"), ("several", "mixed_precision")],
+)
+def test_each_script_differs_from_the_one_before_in_a_few_lines(
+    checkout: Path, before: str, after: str
+) -> None:
+    old, new = (
+        (checkout / "notebooks" / "data_parallel" / f"{name}.py").read_text().splitlines()
+        for name in (before, after)
+    )
     added, removed = set(new) - set(old), set(old) - set(new)
     assert 0 < len(added) <= 16 and len(removed) <= 10

@@ -22,7 +22,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "index": {},
     "performance_data": {},  # executed in test_performance_data.py
 }
-PARAMETERS = {**{name: {**sizes, **TURNS, "amp_level": "O0", "processes": 1} for name, sizes in SMALL.items()}, **OTHERS}
+PARAMETERS = {
+    **{
+        name: {**sizes, **TURNS, "amp_level": "O0", "processes": 1} for name, sizes in SMALL.items()
+    },
+    **OTHERS,
+}
 
 
 @pytest.fixture
@@ -30,7 +35,12 @@ def run(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> Callable[...,
     """run("resnet50", processes=2) executes that notebook with its small parameters, and these."""
 
     def execute_small(name: str, **parameters: Any) -> Executed:
-        return execute(checkout / "notebooks" / f"{name}.ipynb", tmp_path, {**PARAMETERS[name], **parameters}, kernel)
+        return execute(
+            checkout / "notebooks" / f"{name}.ipynb",
+            tmp_path,
+            {**PARAMETERS[name], **parameters},
+            kernel,
+        )
 
     return execute_small
 
@@ -42,7 +52,13 @@ LARGE = ("vgg16", "hf_Bart", "hf_Bert")
 def each(names: Iterable[str]) -> Any:
     """A test for each of these notebooks, which any process of tests may take, large ones one after another."""
     groups = {name: "large notebooks" if name in LARGE else f"notebook {name}" for name in names}
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(group)) for name, group in groups.items()])
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=pytest.mark.xdist_group(group))
+            for name, group in groups.items()
+        ],
+    )
 
 
 def shown(code: list[Any]) -> tuple[str, list[Any]]:
@@ -50,18 +66,36 @@ def shown(code: list[Any]) -> tuple[str, list[Any]]:
 
     The one HTML in the Markdown is `<details>`, which JupyterLab keeps in a notebook that is not trusted.
     """
-    outputs = [output for cell in code for output in cell.outputs if output.output_type in ("display_data", "execute_result")]
-    assert all("text/html" not in output.data and "application/javascript" not in output.data for output in outputs)
+    outputs = [
+        output
+        for cell in code
+        for output in cell.outputs
+        if output.output_type in ("display_data", "execute_result")
+    ]
+    assert all(
+        "text/html" not in output.data and "application/javascript" not in output.data
+        for output in outputs
+    )
     figures = [output for output in outputs if "image/png" in output.data]
     assert all(len(figure.metadata["image/png"]["alt"]) > 30 for figure in figures)
-    return "\n".join(output.data["text/markdown"] for output in outputs if "text/markdown" in output.data), figures
+    return "\n".join(
+        output.data["text/markdown"] for output in outputs if "text/markdown" in output.data
+    ), figures
 
 
 def check_a_tasks_notebook(executed: Executed, comparisons: int) -> None:
     """It shows what each task's notebook shows, for so many comparisons, and baseline and backend train alike."""
     text, figures = shown(executed.code)
     assert len(figures) >= 3
-    for part in ("step time p50", "start-up", "gradient scale", "PyTorch eager in fp32", "reak-even", "before", "after"):
+    for part in (
+        "step time p50",
+        "start-up",
+        "gradient scale",
+        "PyTorch eager in fp32",
+        "reak-even",
+        "before",
+        "after",
+    ):
         assert part in text
     found = [json.loads(path.read_text()) for path in executed.runs.rglob("comparison.json")]
     assert len(found) == comparisons
@@ -73,7 +107,9 @@ def check_a_tasks_notebook(executed: Executed, comparisons: int) -> None:
 
 @pytest.mark.slow
 @each(SMALL)
-def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(run: Callable[..., Executed], name: str) -> None:
+def test_a_tasks_notebook_shows_parity_speed_and_what_was_learned(
+    run: Callable[..., Executed], name: str
+) -> None:
     check_a_tasks_notebook(run(name), comparisons=1)
 
 
@@ -83,12 +119,16 @@ def test_a_tasks_notebook_compares_on_several_processes(run: Callable[..., Execu
     executed = run("tts_angular", processes=2)
     check_a_tasks_notebook(executed, comparisons=2)
     text = shown(executed.code)[0]
-    assert "2 processes over 1" in text and "share the same cores" in text and "efficiency" not in text
+    assert (
+        "2 processes over 1" in text and "share the same cores" in text and "efficiency" not in text
+    )
 
 
 @pytest.mark.slow
 @each([YOUR_MODEL])
-def test_a_readers_own_model_is_measured_like_the_tasks(run: Callable[..., Executed], name: str) -> None:
+def test_a_readers_own_model_is_measured_like_the_tasks(
+    run: Callable[..., Executed], name: str
+) -> None:
     text, _ = shown(run(name).code)
     assert "PyTorch eager in" in text and "parity passed" in text
 
@@ -100,10 +140,15 @@ def test_the_walk_to_several_processes_runs(run: Callable[..., Executed]) -> Non
 
 
 @pytest.mark.slow
-def test_the_index_shows_this_machine_and_the_committed_results_of_the_nearest(run: Callable[..., Executed]) -> None:
+def test_the_index_shows_this_machine_and_the_committed_results_of_the_nearest(
+    run: Callable[..., Executed],
+) -> None:
     text, figures = shown(run("index").code)
     assert "this machine" in text and "Measured on this machine: none of" in text
-    assert "the machine nearest to this one in the repository" in text and "[ResNet-50](resnet50.ipynb)" in text
+    assert (
+        "the machine nearest to this one in the repository" in text
+        and "[ResNet-50](resnet50.ipynb)" in text
+    )
     assert len(figures) == 1 and "hatched" not in text
 
 

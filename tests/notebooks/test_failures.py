@@ -40,10 +40,17 @@ def papermill(checkout: Path, out: Path, kernel: dict[str, str], **parameters: o
     ],
 )
 def test_a_bad_parameter_stops_the_run_at_once_and_is_named(
-    checkout: Path, tmp_path: Path, kernel: dict[str, str], runs_dir: Path, parameters: dict, message: str
+    checkout: Path,
+    tmp_path: Path,
+    kernel: dict[str, str],
+    runs_dir: Path,
+    parameters: dict,
+    message: str,
 ) -> None:
     command = papermill(checkout, tmp_path / "out.ipynb", kernel, **parameters)
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **kernel})
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **kernel}
+    )
     assert result.returncode != 0
     assert message in result.stderr
     assert not runs_dir.exists()  # nothing was started
@@ -54,11 +61,19 @@ def test_killing_a_worker_fails_the_notebook_with_the_reason_and_leaves_no_proce
     checkout: Path, tmp_path: Path, kernel: dict[str, str]
 ) -> None:
     command = papermill(checkout, tmp_path / "out.ipynb", kernel, **SMALL)
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **kernel})
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **kernel},
+    )
     me = psutil.Process(running.pid)
     deadline = time.monotonic() + 120
     killed = False
-    while not killed:  # some workers, such as those of the float64 reference, have ended before they can be killed
+    while (
+        not killed
+    ):  # some workers, such as those of the float64 reference, have ended before they can be killed
         assert time.monotonic() < deadline, "no worker lasted long enough to be killed"
         assert running.poll() is None
         victim = next(iter(workers_of(me)), None)

@@ -24,7 +24,18 @@ def notebook(source: str, **values: Any) -> str:
     """The text of a notebook of one cell."""
     cell = {**CODE, "source": [source], **values}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return json.dumps({"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {
+                "cells": [cell],
+                "metadata": {"kernelspec": kernel},
+                "nbformat": 4,
+                "nbformat_minor": 5,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 @pytest.fixture
@@ -37,20 +48,31 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_copy_of_the_index(root: Path) -> None:
+def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_copy_of_the_index(
+    root: Path,
+) -> None:
     shown = ["--ServerApp.ip=127.0.0.1", f"--ServerApp.root_dir={root}"]
-    assert command(root)[1:6] == ["-m", "jupyterlab", *shown, "--LabApp.default_url=/lab/tree/my_notebooks"]
+    assert command(root)[1:6] == [
+        "-m",
+        "jupyterlab",
+        *shown,
+        "--LabApp.default_url=/lab/tree/my_notebooks",
+    ]
     working_copies.refresh(root)
     words = command(root, ["--no-browser"])
     assert "--LabApp.default_url=/lab/tree/my_notebooks/index.ipynb" in words
     assert words.count("--no-browser") == 1
-    assert not any("token=" in word for word in words)  # JupyterLab makes one, or takes JUPYTER_TOKEN
+    assert not any(
+        "token=" in word for word in words
+    )  # JupyterLab makes one, or takes JUPYTER_TOKEN
 
 
 def test_copies_are_what_the_notebooks_are(root: Path) -> None:
     assert working_copies.refresh(root) == []
     for name in ("index", "one"):
-        assert (root / "my_notebooks" / f"{name}.ipynb").read_bytes() == (root / "notebooks" / f"{name}.ipynb").read_bytes()
+        assert (root / "my_notebooks" / f"{name}.ipynb").read_bytes() == (
+            root / "notebooks" / f"{name}.ipynb"
+        ).read_bytes()
 
 
 def test_edits_and_outputs_of_a_copy_stay_while_its_notebook_is_the_same(root: Path) -> None:
@@ -94,7 +116,13 @@ def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[Server]:
     """JupyterLab, started as `prepare.sh --lab` does."""
     runtime = tmp_path / "runtime"
     own = {
-        name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")
+        name: str(tmp_path / name)
+        for name in (
+            "JUPYTER_CONFIG_DIR",
+            "JUPYTERLAB_SETTINGS_DIR",
+            "JUPYTERLAB_WORKSPACES_DIR",
+            "IPYTHONDIR",
+        )
     }
     words = [
         sys.executable,
@@ -112,16 +140,39 @@ def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.slow
-def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_unchanged(root: Path, server: Server) -> None:
+def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_unchanged(
+    root: Path, server: Server
+) -> None:
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
     subprocess.run(["git", "-C", str(root), "add", "notebooks"], check=True)
     opened = server.get("").partition("/lab/tree/")[2].partition("?")[0]
-    assert opened == "my_notebooks/index.ipynb"  # and others are chosen from the folder that this one is in
+    assert (
+        opened == "my_notebooks/index.ipynb"
+    )  # and others are chosen from the folder that this one is in
     for name in ("index", "one"):
         path = f"api/contents/my_notebooks/{name}.ipynb"
         model = server.get(f"{path}?content=1")
-        model["content"]["cells"][0] |= {"execution_count": 1, "outputs": [{**OUTPUT, "text": ["6\n"]}]}
-        model["content"]["metadata"]["language_info"] = {"name": "python", "version": "3.12.0"}  # as a kernel has it
+        model["content"]["cells"][0] |= {
+            "execution_count": 1,
+            "outputs": [{**OUTPUT, "text": ["6\n"]}],
+        }
+        model["content"]["metadata"]["language_info"] = {
+            "name": "python",
+            "version": "3.12.0",
+        }  # as a kernel has it
         server.save(f"my_notebooks/{name}.ipynb", model["content"])
-        assert json.loads((root / "my_notebooks" / f"{name}.ipynb").read_text())["cells"][0]["execution_count"] == 1
-    assert subprocess.run(["git", "-C", str(root), "diff", "--name-only"], capture_output=True, text=True, check=True).stdout == ""
+        assert (
+            json.loads((root / "my_notebooks" / f"{name}.ipynb").read_text())["cells"][0][
+                "execution_count"
+            ]
+            == 1
+        )
+    assert (
+        subprocess.run(
+            ["git", "-C", str(root), "diff", "--name-only"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        == ""
+    )

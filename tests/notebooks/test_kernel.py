@@ -28,7 +28,9 @@ def kernel() -> Iterator[tuple[KernelManager, object]]:
 def start_training(manager: KernelManager, client: object, run_dir: Path) -> list[psutil.Process]:
     """Run a training cell without waiting for it; returns the processes it started, once it trains."""
     values = config("SLEEPING", max_steps=1000, run_dir=str(run_dir))
-    client.execute(f"from gallery_lib import launch\nfrom gallery_lib.config import *\nlaunch({values!r}, LaunchConfig(nproc_per_node=2))")
+    client.execute(
+        f"from gallery_lib import launch\nfrom gallery_lib.config import *\nlaunch({values!r}, LaunchConfig(nproc_per_node=2))"
+    )
     deadline = time.monotonic() + 90
     while not (run_dir / "steps.jsonl").exists() or not (run_dir / "steps.jsonl").read_text():
         assert time.monotonic() < deadline, "the cell did not start training"
@@ -51,19 +53,27 @@ def output_of(client: object, code: str) -> str:
 
     def collect(message: dict) -> None:
         content = message["content"]
-        texts.append(content.get("text") or content.get("data", {}).get("text/plain", "") or content.get("ename", ""))
+        texts.append(
+            content.get("text")
+            or content.get("data", {}).get("text/plain", "")
+            or content.get("ename", "")
+        )
 
     client.execute_interactive(code, timeout=60, output_hook=collect)
     return "\n".join(texts)
 
 
-def test_interrupting_the_cell_ends_every_process_and_leaves_the_kernel_usable(kernel: tuple, tmp_path: Path) -> None:
+def test_interrupting_the_cell_ends_every_process_and_leaves_the_kernel_usable(
+    kernel: tuple, tmp_path: Path
+) -> None:
     manager, client = kernel
     started = start_training(manager, client, tmp_path / "run")
     manager.interrupt_kernel()
     wait_until_gone(started)
     reply = client.get_shell_msg(timeout=20)["content"]
-    while reply.get("status") != "error":  # replies to other requests may be waiting in front of the interrupted cell's
+    while (
+        reply.get("status") != "error"
+    ):  # replies to other requests may be waiting in front of the interrupted cell's
         reply = client.get_shell_msg(timeout=20)["content"]
     assert reply["traceback"] == [
         "Interrupted: the run was stopped before its end, and all its processes have been ended. It can be started anew."
@@ -82,7 +92,10 @@ def test_killing_the_kernel_ends_every_process(kernel: tuple, tmp_path: Path) ->
 def test_a_failing_run_shows_a_message_and_not_the_inside_of_the_package(kernel: tuple) -> None:
     _, client = kernel
     values = config(batch_size=0)
-    text = output_of(client, f"from gallery_lib import launch\nfrom gallery_lib.config import *\nlaunch({values!r})")
+    text = output_of(
+        client,
+        f"from gallery_lib import launch\nfrom gallery_lib.config import *\nlaunch({values!r})",
+    )
     assert "InputError" in text
     assert output_of(client, "print('still here')").strip() == "still here"
 
@@ -98,11 +111,17 @@ def test_progress_is_one_output_that_is_updated(kernel: tuple, tmp_path: Path) -
     assert len(displayed) == 1
     assert updates
     labels = [m["content"]["data"]["text/plain"].partition(":")[0] for m in [*displayed, *updates]]
-    drawn = list(dict.fromkeys(labels[:-1]))  # a phase that is over before anybody looks is not drawn
+    drawn = list(
+        dict.fromkeys(labels[:-1])
+    )  # a phase that is over before anybody looks is not drawn
     assert drawn[0] == "imports" and "training" in drawn
-    noted = [phase.label for phase in read_phases(tmp_path / "run")]  # a phase comes back after kernels were built
+    noted = [
+        phase.label for phase in read_phases(tmp_path / "run")
+    ]  # a phase comes back after kernels were built
     assert {"warm-up", "training"} <= set(noted)
     rest = iter(noted)
     assert all(label in rest for label in drawn[1:])
     assert re.match(r"done in \d+ s", labels[-1])  # the last state is what a saved notebook holds
-    assert {m["content"]["transient"]["display_id"] for m in [*displayed, *updates]} == {displayed[0]["content"]["transient"]["display_id"]}
+    assert {m["content"]["transient"]["display_id"] for m in [*displayed, *updates]} == {
+        displayed[0]["content"]["transient"]["display_id"]
+    }

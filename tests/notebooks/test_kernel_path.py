@@ -13,18 +13,36 @@ from jupyter_client.manager import start_new_kernel
 
 
 @pytest.mark.slow
-def test_python_in_a_shell_line_is_the_notebooks_own(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = re.findall(r'^ *("\$PY" -m ipykernel install .*) >/dev/null', (checkout / "prepare.sh").read_text(), re.MULTILINE)
+def test_python_in_a_shell_line_is_the_notebooks_own(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = re.findall(
+        r'^ *("\$PY" -m ipykernel install .*) >/dev/null',
+        (checkout / "prepare.sh").read_text(),
+        re.MULTILINE,
+    )
     line = line.replace("--sys-prefix", f"--prefix '{tmp_path}'")
-    subprocess.run(["bash", "-c", line], env={**os.environ, "PY": sys.executable}, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["bash", "-c", line],
+        env={**os.environ, "PY": sys.executable},
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share" / "jupyter"))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # of a JupyterLab that was started without an active environment
+    monkeypatch.setenv(
+        "PATH", "/usr/bin:/bin"
+    )  # of a JupyterLab that was started without an active environment
     monkeypatch.delenv("PYTHONPATH", raising=False)
     manager, client = start_new_kernel(kernel_name="gallery", cwd=str(checkout / "notebooks"))
     printed: list[str] = []
     try:
         cell = "!python -c 'import sys; print(sys.prefix)'\n!python ../launch_single_task.py --version\n!gallery --version"
-        client.execute_interactive(cell, timeout=120, output_hook=lambda message: printed.append(message["content"].get("text", "")))
+        client.execute_interactive(
+            cell,
+            timeout=120,
+            output_hook=lambda message: printed.append(message["content"].get("text", "")),
+        )
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

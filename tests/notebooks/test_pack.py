@@ -16,15 +16,27 @@ from gallery_lib.notebooks.pack import pack
 
 
 @pytest.mark.parametrize("name", tasks.names())
-def test_an_archive_has_the_task_its_data_commands_and_nothing_of_other_notebooks(name: str, tmp_path: Path) -> None:
+def test_an_archive_has_the_task_its_data_commands_and_nothing_of_other_notebooks(
+    name: str, tmp_path: Path
+) -> None:
     with tarfile.open(pack(name, tmp_path / "out.tar.gz")) as archive:
         names = archive.getnames()
     folder = f"gallery-{name}/"
     assert all(entry.startswith(folder) and ".." not in Path(entry).parts for entry in names)
-    assert [entry for entry in names if entry.endswith(".ipynb")] == [f"{folder}notebooks/{name}.ipynb"]
+    assert [entry for entry in names if entry.endswith(".ipynb")] == [
+        f"{folder}notebooks/{name}.ipynb"
+    ]
     commands = {Path(entry).stem for entry in names if entry.startswith(f"{folder}data_prep/")}
     assert commands == set(tasks.get(name).data_commands) != set()
-    assert {f"{folder}{file}" for file in ("prepare.sh", "launch_single_task.py", "README.md", "gallery_lib/train/loop.py")} <= set(names)
+    assert {
+        f"{folder}{file}"
+        for file in (
+            "prepare.sh",
+            "launch_single_task.py",
+            "README.md",
+            "gallery_lib/train/loop.py",
+        )
+    } <= set(names)
 
 
 def test_the_bytes_are_the_same_every_time(tmp_path: Path) -> None:
@@ -41,7 +53,9 @@ def test_the_bytes_are_the_same_every_time(tmp_path: Path) -> None:
         ([], "the following arguments are required: TASK. See gallery pack --help."),
     ],
 )
-def test_bad_input_ends_with_2_and_one_message(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_ends_with_2_and_one_message(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pack", *words]) == 2
     assert said in capsys.readouterr().err
 
@@ -49,12 +63,30 @@ def test_bad_input_ends_with_2_and_one_message(words: list[str], said: str, caps
 @pytest.mark.slow
 def test_the_unpacked_launcher_and_data_command_run_in_their_folder(tmp_path: Path) -> None:
     with tarfile.open(pack("resnet18", tmp_path / "out.tar.gz")) as archive:
-        archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # Python 3.11.4 has it
+        archive.extractall(
+            tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )  # Python 3.11.4 has it
     here = tmp_path / "gallery-resnet18"
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GALLERY_CACHE_DIR", "GALLERY_RUNS_DIR")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "GALLERY_CACHE_DIR", "GALLERY_RUNS_DIR")
+    }
     small = ["--classes", "2", "--train-per-class", "8", "--val-per-class", "2"]
-    train = ["--model", "resnet18", "--batch_size=4", "--image_size=32", "--max_steps=2", "--workers=0"]
-    for command in ([sys.executable, "data_prep/mock_imagenet.py", *small], [sys.executable, "launch_single_task.py", *train]):
-        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
+    train = [
+        "--model",
+        "resnet18",
+        "--batch_size=4",
+        "--image_size=32",
+        "--max_steps=2",
+        "--workers=0",
+    ]
+    for command in (
+        [sys.executable, "data_prep/mock_imagenet.py", *small],
+        [sys.executable, "launch_single_task.py", *train],
+    ):
+        done = subprocess.run(
+            command, cwd=here, env=environment, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr
     assert list((here / "runs").glob("*/results.json"))

@@ -16,7 +16,10 @@ from gallery_lib.notebooks.cells import performance_data
 
 @pytest.mark.parametrize(
     ("parameters", "message"),
-    [({"sweeps": "x"}, "unknown parameter `sweeps`. Did you mean `sweep`"), ({"sweep": 3}, "sweep=3 must be text")],
+    [
+        ({"sweeps": "x"}, "unknown parameter `sweeps`. Did you mean `sweep`"),
+        ({"sweep": 3}, "sweep=3 must be text"),
+    ],
 )
 def test_parameters_that_make_no_sense_are_refused(parameters: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -28,7 +31,9 @@ def test_a_place_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         performance_data.read(performance_data.settings({"sweep": str(tmp_path / "gone")}))
 
 
-def test_a_relative_place_is_one_from_here_or_from_the_checkout(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_place_is_one_from_here_or_from_the_checkout(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert performance_data._place("notebooks") == checkout / "notebooks"
     synthetic_sweep.write(tmp_path / "notebooks")
@@ -36,54 +41,93 @@ def test_a_relative_place_is_one_from_here_or_from_the_checkout(checkout: Path, 
     assert performance_data._place(None) == checkout / "benchmarks" / "results"
 
 
-def test_what_was_not_measured_is_named_and_other_models_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = synthetic_sweep.write(tmp_path, [synthetic_sweep.cell("my_model", hosts) for hosts in (1, 2)])
+def test_what_was_not_measured_is_named_and_other_models_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = synthetic_sweep.write(
+        tmp_path, [synthetic_sweep.cell("my_model", hosts) for hosts in (1, 2)]
+    )
     sweep = performance_data.read(performance_data.settings({"sweep": str(folder)}))
     performance_data.show_model(sweep, "vgg16")
     said = capsys.readouterr().out
     assert "Made up, for a test." in said and "1 recorded, 0 derived; of 1 × a made-up GPU" in said
-    assert "**Not measured**: vgg16 on 1, 2, 4, 8 hosts (no reason recorded; vgg16 needs about 30 GiB" in said
+    assert (
+        "**Not measured**: vgg16 on 1, 2, 4, 8 hosts (no reason recorded; vgg16 needs about 30 GiB"
+        in said
+    )
     performance_data.show_other_models(sweep)
     assert "not one of the gallery's" in capsys.readouterr().out
 
 
-def test_a_sweep_in_which_nothing_fitted_has_a_table_and_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = performance_data.read(performance_data.settings({"sweep": str(synthetic_sweep.write(tmp_path, []))}))
+def test_a_sweep_in_which_nothing_fitted_has_a_table_and_no_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = performance_data.read(
+        performance_data.settings({"sweep": str(synthetic_sweep.write(tmp_path, []))})
+    )
     performance_data.show_scatter(sweep)
     said = capsys.readouterr().out
     assert "| timelines | none was replayed |" in said
     assert "| alexnet | 1 | not measured | not measured | no reason recorded |" in said
-    assert "| vgg16 | 8 | not measured | not measured | vgg16 needs about 30 GiB" in said and "Scatter plot" not in said
+    assert (
+        "| vgg16 | 8 | not measured | not measured | vgg16 needs about 30 GiB" in said
+        and "Scatter plot" not in said
+    )
 
 
 def shown(cells: list[Any]) -> tuple[str, list[str]]:
     """All Markdown, and the alternative text of each figure."""
-    outputs = [output for cell in cells for output in cell.outputs if output.output_type == "display_data"]
-    alternatives = [output.metadata["image/png"]["alt"] for output in outputs if "image/png" in output.data]
-    return "\n".join(output.data["text/markdown"] for output in outputs if "text/markdown" in output.data), alternatives
+    outputs = [
+        output for cell in cells for output in cell.outputs if output.output_type == "display_data"
+    ]
+    alternatives = [
+        output.metadata["image/png"]["alt"] for output in outputs if "image/png" in output.data
+    ]
+    return "\n".join(
+        output.data["text/markdown"] for output in outputs if "text/markdown" in output.data
+    ), alternatives
 
 
 @pytest.mark.slow
-def test_the_notebook_shows_every_model_of_a_sweep_and_names_the_others(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> None:
+def test_the_notebook_shows_every_model_of_a_sweep_and_names_the_others(
+    checkout: Path, tmp_path: Path, kernel: dict[str, str]
+) -> None:
     folder = synthetic_sweep.write(tmp_path / "sweep")
-    executed = execute(checkout / "notebooks" / "performance_data.ipynb", tmp_path / "executed", {"sweep": str(folder)}, kernel)
+    executed = execute(
+        checkout / "notebooks" / "performance_data.ipynb",
+        tmp_path / "executed",
+        {"sweep": str(folder)},
+        kernel,
+    )
     text, alternatives = shown(executed.code)
     assert [words.partition(",")[0] for words in alternatives] == [
         "Scatter plot of acc_ratio by ddp_acc",
-        *(f"Bar chart of {model}'s throughput by number of hosts" for model in synthetic_sweep.MODELS),
+        *(
+            f"Bar chart of {model}'s throughput by number of hosts"
+            for model in synthetic_sweep.MODELS
+        ),
     ]
     assert "| rate of each host's link | 10gbit, emulated |" in text and "| stretch | 8 |" in text
     assert "gains of +0 % to +70 %." in text
     assert "| hf_Bert | 8 | not measured | not measured | no reason recorded |" in text
     assert text.count("**Not measured**") == len(tasks.names()) - len(synthetic_sweep.MODELS)
-    assert "| precision | O1 (bfloat16) |" in text and "| batch size of a process | 32 (the task's own: 128) |" in text
+    assert (
+        "| precision | O1 (bfloat16) |" in text
+        and "| batch size of a process | 32 (the task's own: 128) |" in text
+    )
 
 
 @pytest.mark.slow
-def test_without_a_sweep_the_notebook_says_not_measured_and_goes_on(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> None:
+def test_without_a_sweep_the_notebook_says_not_measured_and_goes_on(
+    checkout: Path, tmp_path: Path, kernel: dict[str, str]
+) -> None:
     (tmp_path / "empty").mkdir()
     asked = {"sweep": str(tmp_path / "empty")}
-    text, alternatives = shown(execute(checkout / "notebooks" / "performance_data.ipynb", tmp_path / "executed", asked, kernel).code)
+    text, alternatives = shown(
+        execute(
+            checkout / "notebooks" / "performance_data.ipynb", tmp_path / "executed", asked, kernel
+        ).code
+    )
     assert alternatives == []
     assert text.count("**Not measured**: no sweep was read above.") == 1 + len(tasks.names()) + 1
     assert "python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2" in text

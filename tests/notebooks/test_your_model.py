@@ -118,14 +118,16 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "return F.cross_entropy(logits, y) + (logits.sum() * 0).sqrt()",
     ),
     "an object from the model, in the loss": (
-        changed(RETURN_LOGITS, "return Output(logits=self.second(self.first(x).relu()))", OUTPUT_CLASS),
+        changed(
+            RETURN_LOGITS, "return Output(logits=self.second(self.first(x).relu()))", OUTPUT_CLASS
+        ),
         "The model returns an object, Output, with logits. An object, Output, stands where a tensor belongs. Take its tensor: `.logits`",
         RETURN_LOSS,
     ),
     "an object from the model, used like a tensor": (
-        changed(RETURN_LOGITS, "return Output(logits=self.second(self.first(x).relu()))", OUTPUT_CLASS).replace(
-            "(logits, y)", "(logits.flatten(1), y)"
-        ),
+        changed(
+            RETURN_LOGITS, "return Output(logits=self.second(self.first(x).relu()))", OUTPUT_CLASS
+        ).replace("(logits, y)", "(logits.flatten(1), y)"),
         "The model returns an object, Output, with logits. An object, Output, is used like a tensor (`.flatten`). Take its tensor:",
         "return F.cross_entropy(logits.flatten(1), y)",
     ),
@@ -155,7 +157,10 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "return (logits - torch.ones(5, 7)).mean()",
     ),
     "a class that the model has no output for": (
-        changed("torch.randint(3,", "torch.full_like(torch.empty(0), 0) if False else 5 + torch.randint(1,"),
+        changed(
+            "torch.randint(3,",
+            "torch.full_like(torch.empty(0), 0) if False else 5 + torch.randint(1,",
+        ),
         "A target is class 5, and the model has no output of that number.",
         RETURN_LOSS,
     ),
@@ -220,7 +225,10 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         "return nn.Flatten()",
     ),
     "a model whose layers are in a list": (
-        changed("self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 3)", "self.layers = [nn.Linear(8, 16), nn.Linear(16, 3)]"),
+        changed(
+            "self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 3)",
+            "self.layers = [nn.Linear(8, 16), nn.Linear(16, 3)]",
+        ),
         "The model has no parameters to train. Make its layers attributes of the module",
         "return Model()",
     ),
@@ -240,7 +248,10 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         RETURN_LOSS,
     ),
     "whole numbers as inputs": (
-        changed("torch.randn(batch_size, 8, generator=generator)", "torch.randint(9, (batch_size, 8), generator=generator)"),
+        changed(
+            "torch.randn(batch_size, 8, generator=generator)",
+            "torch.randint(9, (batch_size, 8), generator=generator)",
+        ),
         "Whole numbers are given where a layer computes with floating point. Convert in make_batch: inputs with `.float()`",
         RETURN_LOGITS,
     ),
@@ -283,14 +294,20 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.skipif(torch.cuda.is_available(), reason="some of these are mistakes only where there is no GPU")
-def test_a_mistake_is_told_in_one_line_with_the_readers_own(mistake: str, settings_of: Callable[..., Any], runs_dir: Path) -> None:
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="some of these are mistakes only where there is no GPU"
+)
+def test_a_mistake_is_told_in_one_line_with_the_readers_own(
+    mistake: str, settings_of: Callable[..., Any], runs_dir: Path
+) -> None:
     source, begins, line = MISTAKES[mistake]
     with pytest.raises(InputError) as caught:
         settings_of(source, amp_level="O0")
     message, shown = str(caught.value).splitlines()
     assert message.startswith(begins)
-    (number,) = [number for number, text in enumerate(source.splitlines(), 1) if text.strip() == line]
+    (number,) = [
+        number for number, text in enumerate(source.splitlines(), 1) if text.strip() == line
+    ]
     assert shown == f"  your cell, line {number}: {line}"
     assert not list(runs_dir.glob("*"))  # nothing is left of it
 
@@ -298,22 +315,33 @@ def test_a_mistake_is_told_in_one_line_with_the_readers_own(mistake: str, settin
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (CELL.replace("def loss", "def lose"), "the cell that defines build_model must define loss as well."),
+        (
+            CELL.replace("def loss", "def lose"),
+            "the cell that defines build_model must define loss as well.",
+        ),
         (
             changed("def build_model():\n    return Model()", "build_model = Model"),
             "build_model must be a function that returns the model, and is the class Model.",
         ),
         (
-            changed("def build_model():\n    return Model()", "from torch.nn import Linear\n\nbuild_model = Linear(8, 3)"),
+            changed(
+                "def build_model():\n    return Model()",
+                "from torch.nn import Linear\n\nbuild_model = Linear(8, 3)",
+            ),
             "build_model must be a function that returns the model, and is a Linear.",
         ),
         (
-            changed("def build_model():\n    return Model()", "from statistics import mean as build_model"),
+            changed(
+                "def build_model():\n    return Model()",
+                "from statistics import mean as build_model",
+            ),
             "build_model is statistics.mean, of a module. Define one in the cell: `def build_model(): return statistics.mean()`.",
         ),
     ],
 )
-def test_a_cell_without_the_three_functions_is_refused(source: str, message: str, settings_of: Callable[..., Any]) -> None:
+def test_a_cell_without_the_three_functions_is_refused(
+    source: str, message: str, settings_of: Callable[..., Any]
+) -> None:
     with pytest.raises(InputError) as caught:
         settings_of(source)
     assert str(caught.value).startswith(message)
@@ -324,31 +352,49 @@ def test_a_cell_that_is_right_is_settled_and_shows_what_it_trains_with(
 ) -> None:
     settings = settings_of(CELL)
     task = tasks.get(settings.train.model)
-    assert (task.optimizer.name, task.optimizer.lr, task.optimizer.weight_decay) == ("AdamW", 1e-3, 0.0)
+    assert (task.optimizer.name, task.optimizer.lr, task.optimizer.weight_decay) == (
+        "AdamW",
+        1e-3,
+        0.0,
+    )
     assert (settings.train.batch_size, settings.processes) == (BATCH_SIZE, 1)
     shown = capsys.readouterr().out
-    for row in ("| optimizer | AdamW |", "| learning_rate | 0.001 |", "| loss of the first batch |"):
+    for row in (
+        "| optimizer | AdamW |",
+        "| learning_rate | 0.001 |",
+        "| loss of the first batch |",
+    ):
         assert row in shown
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_optimizer_can_be_chosen(name: str, settings_of: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_optimizer_can_be_chosen(
+    name: str, settings_of: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     task = tasks.get(settings_of(CELL, optimizer=name, learning_rate=0.05).train.model)
     model = task.build_model()
-    optimizer = task.optimizer.build(model.parameters(), lr=None, weight_decay=None, accelerated=False)
+    optimizer = task.optimizer.build(
+        model.parameters(), lr=None, weight_decay=None, accelerated=False
+    )
     assert type(optimizer).__name__.lower() == name
     assert optimizer.defaults["lr"] == 0.05
     shown = capsys.readouterr().out
-    assert f"| optimizer | {type(optimizer).__name__}" in shown and "| learning_rate | 0.05 |" in shown
+    assert (
+        f"| optimizer | {type(optimizer).__name__}" in shown and "| learning_rate | 0.05 |" in shown
+    )
 
 
 def test_every_optimizer_that_is_offered_is_one_that_there_is() -> None:
     assert options.choices(YourModelConfig, "optimizer") == tuple(OPTIMIZERS)
 
 
-def test_the_learning_rate_is_torchs_for_the_optimizer_unless_it_is_given(settings_of: Callable[..., Any]) -> None:
+def test_the_learning_rate_is_torchs_for_the_optimizer_unless_it_is_given(
+    settings_of: Callable[..., Any],
+) -> None:
     assert tasks.get(settings_of(CELL, optimizer="rmsprop").train.model).optimizer.lr == 1e-2
-    assert tasks.get(settings_of(CELL, optimizer="sgd").train.model).optimizer.arguments == {"momentum": 0.9}
+    assert tasks.get(settings_of(CELL, optimizer="sgd").train.model).optimizer.arguments == {
+        "momentum": 0.9
+    }
 
 
 def test_the_batch_size_is_a_parameter_too(settings_of: Callable[..., Any]) -> None:
@@ -363,7 +409,10 @@ def test_the_batch_size_is_a_parameter_too(settings_of: Callable[..., Any]) -> N
         ({"optimizer": "adamx"}, "optimizer='adamx' must be adamw or adam or sgd"),
         ({"learning_rate": -1}, "learning_rate=-1 must be at least 0"),
         ({"data_dir": "x"}, "unknown parameter `data_dir`."),
-        ({"Linear": 3}, "`Linear` is set in another cell, which the training processes do not run."),
+        (
+            {"Linear": 3},
+            "`Linear` is set in another cell, which the training processes do not run.",
+        ),
     ],
 )
 def test_a_wrong_parameter_is_refused_before_anything_is_tried(
@@ -383,21 +432,35 @@ def test_the_first_pass_leaves_random_numbers_as_they_were(settings_of: Callable
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_a_regression_with_a_loss_on_the_models_own_precision_is_no_mistake(settings_of: Callable[..., Any]) -> None:
+def test_a_regression_with_a_loss_on_the_models_own_precision_is_no_mistake(
+    settings_of: Callable[..., Any],
+) -> None:
     settings_of(changed(RETURN_LOSS, "return F.mse_loss(logits, torch.ones(len(x), 3))"))
 
 
 @pytest.mark.slow
-def test_what_differs_between_kinds_of_batches_is_no_mistake(settings_of: Callable[..., Any]) -> None:
+def test_what_differs_between_kinds_of_batches_is_no_mistake(
+    settings_of: Callable[..., Any],
+) -> None:
     for batch in ("{'x': x, 'y': y}", "[x, (y, None, 'a word')]"):
-        unpack = "x, y = batch['x'], batch['y']" if batch.startswith("{") else "x, (y, _, _) = batch"
-        settings_of(changed("    return x, y", f"    return {batch}").replace("x, y = batch\n", f"{unpack}\n"))
+        unpack = (
+            "x, y = batch['x'], batch['y']" if batch.startswith("{") else "x, (y, _, _) = batch"
+        )
+        settings_of(
+            changed("    return x, y", f"    return {batch}").replace(
+                "x, y = batch\n", f"{unpack}\n"
+            )
+        )
 
 
 def in_notebook(checkout: Path, tmp_path: Path, source: str) -> Path:
     """The shipped notebook, with another cell of functions, as a file."""
     notebook_ = nbformat.read(checkout / "notebooks" / "your_model.ipynb", as_version=4)
-    (cell,) = [cell for cell in notebook_.cells if cell.cell_type == "code" and "def build_model" in cell.source]
+    (cell,) = [
+        cell
+        for cell in notebook_.cells
+        if cell.cell_type == "code" and "def build_model" in cell.source
+    ]
     cell.source = source
     path = tmp_path / "your_model.ipynb"
     nbformat.write(notebook_, path)
@@ -412,12 +475,27 @@ def test_the_notebook_ends_with_the_message_alone_and_nothing_was_started(
     source, begins, line = MISTAKES[mistake]
     begins = begins.replace("[4]", "[16]")  # the notebook's batch size
     path = in_notebook(checkout, tmp_path, source)
-    command = [sys.executable, "-m", "papermill", str(path), str(tmp_path / "out.ipynb"), "--cwd", str(checkout / "notebooks")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **kernel})
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(path),
+        str(tmp_path / "out.ipynb"),
+        "--cwd",
+        str(checkout / "notebooks"),
+    ]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **kernel}
+    )
     assert result.returncode != 0
     assert begins in result.stderr and line in result.stderr
     cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
-    (error,) = [output for cell in cells for output in cell.get("outputs", []) if output.output_type == "error"]
+    (error,) = [
+        output
+        for cell in cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "error"
+    ]
     (text,) = error.traceback
     assert text.startswith(f"InputError: {begins}")
     assert text.splitlines()[1].strip().startswith("your cell, line ") and text.endswith(line)
@@ -426,12 +504,27 @@ def test_the_notebook_ends_with_the_message_alone_and_nothing_was_started(
 
 
 @pytest.mark.slow
-def test_a_task_in_a_file_is_tried_by_the_comparison_before_it_begins(tmp_path: Path, checkout: Path) -> None:
+def test_a_task_in_a_file_is_tried_by_the_comparison_before_it_begins(
+    tmp_path: Path, checkout: Path
+) -> None:
     made = "from gallery_lib.tasks.domains.own_functions import task_from\nTASK = task_from(build_model, loss, make_batch)\n"
     source, begins, line = MISTAKES["a loss that is a vector"]
     (tmp_path / "mine.py").write_text(source + made)
-    command = [sys.executable, "-m", "gallery_lib.cli.main", "compare", "--model", f"{tmp_path}/mine.py:TASK"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(checkout)})
+    command = [
+        sys.executable,
+        "-m",
+        "gallery_lib.cli.main",
+        "compare",
+        "--model",
+        f"{tmp_path}/mine.py:TASK",
+    ]
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+    )
     assert result.returncode == 2
     message, shown = result.stderr.splitlines()[-2:]
     assert message == f"error: {begins.replace('[4]', '[8]')}"
@@ -442,7 +535,11 @@ def test_a_task_file_that_cannot_be_imported_is_told_with_its_line(tmp_path: Pat
     for source, words, line in (
         ("import torch\n\nTASK = make()\n", "`make` is not known here", "TASK = make()"),
         ("def build_model(:\n    pass\n", "SyntaxError: ", "def build_model(:"),
-        ("import no_such_module\n", "The module `no_such_module` is not found.", "import no_such_module"),
+        (
+            "import no_such_module\n",
+            "The module `no_such_module` is not found.",
+            "import no_such_module",
+        ),
     ):
         (tmp_path / "mine.py").write_text(source)
         with pytest.raises(InputError) as caught:

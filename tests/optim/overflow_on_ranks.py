@@ -22,7 +22,10 @@ from gallery_lib.optim.updates import Updates
 from gallery_lib.system.processes import die_with_parent
 
 BEFORE, AFTER = "before the reduction", "after the reduction, on one rank"
-RUNS = [*((BEFORE, pair) for pair in PAIRS), *((AFTER, pair) for pair in PAIRS if pair.name in ("AdamW", "SGD"))]
+RUNS = [
+    *((BEFORE, pair) for pair in PAIRS),
+    *((AFTER, pair) for pair in PAIRS if pair.name in ("AdamW", "SGD")),
+]
 SCALING = {"init_scale": 2.0**10, "growth_interval": 20}
 
 
@@ -50,7 +53,9 @@ def run(pair: Pair, way: str, rank: int) -> dict[str, list[Any]]:
             seen["losses"].append(nn.functional.cross_entropy(net(inputs), labels).item())
         optimizer.zero_grad()
         half = slice(8 * rank, 8 * rank + 8)
-        updates.scaler.scale(nn.functional.cross_entropy(distributed(inputs[half]), labels[half])).backward()
+        updates.scaler.scale(
+            nn.functional.cross_entropy(distributed(inputs[half]), labels[half])
+        ).backward()
         if way == AFTER:
             for parameter in net.parameters():
                 dist.all_reduce(parameter.grad)

@@ -9,7 +9,9 @@ class PlainLamb(torch.optim.Optimizer):
     """You et al., "Large Batch Optimization for Deep Learning", 2020, algorithm 2, with bias correction and φ(x) = x."""
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
 
     @torch.no_grad()
     def step(self, closure=None):

@@ -46,11 +46,23 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     torch.manual_seed(3)
-    layers = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    layers = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(144, 5),
+    )
     return layers.to(dtype).to(memory_format=torch.channels_last)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, *after: Any, closure: bool = False) -> list[float]:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    *after: Any,
+    closure: bool = False,
+) -> list[float]:
     """Losses; `after` are schedulers, stepped after every step."""
     losses = []
     dtype = next(model.parameters()).dtype
@@ -70,15 +82,21 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, *aft
             losses.append(float(loss()))
             optimizer.step()
         for scheduler in after:
-            scheduler.step(*([losses[-1]] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
+            scheduler.step(
+                *([losses[-1]] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else [])
+            )
     return losses
 
 
 def make(name: str, model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    return getattr(torch.optim, name)(model.parameters(), **{"lr": 0.01, **OPTIONS[name], **options})
+    return getattr(torch.optim, name)(
+        model.parameters(), **{"lr": 0.01, **OPTIONS[name], **options}
+    )
 
 
-def assert_alike(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer, bound: float = 1e-5) -> None:
+def assert_alike(
+    ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer, bound: float = 1e-5
+) -> None:
     mine, torchs = ours.state_dict(), theirs.state_dict()
     assert mine["param_groups"] == torchs["param_groups"]
     assert mine["state"].keys() == torchs["state"].keys()
@@ -99,10 +117,16 @@ def test_it_trains_as_an_untouched_twin(name: str, begun: int, closure: bool) ->
     for model, optimizer in zip(models, (ours, theirs), strict=True):
         train(model, optimizer, range(begun))
     before = id(ours), ours.param_groups, ours.state, ours.defaults
-    assert accelerate_optimizer(ours) == f"{SAID[name]}; what it cannot take is left to torch's own step."
+    assert (
+        accelerate_optimizer(ours)
+        == f"{SAID[name]}; what it cannot take is left to torch's own step."
+    )
     assert (id(ours), ours.param_groups, ours.state, ours.defaults) == before
     assert isinstance(ours, getattr(torch.optim, name)) and kind(ours) == "fused"
-    losses = [train(m, o, range(begun, 12), closure=closure) for m, o in zip(models, (ours, theirs), strict=True)]
+    losses = [
+        train(m, o, range(begun, 12), closure=closure)
+        for m, o in zip(models, (ours, theirs), strict=True)
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert_alike(ours, theirs)
     assert repr(ours) == repr(theirs)
@@ -116,7 +140,10 @@ def test_where_own_kernels_run_it_is_sync_free(name: str, kernels: None) -> None
     ours, theirs = (make(name, model, **options) for model in models)
     for model, optimizer in zip(models, (ours, theirs), strict=True):
         train(model, optimizer, range(3))
-    assert accelerate_optimizer(ours) == f"{name} is sync-free on cpu; what it cannot take is left to torch's own step."
+    assert (
+        accelerate_optimizer(ours)
+        == f"{name} is sync-free on cpu; what it cannot take is left to torch's own step."
+    )
     assert type(ours) is getattr(sync_free, name) and kind(ours) == "sync-free"
     losses = [train(m, o, range(3, 10)) for m, o in zip(models, (ours, theirs), strict=True)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -151,13 +178,19 @@ def test_what_the_sync_free_form_does_not_offer_stays_right(kernels: None) -> No
             if step >= 1:
                 later = optimizer.param_groups[2]["params"][0]
                 later.grad = torch.full((3,), 0.5 * scaler.get_scale(), dtype=torch.bfloat16)
-        return embedding.weight.detach(), linear.weight.detach(), optimizer.param_groups[2]["params"][0].detach()
+        return (
+            embedding.weight.detach(),
+            linear.weight.detach(),
+            optimizer.param_groups[2]["params"][0].detach(),
+        )
 
     for name in ("SGD", "Adam"):
         for scaled in (False, True):
             for copied in (False, True):
                 ours, theirs = (steps(change, name, scaled, copied) for change in (True, False))
-                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=f"{name} {scaled} {copied}")
+                torch.testing.assert_close(
+                    ours, theirs, rtol=1e-5, atol=1e-6, msg=f"{name} {scaled} {copied}"
+                )
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -166,7 +199,9 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
         o, [lr_scheduler.LinearLR(o, 0.1, total_iters=4), lr_scheduler.CosineAnnealingLR(o, 8)], [4]
     ),
     "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=0.9),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=12, cycle_momentum="lr_decay" not in o.defaults),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(
+        o, 0.05, total_steps=12, cycle_momentum="lr_decay" not in o.defaults
+    ),
     "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
         [lr_scheduler.ExponentialLR(o, 0.9), lr_scheduler.StepLR(o, 3)], optimizer=o
     ),
@@ -176,7 +211,9 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("order", ["scheduler first", "accelerated first"])
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad"])
-def test_schedulers_give_the_same_learning_rates(schedule: str, order: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedulers_give_the_same_learning_rates(
+    schedule: str, order: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = []
     for change in (True, False):
         model = network()
@@ -191,7 +228,11 @@ def test_schedulers_give_the_same_learning_rates(schedule: str, order: str, name
         if change and name != "Adagrad":  # the wrapper has to lead to the new class's step
             form = getattr(fused_cpu, name)
             real = form._step_in_one_pass
-            monkeypatch.setattr(form, "_step_in_one_pass", lambda *a, real=real, s=steps: (s.append("ours"), real(*a))[1])
+            monkeypatch.setattr(
+                form,
+                "_step_in_one_pass",
+                lambda *a, real=real, s=steps: (s.append("ours"), real(*a))[1],
+            )
         rates = []
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -217,7 +258,9 @@ def test_the_warning_of_a_scheduler_that_is_stepped_first_is_given_as_before() -
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
             scheduler.step()
-        assert [("before `optimizer.step()`" in str(each.message)) for each in given] == ([] if stepped else [True])
+        assert [("before `optimizer.step()`" in str(each.message)) for each in given] == (
+            [] if stepped else [True]
+        )
 
 
 def test_the_wrapper_of_a_scheduler_keeps_no_optimizer_alive() -> None:
@@ -288,11 +331,24 @@ def unchanged(optimizer: torch.optim.Optimizer) -> str:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("foreach", True), ("foreach", False), ("fused", True), ("fused", False), ("differentiable", True), ("capturable", True)],
+    [
+        ("foreach", True),
+        ("foreach", False),
+        ("fused", True),
+        ("fused", False),
+        ("differentiable", True),
+        ("capturable", True),
+    ],
 )
 def test_a_form_that_the_user_has_chosen_is_kept(option: str, value: bool) -> None:
-    assert unchanged(make("Adam", network(), **{option: value})) == f"Adam stays as it is: {option}={value} was chosen."
-    groups = [{"params": [nn.Parameter(torch.ones(2))]}, {"params": [nn.Parameter(torch.ones(2))], option: value}]
+    assert (
+        unchanged(make("Adam", network(), **{option: value}))
+        == f"Adam stays as it is: {option}={value} was chosen."
+    )
+    groups = [
+        {"params": [nn.Parameter(torch.ones(2))]},
+        {"params": [nn.Parameter(torch.ones(2))], option: value},
+    ]
     assert f"{option}={value} was chosen" in unchanged(torch.optim.Adam(groups))
 
 
@@ -307,16 +363,25 @@ class Adam(torch.optim.Adam):
 def test_other_classes_stay_as_they_are() -> None:
     for cls in (Mine, Adam):
         assert "is no class of torch.optim" in unchanged(cls(network().parameters()))
-    assert unchanged(torch.optim.NAdam(network().parameters())) == "NAdam stays as it is: there is no faster form of it here."
+    assert (
+        unchanged(torch.optim.NAdam(network().parameters()))
+        == "NAdam stays as it is: there is no faster form of it here."
+    )
     assert "no faster form" in unchanged(torch.optim.LBFGS(network().parameters()))
     assert "no faster form" in unchanged(torch.optim.SparseAdam(network().parameters()))
 
 
 def test_what_brings_nothing_is_said() -> None:
-    assert "its options have no form in one pass over memory" in unchanged(make("AdamW", network(), amsgrad=True))
-    assert "its options have no form in one pass over memory" in unchanged(make("AdamW", network(), lr=torch.tensor(0.1)))
+    assert "its options have no form in one pass over memory" in unchanged(
+        make("AdamW", network(), amsgrad=True)
+    )
+    assert "its options have no form in one pass over memory" in unchanged(
+        make("AdamW", network(), lr=torch.tensor(0.1))
+    )
     assert "these are torch.float64" in unchanged(make("AdamW", network(torch.float64)))
-    assert "its parameters are torch.bfloat16" in unchanged(make("Adagrad", network(torch.bfloat16)))
+    assert "its parameters are torch.bfloat16" in unchanged(
+        make("Adagrad", network(torch.bfloat16))
+    )
     assert "its parameters are on cpu, meta" in unchanged(
         torch.optim.AdamW([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, device="meta"))])
     )
@@ -352,18 +417,31 @@ def test_a_step_that_somebody_has_replaced_is_kept() -> None:
 
 KINDS: dict[str, Callable[[], list[nn.Parameter]]] = {
     "fp32": lambda: [nn.Parameter(torch.linspace(-1, 1, 12).reshape(3, 4))],
-    "fp32 and complex": lambda: [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, dtype=torch.complex64))],
-    "fp32 and bf16": lambda: [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, dtype=torch.bfloat16))],
-    "fp32 and fp64": lambda: [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3, dtype=torch.float64))],
+    "fp32 and complex": lambda: [
+        nn.Parameter(torch.ones(3)),
+        nn.Parameter(torch.ones(3, dtype=torch.complex64)),
+    ],
+    "fp32 and bf16": lambda: [
+        nn.Parameter(torch.ones(3)),
+        nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
+    ],
+    "fp32 and fp64": lambda: [
+        nn.Parameter(torch.ones(3)),
+        nn.Parameter(torch.ones(3, dtype=torch.float64)),
+    ],
     "with gaps": lambda: [nn.Parameter(torch.ones(3, 8)[:, ::2])],
-    "channels_last": lambda: [nn.Parameter(torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last))],
+    "channels_last": lambda: [
+        nn.Parameter(torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    ],
 }
 
 
 @every_class
 @pytest.mark.parametrize("parameters", KINDS)
 @pytest.mark.parametrize("gradient", ["dense", "sparse", "contiguous", "expanded"])
-def test_parameters_and_gradients_of_other_kinds_stay_right(name: str, parameters: str, gradient: str) -> None:
+def test_parameters_and_gradients_of_other_kinds_stay_right(
+    name: str, parameters: str, gradient: str
+) -> None:
     """Also errors are torch's: of sparse gradients under Adam, for instance."""
     results = []
     for change in (True, False):
@@ -374,13 +452,21 @@ def test_parameters_and_gradients_of_other_kinds_stay_right(name: str, parameter
         said = []
         for step in range(3):
             for p in own:
-                drawn = torch.linspace(-1, 1 + step, p.numel(), dtype=torch.float64).reshape(p.shape).to(p.dtype)
+                drawn = (
+                    torch.linspace(-1, 1 + step, p.numel(), dtype=torch.float64)
+                    .reshape(p.shape)
+                    .to(p.dtype)
+                )
                 made = {
                     "dense": torch.empty_like(p).copy_(drawn),
                     "contiguous": drawn,
                     "expanded": drawn.flatten()[-1:].reshape([1] * p.dim()).expand(p.shape),
                 }
-                p.grad = drawn.to_sparse() if gradient == "sparse" and step else made.get(gradient, drawn).detach()
+                p.grad = (
+                    drawn.to_sparse()
+                    if gradient == "sparse" and step
+                    else made.get(gradient, drawn).detach()
+                )
             try:
                 optimizer.step()
             except Exception as error:
@@ -401,7 +487,9 @@ def test_a_scaler_skips_the_same_steps(name: str) -> None:
             accelerate_optimizer(optimizer)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step in range(5):
-            weight.grad = scaler.scale(torch.full((6,), torch.inf if step in (0, 2) else 1.0 + step))
+            weight.grad = scaler.scale(
+                torch.full((6,), torch.inf if step in (0, 2) else 1.0 + step)
+            )
             if step == 3:
                 scaler.unscale_(optimizer)
             scaler.step(optimizer)
@@ -413,7 +501,11 @@ def test_a_scaler_skips_the_same_steps(name: str) -> None:
 def test_states_follow_a_model_that_was_moved() -> None:
     weight = nn.Parameter(torch.ones(3, device="meta"))
     optimizer = torch.optim.AdamW([weight])
-    optimizer.state[weight] = {"step": torch.tensor(2.0), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)}
+    optimizer.state[weight] = {
+        "step": torch.tensor(2.0),
+        "exp_avg": torch.ones(3),
+        "exp_avg_sq": torch.ones(3),
+    }
     said = accelerate_optimizer(optimizer)
     assert said == "AdamW stays as it is: its parameters are on meta."
     devices = {name: value.device.type for name, value in optimizer.state[weight].items()}
@@ -438,8 +530,13 @@ def test_fused_sgd_begins_with_momentum_although_the_first_step_is_skipped() -> 
     torch.testing.assert_close(results[0], results[1])
 
 
-@pytest.mark.parametrize(("name", "said"), [("AdamW", "takes torch's fused form on cpu"), ("RAdam", "there is no C++ compiler")])
-def test_without_a_compiler_torchs_fused_form_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("AdamW", "takes torch's fused form on cpu"), ("RAdam", "there is no C++ compiler")],
+)
+def test_without_a_compiler_torchs_fused_form_is_taken_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
     monkeypatch.setattr(adoption.cpu_optimizers, "available", lambda: False)
     optimizer = getattr(torch.optim, name)([torch.ones(3, requires_grad=True)], lr=0.1)
     assert said in adoption.accelerate_optimizer(optimizer)

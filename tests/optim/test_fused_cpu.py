@@ -16,7 +16,10 @@ from gallery_lib.optim import OptimizerSpec, fused_cpu, kind
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Adam", {"lr": 1e-3}),
-    ("Adam", {"lr": 3e-3, "weight_decay": 1e-2, "betas": (0.8, 0.9), "eps": 1e-4, "maximize": True}),
+    (
+        "Adam",
+        {"lr": 3e-3, "weight_decay": 1e-2, "betas": (0.8, 0.9), "eps": 1e-4, "maximize": True},
+    ),
     ("AdamW", {"lr": 1e-3}),
     ("AdamW", {"lr": 3e-3, "weight_decay": 1e-1, "fused": True}),
     ("SGD", {"lr": 1e-2}),
@@ -38,14 +41,23 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Names of our steps that were taken; they are taken for real."""
     taken: list[str] = []
     real = cpu_optimizers._step
-    monkeypatch.setattr(cpu_optimizers, "_step", lambda name, *rest: (taken.append(name), real(name, *rest)))
+    monkeypatch.setattr(
+        cpu_optimizers, "_step", lambda name, *rest: (taken.append(name), real(name, *rest))
+    )
     return taken
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     """With a weight in channels_last, one of a single element, and one that never has a gradient."""
     torch.manual_seed(1)
-    layers = nn.Sequential(nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 8, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.PReLU(), nn.Linear(72, 4))
+    layers = nn.Sequential(
+        nn.Unflatten(1, (3, 2, 2)),
+        nn.Conv2d(3, 8, 2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.PReLU(),
+        nn.Linear(72, 4),
+    )
     layers.register_parameter("unused", nn.Parameter(torch.ones(3)))
     return layers.to(dtype).to(memory_format=torch.channels_last)
 
@@ -68,21 +80,26 @@ def assert_alike(ours: nn.Module, theirs: nn.Module) -> None:
 def test_it_trains_as_torchs(name: str, arguments: dict[str, Any], ran: list[str]) -> None:
     ours, theirs = model(), model()
     optimizers = [
-        getattr(module, name)(network.parameters(), **arguments) for module, network in ((fused_cpu, ours), (torch.optim, theirs))
+        getattr(module, name)(network.parameters(), **arguments)
+        for module, network in ((fused_cpu, ours), (torch.optim, theirs))
     ]
     for network, optimizer in zip((ours, theirs), optimizers, strict=True):
         train(network, optimizer, range(40))
     assert ran == ["adam" if name == "AdamW" else name.lower()] * 40
     assert_alike(ours, theirs)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        mine, torchs = (optimizer.state[p] for optimizer, p in zip(optimizers, (one, other), strict=True))
+        mine, torchs = (
+            optimizer.state[p] for optimizer, p in zip(optimizers, (one, other), strict=True)
+        )
         assert mine.keys() == torchs.keys()
         for key in mine:
             torch.testing.assert_close(mine[key], torchs[key], rtol=1e-4, atol=1e-7)
 
 
 @every_option
-def test_a_checkpoint_of_either_is_continued_by_the_other(name: str, arguments: dict[str, Any]) -> None:
+def test_a_checkpoint_of_either_is_continued_by_the_other(
+    name: str, arguments: dict[str, Any]
+) -> None:
     kinds = getattr(fused_cpu, name), getattr(torch.optim, name)
     for first, then in (kinds, kinds[::-1]):
         straight, network = model(), model()
@@ -97,7 +114,12 @@ def test_a_checkpoint_of_either_is_continued_by_the_other(name: str, arguments: 
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("RMSprop", {"lr": 1e-3, "momentum": 0.9}), ("RAdam", {}), ("AdamW", {}), ("SGD", {"lr": 1e-3, "momentum": 0.9})],
+    [
+        ("RMSprop", {"lr": 1e-3, "momentum": 0.9}),
+        ("RAdam", {}),
+        ("AdamW", {}),
+        ("SGD", {"lr": 1e-3, "momentum": 0.9}),
+    ],
 )
 def test_threads_change_no_bit(name: str, arguments: dict[str, Any]) -> None:
     found: list[list[Tensor]] = []
@@ -127,23 +149,41 @@ def test_threads_change_no_bit(name: str, arguments: dict[str, Any]) -> None:
         ("SGD", {"momentum": 0.9}, ("momentum_buffer",)),
     ],
 )
-def test_states_and_gradients_in_another_layout(name: str, arguments: dict[str, Any], states: tuple[str, ...]) -> None:
-    ours, theirs = (nn.Parameter(torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)) for _ in range(2))
-    optimizers = getattr(fused_cpu, name)([ours], **arguments), getattr(torch.optim, name)([theirs], **arguments)
+def test_states_and_gradients_in_another_layout(
+    name: str, arguments: dict[str, Any], states: tuple[str, ...]
+) -> None:
+    ours, theirs = (
+        nn.Parameter(torch.arange(48.0).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last))
+        for _ in range(2)
+    )
+    optimizers = (
+        getattr(fused_cpu, name)([ours], **arguments),
+        getattr(torch.optim, name)([theirs], **arguments),
+    )
     for step in range(4):
         for weight, optimizer in zip((ours, theirs), optimizers, strict=True):
-            weight.grad = torch.linspace(-1, 1, 48).reshape(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
-            weight.grad = weight.grad.contiguous() if step else weight.grad  # torch.optim takes any layout, too
+            weight.grad = (
+                torch.linspace(-1, 1, 48)
+                .reshape(2, 3, 2, 4)
+                .contiguous(memory_format=torch.channels_last)
+            )
+            weight.grad = (
+                weight.grad.contiguous() if step else weight.grad
+            )  # torch.optim takes any layout, too
             optimizer.step()
             if step == 1:
                 for key in states:
                     optimizer.state[weight][key] = optimizer.state[weight][key].contiguous()
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(optimizers[0].state[ours], optimizers[1].state[theirs], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        optimizers[0].state[ours], optimizers[1].state[theirs], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_rest_is_left_to_torch(ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def compare(arguments: dict[str, Any], dtype: torch.dtype = torch.float32, name: str = "RMSprop") -> None:
+    def compare(
+        arguments: dict[str, Any], dtype: torch.dtype = torch.float32, name: str = "RMSprop"
+    ) -> None:
         ours, theirs = model(dtype), model(dtype)
         train(ours, getattr(fused_cpu, name)(ours.parameters(), **arguments), range(5))
         train(theirs, getattr(torch.optim, name)(theirs.parameters(), **arguments), range(5))
@@ -174,7 +214,9 @@ def test_what_a_scaler_found_counts(ran: list[str]) -> None:
 
 
 def test_hooks_are_called_once_whoever_takes_the_step() -> None:
-    torch.optim.RMSprop([nn.Parameter(torch.ones(3))])  # torch's class has hooks around its step from here on
+    torch.optim.RMSprop(
+        [nn.Parameter(torch.ones(3))]
+    )  # torch's class has hooks around its step from here on
     for dtype in (torch.float32, torch.float64):
         weight, seen = nn.Parameter(torch.ones(3, dtype=dtype)), []
         optimizer = fused_cpu.RMSprop([weight])

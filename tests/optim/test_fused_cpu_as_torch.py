@@ -17,7 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import cpu_optimizers
@@ -41,19 +44,27 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 FP32 = (torch.float32,)
 
 
-def assert_same(ours: Any, theirs: Any, what: str = "", rounded: tuple[torch.dtype, ...] = FP32) -> None:
+def assert_same(
+    ours: Any, theirs: Any, what: str = "", rounded: tuple[torch.dtype, ...] = FP32
+) -> None:
     """Values of the dtypes `rounded` may differ in fp32's rounding. What torch's class computes may not differ."""
     if isinstance(theirs, Tensor):
-        assert isinstance(ours, Tensor) and ours.dtype is theirs.dtype and ours.layout is theirs.layout, what
+        assert (
+            isinstance(ours, Tensor) and ours.dtype is theirs.dtype and ours.layout is theirs.layout
+        ), what
         bounds = {"rtol": 0.0, "atol": 0.0}
         if theirs.layout is torch.strided:
             assert ours.shape == theirs.shape, what
         if theirs.dtype in rounded:
             values = theirs.detach().coalesce().values() if theirs.is_sparse else theirs.detach()
             finite = values[values.isfinite()].abs()
-            largest = float(finite.max()) if finite.numel() else 0.0  # of the terms that were added up
+            largest = (
+                float(finite.max()) if finite.numel() else 0.0
+            )  # of the terms that were added up
             bounds = {"rtol": 2e-6, "atol": 2e-7 * (1.0 + largest)}
-        torch.testing.assert_close(ours, theirs, equal_nan=True, **bounds, msg=lambda m: f"{what}: {m}")
+        torch.testing.assert_close(
+            ours, theirs, equal_nan=True, **bounds, msg=lambda m: f"{what}: {m}"
+        )
     elif isinstance(theirs, dict):
         assert list(ours) == list(theirs), what
         for key, value in theirs.items():
@@ -76,8 +87,12 @@ def outcome(run: Callable[[], Any]) -> Any:
 Scenario = Callable[[type[torch.optim.Optimizer], dict[str, Any]], Any]
 
 
-def compare(name: str, scenario: Scenario, rounded: tuple[torch.dtype, ...] = FP32, **options: Any) -> Any:
-    ours, theirs = (outcome(lambda kind=kind: scenario(kind, copy.deepcopy(options))) for kind in pair(name))
+def compare(
+    name: str, scenario: Scenario, rounded: tuple[torch.dtype, ...] = FP32, **options: Any
+) -> Any:
+    ours, theirs = (
+        outcome(lambda kind=kind: scenario(kind, copy.deepcopy(options))) for kind in pair(name)
+    )
     assert_same(ours, theirs, name, rounded)
     return theirs
 
@@ -88,7 +103,9 @@ def turned(tensor: Tensor) -> Tensor:
 
 WEIGHTS: dict[str, Callable[[int], Tensor]] = {
     "fp32": lambda seed: random(5, 7, seed=seed),
-    "channels_last": lambda seed: random(2, 3, 4, 5, seed=seed).to(memory_format=torch.channels_last),
+    "channels_last": lambda seed: random(2, 3, 4, 5, seed=seed).to(
+        memory_format=torch.channels_last
+    ),
     "transposed": lambda seed: random(6, 4, seed=seed).t(),
     "with gaps": lambda seed: random(5, 8, seed=seed)[:, ::2],
     "no elements": lambda seed: random(0, 3, seed=seed),
@@ -103,7 +120,9 @@ WEIGHTS: dict[str, Callable[[int], Tensor]] = {
 GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "alike": lambda w, g: torch.empty_like(w).copy_(g),
     "contiguous": lambda w, g: g.contiguous(),
-    "expanded": lambda w, g: g.flatten()[:1].reshape([1] * w.dim()).expand(w.shape) if w.numel() else g,
+    "expanded": lambda w, g: (
+        g.flatten()[:1].reshape([1] * w.dim()).expand(w.shape) if w.numel() else g
+    ),
     "reversed strides": lambda w, g: turned(turned(g).contiguous()),
     "infinite": lambda w, g: torch.full_like(w, torch.inf),
     "NaN": lambda w, g: torch.full_like(w, torch.nan),
@@ -114,11 +133,39 @@ GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "none": lambda w, g: None,
 }
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "Adam": [{}, {"amsgrad": True}, {"weight_decay": 0.1}, {"betas": (0.0, 0.5)}, {"betas": (0.3, 0.0), "maximize": True}],
-    "AdamW": [{}, {"amsgrad": True}, {"weight_decay": 0.0}, {"lr": torch.tensor(0.01)}, {"eps": 0.0}],
-    "SGD": [{}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.5}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}],
-    "RMSprop": [{}, {"momentum": 0.9}, {"centered": True}, {"weight_decay": 0.1, "maximize": True}, {"alpha": 0.3}],
-    "RAdam": [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"betas": (0.2, 0.6)}],
+    "Adam": [
+        {},
+        {"amsgrad": True},
+        {"weight_decay": 0.1},
+        {"betas": (0.0, 0.5)},
+        {"betas": (0.3, 0.0), "maximize": True},
+    ],
+    "AdamW": [
+        {},
+        {"amsgrad": True},
+        {"weight_decay": 0.0},
+        {"lr": torch.tensor(0.01)},
+        {"eps": 0.0},
+    ],
+    "SGD": [
+        {},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "dampening": 0.5},
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    ],
+    "RMSprop": [
+        {},
+        {"momentum": 0.9},
+        {"centered": True},
+        {"weight_decay": 0.1, "maximize": True},
+        {"alpha": 0.3},
+    ],
+    "RAdam": [
+        {},
+        {"weight_decay": 0.1},
+        {"weight_decay": 0.1, "decoupled_weight_decay": True},
+        {"betas": (0.2, 0.6)},
+    ],
 }
 
 
@@ -134,7 +181,12 @@ def trainings(draw: st.DrawFn) -> tuple[str, list[dict[str, Any]], list[list[str
     return name, groups, draw(st.lists(step, min_size=1, max_size=4)), draw(st.booleans())
 
 
-def trained(kind: type[torch.optim.Optimizer], groups: list[dict[str, Any]], steps: list[list[str]], by_closure: bool) -> Any:
+def trained(
+    kind: type[torch.optim.Optimizer],
+    groups: list[dict[str, Any]],
+    steps: list[list[str]],
+    by_closure: bool,
+) -> Any:
     """Weights and state dict after these steps; the type of the error of a step that had one, at its place."""
     seeds = iter(range(100))
     weights: list[nn.Parameter] = []
@@ -201,7 +253,9 @@ def test_a_sparse_embedding_by_a_closure() -> None:
         def scenario(kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> Any:
             torch.manual_seed(0)
             embedding, linear = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 3)
-            optimizer = kind([*embedding.parameters(), *linear.parameters()], lr=0.1, foreach=False, **options)
+            optimizer = kind(
+                [*embedding.parameters(), *linear.parameters()], lr=0.1, foreach=False, **options
+            )
 
             def closure() -> Tensor:
                 optimizer.zero_grad()
@@ -209,7 +263,11 @@ def test_a_sparse_embedding_by_a_closure() -> None:
                 loss.backward()
                 return loss.detach()
 
-            return [optimizer.step(closure) for _ in range(3)], embedding.weight.detach(), linear.weight.detach()
+            return (
+                [optimizer.step(closure) for _ in range(3)],
+                embedding.weight.detach(),
+                linear.weight.detach(),
+            )
 
         assert isinstance(compare("SGD", scenario, momentum=momentum), tuple)
 
@@ -218,7 +276,11 @@ def test_a_sparse_embedding_by_a_closure() -> None:
 def test_weights_that_share_memory(name: str) -> None:
     def scenario(kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> Any:
         storage = random(40)
-        weights = [nn.Parameter(storage[:20]), nn.Parameter(storage[10:30]), nn.Parameter(storage[30:])]
+        weights = [
+            nn.Parameter(storage[:20]),
+            nn.Parameter(storage[10:30]),
+            nn.Parameter(storage[30:]),
+        ]
         optimizer = kind(weights, lr=0.1, foreach=False, **options)
         for step in range(4):
             for place, weight in enumerate(weights):
@@ -244,11 +306,17 @@ def test_a_weight_that_is_listed_twice(name: str) -> None:
 
 
 @every_class
-def test_groups_that_differ_each_take_their_own_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_differ_each_take_their_own_way(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An fp32 group is stepped by the C++ although the other one cannot be; one is added later."""
     taken: list[int] = []
     real = cpu_optimizers._step
-    monkeypatch.setattr(cpu_optimizers, "_step", lambda kind, columns, *rest: (taken.append(len(columns[0])), real(kind, columns, *rest)))
+    monkeypatch.setattr(
+        cpu_optimizers,
+        "_step",
+        lambda kind, columns, *rest: (taken.append(len(columns[0])), real(kind, columns, *rest)),
+    )
 
     def scenario(kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> Any:
         groups = [
@@ -258,12 +326,22 @@ def test_groups_that_differ_each_take_their_own_way(name: str, monkeypatch: pyte
         optimizer = kind(groups, lr=0.1, foreach=False, **options)
         for step in range(4):
             if step == 2:
-                optimizer.add_param_group({"params": [nn.Parameter(random(4, seed=3)), nn.Parameter(random(4, seed=4))], "lr": 0.2})
+                optimizer.add_param_group(
+                    {
+                        "params": [
+                            nn.Parameter(random(4, seed=3)),
+                            nn.Parameter(random(4, seed=4)),
+                        ],
+                        "lr": 0.2,
+                    }
+                )
             for group in optimizer.param_groups:
                 for weight in group["params"]:
                     weight.grad = random(*weight.shape, seed=step, dtype=weight.dtype)
             optimizer.step()
-        return [p.detach() for group in optimizer.param_groups for p in group["params"]], optimizer.state_dict()
+        return [
+            p.detach() for group in optimizer.param_groups for p in group["params"]
+        ], optimizer.state_dict()
 
     compare(name, scenario, **MOMENTUM.get(name, {}))
     assert taken == [1, 1, 1, 2, 1, 2]
@@ -314,7 +392,9 @@ def changed_states(name: str) -> dict[str, Callable[[dict[str, Any]], Any]]:
 def test_states_of_another_kind(name: str) -> None:
     for what, change in changed_states(name).items():
 
-        def scenario(kind: type[torch.optim.Optimizer], options: dict[str, Any], change: Any = change) -> Any:
+        def scenario(
+            kind: type[torch.optim.Optimizer], options: dict[str, Any], change: Any = change
+        ) -> Any:
             weight = nn.Parameter(random(5, 4))
             optimizer = kind([weight], lr=0.01, foreach=False, **options)
             for step in range(4):
@@ -324,7 +404,9 @@ def test_states_of_another_kind(name: str) -> None:
                     change(optimizer.state[weight])
             return weight.detach(), optimizer.state[weight]
 
-        rounded = (*FP32, torch.float64) if what == "in fp64" else FP32  # two steps in fp32 came before
+        rounded = (
+            (*FP32, torch.float64) if what == "in fp64" else FP32
+        )  # two steps in fp32 came before
         compare(name, scenario, rounded, **MOMENTUM.get(name, {}))
 
 
@@ -382,7 +464,9 @@ def test_differentiable_steps(name: str) -> None:
     def scenario(kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> Any:
         start = random(5).requires_grad_()
         weight = start.clone()
-        optimizer = kind([nn.Parameter(random(5))], lr=0.01, differentiable=True, foreach=False, **options)
+        optimizer = kind(
+            [nn.Parameter(random(5))], lr=0.01, differentiable=True, foreach=False, **options
+        )
         optimizer.param_groups[0]["params"] = [weight]
         weight.grad = random(5, seed=1)
         optimizer.step()
@@ -420,7 +504,9 @@ def test_copies_and_checkpoints_go_on(name: str) -> None:
             for step in steps:
                 optimizer.param_groups[0]["params"][0].grad = random(6, seed=step)
                 optimizer.step()
-            return [p.detach().clone() for p in optimizer.param_groups[0]["params"]], copy.deepcopy(optimizer.state_dict())
+            return [p.detach().clone() for p in optimizer.param_groups[0]["params"]], copy.deepcopy(
+                optimizer.state_dict()
+            )
 
         results = [train(optimizer, range(2))]
         results.append(train(copy.deepcopy(optimizer), range(2, 4)))
@@ -428,7 +514,9 @@ def test_copies_and_checkpoints_go_on(name: str) -> None:
         file = io.BytesIO()
         torch.save(optimizer.state_dict(), file)
         file.seek(0)
-        continued = other([nn.Parameter(p.detach().clone()) for p in weights], lr=0.5, foreach=False)
+        continued = other(
+            [nn.Parameter(p.detach().clone()) for p in weights], lr=0.5, foreach=False
+        )
         continued.load_state_dict(torch.load(file, weights_only=True))
         results.append(train(continued, range(2, 4)))
         return results
@@ -467,7 +555,9 @@ def test_a_scaler_skips_and_unscales_as_with_torchs_class() -> None:
             optimizer = kind([weight], lr=0.01, foreach=False, **options)
             scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
             for step in range(4):
-                weight.grad = 8.0 * random(5, seed=step) if step != 1 else torch.full((5,), torch.inf)
+                weight.grad = (
+                    8.0 * random(5, seed=step) if step != 1 else torch.full((5,), torch.inf)
+                )
                 scaler.step(optimizer)
                 scaler.update(8.0)
             return weight.detach(), optimizer.state_dict()
@@ -480,14 +570,18 @@ def test_a_weight_whose_memory_is_gone_is_refused_before_anything_is_read() -> N
     optimizer = fused_cpu.AdamW([weight])
     weight.grad = random(1000)
     weight.untyped_storage().resize_(400)
-    with pytest.raises(InputError, match=r"weights, torch.float32 \(1000,\) .* less memory than its shape asks for"):
+    with pytest.raises(
+        InputError, match=r"weights, torch.float32 \(1000,\) .* less memory than its shape asks for"
+    ):
         optimizer.step()
     weight.untyped_storage().resize_(0)
     with pytest.raises(InputError, match="it has no memory"):
         optimizer.step()
 
 
-@pytest.mark.parametrize(("name", "options"), [(name, options) for name in NAMES for options in OPTIONS[name]], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, options) for name in NAMES for options in OPTIONS[name]], ids=str
+)
 def test_it_is_as_near_to_float64_as_torchs_is(name: str, options: dict[str, Any]) -> None:
     def values(kind: type[torch.optim.Optimizer], dtype: torch.dtype) -> Tensor:
         weight = nn.Parameter(random(500).to(dtype))

@@ -36,7 +36,9 @@ def read(request, monkeypatch):
 def updates(kind: str, pair, net, max_norm: float | None = None) -> Updates:
     """Optimizer, scaler and schedule, all `ours` or all torch's."""
     optimizer = pair.ours(net.parameters()) if kind == "ours" else pair.theirs(net.parameters())
-    scaler = GradScaler("cpu", **SCALING) if kind == "ours" else torch.amp.GradScaler("cpu", **SCALING)
+    scaler = (
+        GradScaler("cpu", **SCALING) if kind == "ours" else torch.amp.GradScaler("cpu", **SCALING)
+    )
     return Updates(optimizer, scaler, LambdaLR(optimizer, warmup), max_norm)
 
 
@@ -46,7 +48,9 @@ def run(net, chosen: Updates, steps=range(STEPS), overflow_at=OVERFLOW_AT) -> li
 
 @pytest.mark.slow
 @EACH
-def test_200_clipped_steps_with_overflows_have_the_losses_of_torchs_scaler_optimizer_and_schedule(pair):
+def test_200_clipped_steps_with_overflows_have_the_losses_of_torchs_scaler_optimizer_and_schedule(
+    pair,
+):
     """In fp64 the learning rate on the device, in fp32, is the only thing that differs: 6e-8 of it, added up over 200 steps."""
     net, other = model(torch.float64), model(torch.float64)
     ours, theirs = updates("ours", pair, net, 0.3), updates("torch's", pair, other, 0.3)
@@ -79,7 +83,8 @@ def test_where_kernels_run_gradients_are_read_once_for_check_and_norm(read):
         before = call_counts.counts()
         run(net, updates("ours", PAIRS[0], net, max_norm), range(5), ())
         read_by_us = (
-            call_counts.counts()["gradient_statistics", call_counts.PLAIN_TORCH] - before["gradient_statistics", call_counts.PLAIN_TORCH]
+            call_counts.counts()["gradient_statistics", call_counts.PLAIN_TORCH]
+            - before["gradient_statistics", call_counts.PLAIN_TORCH]
         )
         assert read_by_us == (5 if read == "one read" or max_norm else 0)
 
@@ -112,33 +117,58 @@ def test_an_optimizer_that_knows_nothing_of_scaling_works_and_is_announced_once(
     with pytest.warns(WaitsForDevice, match=r"plain_lamb\.PlainLamb cannot skip") as said:
         got = run(net, ours, range(60))
     assert len([each for each in said if each.category is WaitsForDevice]) == 1
-    assert got == pytest.approx(run(other, updates("torch's", pair, other, 0.3), range(60)), rel=1e-9)
+    assert got == pytest.approx(
+        run(other, updates("torch's", pair, other, 0.3), range(60)), rel=1e-9
+    )
     assert ours.skipped_steps() == sum(step < 60 for step in OVERFLOW_AT)
 
 
-@pytest.mark.parametrize("pair", [pair for pair in (*PAIRS, ADAM) if pair.name != "LAMB"], ids=lambda pair: pair.name)
+@pytest.mark.parametrize(
+    "pair", [pair for pair in (*PAIRS, ADAM) if pair.name != "LAMB"], ids=lambda pair: pair.name
+)
 @pytest.mark.parametrize("direction", ["from torch", "to torch"])
-def test_a_checkpoint_with_scaler_and_schedule_is_continued_with_the_same_losses(pair, direction, tmp_path):
+def test_a_checkpoint_with_scaler_and_schedule_is_continued_with_the_same_losses(
+    pair, direction, tmp_path
+):
     first, second = ("torch's", "ours") if direction == "from torch" else ("ours", "torch's")
     net = model(torch.float64)
     chosen = updates(first, pair, net)
     run(net, chosen, range(4))  # the last step was skipped
-    state = {"net": net, "optimizer": chosen.optimizer, "scaler": chosen.scaler, "schedule": chosen.schedule}
-    torch.save({name: part.state_dict() for name, part in state.items()}, tmp_path / "checkpoint.pt")
+    state = {
+        "net": net,
+        "optimizer": chosen.optimizer,
+        "scaler": chosen.scaler,
+        "schedule": chosen.schedule,
+    }
+    torch.save(
+        {name: part.state_dict() for name, part in state.items()}, tmp_path / "checkpoint.pt"
+    )
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     other = model(torch.float64)
     continued = updates(second, pair, other)
-    for name, part in {"net": other, "optimizer": continued.optimizer, "scaler": continued.scaler, "schedule": continued.schedule}.items():
+    for name, part in {
+        "net": other,
+        "optimizer": continued.optimizer,
+        "scaler": continued.scaler,
+        "schedule": continued.schedule,
+    }.items():
         part.load_state_dict(saved[name])
-    assert run(other, continued, range(4, 24)) == pytest.approx(run(net, chosen, range(4, 24)), rel=1e-5)
+    assert run(other, continued, range(4, 24)) == pytest.approx(
+        run(net, chosen, range(4, 24)), rel=1e-5
+    )
     assert continued.scaler.state_dict() == chosen.scaler.state_dict()
 
 
 def test_unscaling_first_works_as_with_torchs_scaler():
     results = []
-    for kind, scaler in (("ours", GradScaler("cpu", **SCALING)), ("torch's", torch.amp.GradScaler("cpu", **SCALING))):
+    for kind, scaler in (
+        ("ours", GradScaler("cpu", **SCALING)),
+        ("torch's", torch.amp.GradScaler("cpu", **SCALING)),
+    ):
         net = model(torch.float64)
-        optimizer = PAIRS[0].ours(net.parameters()) if kind == "ours" else PAIRS[0].theirs(net.parameters())
+        optimizer = (
+            PAIRS[0].ours(net.parameters()) if kind == "ours" else PAIRS[0].theirs(net.parameters())
+        )
 
         def take(net=net, optimizer=optimizer, scaler=scaler):
             scaler.unscale_(optimizer)
@@ -160,7 +190,9 @@ def test_two_optimizers_are_skipped_one_by_one():
     for optimizer in optimizers:
         scaler.step(optimizer)
     scaler.update()
-    assert torch.equal(nets[0][0].weight, before[0]["0.weight"]) and not torch.equal(nets[1][0].weight, before[1]["0.weight"])
+    assert torch.equal(nets[0][0].weight, before[0]["0.weight"]) and not torch.equal(
+        nets[1][0].weight, before[1]["0.weight"]
+    )
     assert [optimizer.step_was_skipped.item() for optimizer in optimizers] == [1.0, 0.0]
     assert (scaler.get_scale(), scaler.skipped_steps()) == (4.0, 1)
 

@@ -19,15 +19,29 @@ import gallery_lib
 from gallery_lib.optim.updates import Updates
 
 pytestmark = pytest.mark.slow
-EACH = pytest.mark.parametrize(("way", "pair"), RUNS, ids=[f"{pair.name} {way}" for way, pair in RUNS])
+EACH = pytest.mark.parametrize(
+    ("way", "pair"), RUNS, ids=[f"{pair.name} {way}" for way, pair in RUNS]
+)
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(overflow_on_ranks.__file__)
-    paths = [str(Path(gallery_lib.__file__).parent.parent), str(script.parent.parent), os.environ.get("PYTHONPATH", "")]
-    command = [sys.executable, "-m", "gallery_lib.launcher.forked", "2", str(folder), overflow_on_ranks.__name__, str(folder)]
+    paths = [
+        str(Path(gallery_lib.__file__).parent.parent),
+        str(script.parent.parent),
+        os.environ.get("PYTHONPATH", ""),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "gallery_lib.launcher.forked",
+        "2",
+        str(folder),
+        overflow_on_ranks.__name__,
+        str(folder),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-5000:]

@@ -34,16 +34,25 @@ class Late(DeviceCount):
 
 @pytest.fixture(params=["at once", "late"])
 def news(request, monkeypatch):
-    monkeypatch.setattr(skip_aware_schedule, "DeviceCount", {"at once": DeviceCount, "late": Late}[request.param])
+    monkeypatch.setattr(
+        skip_aware_schedule, "DeviceCount", {"at once": DeviceCount, "late": Late}[request.param]
+    )
     return request.param
 
 
 SCHEDULES = {
-    "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, [warmup, lambda update: 0.9**update]),
+    "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(
+        optimizer, [warmup, lambda update: 0.9**update]
+    ),
     "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, 3, 0.5),
     "CosineAnnealingLR": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 50),
     "SequentialLR": lambda optimizer: lr_scheduler.SequentialLR(
-        optimizer, [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5), lr_scheduler.ExponentialLR(optimizer, 0.9)], [5]
+        optimizer,
+        [
+            lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5),
+            lr_scheduler.ExponentialLR(optimizer, 0.9),
+        ],
+        [5],
     ),
 }
 EACH = pytest.mark.parametrize("schedule", SCHEDULES)
@@ -51,7 +60,9 @@ EACH = pytest.mark.parametrize("schedule", SCHEDULES)
 
 def optimizer_of(net=None):
     net = net or model()
-    return PAIRS[1].ours([{"params": net[0].parameters(), "lr": 0.1}, {"params": net[3].parameters(), "lr": 0.3}])
+    return PAIRS[1].ours(
+        [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[3].parameters(), "lr": 0.3}]
+    )
 
 
 def step(optimizer, schedule, skipped: bool) -> None:
@@ -69,7 +80,11 @@ def step(optimizer, schedule, skipped: bool) -> None:
 def rates(optimizer) -> list[float]:
     """What the next step will use."""
     own = [group["lr"] for group in optimizer.param_groups]
-    return own if optimizer.learning_rates is None else [rate.item() for rate in optimizer.learning_rates]
+    return (
+        own
+        if optimizer.learning_rates is None
+        else [rate.item() for rate in optimizer.learning_rates]
+    )
 
 
 def torchs(name: str, updates: int):
@@ -90,7 +105,9 @@ def test_every_step_has_the_learning_rate_of_the_updates_done_before_it(schedule
     for number in range(STEPS):
         step(optimizer, ours, number in SKIPPED)
         updates += number not in SKIPPED
-        assert rates(optimizer) == pytest.approx(torchs(schedule, updates)[1], rel=1e-6), f"after step {number}"
+        assert rates(optimizer) == pytest.approx(torchs(schedule, updates)[1], rel=1e-6), (
+            f"after step {number}"
+        )
     assert updates == STEPS - len(SKIPPED)
 
 
@@ -102,7 +119,10 @@ def test_state_dicts_are_torchs_at_the_updates_done_and_are_continued_by_either(
         step(optimizer, ours, number in SKIPPED)
     theirs, expected = torchs(schedule, 2)
     saved, saved_optimizer = ours.state_dict(), optimizer.state_dict()
-    assert saved["last_epoch"] == theirs.state_dict()["last_epoch"] and saved["_last_lr"] == theirs.state_dict()["_last_lr"] == expected
+    assert (
+        saved["last_epoch"] == theirs.state_dict()["last_epoch"]
+        and saved["_last_lr"] == theirs.state_dict()["_last_lr"] == expected
+    )
     assert [group["lr"] for group in saved_optimizer["param_groups"]] == expected
 
     other_optimizer = optimizer_of()
@@ -127,7 +147,9 @@ def test_the_state_of_the_optimizer_alone_has_the_rates_of_the_updates_done(news
     ours = SkipAware(SCHEDULES["StepLR"](optimizer))
     for number in range(8):
         step(optimizer, ours, number in SKIPPED)
-    assert [group["lr"] for group in optimizer.state_dict()["param_groups"]] == torchs("StepLR", 2)[1]
+    assert [group["lr"] for group in optimizer.state_dict()["param_groups"]] == torchs("StepLR", 2)[
+        1
+    ]
     step(optimizer, ours, False)
     assert rates(optimizer) == pytest.approx(torchs("StepLR", 3)[1])
 
@@ -171,13 +193,17 @@ def test_a_group_that_is_added_later_follows_the_schedule_too():
         stepped = SkipAware(schedule) if aware else schedule
         for step in range(6):
             for group in optimizer.param_groups:
-                group["params"][0].grad = scaler.scale(torch.full((3,), torch.inf if step == 3 else 1.0))
+                group["params"][0].grad = scaler.scale(
+                    torch.full((3,), torch.inf if step == 3 else 1.0)
+                )
             scaler.step(optimizer)
             scaler.update()
             if aware or not scaler.skipped_steps() or step != 3:
                 stepped.step()
             if step == 1:
-                optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], "lr": 0.5})
+                optimizer.add_param_group(
+                    {"params": [torch.nn.Parameter(torch.ones(3))], "lr": 0.5}
+                )
         if aware:
             stepped.settle()
         rates.append([group["lr"] for group in optimizer.param_groups])

@@ -14,15 +14,23 @@ from gallery_lib.errors import InputError
 from gallery_lib.optim import sync_free
 
 EACH = pytest.mark.parametrize("pair", [*PAIRS, ADAM], ids=lambda pair: pair.name)
-FROM_TORCH = pytest.mark.parametrize("pair", [pair for pair in (*PAIRS, ADAM) if pair.name != "LAMB"], ids=lambda pair: pair.name)
+FROM_TORCH = pytest.mark.parametrize(
+    "pair", [pair for pair in (*PAIRS, ADAM) if pair.name != "LAMB"], ids=lambda pair: pair.name
+)
 
 
 @EACH
-@pytest.mark.parametrize(("dtype", "relative"), [(torch.float64, 1e-9), pytest.param(torch.float32, 1e-3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("dtype", "relative"),
+    [(torch.float64, 1e-9), pytest.param(torch.float32, 1e-3, marks=pytest.mark.slow)],
+)
 def test_200_steps_have_the_losses_of_torchs_optimizer(pair, dtype, relative):
     """In fp64 nothing but the order of operations differs; in fp32 200 steps may add that up to a thousandth."""
     net, other = model(dtype), model(dtype)
-    ours, theirs = losses(net, pair.ours(net.parameters())), losses(other, pair.theirs(other.parameters()))
+    ours, theirs = (
+        losses(net, pair.ours(net.parameters())),
+        losses(other, pair.theirs(other.parameters())),
+    )
     assert ours == pytest.approx(theirs, rel=relative)
     assert ours[-1] < 0.6 * ours[0]
 
@@ -31,10 +39,14 @@ def test_200_steps_have_the_losses_of_torchs_optimizer(pair, dtype, relative):
 @EACH
 def test_with_injected_overflows_the_same_steps_are_skipped(pair):
     net, other = model(), model()
-    scaler, other_scaler = (torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=20) for _ in range(2))
+    scaler, other_scaler = (
+        torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=20) for _ in range(2)
+    )
     optimizer = pair.ours(net.parameters())
     ours = losses(net, optimizer, scaler=scaler, overflow_at=OVERFLOW_AT)
-    theirs = losses(other, pair.theirs(other.parameters()), scaler=other_scaler, overflow_at=OVERFLOW_AT)
+    theirs = losses(
+        other, pair.theirs(other.parameters()), scaler=other_scaler, overflow_at=OVERFLOW_AT
+    )
     assert ours == pytest.approx(theirs, rel=1e-3)
     assert scaler.get_scale() == other_scaler.get_scale()
     assert optimizer.skipped_steps() == len(OVERFLOW_AT)
@@ -49,23 +61,31 @@ def test_the_plain_lamb_is_timms():
 
     net, other, arguments = model(torch.float64), model(torch.float64), PAIRS[-1].arguments
     theirs = Lamb(other.parameters(), **arguments, max_grad_norm=None, always_adapt=True)
-    assert losses(net, PlainLamb(net.parameters(), **arguments)) == pytest.approx(losses(other, theirs), rel=1e-9)
+    assert losses(net, PlainLamb(net.parameters(), **arguments)) == pytest.approx(
+        losses(other, theirs), rel=1e-9
+    )
 
 
 @FROM_TORCH
 @pytest.mark.parametrize("direction", ["from torch", "to torch"])
 def test_a_checkpoint_is_continued_with_the_same_losses(pair, direction, tmp_path):
-    first, second = (pair.theirs, pair.ours) if direction == "from torch" else (pair.ours, pair.theirs)
+    first, second = (
+        (pair.theirs, pair.ours) if direction == "from torch" else (pair.ours, pair.theirs)
+    )
     net = model(torch.float64)
     optimizer = first(net.parameters())
     losses(net, optimizer, range(30))
-    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt")
+    torch.save(
+        {"net": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "checkpoint.pt"
+    )
     checkpoint = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     other = model(torch.float64)
     other.load_state_dict(checkpoint["net"])
     continued = second(other.parameters())
     continued.load_state_dict(checkpoint["optimizer"])
-    assert losses(other, continued, range(30, 60)) == pytest.approx(losses(net, optimizer, range(30, 60)), rel=1e-9)
+    assert losses(other, continued, range(30, 60)) == pytest.approx(
+        losses(net, optimizer, range(30, 60)), rel=1e-9
+    )
 
 
 @FROM_TORCH
@@ -77,7 +97,10 @@ def test_the_state_dict_has_torchs_layout(pair):
     ours, theirs = (optimizer.state_dict() for optimizer in optimizers)
     assert ours["param_groups"] == theirs["param_groups"]
     shapes = [
-        {index: {name: (value.shape, value.dtype) for name, value in state.items()} for index, state in each["state"].items()}
+        {
+            index: {name: (value.shape, value.dtype) for name, value in state.items()}
+            for index, state in each["state"].items()
+        }
         for each in (ours, theirs)
     ]
     assert shapes[0] == shapes[1]
@@ -93,12 +116,17 @@ def test_a_clip_factor_clips_as_clip_grad_norm_does():
     ours.clip_factor = sync_free.clip_factor(norm * 8, 0.1, torch.tensor(8.0))
     nn.utils.clip_grad_norm_(other.parameters(), 0.1)
     ours.step(), theirs.step()
-    torch.testing.assert_close(list(net.parameters()), list(other.parameters()), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        list(net.parameters()), list(other.parameters()), rtol=1e-6, atol=1e-8
+    )
 
 
 def test_learning_rates_on_the_device_replace_the_groups_own():
     net, other = model(torch.float64), model(torch.float64)
-    groups, others = ([{"params": each[0].parameters()}, {"params": each[3].parameters()}] for each in (net, other))
+    groups, others = (
+        [{"params": each[0].parameters()}, {"params": each[3].parameters()}]
+        for each in (net, other)
+    )
     ours, theirs = sync_free.SGD(groups, lr=1.0), torch.optim.SGD(others, lr=1.0)
     ours.learning_rates = [torch.tensor(0.25), torch.tensor([0.5])]
     theirs.param_groups[0]["lr"], theirs.param_groups[1]["lr"] = 0.25, 0.5
@@ -110,13 +138,18 @@ def test_groups_schedulers_closures_and_missing_gradients_work_as_in_torch():
     for package in (sync_free, torch.optim):
         net = model(torch.float64)
         unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
-        groups = [{"params": [*net[0].parameters(), unused], "lr": 1e-2}, {"params": net[3].parameters(), "weight_decay": 0.0}]
+        groups = [
+            {"params": [*net[0].parameters(), unused], "lr": 1e-2},
+            {"params": net[3].parameters(), "weight_decay": 0.0},
+        ]
         optimizer = package.AdamW(groups, lr=torch.tensor(1e-3))
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
 
         def closure(net=net, optimizer=optimizer):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(net(batch(0, torch.float64)[0]), batch(0, torch.float64)[1])
+            loss = nn.functional.cross_entropy(
+                net(batch(0, torch.float64)[0]), batch(0, torch.float64)[1]
+            )
             loss.backward()
             return loss
 
@@ -169,7 +202,13 @@ def test_the_closure_comes_first_and_a_refusal_changes_nothing():
         first.grad, second.grad = torch.ones(3), gradient
         return 1.0
 
-    for kind in (sync_free.AdamW, sync_free.SGD, sync_free.RMSprop, sync_free.RAdam, sync_free.LAMB):
+    for kind in (
+        sync_free.AdamW,
+        sync_free.SGD,
+        sync_free.RMSprop,
+        sync_free.RAdam,
+        sync_free.LAMB,
+    ):
         optimizer = kind([{"params": [first]}, {"params": [second]}], lr=0.1)
         with pytest.raises(InputError, match="steps fp32 and fp64 parameters with dense gradients"):
             optimizer.step(lambda: closure(torch.ones(3, 2).to_sparse()))
@@ -196,7 +235,13 @@ def test_each_kind_of_gradient_is_stepped_as_by_torch_or_refused():
                     weight.grad = gradient(weight)[: shape[0]]
                     optimizer.step()
                 values.append((weight.detach(), optimizer.state_dict()["state"]))
-            torch.testing.assert_close(*values, rtol=2e-6, atol=1e-6, equal_nan=True, msg=lambda text, of=(kind, name): f"{of}: {text}")
+            torch.testing.assert_close(
+                *values,
+                rtol=2e-6,
+                atol=1e-6,
+                equal_nan=True,
+                msg=lambda text, of=(kind, name): f"{of}: {text}",
+            )
 
 
 def test_what_is_asked_for_later_is_refused_and_not_computed_wrongly():
@@ -204,7 +249,9 @@ def test_what_is_asked_for_later_is_refused_and_not_computed_wrongly():
     optimizer = sync_free.Adam([weight])
     optimizer.param_groups[0]["weight_decay"] = 0.1
     weight.grad = torch.ones(3)
-    with pytest.raises(InputError, match=r"Adam of gallery_lib does not offer weight_decay=0.1. Use torch.optim's."):
+    with pytest.raises(
+        InputError, match=r"Adam of gallery_lib does not offer weight_decay=0.1. Use torch.optim's."
+    ):
         optimizer.step()
     twice = sync_free.SGD([weight], lr=0.1)
     twice.param_groups[0]["params"] = [weight, weight]
@@ -217,7 +264,10 @@ def test_what_is_asked_for_later_is_refused_and_not_computed_wrongly():
     moved = sync_free.SGD([weight], lr=0.1, momentum=0.9)
     moved.step()
     moved.state[weight]["momentum_buffer"] = moved.state[weight]["momentum_buffer"].double()
-    with pytest.raises(InputError, match=r"the state momentum_buffer is torch.float64 on cpu and its parameter torch.float32"):
+    with pytest.raises(
+        InputError,
+        match=r"the state momentum_buffer is torch.float64 on cpu and its parameter torch.float32",
+    ):
         moved.step()
 
 

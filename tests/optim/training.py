@@ -92,7 +92,15 @@ def losses(
 class NothingWaits(TorchDispatchMode):
     """Within, an operator raises for which the host would have to wait for the device to know a value."""
 
-    WAITING = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "allclose")
+    WAITING = (
+        "_local_scalar_dense",
+        "item",
+        "is_nonzero",
+        "equal",
+        "nonzero",
+        "masked_select",
+        "allclose",
+    )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__

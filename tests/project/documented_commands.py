@@ -11,7 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PROGRAMS = ("bash ", "sh ", "python ", "python3 ", "gallery ", "papermill ", "torchrun ", "jupyter ", "uv ", "pip ", ".venv/bin/")
+PROGRAMS = (
+    "bash ",
+    "sh ",
+    "python ",
+    "python3 ",
+    "gallery ",
+    "papermill ",
+    "torchrun ",
+    "jupyter ",
+    "uv ",
+    "pip ",
+    ".venv/bin/",
+)
 _FENCE = re.compile(r"^(```+|~~~+)\s*\{?([\w-]*)")
 _SHELL_FENCES = ("", "console", "bash", "sh", "shell", "text")
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -58,7 +70,9 @@ def commands_in(markdown: str, name: str) -> Iterator[Command]:
         if fence and fence[1] == "console":
             is_command, text = text.startswith("$ "), text.removeprefix("$ ")
         else:
-            in_block = fence[1] in _SHELL_FENCES if fence else re.match(r" {4,}\S", line) is not None
+            in_block = (
+                fence[1] in _SHELL_FENCES if fence else re.match(r" {4,}\S", line) is not None
+            )
             is_command = in_block and text.startswith(PROGRAMS)
         if is_command:
             yield Command(_continued(lines, number).removeprefix("$ "), where)
@@ -71,11 +85,21 @@ def commands_in(markdown: str, name: str) -> Iterator[Command]:
 
 def documented(checkout: Path) -> list[Command]:
     """Return the commands of every document of the checkout that readers follow, README's first; each text once."""
-    files = [checkout / "README.md", checkout / "CONTRIBUTING.md", *sorted((checkout / "docs" / "guides").glob("*.md"))]
+    files = [
+        checkout / "README.md",
+        checkout / "CONTRIBUTING.md",
+        *sorted((checkout / "docs" / "guides").glob("*.md")),
+    ]
     files += [checkout / "notebooks" / "template.md"]
-    files += [path for folder in ("whole", "pages") for path in sorted((checkout / "notebooks" / folder).glob("*.md"))]
+    files += [
+        path
+        for folder in ("whole", "pages")
+        for path in sorted((checkout / "notebooks" / folder).glob("*.md"))
+    ]
     found: dict[str, Command] = {}
     for file in files:
-        for command in commands_in(file.read_text(encoding="utf-8"), file.relative_to(checkout).as_posix()):
+        for command in commands_in(
+            file.read_text(encoding="utf-8"), file.relative_to(checkout).as_posix()
+        ):
             found.setdefault(command.text, command)
     return list(found.values())

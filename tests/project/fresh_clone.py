@@ -27,11 +27,25 @@ class Clone:
     root: Path
     home: Path
 
-    def run(self, command: str, *, folder: Path | None = None, seconds: float = 560) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: str, *, folder: Path | None = None, seconds: float = 560
+    ) -> subprocess.CompletedProcess[str]:
         """Run the command as it stands in a shell that knows of no environment: no activation, no PYTHONPATH, the system's PATH."""
-        search = ":".join([*SYSTEM_FOLDERS, str(Path(sys.base_prefix) / "bin")])  # the last for machines whose system has no Python
+        search = ":".join(
+            [*SYSTEM_FOLDERS, str(Path(sys.base_prefix) / "bin")]
+        )  # the last for machines whose system has no Python
         return subprocess.run(
-            ["env", "-i", f"HOME={self.home}", f"PATH={search}", "bash", "--norc", "--noprofile", "-c", command],
+            [
+                "env",
+                "-i",
+                f"HOME={self.home}",
+                f"PATH={search}",
+                "bash",
+                "--norc",
+                "--noprofile",
+                "-c",
+                command,
+            ],
             cwd=folder or self.root,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -41,16 +55,26 @@ class Clone:
 
 
 def _tracked_files(checkout: Path) -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=checkout, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=checkout, capture_output=True, text=True, check=True
+    )
     return [name for name in listed.stdout.split("\0") if name and (checkout / name).is_file()]
 
 
 def _make_environment(root: Path, packages: Sequence[Path]) -> None:
     """Make `root/.venv`, whose Python finds `root` first and then `packages`, with the commands that are installed here."""
     venv, here = root / ".venv", Path(sys.prefix) / "bin"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--prompt", "gallery", str(venv)], check=True, timeout=60)
-    site = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(venv), "platbase": str(venv)}))
-    site.joinpath("clone.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys([root, *packages])))
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "--prompt", "gallery", str(venv)],
+        check=True,
+        timeout=60,
+    )
+    site = Path(
+        sysconfig.get_path("purelib", "venv", vars={"base": str(venv), "platbase": str(venv)})
+    )
+    site.joinpath("clone.pth").write_text(
+        "".join(f"{path}\n" for path in dict.fromkeys([root, *packages]))
+    )
     for command in here.iterdir():
         own = venv / "bin" / command.name
         if own.exists() or not command.is_file():

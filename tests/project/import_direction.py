@@ -61,12 +61,16 @@ OUTSIDE = ("tests", "benchmarks", "data_prep", "launch_single_task")
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
-def imported_modules(path: Path, package: str, inside: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+def imported_modules(
+    path: Path, package: str, inside: tuple[str, ...]
+) -> Iterator[tuple[int, str]]:
     """Yield (line, dotted name) of each import; `inside` is the dotted name of the file's folder."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name != package or alias.asname:  # a plain `import gallery_lib` comes below
+                if (
+                    alias.name != package or alias.asname
+                ):  # a plain `import gallery_lib` comes below
                     yield node.lineno, alias.name
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id == package:
@@ -93,7 +97,9 @@ def wrong_imports(folder: Path) -> list[str]:
             continue
         room = parts[0]
         if room not in FLOOR_OF:
-            messages.append(f"{path}: `{room}` has no floor yet: list it in FLOORS in tests/project/import_direction.py")
+            messages.append(
+                f"{path}: `{room}` has no floor yet: list it in FLOORS in tests/project/import_direction.py"
+            )
             continue
         for line, name in imported_modules(path, package, (package, *parts[:-1])):
             if reason := _reason_against(room, name, package):

@@ -27,7 +27,9 @@ from gallery_lib.notebooks.pack import README, pack
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKED = "alexnet"
 COMMANDS = documented(CHECKOUT)
-PACKED_COMMANDS = list(commands_in(README.format(title="AlexNet", name=PACKED), "the packed README"))
+PACKED_COMMANDS = list(
+    commands_in(README.format(title="AlexNet", name=PACKED), "the packed README")
+)
 
 TINY = "tests/helpers/tiny_task.py:TASK"
 WORDS = {
@@ -35,7 +37,12 @@ WORDS = {
     r"check_segmentation": {"FOLDER": ".cache/data/segmentation-small"},
     r"check_features.*speech": {"FOLDER": ".cache/data/speech-small"},
     r"check_features.*tts": {"FOLDER": ".cache/data/speakers-small"},
-    r"gallery (show|doctor)": {"FOLDER": "runs/one", "RUN": "runs/one", "RUN_ON_ONE": "runs/one", "RUN_ON_SEVERAL": "runs/two"},
+    r"gallery (show|doctor)": {
+        "FOLDER": "runs/one",
+        "RUN": "runs/one",
+        "RUN_ON_ONE": "runs/one",
+        "RUN_ON_SEVERAL": "runs/two",
+    },
     r"gallery compare": {
         "BEFORE": "tests/notebooks/batch/sets/before.json",
         "AFTER": "tests/notebooks/batch/sets/before.json",
@@ -69,7 +76,10 @@ class Instead:
     where: str = ""
 
     def takes(self, command: Command) -> bool:
-        return command.where.startswith(self.where) and re.match(self.pattern, command.text, re.DOTALL) is not None
+        return (
+            command.where.startswith(self.where)
+            and re.match(self.pattern, command.text, re.DOTALL) is not None
+        )
 
 
 @functools.cache  # several documents show the same one
@@ -133,7 +143,9 @@ def torchrun_takes(clone: Clone, text: str) -> None:
     asked = get_args_parser().parse_args(words_of(text)[1:])
     script = ["-m", asked.training_script] if asked.module else [asked.training_script]
     if script != ["train.py"]:  # the reader's
-        has_help_with_its_options(clone, shlex.join([".venv/bin/python", *script, *asked.training_script_args]))
+        has_help_with_its_options(
+            clone, shlex.join([".venv/bin/python", *script, *asked.training_script_args])
+        )
 
 
 def is_a_module(clone: Clone, text: str) -> None:
@@ -145,7 +157,9 @@ def is_a_module(clone: Clone, text: str) -> None:
 def knows_tests(_: Clone, text: str) -> None:
     """Check that the folders of tests and their marks are there."""
     words = words_of(text)[3:]
-    declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["pytest"][
+        "ini_options"
+    ]["markers"]
     marks = {mark.partition(":")[0] for mark in declared}
     if "-m" in words:
         expression = words.pop(words.index("-m") + 1)
@@ -158,7 +172,10 @@ def notebook_takes_parameters(clone: Clone, text: str) -> None:
     """Check that papermill starts, and the parameters as `gallery run` does."""
     papermill, notebook, _, *parameters = words_of(text)
     succeeds(clone, f"{papermill} --version")
-    succeeds(clone, f".venv/bin/python -m gallery_lib.notebooks.batch.parameters {shlex.join([notebook, *parameters])}")
+    succeeds(
+        clone,
+        f".venv/bin/python -m gallery_lib.notebooks.batch.parameters {shlex.join([notebook, *parameters])}",
+    )
 
 
 def locks_likewise(_: Clone, text: str) -> None:
@@ -170,10 +187,21 @@ def locks_likewise(_: Clone, text: str) -> None:
 FEW_STEPS = "--model=alexnet --image_size=64 --batch_size=2 --max_steps=3 --no_evaluate"
 FEW_TURNS = f"--model={TINY} --rounds=4 --block_steps=2 --parity_steps=1"
 INSTEAD = [
-    Instead(r"bash prepare\.sh", "installs for minutes, as tests/project/prepare says, and executes notebooks", sets_up),
-    Instead(r"python3 launch_single_task\.py (?!.*--nnodes)", "trains for minutes: a few small steps", with_options(FEW_STEPS), "README"),
     Instead(
-        r"python3 launch_single_task\.py .*--nnodes", "needs several machines, of 8 devices", with_options("--dry_run --nproc_per_node=1")
+        r"bash prepare\.sh",
+        "installs for minutes, as tests/project/prepare says, and executes notebooks",
+        sets_up,
+    ),
+    Instead(
+        r"python3 launch_single_task\.py (?!.*--nnodes)",
+        "trains for minutes: a few small steps",
+        with_options(FEW_STEPS),
+        "README",
+    ),
+    Instead(
+        r"python3 launch_single_task\.py .*--nnodes",
+        "needs several machines, of 8 devices",
+        with_options("--dry_run --nproc_per_node=1"),
     ),
     Instead(r"python3 launch_single_task\.py ", "trains for minutes", with_options("--dry_run")),
     Instead(
@@ -182,17 +210,57 @@ INSTEAD = [
         with_options(FEW_TURNS),
         "README",
     ),
-    Instead(r"\.venv/bin/gallery (compare --|bench|run|site|pack)(?!.*--help)", "takes minutes", has_valid_options),
-    Instead(r"\.venv/bin/gallery lab (up|run|down)", "needs root or user namespaces; tests/cluster carries them out", has_valid_options),
-    Instead(r"\.venv/bin/papermill", "executes a notebook; tests/notebooks executes each", notebook_takes_parameters),
-    Instead(r"python3 benchmarks/|\.venv/bin/python benchmarks/", "measures for minutes to hours", has_help_with_its_options),
-    Instead(r"\.venv/bin/torchrun", "needs several machines, or a script of the reader's", torchrun_takes),
+    Instead(
+        r"\.venv/bin/gallery (compare --|bench|run|site|pack)(?!.*--help)",
+        "takes minutes",
+        has_valid_options,
+    ),
+    Instead(
+        r"\.venv/bin/gallery lab (up|run|down)",
+        "needs root or user namespaces; tests/cluster carries them out",
+        has_valid_options,
+    ),
+    Instead(
+        r"\.venv/bin/papermill",
+        "executes a notebook; tests/notebooks executes each",
+        notebook_takes_parameters,
+    ),
+    Instead(
+        r"python3 benchmarks/|\.venv/bin/python benchmarks/",
+        "measures for minutes to hours",
+        has_help_with_its_options,
+    ),
+    Instead(
+        r"\.venv/bin/torchrun",
+        "needs several machines, or a script of the reader's",
+        torchrun_takes,
+    ),
     Instead(r"\.venv/bin/python -m pytest", "runs tests", knows_tests),
-    Instead(r"\.venv/bin/python -m tests\.against_torch", "draws trainings for an hour", has_help_with_its_options),
-    Instead(r"\.venv/bin/python -m tests\.faults", "causes faults for half an hour", has_help_with_its_options),
-    Instead(r"\.venv/bin/python tests/cuda_on_host/mutation\.py", "compiles each kernel three times", has_help_with_its_options),
-    Instead(r"\.venv/bin/python -m gallery_lib\.kernels\.resources", "compiles every kernel", is_a_module),
-    Instead(r"\.venv/bin/mypy", "takes a minute, and prepare.sh --test does it", with_options("--version")),
+    Instead(
+        r"\.venv/bin/python -m tests\.against_torch",
+        "draws trainings for an hour",
+        has_help_with_its_options,
+    ),
+    Instead(
+        r"\.venv/bin/python -m tests\.faults",
+        "causes faults for half an hour",
+        has_help_with_its_options,
+    ),
+    Instead(
+        r"\.venv/bin/python tests/cuda_on_host/mutation\.py",
+        "compiles each kernel three times",
+        has_help_with_its_options,
+    ),
+    Instead(
+        r"\.venv/bin/python -m gallery_lib\.kernels\.resources",
+        "compiles every kernel",
+        is_a_module,
+    ),
+    Instead(
+        r"\.venv/bin/mypy",
+        "takes a minute, and prepare.sh --test does it",
+        with_options("--version"),
+    ),
     Instead(r"uv pip compile", "is what prepare.sh --lock does", locks_likewise),
 ]
 
@@ -213,10 +281,15 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     add_prepared(made.root)
     for script in ("mock_imagenet", "mock_segmentation", "mock_speech", "mock_speakers"):
         succeeds(made, f"python3 data_prep/{script}.py")
-    succeeds(made, f"mkdir runs && python3 launch_single_task.py --model {TINY} --max_steps 8 --workers 0 --run_dir runs/one")
+    succeeds(
+        made,
+        f"mkdir runs && python3 launch_single_task.py --model {TINY} --max_steps 8 --workers 0 --run_dir runs/one",
+    )
     shutil.copytree(made.root / "runs" / "one", made.root / "runs" / "two")
     results = made.root / "runs" / "two" / "results.json"
-    results.write_text(results.read_text().replace('"world_size": 1', '"world_size": 2'))  # a machine may have one core
+    results.write_text(
+        results.read_text().replace('"world_size": 1', '"world_size": 2')
+    )  # a machine may have one core
     return made
 
 
@@ -225,7 +298,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     """A task's archive, unpacked on a machine where prepare.sh has been run in it."""
     folder = tmp_path_factory.mktemp("packed")
     with tarfile.open(pack(PACKED, folder / "out.tar.gz")) as archive:
-        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        archive.extractall(
+            folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )
     unpacked = Clone(folder / f"gallery-{PACKED}", folder / "home")
     unpacked.home.mkdir()
     add_prepared(unpacked.root)
@@ -253,14 +328,18 @@ def test_a_command_of_a_packed_task_works_as_it_stands(command: Command, packed:
 
 @pytest.mark.parametrize("entry", INSTEAD, ids=lambda entry: entry.pattern)
 def test_a_check_that_is_made_instead_still_has_its_command(entry: Instead) -> None:
-    assert any(instead_of(command) is entry for command in COMMANDS), "no document shows such a command any more: remove the entry"
+    assert any(instead_of(command) is entry for command in COMMANDS), (
+        "no document shows such a command any more: remove the entry"
+    )
 
 
 @pytest.mark.parametrize("pattern", WORDS)
 def test_words_that_stand_for_something_are_still_written(pattern: str) -> None:
     texts = [command.text for command in COMMANDS if re.search(pattern, command.text)]
     for word in WORDS[pattern]:
-        assert any(word in text for text in texts), f"no document's command has {word} any more: remove it"
+        assert any(word in text for text in texts), (
+            f"no document's command has {word} any more: remove it"
+        )
 
 
 def test_commands_are_found_in_blocks_and_in_sentences_and_names_are_no_commands() -> None:
@@ -288,6 +367,12 @@ python = 3
 
 def test_each_document_shows_commands() -> None:
     shown = {command.where.rpartition(":")[0] for command in COMMANDS}
-    assert {"README.md", "CONTRIBUTING.md", "docs/guides/numbers.md", "notebooks/template.md", "notebooks/pages/resnet50.md"} <= shown
+    assert {
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/guides/numbers.md",
+        "notebooks/template.md",
+        "notebooks/pages/resnet50.md",
+    } <= shown
     assert len(PACKED_COMMANDS) >= 3
     assert shutil.which("bash")

@@ -55,7 +55,9 @@ def test_conda_takes_from_pypi_what_the_package_declares_and_the_package_itself(
 
 def test_conda_brings_python_pip_and_a_compiler(conda, project):
     assert f"python{project['requires-python']}" in conda["dependencies"]
-    assert {"pip", "cxx-compiler"} <= {entry for entry in conda["dependencies"] if isinstance(entry, str)}
+    assert {"pip", "cxx-compiler"} <= {
+        entry for entry in conda["dependencies"] if isinstance(entry, str)
+    }
     assert (conda["name"], conda["channels"]) == ("gallery", ["conda-forge"])
 
 
@@ -66,16 +68,24 @@ def test_every_declared_package_is_pinned_within_its_specifier(declared, pins):
         for entry in entries:
             version = re.match(r"[\w.-]+==(\S+)", entry)
             assert version, entry
-            assert requirement.specifier.contains(Version(version[1])), f"{requirement} is pinned at {version[1]}"
+            assert requirement.specifier.contains(Version(version[1])), (
+                f"{requirement} is pinned at {version[1]}"
+            )
 
 
 def test_the_lock_holds_no_direct_dependency_that_is_no_longer_declared(declared, pins):
-    direct = {name for name, entries in pins.items() if any("gallery-lib (pyproject.toml)" in entry for entry in entries)}
+    direct = {
+        name
+        for name, entries in pins.items()
+        if any("gallery-lib (pyproject.toml)" in entry for entry in entries)
+    }
     assert direct == {canonicalize_name(requirement.name) for requirement in declared}
 
 
 def test_every_pin_has_hashes(pins):
-    unhashed = [entry for entries in pins.values() for entry in entries if "--hash=sha256:" not in entry]
+    unhashed = [
+        entry for entries in pins.values() for entry in entries if "--hash=sha256:" not in entry
+    ]
     assert not unhashed
 
 

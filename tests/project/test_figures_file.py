@@ -14,7 +14,9 @@ import pytest
 from gallery_lib.errors import InputError
 
 
-def test_a_folder_is_made_and_figures_are_written(benchmark_module: Callable[[str], Any], tmp_path: Path) -> None:
+def test_a_folder_is_made_and_figures_are_written(
+    benchmark_module: Callable[[str], Any], tmp_path: Path
+) -> None:
     file = tmp_path / "new" / "figures.json"
     benchmark_module("common").write_result(file, {"ratio": 1.5})
     assert json.loads(file.read_text()) == {"ratio": 1.5}
@@ -22,22 +24,42 @@ def test_a_folder_is_made_and_figures_are_written(benchmark_module: Callable[[st
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("", "it is a folder"), ("taken/figures.json", "its folder cannot be made: "), ("taken/x/y.json", "cannot be made")],
+    [
+        ("", "it is a folder"),
+        ("taken/figures.json", "its folder cannot be made: "),
+        ("taken/x/y.json", "cannot be made"),
+    ],
 )
-def test_what_cannot_be_written_is_refused(benchmark_module: Callable[[str], Any], tmp_path: Path, name: str, reason: str) -> None:
+def test_what_cannot_be_written_is_refused(
+    benchmark_module: Callable[[str], Any], tmp_path: Path, name: str, reason: str
+) -> None:
     (tmp_path / "taken").write_text("a file, and no folder")
-    with pytest.raises(InputError, match=r"cannot be written to .*Name another file with --out\.") as refused:
+    with pytest.raises(
+        InputError, match=r"cannot be written to .*Name another file with --out\."
+    ) as refused:
         benchmark_module("common").writable(tmp_path / name)
     assert reason in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("startup.py", "--out"), ("ddp_lab.py", "validate", "--out")], ids=lambda words: words[0])
-def test_a_command_says_so_before_it_measures(checkout: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("startup.py", "--out"), ("ddp_lab.py", "validate", "--out")],
+    ids=lambda words: words[0],
+)
+def test_a_command_says_so_before_it_measures(
+    checkout: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
     script, *options = words
     done = subprocess.run(
-        [sys.executable, str(checkout / "benchmarks" / script), *options, str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, str(checkout / "benchmarks" / script), *options, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
-    assert f"the figures cannot be written to {tmp_path}: it is a folder. Name another file with --out" in done.stderr.splitlines()[-1]
+    assert (
+        f"the figures cannot be written to {tmp_path}: it is a folder. Name another file with --out"
+        in done.stderr.splitlines()[-1]
+    )

@@ -11,7 +11,9 @@ import pytest
 
 def check(package: Path, checkout: Path) -> subprocess.CompletedProcess[str]:
     script = checkout / "tests/project/import_direction.py"
-    return subprocess.run([sys.executable, str(script), str(package)], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, str(script), str(package)], capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.fixture
@@ -59,10 +61,16 @@ def test_an_upward_import_is_caught_with_its_line(planted, module, source):
     ("module", "source"),
     [
         ("acceleration.py", "from gallery_lib.compiler.registry import compile_model"),
-        ("comm/hooks.py", "from gallery_lib.kernels.compression import quantize\nfrom .buckets import plan"),
+        (
+            "comm/hooks.py",
+            "from gallery_lib.kernels.compression import quantize\nfrom .buckets import plan",
+        ),
         ("config.py", "from gallery_lib.config.options import option\nimport torch"),
         ("cli/main.py", "from gallery_lib import notebooks, report\nfrom ..config import Config"),
-        ("launcher/job.py", "import gallery_lib\nprint(gallery_lib.__file__, gallery_lib.train.loop)"),
+        (
+            "launcher/job.py",
+            "import gallery_lib\nprint(gallery_lib.__file__, gallery_lib.train.loop)",
+        ),
         ("tasks/resnet50.py", "from ..data import imagenet\nfrom .registry import Task"),
         ("__init__.py", "import gallery_lib.cli.main"),
     ],
@@ -73,7 +81,12 @@ def test_downward_imports_and_those_within_a_room_pass(planted, module, source):
 
 
 def test_rooms_side_by_side_do_not_import_each_other(planted):
-    assert "neighbour" in planted("optim/fused.py", "def f():\n    from gallery_lib.comm.ddp import distribute").stdout
+    assert (
+        "neighbour"
+        in planted(
+            "optim/fused.py", "def f():\n    from gallery_lib.comm.ddp import distribute"
+        ).stdout
+    )
 
 
 def test_the_package_does_not_import_what_stands_on_it(planted):
@@ -94,5 +107,7 @@ def test_importing_the_package_does_not_import_torch_or_change_the_environment(c
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules, 'imported too much'\n"
         "assert dict(os.environ) == before\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout
+    )
     assert result.returncode == 0, result.stderr

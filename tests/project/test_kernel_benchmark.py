@@ -15,7 +15,9 @@ from gallery_lib.errors import InputError
 def benchmark(checkout, monkeypatch):
     """benchmarks/kernels.py as a module."""
     monkeypatch.syspath_prepend(str(checkout / "benchmarks"))
-    spec = importlib.util.spec_from_file_location("kernel_benchmark", checkout / "benchmarks" / "kernels.py")
+    spec = importlib.util.spec_from_file_location(
+        "kernel_benchmark", checkout / "benchmarks" / "kernels.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -28,13 +30,24 @@ def tensors(result) -> list[torch.Tensor]:
 def test_without_a_gpu_it_ends_with_exit_code_2_and_one_message(benchmark, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["kernels.py"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert benchmark.exit_code_of(benchmark.run, error_prefix="kernels.py", interrupted="") == InputError.exit_code == 2
-    assert capsys.readouterr().err == "kernels.py: this benchmark needs a CUDA device, and torch finds none here. Nothing was run.\n"
+    assert (
+        benchmark.exit_code_of(benchmark.run, error_prefix="kernels.py", interrupted="")
+        == InputError.exit_code
+        == 2
+    )
+    assert (
+        capsys.readouterr().err
+        == "kernels.py: this benchmark needs a CUDA device, and torch finds none here. Nothing was run.\n"
+    )
 
 
 def test_a_row_of_figures_can_be_written_and_shown(benchmark):
     case = benchmark.CASES["pack int8"](torch.device("cpu"), True)
-    row = json.loads(json.dumps(benchmark.timed(case, torch.device("cpu"), rounds=3, may_compile=False), allow_nan=False))
+    row = json.loads(
+        json.dumps(
+            benchmark.timed(case, torch.device("cpu"), rounds=3, may_compile=False), allow_nan=False
+        )
+    )
     assert row["left_out"] == {"compiled": "not measured: no time left"}
     assert row["seconds"]["ours"]["p50"] > 0 and row["times_as_fast_as"]["copy"]["ratio"] > 0
     assert "pack int8" in benchmark._table({"pack int8": row})
@@ -49,4 +62,9 @@ def test_ours_and_eager_do_the_same_work(benchmark):
         alike = 0.95 if name.startswith("batch_norm") else 1.0
         for _ in range(2):
             for ours, eager in zip(tensors(case.ours()), tensors(case.eager()), strict=True):
-                assert torch.isclose(ours.double(), eager.double(), rtol=tolerance, atol=tolerance).double().mean() >= alike, name
+                assert (
+                    torch.isclose(ours.double(), eager.double(), rtol=tolerance, atol=tolerance)
+                    .double()
+                    .mean()
+                    >= alike
+                ), name

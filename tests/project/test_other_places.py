@@ -22,7 +22,11 @@ COMPARE = ["--workers", "0", "--threads", "1", "--rounds", "4", "--block_steps",
 
 def files_of(folder: Path) -> set[str]:
     """All files and folders, but for those that Python itself writes."""
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in path.parts and ".venv" not in path.parts}
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts and ".venv" not in path.parts
+    }
 
 
 @pytest.fixture
@@ -51,34 +55,60 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
     folder = elsewhere("of root")
     home = tmp_path / "home"
     home.mkdir()
-    notebook = write_notebook(home, "one", "from gallery_lib import Config\nprint(Config().compute.bf16)")
+    notebook = write_notebook(
+        home, "one", "from gallery_lib import Config\nprint(Config().compute.bf16)"
+    )
     for path in (home, notebook):
         os.chown(path, NOBODY, NOBODY)
     for path in (tmp_path, *tmp_path.parents):
         path.chmod(path.stat().st_mode | 0o055)
     before = files_of(folder)
 
-    as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", "-i", f"HOME={home}"]
-    as_nobody += ["PATH=/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE=1", f"JUPYTER_PATH={kernels}"]
+    as_nobody = [
+        "setpriv",
+        f"--reuid={NOBODY}",
+        f"--regid={NOBODY}",
+        "--clear-groups",
+        "env",
+        "-i",
+        f"HOME={home}",
+    ]
+    as_nobody += [
+        "PATH=/usr/local/bin:/usr/bin:/bin",
+        "PYTHONDONTWRITEBYTECODE=1",
+        f"JUPYTER_PATH={kernels}",
+    ]
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*as_nobody, *words], cwd=home, capture_output=True, text=True, timeout=500, check=False)
+        return subprocess.run(
+            [*as_nobody, *words], cwd=home, capture_output=True, text=True, timeout=500, check=False
+        )
 
     tiny = f"{folder}/tests/helpers/tiny_task.py:TASK"
     done = run("python3", f"{folder}/launch_single_task.py", "--model", tiny, *TRAIN)
     assert done.returncode == 0, done.stderr
-    assert f"{folder} is not yours to write in, so runs are kept in {home}/gallery-runs" in done.stderr
+    assert (
+        f"{folder} is not yours to write in, so runs are kept in {home}/gallery-runs" in done.stderr
+    )
     assert list((home / "gallery-runs").glob("*/results.json"))
     gallery = [f"{folder}/.venv/bin/python", "-c", _GALLERY.format(folder=str(folder))]
     done = run(*gallery, "compare", "--model", tiny, *COMPARE)
     assert done.returncode == 0 and "same training" in done.stdout, done.stderr
     done = run(*gallery, "run", str(notebook))
     assert done.returncode == 0, done.stdout + done.stderr
-    start = [*as_nobody, f"{folder}/.venv/bin/python", "-m", "gallery_lib.notebooks.jupyterlab", str(folder)]
+    start = [
+        *as_nobody,
+        f"{folder}/.venv/bin/python",
+        "-m",
+        "gallery_lib.notebooks.jupyterlab",
+        str(folder),
+    ]
     with jupyter_server(start, home / ".local/share/jupyter/runtime") as server:
         opened = server.get("api/contents/my_notebooks/resnet50.ipynb")["content"]
         assert opened["cells"][0]["source"].startswith("# ")
-        where = server.outputs_of("my_notebooks/resnet50.ipynb", "import os; print(os.getcwd(), os.geteuid())")
+        where = server.outputs_of(
+            "my_notebooks/resnet50.ipynb", "import os; print(os.getcwd(), os.geteuid())"
+        )
         assert where == f"{home}/gallery/my_notebooks {NOBODY}\n"
         server.save("my_notebooks/resnet50.ipynb", opened)
     assert (home / "gallery" / "my_notebooks" / "resnet50.ipynb").stat().st_uid == NOBODY
@@ -88,16 +118,45 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
 _GALLERY = "import sys; sys.path.insert(0, {folder!r}); from gallery_lib.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
-def test_a_folder_with_a_space_and_an_accent_works(elsewhere: Callable[[str], Path], tmp_path: Path, kernels: str) -> None:
+def test_a_folder_with_a_space_and_an_accent_works(
+    elsewhere: Callable[[str], Path], tmp_path: Path, kernels: str
+) -> None:
     folder = elsewhere("mes modèles à moi")
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        environment = {"HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin", "JUPYTER_PATH": kernels}
-        return subprocess.run(list(words), cwd=folder, capture_output=True, text=True, timeout=500, env=environment, check=False)
+        environment = {
+            "HOME": str(tmp_path),
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "JUPYTER_PATH": kernels,
+        }
+        return subprocess.run(
+            list(words),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            env=environment,
+            check=False,
+        )
 
-    done = run("python3", "launch_single_task.py", "--model", "tests/helpers/tiny_task.py:TASK", "--compiler-opt", *TRAIN)
+    done = run(
+        "python3",
+        "launch_single_task.py",
+        "--model",
+        "tests/helpers/tiny_task.py:TASK",
+        "--compiler-opt",
+        *TRAIN,
+    )
     assert done.returncode == 0, done.stderr
-    done = run("python3", "-m", "gallery_lib", "compare", "--model", "tests/helpers/tiny_task.py:TASK", *COMPARE)
+    done = run(
+        "python3",
+        "-m",
+        "gallery_lib",
+        "compare",
+        "--model",
+        "tests/helpers/tiny_task.py:TASK",
+        *COMPARE,
+    )
     assert done.returncode == 0 and "same training" in done.stdout, done.stderr
     write_notebook(folder / "mine", "one", "print(1)")
     done = run("python3", "-m", "gallery_lib", "run", "mine/one.ipynb")

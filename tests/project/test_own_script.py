@@ -17,7 +17,14 @@ EXAMPLES = ROOT / "docs" / "examples"
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_pages_hold_what_docs_generated_writes() -> None:
@@ -32,7 +39,9 @@ def test_the_diff_shows_every_line_that_differs() -> None:
     finally:
         sys.path.pop(0)
     shown = generated.diff().splitlines()
-    old, new = ((EXAMPLES / f"{name}.py").read_text().splitlines()[1:] for name in ("plain", "accelerated"))
+    old, new = (
+        (EXAMPLES / f"{name}.py").read_text().splitlines()[1:] for name in ("plain", "accelerated")
+    )
     changed = [line for line in difflib.ndiff(old, new) if line[0] in "+-"]
     assert [line for line in shown if line[0] in "+-"] == [line[0] + line[2:] for line in changed]
     assert any("accelerate(model, loader, optimizer" in line for line in changed)
@@ -40,16 +49,28 @@ def test_the_diff_shows_every_line_that_differs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.whole_machine
-def test_the_benchmark_runs_both_scripts_which_train_the_same_and_gives_a_speed_up(tmp_path: Path) -> None:
+def test_the_benchmark_runs_both_scripts_which_train_the_same_and_gives_a_speed_up(
+    tmp_path: Path,
+) -> None:
     images, out = tmp_path / "images", tmp_path / "own-script.json"
-    generate(images, MockSpec(classes=3, train_per_class=24, val_per_class=2), workers=1, progress=False)
-    sizes = ["--rounds=2", "--steps=12", "--batch_size=4", "--image_size=32", f"--data={images / 'train'}"]
+    generate(
+        images, MockSpec(classes=3, train_per_class=24, val_per_class=2), workers=1, progress=False
+    )
+    sizes = [
+        "--rounds=2",
+        "--steps=12",
+        "--batch_size=4",
+        "--image_size=32",
+        f"--data={images / 'train'}",
+    ]
     done = python("benchmarks/own_script.py", *sizes, f"--out={out}")
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(out.read_text())
     losses = {form: runs[0]["losses"] for form, runs in written["runs"].items()}
     assert [len(values) for values in losses.values()] == [12, 12]
-    assert losses["accelerated"][:2] == pytest.approx(losses["plain"][:2], rel=2e-3)  # later ones part, as those of correct runs do
+    assert losses["accelerated"][:2] == pytest.approx(
+        losses["plain"][:2], rel=2e-3
+    )  # later ones part, as those of correct runs do
     assert written["speedup"]["low"] <= written["speedup"]["ratio"] <= written["speedup"]["high"]
     assert "the same training" in done.stdout
 

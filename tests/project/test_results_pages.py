@@ -25,32 +25,74 @@ ENVIRONMENT = {
 
 def outcome(ratios: dict[str, float], **sizes: int) -> Outcome:
     """One task: ours over each of these, the first of which is the baseline."""
-    row = Row(None, {"p50": 0.1}, {"global": 1.0, "whole_run": 1.0}, {"total": 3.0}, {"host": 2**30}, parity={"passed": True, "checks": []})
+    row = Row(
+        None,
+        {"p50": 0.1},
+        {"global": 1.0, "whole_run": 1.0},
+        {"total": 3.0},
+        {"host": 2**30},
+        parity={"passed": True, "checks": []},
+    )
     found = [(other, "ours", ratio, 0.9 * ratio, 1.1 * ratio) for other, ratio in ratios.items()]
     rows = dict.fromkeys([*ratios, "ours"], row)
-    return Outcome("digest", "2026-11-21T12:00:00+0000", 60.0, None, sizes, {"float32": 3e11, "copy": 2e10}, rows, found)
+    return Outcome(
+        "digest",
+        "2026-11-21T12:00:00+0000",
+        60.0,
+        None,
+        sizes,
+        {"float32": 3e11, "copy": 2e10},
+        rows,
+        found,
+    )
 
 
 def bench(path: Path, tasks: dict[str, Outcome], **environment: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     options = {"fused": False}
-    write_bench(path, Bench("bench", "gallery bench --out runs/x", options, {**ENVIRONMENT, **environment}, {"torch": "2.15.0"}, tasks))
+    write_bench(
+        path,
+        Bench(
+            "bench",
+            "gallery bench --out runs/x",
+            options,
+            {**ENVIRONMENT, **environment},
+            {"torch": "2.15.0"},
+            tasks,
+        ),
+    )
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """One machine, with two runs of small inputs, of which the second has peers, and large ones of two files."""
     folder = tmp_path / "a-2core"
-    bench(folder / "bench-small-1.json", {"resnet50": outcome({"eager-O1": 2.0}, batch_size=16, image_size=64)})
+    bench(
+        folder / "bench-small-1.json",
+        {"resnet50": outcome({"eager-O1": 2.0}, batch_size=16, image_size=64)},
+    )
     both = {
-        "resnet50": outcome({"eager-O1": 2.0, "torch.compile": 1.6, "torch.compile-best": 1.2}, batch_size=16, image_size=64),
-        "hf_Bert": outcome({"eager-O1": 8.0, "torch.compile": 2.5}, batch_size=4, sequence_length=32),
+        "resnet50": outcome(
+            {"eager-O1": 2.0, "torch.compile": 1.6, "torch.compile-best": 1.2},
+            batch_size=16,
+            image_size=64,
+        ),
+        "hf_Bert": outcome(
+            {"eager-O1": 8.0, "torch.compile": 2.5}, batch_size=4, sequence_length=32
+        ),
     }
     bench(folder / "bench-small-2.json", both)
-    large = {"resnet50": outcome({"eager-O1": 1.5}, batch_size=16, image_size=224, sequence_length=128)}
+    large = {
+        "resnet50": outcome({"eager-O1": 1.5}, batch_size=16, image_size=224, sequence_length=128)
+    }
     bench(folder / "bench-large.json", large)
-    bench(folder / "bench-large-hf_Bert.json", {"hf_Bert": outcome({"eager-O1": 1.5}, batch_size=4, sequence_length=50)})
-    (folder / "machine.yaml").write_text("name: A machine\nabout: For a test.\nfiles:\n  bench-small-1: The first.\n")
+    bench(
+        folder / "bench-large-hf_Bert.json",
+        {"hf_Bert": outcome({"eager-O1": 1.5}, batch_size=4, sequence_length=50)},
+    )
+    (folder / "machine.yaml").write_text(
+        "name: A machine\nabout: For a test.\nfiles:\n  bench-small-1: The first.\n"
+    )
     return tmp_path
 
 
@@ -63,20 +105,34 @@ def test_the_committed_pages_are_up_to_date(pages: Any) -> None:
     assert pages.stale() == []
 
 
-def test_runs_stand_beside_one_another_with_each_alternative_as_documented_and_at_its_best(pages: Any, results: Path) -> None:
+def test_runs_stand_beside_one_another_with_each_alternative_as_documented_and_at_its_best(
+    pages: Any, results: Path
+) -> None:
     summary = pages.pages(results)[results / "README.md"]
     lines = [line for line in summary.splitlines() if line.startswith("| ")]
-    assert "| ours is so many times as fast as | small inputs, run 1 | small inputs, run 2 | large inputs |" in lines
+    assert (
+        "| ours is so many times as fast as | small inputs, run 1 | small inputs, run 2 | large inputs |"
+        in lines
+    )
     (eager,) = [line for line in lines if line.startswith("| eager O1 |")]
-    assert [cell.strip()[:5] for cell in eager.split("|")[2:-1]] == ["2.00×", "4.00×", "1.50×"]  # √(2 × 8), and of both large files
+    assert [cell.strip()[:5] for cell in eager.split("|")[2:-1]] == [
+        "2.00×",
+        "4.00×",
+        "1.50×",
+    ]  # √(2 × 8), and of both large files
     order = [line.split("|")[1].strip() for line in lines]
     assert order.index("torch.compile") + 1 == order.index("torch.compile, at its best")
     (best,) = [line for line in lines if line.startswith("| torch.compile, at its best |")]
     assert best.split("|")[2].strip() == "–" and "1.20× (1.08 to 1.32), 1 of 2 tasks" in best
-    assert "[A machine](a-2core/README.md) | 2 cores of A CPU (avx2), 16.0 GiB, no GPU | O1 (autocast) | 2 | 2026-11-21 |" in summary
+    assert (
+        "[A machine](a-2core/README.md) | 2 cores of A CPU (avx2), 16.0 GiB, no GPU | O1 (autocast) | 2 | 2026-11-21 |"
+        in summary
+    )
 
 
-def test_a_machines_page_has_conditions_tasks_sources_and_what_was_not_run(pages: Any, results: Path) -> None:
+def test_a_machines_page_has_conditions_tasks_sources_and_what_was_not_run(
+    pages: Any, results: Path
+) -> None:
     page = pages.pages(results)[results / "a-2core" / "README.md"]
     for part in (
         "# A machine\n\nFor a test.",
@@ -96,7 +152,9 @@ def test_pages_are_written_once_and_checked(pages: Any, results: Path) -> None:
     pages.write(results)
     assert pages.stale(results) == []
     assert (results / "a-2core" / "bench-small-2.png").read_bytes().startswith(b"\x89PNG")
-    assert (results / "a-2core" / "bench-large.md").read_text().splitlines()[2] == "# Large inputs: A machine"
+    assert (results / "a-2core" / "bench-large.md").read_text().splitlines()[
+        2
+    ] == "# Large inputs: A machine"
     (results / "a-2core" / "README.md").write_text("by hand")
     (results / "a-2core" / "old.md").write_text("of a file that has gone")
     assert pages.stale(results) == ["a-2core/README.md", "a-2core/old.md"]
@@ -108,11 +166,18 @@ def test_what_no_page_would_show_is_refused(pages: Any, results: Path) -> None:
     folder = results / "a-2core"
     odd = folder / "banch-small.json"
     odd.write_text(json.dumps({"date": "2026-11-21", "command": "x", "environment": ENVIRONMENT}))
-    with pytest.raises(InputError, match=r"banch-small\.json: no page shows files of this name\. Names begin with one of: bench-small, "):
+    with pytest.raises(
+        InputError,
+        match=r"banch-small\.json: no page shows files of this name\. Names begin with one of: bench-small, ",
+    ):
         pages.pages(results)
     odd.unlink()
-    bench(folder / "bench-small-3.json", {"resnet50": outcome({"eager-O1": 2.0})}, cpu="Another CPU")
-    with pytest.raises(InputError, match=r"bench-small-3\.json is of cpu, Another CPU .* Use a folder for each"):
+    bench(
+        folder / "bench-small-3.json", {"resnet50": outcome({"eager-O1": 2.0})}, cpu="Another CPU"
+    )
+    with pytest.raises(
+        InputError, match=r"bench-small-3\.json is of cpu, Another CPU .* Use a folder for each"
+    ):
         pages.pages(results)
     (folder / "bench-small-3.json").unlink()
     (folder / "machine.yaml").write_text("name: A machine\n")

@@ -12,8 +12,19 @@ from gallery_lib.measure.bench.result import Bench, Outcome, Row, read_bench, wr
 from gallery_lib.report import bench as report
 
 PASSED = {"passed": True, "checks": []}
-FAILED = {"passed": False, "checks": [{"name": "gradient scale", "passed": False}, {"name": "losses", "passed": True}]}
-ENVIRONMENT = {"device": "cpu", "cpu": "A CPU", "cores": 2, "isa": ["avx2"], "memory_bytes": 2**34, "python": "3", "torch": "2"}
+FAILED = {
+    "passed": False,
+    "checks": [{"name": "gradient scale", "passed": False}, {"name": "losses", "passed": True}],
+}
+ENVIRONMENT = {
+    "device": "cpu",
+    "cpu": "A CPU",
+    "cores": 2,
+    "isa": ["avx2"],
+    "memory_bytes": 2**34,
+    "python": "3",
+    "torch": "2",
+}
 
 
 def row(seconds: float, parity: dict | None = PASSED) -> Row:
@@ -31,17 +42,47 @@ def row(seconds: float, parity: dict | None = PASSED) -> Row:
 
 
 def outcome(rows: dict[str, Row], ratios: list, reason: str | None = None) -> Outcome:
-    return Outcome("d", "2026-01-01", 60.0, reason, {"batch_size": 8}, {"float32": 1e11, "bfloat16": 2e10, "copy": 1e10}, rows, ratios)
+    return Outcome(
+        "d",
+        "2026-01-01",
+        60.0,
+        reason,
+        {"batch_size": 8},
+        {"float32": 1e11, "bfloat16": 2e10, "copy": 1e10},
+        rows,
+        ratios,
+    )
 
 
 def bench(kind: str = "bench") -> Bench:
     good = outcome(
-        {"eager-O1": row(1.0, None), "fabric": row(0.8), "accelerate": Row("not installed: accelerate (pip install x)"), "ours": row(0.5)},
-        [("eager-O1", "fabric", 1.25, 1.2, 1.3), ("eager-O1", "ours", 2.0, 1.9, 2.1), ("fabric", "ours", 1.6, 1.5, 1.7)],
+        {
+            "eager-O1": row(1.0, None),
+            "fabric": row(0.8),
+            "accelerate": Row("not installed: accelerate (pip install x)"),
+            "ours": row(0.5),
+        },
+        [
+            ("eager-O1", "fabric", 1.25, 1.2, 1.3),
+            ("eager-O1", "ours", 2.0, 1.9, 2.1),
+            ("fabric", "ours", 1.6, 1.5, 1.7),
+        ],
     )
-    wrong = outcome({"eager-O1": row(1.0, None), "fabric": Row("rank 0 failed with ValueError: x"), "ours": row(0.5, FAILED)}, [])
+    wrong = outcome(
+        {
+            "eager-O1": row(1.0, None),
+            "fabric": Row("rank 0 failed with ValueError: x"),
+            "ours": row(0.5, FAILED),
+        },
+        [],
+    )
     return Bench(
-        kind, "gallery bench", {"fused": False}, ENVIRONMENT, {"torch": "2", "accelerate": "not installed"}, {"a": good, "b": wrong}
+        kind,
+        "gallery bench",
+        {"fused": False},
+        ENVIRONMENT,
+        {"torch": "2", "accelerate": "not installed"},
+        {"a": good, "b": wrong},
     )  # as benches were before peers had best forms
 
 
@@ -49,30 +90,66 @@ def with_best_forms() -> Bench:
     """Two tasks of which each has another best peer, and a third in which the best forms have no ratio."""
 
     def of(seconds: dict[str, float]) -> Outcome:
-        rows = {name: row(value, None if name == "eager-O1" else PASSED) for name, value in seconds.items()}
-        rows["torch.compile-best"] = dataclasses.replace(rows["torch.compile-best"], techniques={"optimizer": "AdamW, torch's fused form"})
+        rows = {
+            name: row(value, None if name == "eager-O1" else PASSED)
+            for name, value in seconds.items()
+        }
+        rows["torch.compile-best"] = dataclasses.replace(
+            rows["torch.compile-best"], techniques={"optimizer": "AdamW, torch's fused form"}
+        )
         pairs = [("eager-O1", name) for name in seconds if name != "eager-O1"]
         pairs += [(name, "ours") for name in seconds if name not in ("eager-O1", "ours")]
         return outcome(
-            rows, [(a, b, seconds[a] / seconds[b], seconds[a] / seconds[b] - 0.1, seconds[a] / seconds[b] + 0.1) for a, b in pairs]
+            rows,
+            [
+                (
+                    a,
+                    b,
+                    seconds[a] / seconds[b],
+                    seconds[a] / seconds[b] - 0.1,
+                    seconds[a] / seconds[b] + 0.1,
+                )
+                for a, b in pairs
+            ],
         )
 
     common = {"eager-O1": 1.0, "torch.compile": 0.9, "fabric": 0.8}
     first = of({**common, "torch.compile-best": 0.6, "fabric-best": 0.75, "ours": 0.5})
     second = of({**common, "torch.compile-best": 0.6, "fabric-best": 0.55, "ours": 0.5})
     failed = Row("rank 0 failed with ValueError: x")
-    third = outcome({"eager-O1": row(1.0, None), "torch.compile-best": failed, "fabric-best": row(0.5, FAILED), "ours": row(0.5)}, [])
+    third = outcome(
+        {
+            "eager-O1": row(1.0, None),
+            "torch.compile-best": failed,
+            "fabric-best": row(0.5, FAILED),
+            "ours": row(0.5),
+        },
+        [],
+    )
     third = dataclasses.replace(third, ratios=[("eager-O1", "ours", 2.0, 1.9, 2.1)])
-    return dataclasses.replace(bench(), options={"peer_modes": None}, tasks={"a": first, "b": second, "c": third})
+    return dataclasses.replace(
+        bench(), options={"peer_modes": None}, tasks={"a": first, "b": second, "c": third}
+    )
 
 
 def waterfall() -> Bench:
-    rows = {"eager-O1": row(1.0, None), "layout": row(0.8), "allocator": Row("does not apply: why"), "compiler": row(0.5)}
-    ratios = [("eager-O1", "layout", 1.25, 1.2, 1.3), ("eager-O1", "compiler", 2.0, 1.9, 2.1), ("layout", "compiler", 1.6, 1.5, 1.7)]
+    rows = {
+        "eager-O1": row(1.0, None),
+        "layout": row(0.8),
+        "allocator": Row("does not apply: why"),
+        "compiler": row(0.5),
+    }
+    ratios = [
+        ("eager-O1", "layout", 1.25, 1.2, 1.3),
+        ("eager-O1", "compiler", 2.0, 1.9, 2.1),
+        ("layout", "compiler", 1.6, 1.5, 1.7),
+    ]
     return dataclasses.replace(bench("waterfall"), tasks={"a": outcome(rows, ratios)})
 
 
-def test_a_bench_is_read_back_as_it_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bench_is_read_back_as_it_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_bench(tmp_path / "bench.json", bench())
     assert read_bench(tmp_path / "bench.json") == bench()
     assert main(["show", str(tmp_path)]) == 0
@@ -93,9 +170,18 @@ def test_a_variant_shows_its_speed_or_why_it_has_none() -> None:
 
 def test_the_summary_says_of_how_many_tasks_the_mean_is() -> None:
     rows = {cells[0]: cells for cells in report.summary_rows(bench())}
-    assert rows["task"][:4] == ["task", "ours over eager-O1", "ours over fabric", "ours over accelerate"]
+    assert rows["task"][:4] == [
+        "task",
+        "ours over eager-O1",
+        "ours over fabric",
+        "ours over accelerate",
+    ]
     assert rows["b"][1:] == ["no parity (ours)"] * 4
-    means = ["2.00× (1.90 to 2.10), 1 of 2 tasks", "1.60× (1.50 to 1.70), 1 of 2 tasks", "none, 0 of 2 tasks"]
+    means = [
+        "2.00× (1.90 to 2.10), 1 of 2 tasks",
+        "1.60× (1.50 to 1.70), 1 of 2 tasks",
+        "none, 0 of 2 tasks",
+    ]
     assert rows["geometric mean"][1:4] == means
 
 
@@ -105,7 +191,9 @@ def test_the_summary_holds_ours_against_the_best_peer_of_each_task_and_names_it(
     assert rows["a"][-1] == "1.20× (1.10 to 1.30), torch.compile-best"
     assert rows["b"][-1] == "1.10× (1.00 to 1.20), fabric-best"
     assert rows["c"][-1] == "did not run (torch.compile-best); no parity (fabric-best)"
-    assert rows["geometric mean"][-1].startswith("1.15× (") and rows["geometric mean"][-1].endswith(", 2 of 3 tasks")
+    assert rows["geometric mean"][-1].startswith("1.15× (") and rows["geometric mean"][-1].endswith(
+        ", 2 of 3 tasks"
+    )
     assert {len(cells) for cells in rows.values()} == {len(rows["task"])}
 
 
@@ -134,21 +222,31 @@ def test_only_a_bench_in_which_ours_ran_with_parity_is_complete() -> None:
     assert not report.complete(bench())
     good = bench().tasks["a"]
     assert report.complete(dataclasses.replace(bench(), tasks={"a": good}))
-    assert not report.complete(dataclasses.replace(bench(), tasks={"a": dataclasses.replace(good, reason="no memory")}))
+    assert not report.complete(
+        dataclasses.replace(bench(), tasks={"a": dataclasses.replace(good, reason="no memory")})
+    )
 
 
 def test_the_picture_and_its_text_leave_out_what_was_not_measured() -> None:
     for found in (bench(), waterfall(), with_best_forms()):
         report.figure(found).savefig("/dev/null", format="png")
     assert "ours: a 2.00, b not measured." in report.figure_text(bench())
-    assert report.figure_text(waterfall()).endswith("+ layout 1.25, + allocator not measured, + compiler 2.00.")
+    assert report.figure_text(waterfall()).endswith(
+        "+ layout 1.25, + allocator not measured, + compiler 2.00."
+    )
 
 
 def test_the_picture_has_a_bar_for_ours_a_tick_for_the_best_peer_and_a_line_at_1() -> None:
     axes = report.figure(with_best_forms()).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [2.0, 2.0, 2.0]
-    ticks = next(line for line in axes.lines if line.get_marker() == "|" and line.get_label().startswith("best of"))
-    assert list(ticks.get_xdata()) == pytest.approx([1 / 0.6, 1 / 0.55]) and list(ticks.get_ydata()) == [0, 1]
+    ticks = next(
+        line
+        for line in axes.lines
+        if line.get_marker() == "|" and line.get_label().startswith("best of")
+    )
+    assert list(ticks.get_xdata()) == pytest.approx([1 / 0.6, 1 / 0.55]) and list(
+        ticks.get_ydata()
+    ) == [0, 1]
     assert any(list(line.get_xdata()) == [1.0, 1.0] for line in axes.lines)
     said = report.figure_text(with_best_forms())
     assert said == (
@@ -162,14 +260,21 @@ def test_committed_benches_of_before_are_still_shown(checkout: Path) -> None:
     assert files
     for file in files:
         found = read_bench(file)
-        assert "geometric mean" in report.markdown(found, "x.png") and report.figure_text(found).startswith("Bars")
+        assert "geometric mean" in report.markdown(found, "x.png") and report.figure_text(
+            found
+        ).startswith("Bars")
 
 
 def test_texts_name_machine_versions_limits_and_optimizer() -> None:
     said = report.text(bench())
-    assert "2 cores of A CPU" in said and "torch 2" in said and "accelerate not installed" not in said
+    assert (
+        "2 cores of A CPU" in said and "torch 2" in said and "accelerate not installed" not in said
+    )
     assert "100 GFLOP/s in float32, 20 GFLOP/s in bfloat16; copying 10.0 GB/s" in said
     assert "Optimizer: torch's as it comes" in said
     assert "Not measured: no memory" in report.markdown(
-        dataclasses.replace(bench(), tasks={"a": dataclasses.replace(bench().tasks["a"], reason="no memory")}), "bench.png"
+        dataclasses.replace(
+            bench(), tasks={"a": dataclasses.replace(bench().tasks["a"], reason="no memory")}
+        ),
+        "bench.png",
     )

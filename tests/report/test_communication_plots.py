@@ -18,22 +18,42 @@ BASELINE = [[0.4, 0.42], [0.41, 0.43], [0.4, 0.41], [0.4, 0.42]]
 
 def effect(wire: str, seconds: float, error: float | None, same: bool = True) -> Effect:
     rounds = [[seconds, seconds], [seconds, seconds * 1.01], [seconds, seconds], [seconds, seconds]]
-    timeline = Timeline(0.01, seconds, [(1.0, 0.02, 0.1), (3.0, 0.03, seconds)]) if error is not None else None
+    timeline = (
+        Timeline(0.01, seconds, [(1.0, 0.02, 0.1), (3.0, 0.03, seconds)])
+        if error is not None
+        else None
+    )
     ratio = ratio_of_medians(BASELINE, rounds)
-    return Effect(dataclasses.asdict(Comm(wire=wire)), rounds, ratio, 4 * 2**20, 4.2 * 2**20, error, same, timeline)
+    return Effect(
+        dataclasses.asdict(Comm(wire=wire)),
+        rounds,
+        ratio,
+        4 * 2**20,
+        4.2 * 2**20,
+        error,
+        same,
+        timeline,
+    )
 
 
 @pytest.fixture
 def effects() -> Effects:
     plain = dataclasses.replace(effect("exact", 0.4, 3e-8), ratio=None, rounds=BASELINE)
-    ways = {PLAIN: plain, "bf16": effect("bf16", 0.2, 0.002), "int8": effect("int8", 0.1, 0.5), ALONE: effect("exact", 0.05, None)}
+    ways = {
+        PLAIN: plain,
+        "bf16": effect("bf16", 0.2, 0.002),
+        "int8": effect("int8", 0.1, 0.5),
+        ALONE: effect("exact", 0.05, None),
+    }
     return Effects("2 hosts × 1 processes", 1, 1_000_000, 0.99, ways)
 
 
 def test_what_comes_from_a_lab_says_emulated_link_in_title_text_and_table(effects: Effects) -> None:
     assert "emulated link" in communication_plots.waterfall(effects).axes[0].get_title()
     assert "emulated link" in communication_plots.buckets(effects).axes[0].get_title()
-    assert "emulated link" in communication_plots.waterfall_text(effects) and "emulated link" in communication_plots.buckets_text(effects)
+    assert "emulated link" in communication_plots.waterfall_text(
+        effects
+    ) and "emulated link" in communication_plots.buckets_text(effects)
     for rows in (
         communication_plots.waterfall_rows(effects),
         communication_plots.parity_rows(effects),
@@ -51,15 +71,29 @@ def test_the_waterfall_gives_time_ratio_and_verdict(effects: Effects) -> None:
 
 
 def test_a_gradient_that_is_not_right_is_seen(effects: Effects) -> None:
-    assert [row[-1] for row in communication_plots.parity_rows(effects)[1:]] == ["passed", "passed", "FAILED", "not averaged"]
+    assert [row[-1] for row in communication_plots.parity_rows(effects)[1:]] == [
+        "passed",
+        "passed",
+        "FAILED",
+        "not averaged",
+    ]
     assert effect("bf16", 0.1, 0.002, same=False).parity == "FAILED: ranks differ"
     assert effect("exact", 0.1, 0.002).parity == "FAILED"
 
 
 def test_each_bucket_has_its_bar_and_each_technique_its_line(effects: Effects) -> None:
     figure = communication_plots.buckets(effects)
-    assert [len([p for p in axes.patches if p.get_width() > 0.04 * 1000]) >= 1 for axes in figure.axes] == [True] * 3
-    assert communication_plots.buckets_rows(effects)[2] == ["bf16", "2", "1, 3", "20.0 ms", "30.0 ms", "200 ms"]
+    assert [
+        len([p for p in axes.patches if p.get_width() > 0.04 * 1000]) >= 1 for axes in figure.axes
+    ] == [True] * 3
+    assert communication_plots.buckets_rows(effects)[2] == [
+        "bf16",
+        "2",
+        "1, 3",
+        "20.0 ms",
+        "30.0 ms",
+        "200 ms",
+    ]
 
 
 def test_effects_come_back_from_what_was_written(effects: Effects) -> None:
@@ -70,11 +104,18 @@ def test_learning_is_shown_with_its_noise() -> None:
     scores = Scores("digits", "held-out accuracy", True, {FP32: [0.93, 0.95], "int8": [0.2, 0.3]})
     figure = communication_plots.learned([scores])
     assert len(figure.axes[0].lines) == 4
-    assert "int8 0.250" in communication_plots.learned_text([scores]) and "noise ± 0.028" in communication_plots.learned_text([scores])
+    assert "int8 0.250" in communication_plots.learned_text(
+        [scores]
+    ) and "noise ± 0.028" in communication_plots.learned_text([scores])
     assert communication_plots.learned_rows([scores])[2][-3:] == ["-0.690", "± 0.028", "worse"]
 
 
 def test_bytes_are_shown_with_the_time_that_the_link_is_busy() -> None:
-    counted = communication_plots.Bytes("resnet50", 25_000_000, 2, 200_000_000, {"fp32": 100 * 2**20, "bf16": 50 * 2**20})
+    counted = communication_plots.Bytes(
+        "resnet50", 25_000_000, 2, 200_000_000, {"fp32": 100 * 2**20, "bf16": 50 * 2**20}
+    )
     assert communication_plots.bytes_rows(counted)[2] == ["bf16", "50 MiB", "50.0%", "2.10 s"]
-    assert "bf16 50 MiB" in communication_plots.bytes_text(counted) and len(communication_plots.bytes_sent(counted).axes[0].patches) == 2
+    assert (
+        "bf16 50 MiB" in communication_plots.bytes_text(counted)
+        and len(communication_plots.bytes_sent(counted).axes[0].patches) == 2
+    )

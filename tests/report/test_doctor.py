@@ -26,7 +26,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def changed(measured: Results, **values: Any) -> Results:
     environment = {**measured.environment, "device": "cpu", "isa": ["avx512_bf16"]}
-    return dataclasses.replace(measured, **{"environment": environment, "step_seconds": {"p50": 1.0}, **values})
+    return dataclasses.replace(
+        measured, **{"environment": environment, "step_seconds": {"p50": 1.0}, **values}
+    )
 
 
 @pytest.mark.slow
@@ -40,13 +42,27 @@ def test_the_phases_of_a_real_run_make_up_its_step(measured: Results) -> None:
 @pytest.mark.parametrize(
     ("phases", "said"),
     [
-        ({"input": 0.4, "forward": 0.3, "backward": 0.3}, "40% of the step waits for data: try --workers 1"),
-        ({"input": 0.0, "forward": 0.3, "backward": 0.3, "optimizer": 0.4}, "40% of the step is the optimizer"),
-        ({"forward": 0.3, "backward": 0.7, "exposed_communication": 0.3}, "30% of the step is communication that no computation hides"),
-        ({"input": 0.01, "forward": 0.33, "backward": 0.6, "optimizer": 0.05}, "nothing stands out"),
+        (
+            {"input": 0.4, "forward": 0.3, "backward": 0.3},
+            "40% of the step waits for data: try --workers 1",
+        ),
+        (
+            {"input": 0.0, "forward": 0.3, "backward": 0.3, "optimizer": 0.4},
+            "40% of the step is the optimizer",
+        ),
+        (
+            {"forward": 0.3, "backward": 0.7, "exposed_communication": 0.3},
+            "30% of the step is communication that no computation hides",
+        ),
+        (
+            {"input": 0.01, "forward": 0.33, "backward": 0.6, "optimizer": 0.05},
+            "nothing stands out",
+        ),
     ],
 )
-def test_advice_names_the_phase_that_limits(measured: Results, phases: dict[str, float], said: str) -> None:
+def test_advice_names_the_phase_that_limits(
+    measured: Results, phases: dict[str, float], said: str
+) -> None:
     assert doctor.advice(changed(measured, phase_seconds=phases))[0].startswith(said)
 
 
@@ -56,39 +72,64 @@ def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPat
     assert ["attention", "over short sequences as plain products"] in doctor.machine_rows()
     monkeypatch.setattr(doctor.hardware, "cpp_compiler", lambda: None)
     rows = dict(doctor.machine_rows()[1:])
-    assert rows["attention"].endswith("no C++ compiler") and rows["optimizer"].endswith("no C++ compiler")
+    assert rows["attention"].endswith("no C++ compiler") and rows["optimizer"].endswith(
+        "no C++ compiler"
+    )
 
 
 def test_page_faults_are_named_where_the_step_has_many(measured: Results) -> None:
     phases = {"forward": 0.3, "backward": 0.7}
     said = doctor.advice(changed(measured, phase_seconds=phases, page_faults=40_000.0))
-    assert said == ["some 10% of the step are 40,000 page faults, for memory that was given back: try compiler-opt, which keeps it."]
-    assert "nothing stands out" in doctor.advice(changed(measured, phase_seconds=phases, page_faults=4_000.0))[0]
+    assert said == [
+        "some 10% of the step are 40,000 page faults, for memory that was given back: try compiler-opt, which keeps it."
+    ]
+    assert (
+        "nothing stands out"
+        in doctor.advice(changed(measured, phase_seconds=phases, page_faults=4_000.0))[0]
+    )
 
 
 def test_emulated_bfloat16_is_what_is_said_first(measured: Results) -> None:
-    run = changed(measured, phase_seconds={"input": 0.5}, config={**measured.config, "amp_level": "O1"})
+    run = changed(
+        measured, phase_seconds={"input": 0.5}, config={**measured.config, "amp_level": "O1"}
+    )
     run.environment["isa"] = ["avx512f"]
     assert doctor.advice(run)[0].startswith("this CPU has no bfloat16 units")
 
 
 def on_two(measured: Results, **values: Any) -> tuple[Results, Results]:
     """A run on one process whose step takes 1 s, and one on two."""
-    one = changed(measured, phase_seconds={"input": 0.05, "forward": 0.3, "backward": 0.6, "optimizer": 0.05})
+    one = changed(
+        measured, phase_seconds={"input": 0.05, "forward": 0.3, "backward": 0.6, "optimizer": 0.05}
+    )
     rates = {**measured.samples_per_second, "global": measured.samples_per_second["global"] * 0.8}
     return one, changed(one, world_size=2, samples_per_second=rates, **values)
 
 
-def test_several_processes_are_explained_beside_one(measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    phases = {"input": 0.05, "forward": 0.7, "backward": 1.4, "exposed_communication": 0.3, "optimizer": 0.05}
-    for name, results in zip(("one", "two"), on_two(measured, phase_seconds=phases, step_seconds={"p50": 2.2}), strict=True):
+def test_several_processes_are_explained_beside_one(
+    measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = {
+        "input": 0.05,
+        "forward": 0.7,
+        "backward": 1.4,
+        "exposed_communication": 0.3,
+        "optimizer": 0.05,
+    }
+    for name, results in zip(
+        ("one", "two"),
+        on_two(measured, phase_seconds=phases, step_seconds={"p50": 2.2}),
+        strict=True,
+    ):
         (tmp_path / name).mkdir()
         write_results(tmp_path / name, results)
     assert main(["doctor", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
     said = capsys.readouterr().out
     assert "0.80× (on the same cores)" in said and "efficiency" not in said
     assert "takes 1.20 s longer than the same samples alone" in said
-    computing, communication = (said.index(part) for part in ("- computing, 900 ms (75%)", "- communication, 300 ms (25%)"))
+    computing, communication = (
+        said.index(part) for part in ("- computing, 900 ms (75%)", "- communication, 300 ms (25%)")
+    )
     assert computing < communication
     assert "2 processes share the" in said and "no_sync()" in said
     assert "- input" not in said
@@ -98,7 +139,9 @@ def test_a_smaller_batch_is_not_taken_for_a_faster_machine(measured: Results) ->
     half = {**measured.config, "batch_size": measured.config["batch_size"] // 2}
     phases = {"input": 0.3, "forward": 0.15, "backward": 0.3, "optimizer": 0.05}
     longer = doctor.longer_by(*on_two(measured, config=half, phase_seconds=phases))
-    assert longer == pytest.approx({"computing": 0.0, "communication": 0.0, "input": 0.275, "optimizer": 0.0})
+    assert longer == pytest.approx(
+        {"computing": 0.0, "communication": 0.0, "input": 0.275, "optimizer": 0.0}
+    )
 
 
 def test_a_comparison_stands_for_its_second_variant(measured: Results, tmp_path: Path) -> None:
@@ -108,10 +151,14 @@ def test_a_comparison_stands_for_its_second_variant(measured: Results, tmp_path:
         variants = {"baseline": measured, "compiler-opt": results}
         made_comparison.write(dataclasses.replace(found, variants=variants), tmp_path / name)
     assert doctor.measured_in(tmp_path / "two") == two
-    assert "No part of the step takes longer than alone" in doctor.several_text(tmp_path / "one", tmp_path / "two")
+    assert "No part of the step takes longer than alone" in doctor.several_text(
+        tmp_path / "one", tmp_path / "two"
+    )
 
 
-def test_a_notebooks_folder_stands_for_the_comparisons_in_it(measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_notebooks_folder_stands_for_the_comparisons_in_it(
+    measured: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "resnet50.ipynb").touch()
     for name, results in zip(("one", "two"), on_two(measured), strict=True):
         found = made_comparison.comparison(made_comparison.FASTER, 3)
@@ -125,7 +172,9 @@ def test_a_notebooks_folder_stands_for_the_comparisons_in_it(measured: Results, 
     assert main(["doctor", str(tmp_path / "two"), str(tmp_path / "one")]) == 2
 
 
-def test_wrong_folders_end_with_2_and_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_folders_end_with_2_and_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", str(tmp_path)]) == 2
     assert "did not finish" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path / "nowhere")]) == 2
@@ -140,16 +189,29 @@ def test_wrong_folders_end_with_2_and_one_message(tmp_path: Path, capsys: pytest
     assert "usage: gallery doctor" in capsys.readouterr().err
 
 
-def test_the_machine_is_described_technique_by_technique(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_machine_is_described_technique_by_technique(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    for technique in ("compiler on the CPU", "allocator", "channels_last", "another allocator", "bfloat16 on the CPU", "GPU"):
+    for technique in (
+        "compiler on the CPU",
+        "allocator",
+        "channels_last",
+        "another allocator",
+        "bfloat16 on the CPU",
+        "GPU",
+    ):
         assert technique in said
 
 
 @pytest.mark.slow
 @pytest.mark.whole_machine
 def test_a_run_on_two_processes_tells_its_exposed_communication(tmp_path: Path) -> None:
-    launch(config(max_steps=12, run_dir=str(tmp_path / "two")), LaunchConfig(nproc_per_node=2), show_log=False)
+    launch(
+        config(max_steps=12, run_dir=str(tmp_path / "two")),
+        LaunchConfig(nproc_per_node=2),
+        show_log=False,
+    )
     phases = read_results(tmp_path / "two").phase_seconds
     assert 0 <= phases["exposed_communication"] < 10 * phases["backward"]

@@ -16,16 +16,36 @@ from gallery_lib.stats import Ratio
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        *((0.0, "0"), (0.25, "0.250"), (1.0, "1.00"), (9.999, "10.0"), (38.07, "38.1"), (24576.0, "24,600"), (-0.5, "-0.500")),
-        *((0.00123, "0.00123"), (0.000123, "0.00012"), (999.9, "1,000"), (float("inf"), "not finite")),
+        *(
+            (0.0, "0"),
+            (0.25, "0.250"),
+            (1.0, "1.00"),
+            (9.999, "10.0"),
+            (38.07, "38.1"),
+            (24576.0, "24,600"),
+            (-0.5, "-0.500"),
+        ),
+        *(
+            (0.00123, "0.00123"),
+            (0.000123, "0.00012"),
+            (999.9, "1,000"),
+            (float("inf"), "not finite"),
+        ),
     ],
 )
-def test_a_measured_value_has_three_significant_digits_and_thousands_separators(value: float, said: str) -> None:
+def test_a_measured_value_has_three_significant_digits_and_thousands_separators(
+    value: float, said: str
+) -> None:
     assert number(value) == said
 
 
 def test_durations_and_rates_have_units() -> None:
-    assert [seconds(value) for value in (0.0123, 0.5, 1.234, 410.0)] == ["12.3 ms", "500 ms", "1.23 s", "410 s"]
+    assert [seconds(value) for value in (0.0123, 0.5, 1.234, 410.0)] == [
+        "12.3 ms",
+        "500 ms",
+        "1.23 s",
+        "410 s",
+    ]
     assert rate(5333.3) == "5,330 samples/s"
 
 
@@ -45,11 +65,16 @@ def test_the_verdict_comes_first_and_the_details_below_it_in_both_forms() -> Non
     before, _, folded = markdown.partition("<details>")
     for part in details:
         assert part in text and part in folded and part not in before
-    assert "<details>" not in unfolded(markdown) and all(part in unfolded(markdown) for part in details)
+    assert "<details>" not in unfolded(markdown) and all(
+        part in unfolded(markdown) for part in details
+    )
 
 
 def test_without_parity_no_speedup_appears_anywhere() -> None:
-    for text in (tables.comparison_text(comparison(None, None)), tables.comparison_markdown(comparison(None, None))):
+    for text in (
+        tables.comparison_text(comparison(None, None)),
+        tables.comparison_markdown(comparison(None, None)),
+    ):
         assert "not comparable" in text
         assert "losses: 0.500 where 0.100 is allowed, step 2" in text
         assert "as fast as" not in text
@@ -59,7 +84,9 @@ def test_without_parity_no_speedup_appears_anywhere() -> None:
 @pytest.mark.parametrize(("rate_of_two", "reason"), [(60.0, False), (70.0, True)])
 def test_processes_that_share_cores_have_no_efficiency(rate_of_two: float, reason: bool) -> None:
     one = changed(comparison(FASTER, 40), samples_per_second={"global": 64.0})
-    several = changed(one, world_size=2, samples_per_second={"global": rate_of_two}, config={"batch_size": 8})
+    several = changed(
+        one, world_size=2, samples_per_second={"global": rate_of_two}, config={"batch_size": 8}
+    )
     said = tables.scaling_markdown(one, several)
     assert "efficiency" not in said and "%" not in said
     assert f"| {rate_of_two / 64:.2f}× |" in said
@@ -67,9 +94,17 @@ def test_processes_that_share_cores_have_no_efficiency(rate_of_two: float, reaso
     assert ("one process does not keep all cores at work" in said) == reason
 
 
-@pytest.mark.parametrize(("rate_of_two", "efficiency", "reason"), [(120.0, "94%", False), (140.0, "109%", True)])
-def test_more_than_all_of_the_efficiency_has_its_reason(rate_of_two: float, efficiency: str, reason: bool) -> None:
-    one = changed(comparison(FASTER, 40), samples_per_second={"global": 64.0}, environment={"device": "2 × A GPU"})
+@pytest.mark.parametrize(
+    ("rate_of_two", "efficiency", "reason"), [(120.0, "94%", False), (140.0, "109%", True)]
+)
+def test_more_than_all_of_the_efficiency_has_its_reason(
+    rate_of_two: float, efficiency: str, reason: bool
+) -> None:
+    one = changed(
+        comparison(FASTER, 40),
+        samples_per_second={"global": 64.0},
+        environment={"device": "2 × A GPU"},
+    )
     several = changed(one, world_size=2, samples_per_second={"global": rate_of_two})
     said = tables.scaling_markdown(one, several)
     assert efficiency in said and "scaling efficiency" in said
@@ -98,8 +133,18 @@ def test_every_plot_has_a_table_of_what_it_shows(tmp_path: Path) -> None:
     outcome = dataclasses.replace(comparison(Ratio(2.0, 1.9, 2.1), 40), folder=str(tmp_path))
     for name, step in (("baseline", 0.5), ("compiler-opt", 0.25)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "steps.jsonl").write_text(json.dumps({"each_step_seconds": [9.0] * 2 + [step] * 18}) + "\n")
-    assert plots.losses_rows(outcome) == [["step", "baseline", "compiler-opt"], ["1", "7.00", "7.00"], ["2", "not finite", "not finite"]]
+        (tmp_path / name / "steps.jsonl").write_text(
+            json.dumps({"each_step_seconds": [9.0] * 2 + [step] * 18}) + "\n"
+        )
+    assert plots.losses_rows(outcome) == [
+        ["step", "baseline", "compiler-opt"],
+        ["1", "7.00", "7.00"],
+        ["2", "not finite", "not finite"],
+    ]
     assert plots.step_times_rows(outcome)[3] == ["50 %", "500 ms", "250 ms"]
-    assert plots.break_even_rows(outcome)[1:] == [["0", "10.0 s", "10.0 s"], ["40", "30.0 s", "20.0 s"], ["60", "40.0 s", "25.0 s"]]
+    assert plots.break_even_rows(outcome)[1:] == [
+        ["0", "10.0 s", "10.0 s"],
+        ["40", "30.0 s", "20.0 s"],
+        ["60", "40.0 s", "25.0 s"],
+    ]
     assert plots.throughput_rows(outcome)[1][2:] == ["32.0 samples/s", "3.00 samples/s"]

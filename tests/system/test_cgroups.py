@@ -31,13 +31,31 @@ def machine(folder: Path, *, kind: str, own: str, root: str = "/", files: dict[s
     ("kind", "own", "root", "files", "quota"),
     [
         ("cgroup2", "/a/b", "/", {"a/b/cpu.max": "150000 100000", "a/cpu.max": "max 100000"}, 1.5),
-        ("cgroup2", "/a/b", "/", {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}, 3.0),  # one above it counts
+        (
+            "cgroup2",
+            "/a/b",
+            "/",
+            {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"},
+            3.0,
+        ),  # one above it counts
         ("cgroup2", "/a", "/", {"a/cpu.max": "max 100000"}, None),
         ("cgroup2", "/", "/", {"cpu.max": "50000 100000"}, 0.5),  # a container
         ("cgroup", "/a", "/", {"a/cpu.cfs_quota_us": "40000", "a/cpu.cfs_period_us": "20000"}, 2.0),
         ("cgroup", "/a", "/", {"a/cpu.cfs_quota_us": "-1", "a/cpu.cfs_period_us": "20000"}, None),
-        ("cgroup", "/docker/x", "/docker/x", {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"}, 1.0),
-        ("cgroup", "/docker/x", "/", {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"}, 1.0),  # its own path is hidden
+        (
+            "cgroup",
+            "/docker/x",
+            "/docker/x",
+            {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"},
+            1.0,
+        ),
+        (
+            "cgroup",
+            "/docker/x",
+            "/",
+            {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"},
+            1.0,
+        ),  # its own path is hidden
         ("cgroup", "/a", "/", {"a/tasks": ""}, None),
     ],
 )
@@ -55,7 +73,9 @@ def test_without_cgroups_there_is_no_quota(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(None, 4), (0.5, 1), (1.0, 1), (2.9, 2), (16.0, 4)])
-def test_cores_are_those_of_the_affinity_mask_cut_by_the_quota(monkeypatch: pytest.MonkeyPatch, quota: float | None, cores: int) -> None:
+def test_cores_are_those_of_the_affinity_mask_cut_by_the_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, cores: int
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5}, raising=False)
     monkeypatch.setattr(hardware.cgroups, "cpu_quota", lambda: quota)
     assert hardware.cores() == cores

@@ -21,10 +21,22 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_uv_on_path_is_used_for_this_python_within_the_lock(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_on_path_is_used_for_this_python_within_the_lock(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(extras.shutil, "which", lambda name: f"/usr/bin/{name}")
     (root / "requirements.lock").touch()
-    words = ["/usr/bin/uv", "pip", "install", "--python", sys.executable, "-e", f"{root}[site]", "-c", f"{root}/requirements.lock"]
+    words = [
+        "/usr/bin/uv",
+        "pip",
+        "install",
+        "--python",
+        sys.executable,
+        "-e",
+        f"{root}[site]",
+        "-c",
+        f"{root}/requirements.lock",
+    ]
     assert shlex.split(extras.install_command("site")) == words
 
 
@@ -32,15 +44,28 @@ def test_without_it_the_uv_that_prepare_sh_got_is(root: Path) -> None:
     uv = root / ".cache" / "uv-tool" / "bin" / "uv"
     uv.parent.mkdir(parents=True)
     uv.touch()
-    assert shlex.split(extras.install_command("site"))[:5] == [str(uv), "pip", "install", "--python", sys.executable]
+    assert shlex.split(extras.install_command("site"))[:5] == [
+        str(uv),
+        "pip",
+        "install",
+        "--python",
+        sys.executable,
+    ]
 
 
 @pytest.mark.parametrize(
     ("has_pip", "command"),
-    [(True, [sys.executable, "-m", "pip", "install", "-e", "{root}[site]"]), (False, ["bash", "{root}/prepare.sh", "--test"])],
+    [
+        (True, [sys.executable, "-m", "pip", "install", "-e", "{root}[site]"]),
+        (False, ["bash", "{root}/prepare.sh", "--test"]),
+    ],
 )
 def test_without_any_uv_pip_is_and_without_pip_prepare_sh(
     root: Path, monkeypatch: pytest.MonkeyPatch, has_pip: bool, command: list[str]
 ) -> None:
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: object() if has_pip else None)
-    assert shlex.split(extras.install_command("site")) == [word.format(root=root) for word in command]
+    monkeypatch.setattr(
+        extras.importlib.util, "find_spec", lambda name: object() if has_pip else None
+    )
+    assert shlex.split(extras.install_command("site")) == [
+        word.format(root=root) for word in command
+    ]

@@ -41,7 +41,10 @@ def test_a_value_of_the_declared_shape_comes_back_as_it() -> None:
         ({"rows": []}, "rows: must be an object, and is a list"),
         ({"rows": {"x": {}}}, "rows.x.name: is missing"),
         ({"rows": {"x": {"name": 5}}}, "rows.x.name: must be a text, and is a whole number (5)"),
-        ({"rows": {"x": {"name": "n", "seconds": True}}}, "rows.x.seconds: must be a number, and is true or false (True)"),
+        (
+            {"rows": {"x": {"name": "n", "seconds": True}}},
+            "rows.x.seconds: must be a number, and is true or false (True)",
+        ),
         ({"pairs": [[1]]}, "pairs.0: must be a list of 2, and is a list"),
         ({"pairs": [[1, "x"]]}, "pairs.0.1: must be a number, and is a text ('x')"),
         ({"more": 1}, "more: is not known here"),
@@ -57,7 +60,10 @@ def test_what_does_not_fit_is_named_with_its_place(changes: dict[str, Any], said
 def test_what_is_no_json_is_one_error_with_the_file(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(InputError, match=r"a.json is damaged, or of another version: it is no JSON .* Run it again\."):
+    with pytest.raises(
+        InputError,
+        match=r"a.json is damaged, or of another version: it is no JSON .* Run it again\.",
+    ):
         read_json(path, list, again="Run it again.")
 
 
@@ -79,12 +85,19 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path) 
     write_json(path, [1])
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, [float("nan")])
-    assert json.loads(path.read_text()) == [1] and [file.name for file in tmp_path.iterdir()] == ["a.json"]
+    assert json.loads(path.read_text()) == [1] and [file.name for file in tmp_path.iterdir()] == [
+        "a.json"
+    ]
 
 
-def test_what_is_set_aside_is_said_and_replaces_what_was_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_set_aside_is_said_and_replaces_what_was_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for content in ("old", "new"):
         (tmp_path / "kept").write_text(content)
         set_aside(tmp_path / "kept", "because")
     assert (tmp_path / "kept.damaged").read_text() == "new" and not (tmp_path / "kept").exists()
-    assert capsys.readouterr().err.splitlines()[-1] == f"{tmp_path}/kept was set aside as kept.damaged, and is made anew: because"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == f"{tmp_path}/kept was set aside as kept.damaged, and is made anew: because"
+    )

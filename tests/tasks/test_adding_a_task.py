@@ -19,7 +19,9 @@ from gallery_lib.tasks import memory_estimate
 @pytest.fixture
 def task_file(checkout: Path, tmp_path: Path) -> str:
     """The example, written to a file; as `--model` takes it."""
-    (source,) = re.findall(r"```python\n(.*?)```", (checkout / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    (source,) = re.findall(
+        r"```python\n(.*?)```", (checkout / "CONTRIBUTING.md").read_text(), re.DOTALL
+    )
     (tmp_path / "mobilenet_v3.py").write_text(source)
     return f"{tmp_path / 'mobilenet_v3.py'}:TASK"
 
@@ -29,12 +31,21 @@ def test_the_example_declares_what_is_true_of_its_model(task_file: str) -> None:
     with torch.device("meta"):
         assert sum(p.numel() for p in task.build_model().parameters()) == task.parameters
     batch = (torch.zeros(2, 3, 224, 224), torch.zeros(2, dtype=torch.int64))
-    assert memory_estimate.activation_bytes(task, batch, 2) == pytest.approx(task.activation_bytes_per_sample, rel=0.2)
+    assert memory_estimate.activation_bytes(task, batch, 2) == pytest.approx(
+        task.activation_bytes_per_sample, rel=0.2
+    )
 
 
 @pytest.mark.slow
 def test_the_example_trains_without_being_registered(task_file: str, tmp_path: Path) -> None:
-    config = TrainConfig(model=task_file, batch_size=4, image_size=32, max_steps=3, evaluate=False, run_dir=str(tmp_path / "run"))
+    config = TrainConfig(
+        model=task_file,
+        batch_size=4,
+        image_size=32,
+        max_steps=3,
+        evaluate=False,
+        run_dir=str(tmp_path / "run"),
+    )
     results = launch(config, LaunchConfig(), show_log=False, progress=False)
     assert results is not None and results.steps == 3 and results.loss["last"] is not None
 
@@ -46,8 +57,19 @@ def test_a_page_is_all_that_its_notebook_takes(checkout: Path, tmp_path: Path) -
     spec.loader.exec_module(build)
     page = tmp_path / "pages" / "mobilenet_v3.md"
     page.parent.mkdir()
-    sections = {"title": "MobileNetV3", "summary": "Small images.", "minutes": "a minute", "data": "D.", "model": "M.", "next_steps": "N."}
+    sections = {
+        "title": "MobileNetV3",
+        "summary": "Small images.",
+        "minutes": "a minute",
+        "data": "D.",
+        "model": "M.",
+        "next_steps": "N.",
+    }
     page.write_text("\n".join(f"# {name}\n{text}\n" for name, text in sections.items()))
     notebook = nbformat.reads(build.render(page), as_version=4)
     text = "\n".join(cell.source for cell in notebook.cells)
-    assert 'notebook.settings("mobilenet_v3")' in text and "# MobileNetV3" in text and "resnet50" not in text
+    assert (
+        'notebook.settings("mobilenet_v3")' in text
+        and "# MobileNetV3" in text
+        and "resnet50" not in text
+    )

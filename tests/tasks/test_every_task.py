@@ -53,7 +53,11 @@ def test_the_gallery_has_the_eleven_tasks() -> None:
 def test_a_model_has_the_parameters_of_its_paper(name: str) -> None:
     with torch.device("meta"):
         model = tasks.get(name).build_model()
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == PARAMETERS[name] == tasks.get(name).parameters
+    assert (
+        sum(p.numel() for p in model.parameters() if p.requires_grad)
+        == PARAMETERS[name]
+        == tasks.get(name).parameters
+    )
 
 
 @every_task
@@ -74,14 +78,24 @@ class _Untrained(Observer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(f"learning {name}")) for name in tasks.names()])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xdist_group(f"learning {name}"))
+        for name in tasks.names()
+    ],
+)
 def test_a_task_learns(name: str, tmp_path: Path) -> None:
     untrained = _Untrained()
-    config = TrainConfig(model=name, threads=hardware.cores(), run_dir=str(tmp_path), **LEARNING[name])
+    config = TrainConfig(
+        model=name, threads=hardware.cores(), run_dir=str(tmp_path), **LEARNING[name]
+    )
     trained = train(config, untrained).metrics
     metric, amount = MOVES[name]
     gained = trained[metric] - untrained.metrics[metric]
-    assert (gained > amount) if amount > 0 else (gained < amount), f"{metric}: {untrained.metrics[metric]:.3f} → {trained[metric]:.3f}"
+    assert (gained > amount) if amount > 0 else (gained < amount), (
+        f"{metric}: {untrained.metrics[metric]:.3f} → {trained[metric]:.3f}"
+    )
 
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
@@ -99,8 +113,21 @@ def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, st
     folder = two_processes.prepare(tmp_path_factory.mktemp("two"))
     script = Path(two_processes.__file__)
     root = Path(gallery_lib.__file__).parent.parent
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root}:{script.parent}", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), str(folder)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{root}:{script.parent}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+        str(folder),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     return folder, done.stdout + done.stderr
 
@@ -113,7 +140,11 @@ def on_one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     @functools.cache
     def run(name: str) -> Results:
         config = two_processes.config(name, folder)
-        return train(dataclasses.replace(config, batch_size=2 * SMALL[name]["batch_size"], threads=hardware.cores()))
+        return train(
+            dataclasses.replace(
+                config, batch_size=2 * SMALL[name]["batch_size"], threads=hardware.cores()
+            )
+        )
 
     return run
 
@@ -136,7 +167,9 @@ def test_two_processes_train_as_one_does_with_the_same_global_batch(
 
 @pytest.mark.slow
 @every_task
-def test_the_first_losses_are_those_on_record(name: str, on_one_process: Callable[[str], Results]) -> None:
+def test_the_first_losses_are_those_on_record(
+    name: str, on_one_process: Callable[[str], Results]
+) -> None:
     golden = json.loads(GOLDEN_LOSSES.read_text()) if GOLDEN_LOSSES.exists() else {}
     if os.environ.get("WRITE_GOLDEN_LOSSES"):
         golden[name] = [round(loss, 4) for loss in losses(on_one_process(name))]

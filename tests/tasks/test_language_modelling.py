@@ -53,7 +53,9 @@ class Knowing(nn.Module):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary_and_one_that_knows_all_has_1(name: str, text_dir: str) -> None:
+def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary_and_one_that_knows_all_has_1(
+    name: str, text_dir: str
+) -> None:
     task, data = tasks.get(name), splits(name, text_dir)
     batch = default_collate([data.held_out[index] for index in range(8)])
     pieces = data.held_out.text.pieces  # type: ignore[attr-defined]
@@ -61,8 +63,13 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary_and_one
         model = Knowing(batch["labels"], pieces, logit)
         sums = task.metrics(model, batch)
         assert task.summary is not None
-        metrics = task.summary({key: total.double() / count for key, (total, count) in sums.items()})
-        assert metrics["perplexity"] == pytest.approx(perplexity, rel=1e-4) and metrics["masked_accuracy"] == accuracy
+        metrics = task.summary(
+            {key: total.double() / count for key, (total, count) in sums.items()}
+        )
+        assert (
+            metrics["perplexity"] == pytest.approx(perplexity, rel=1e-4)
+            and metrics["masked_accuracy"] == accuracy
+        )
         assert float(task.loss(model, batch)) == pytest.approx(math.log(perplexity), abs=1e-4)
     assert task.chance(data)["perplexity"] == pieces
     assert 1 / pieces < task.chance(data)["masked_accuracy"] < 0.5
@@ -88,8 +95,12 @@ def test_the_loss_keeps_float64_and_widens_bfloat16(name: str, text_dir: str) ->
 
 
 @pytest.mark.parametrize(("name", "positions"), [("hf_Bert", 512), ("hf_Bart", 1024)])
-def test_samples_longer_than_the_model_has_positions_are_refused(name: str, positions: int, text_dir: str) -> None:
-    with pytest.raises(InputError, match=rf"sequence_length={positions + 1}: {name} has {positions} positions"):
+def test_samples_longer_than_the_model_has_positions_are_refused(
+    name: str, positions: int, text_dir: str
+) -> None:
+    with pytest.raises(
+        InputError, match=rf"sequence_length={positions + 1}: {name} has {positions} positions"
+    ):
         splits(name, text_dir, positions + 1)
 
 
@@ -107,11 +118,15 @@ def test_examples_show_the_text_with_and_without_gaps(name: str, text_dir: str) 
     assert len(rows) == 4
     for seen, true in rows:
         assert "mask" in seen.lower() and "mask" not in true.lower() and len(true.split()) > 5
-        assert set(seen.lower().replace("[mask]", " ").replace("<mask>", " ").split()) & set(true.lower().split())
+        assert set(seen.lower().replace("[mask]", " ").replace("<mask>", " ").split()) & set(
+            true.lower().split()
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_predictions_fill_each_gap_with_what_the_model_takes_for_it(name: str, text_dir: str) -> None:
+def test_predictions_fill_each_gap_with_what_the_model_takes_for_it(
+    name: str, text_dir: str
+) -> None:
     task, data = tasks.get(name), splits(name, text_dir)
     held_out = data.held_out
 
@@ -120,9 +135,13 @@ def test_predictions_fill_each_gap_with_what_the_model_takes_for_it(name: str, t
 
         def forward(self, input_ids: Tensor, **others: Tensor) -> SimpleNamespace:
             samples = (held_out[index] for index in range(len(held_out)))  # type: ignore[arg-type]
-            sample = next(sample for sample in samples if torch.equal(sample["input_ids"], input_ids[0]))
+            sample = next(
+                sample for sample in samples if torch.equal(sample["input_ids"], input_ids[0])
+            )
             pieces = held_out.text.pieces  # type: ignore[attr-defined]
-            return SimpleNamespace(logits=F.one_hot(sample["labels"].clamp(min=0), pieces + 7).float()[None])
+            return SimpleNamespace(
+                logits=F.one_hot(sample["labels"].clamp(min=0), pieces + 7).float()[None]
+            )
 
     assert task.predictions is not None
     shown = task.predictions({"oracle": Oracle()}, data)
@@ -148,14 +167,20 @@ def test_building_a_model_prints_nothing_and_opens_no_connection(name: str, chec
     )
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     result = subprocess.run(
-        [sys.executable, "-W", "error::FutureWarning", "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error::FutureWarning", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_transformers_draws_every_weight_that_torch_is_kept_from_drawing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_draws_every_weight_that_torch_is_kept_from_drawing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     touched: list[nn.Module] = []
 
     def mark(module: nn.Module) -> None:
@@ -169,14 +194,20 @@ def test_transformers_draws_every_weight_that_torch_is_kept_from_drawing(name: s
     assert (nn.Linear.reset_parameters, nn.Embedding.reset_parameters) == own
     assert len(touched) > 70
     assert all(parameter.isfinite().all() for parameter in model.parameters())
-    linear, embedding = (next(m for m in model.modules() if isinstance(m, kind)) for kind in (nn.Linear, nn.Embedding))
+    linear, embedding = (
+        next(m for m in model.modules() if isinstance(m, kind))
+        for kind in (nn.Linear, nn.Embedding)
+    )
     assert (
-        0.015 < float(linear.weight.detach().std()) < 0.025 and 0.015 < float(embedding.weight.detach().std()) < 0.025
+        0.015 < float(linear.weight.detach().std()) < 0.025
+        and 0.015 < float(embedding.weight.detach().std()) < 0.025
     )  # as the configuration says
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_weight_that_several_layers_share_is_drawn_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_several_layers_share_is_drawn_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[int] = []
     normal_ = Tensor.normal_
 
@@ -186,9 +217,17 @@ def test_a_weight_that_several_layers_share_is_drawn_once(name: str, monkeypatch
 
     monkeypatch.setattr(Tensor, "normal_", counted)
     model = tasks.get(name).build_model()
-    assert sorted(drawn) == sorted(weight.data_ptr() for weight in model.parameters() if weight.ndim == 2)
-    layers = {module.weight.data_ptr() for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)}
-    assert len(layers) < sum(isinstance(module, nn.Linear | nn.Embedding) for module in model.modules())  # the head's is the embedding's
+    assert sorted(drawn) == sorted(
+        weight.data_ptr() for weight in model.parameters() if weight.ndim == 2
+    )
+    layers = {
+        module.weight.data_ptr()
+        for module in model.modules()
+        if isinstance(module, nn.Linear | nn.Embedding)
+    }
+    assert len(layers) < sum(
+        isinstance(module, nn.Linear | nn.Embedding) for module in model.modules()
+    )  # the head's is the embedding's
     gaps = [
         module.weight[module.padding_idx]
         for module in model.modules()
@@ -199,7 +238,10 @@ def test_a_weight_that_several_layers_share_is_drawn_once(name: str, monkeypatch
 
 def test_layers_draw_their_weights_again_when_building_a_model_failed() -> None:
     own = nn.Linear.reset_parameters, nn.Embedding.reset_parameters
-    with pytest.raises(RuntimeError, match="no such model"), language_modelling.weights_drawn_once():
+    with (
+        pytest.raises(RuntimeError, match="no such model"),
+        language_modelling.weights_drawn_once(),
+    ):
         raise RuntimeError("no such model")
     assert (nn.Linear.reset_parameters, nn.Embedding.reset_parameters) == own
 

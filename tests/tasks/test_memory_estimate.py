@@ -16,12 +16,18 @@ from gallery_lib.tasks import memory_estimate
 def test_a_batch_that_cannot_fit_is_refused_with_what_it_would_need() -> None:
     if hardware.gpu_count():
         pytest.skip("only host memory is asked about: run on a machine without a GPU")
-    with pytest.raises(InputError, match=r"resnet50 with batch_size=100000, image_size=224 on 1 process\(es\) needs about [\d.]+ GiB"):
+    with pytest.raises(
+        InputError,
+        match=r"resnet50 with batch_size=100000, image_size=224 on 1 process\(es\) needs about [\d.]+ GiB",
+    ):
         job.dry_run(TrainConfig(batch_size=100_000), LaunchConfig())
 
 
 def test_need_grows_with_the_batch_and_with_the_area_of_the_images() -> None:
-    small, large = (memory_estimate.needed_bytes(TrainConfig(batch_size=16, image_size=size)) for size in (64, 128))
+    small, large = (
+        memory_estimate.needed_bytes(TrainConfig(batch_size=16, image_size=size))
+        for size in (64, 128)
+    )
     fixed = (
         memory_estimate.needed_bytes(TrainConfig(batch_size=1, image_size=32))
         - tasks.get("resnet50").activation_bytes_per_sample * 32**2 // 224**2
@@ -32,4 +38,6 @@ def test_need_grows_with_the_batch_and_with_the_area_of_the_images() -> None:
 def test_what_resnet50_declares_is_what_its_forward_pass_keeps() -> None:
     task = tasks.get("resnet50")
     batch = (torch.zeros(2, 3, 224, 224), torch.zeros(2, dtype=torch.int64))
-    assert memory_estimate.activation_bytes(task, batch, 2) == pytest.approx(task.activation_bytes_per_sample, rel=0.02)
+    assert memory_estimate.activation_bytes(task, batch, 2) == pytest.approx(
+        task.activation_bytes_per_sample, rel=0.02
+    )

@@ -34,7 +34,9 @@ def test_dice_is_twice_the_overlap_over_both_areas() -> None:
     assert dice(square(0, 0), square(10, 10)) == pytest.approx(0, abs=0.01)
 
 
-@pytest.mark.parametrize(("height", "width"), [(640, 959), (128, 191), (96, 143), (64, 95), (32, 47)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(640, 959), (128, 191), (96, 143), (64, 95), (32, 47)]
+)
 def test_widths_are_odd_and_keep_the_shape(height: int, width: int) -> None:
     assert segmentation.width_of(height) == width and width % 2 == 1
     assert width / height == pytest.approx(959 / 640, abs=1 / height)
@@ -56,14 +58,18 @@ def test_the_loss_is_zero_for_the_right_mask_large_for_the_wrong_one_and_keeps_f
     assert segmentation.loss(Fixed(mask), (images, mask)) == pytest.approx(0, abs=1e-6)
     assert segmentation.loss(Fixed(1 - mask), (images, mask)) > 10
     undecided = segmentation.loss(Fixed(mask, certainty=0.0), (images, mask))
-    assert undecided == pytest.approx(0.6931 + 1 - dice(torch.full((1, 20, 20), 0.5), mask.float()).item(), abs=1e-3)
+    assert undecided == pytest.approx(
+        0.6931 + 1 - dice(torch.full((1, 20, 20), 0.5), mask.float()).item(), abs=1e-3
+    )
     assert segmentation.loss(Fixed(mask), (images.double(), mask)).dtype is torch.float64
     assert segmentation.loss(Fixed(mask), (images.bfloat16(), mask)).dtype is torch.float32
 
 
 def test_chance_is_the_dice_of_taking_everything_for_the_object(splits: Splits) -> None:
     data = splits.held_out
-    batch = data.finish_batch((torch.stack([data[i][0] for i in range(2)]), torch.stack([data[i][1] for i in range(2)])))  # type: ignore
+    batch = data.finish_batch(
+        (torch.stack([data[i][0] for i in range(2)]), torch.stack([data[i][1] for i in range(2)]))
+    )  # type: ignore
     total, count = segmentation.metrics(Fixed(torch.ones(2, 32, 47)), batch)["dice"]
     assert segmentation.chance(splits)["dice"] == pytest.approx(float(total) / count)
     assert segmentation.metrics(Fixed(batch[1]), batch)["dice"] == (2.0, 2)
@@ -72,8 +78,16 @@ def test_chance_is_the_dice_of_taking_everything_for_the_object(splits: Splits) 
 def test_examples_and_predictions_lay_masks_over_the_images(splits: Splits) -> None:
     shown = segmentation.examples(splits)
     assert len(shown.images) == 3 and all(image.shape == (32, 47, 3) for image in shown.images)
-    models = {"before": Fixed(torch.zeros(2, 32, 47)), "after": Fixed(torch.stack([splits.held_out[i][1] for i in range(2)]))}
+    models = {
+        "before": Fixed(torch.zeros(2, 32, 47)),
+        "after": Fixed(torch.stack([splits.held_out[i][1] for i in range(2)])),
+    }
     found = segmentation.predictions(models, splits)
-    assert found.captions[::3] == ["true mask"] * 2 and found.captions[2::3] == ["after: dice 1.00"] * 2
-    assert (found.images[0] == found.images[2]).all() and not (found.images[0] == found.images[1]).all()
+    assert (
+        found.captions[::3] == ["true mask"] * 2
+        and found.captions[2::3] == ["after: dice 1.00"] * 2
+    )
+    assert (found.images[0] == found.images[2]).all() and not (
+        found.images[0] == found.images[1]
+    ).all()
     assert (found.images[1] == splits.held_out[0][0].numpy()).all()  # an empty mask changes nothing

@@ -24,7 +24,9 @@ def test_the_loss_is_the_cross_entropy_of_picking_one_s_own_centroid() -> None:
     expected = 0.0
     for i in range(5):
         centroids = [(embeddings[j, 1] + embeddings[j, 2]) / 2 for j in range(5)]
-        scores = torch.stack([10 * F.cosine_similarity(embeddings[i, 0], c, dim=0) - 5 for c in centroids])
+        scores = torch.stack(
+            [10 * F.cosine_similarity(embeddings[i, 0], c, dim=0) - 5 for c in centroids]
+        )
         expected += float(-scores.log_softmax(0)[i]) / 5
     loss = domain.angular_prototypical(embeddings, torch.tensor(10.0), torch.tensor(-5.0))
     assert abs(float(loss) - expected) < 1e-9 and loss.dtype is torch.float64
@@ -35,11 +37,16 @@ def test_every_parameter_gets_a_gradient_and_the_offset_s_is_zero() -> None:
     domain.loss(model, (torch.randn(4, 2, 6, 4), torch.arange(4))).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(gradient is not None for gradient in gradients.values())
-    assert abs(gradients["offset"]) < 1e-6 < abs(gradients["scale"])  # softmax does not see what is added to all scores
+    assert (
+        abs(gradients["offset"]) < 1e-6 < abs(gradients["scale"])
+    )  # softmax does not see what is added to all scores
 
 
 def rate(true_pairs: list[float], false_pairs: list[float]) -> float:
-    shares = [torch.histc(torch.tensor(s, dtype=torch.float64), domain.SCORE_BINS, -1, 1) / len(s) for s in (true_pairs, false_pairs)]
+    shares = [
+        torch.histc(torch.tensor(s, dtype=torch.float64), domain.SCORE_BINS, -1, 1) / len(s)
+        for s in (true_pairs, false_pairs)
+    ]
     return domain.equal_error_rate(*shares)
 
 
@@ -47,13 +54,19 @@ def test_the_equal_error_rate_of_known_scores() -> None:
     assert rate([0.5, 0.7, 0.9], [-0.2, 0.1, 0.4]) == 0.0
     assert rate([-0.5], [0.5]) == 1.0
     assert rate([0.9, 0.8, 0.7, 0.1], [0.5, -0.3, -0.4, -0.6]) == pytest.approx(0.25)
-    scores = torch.rand(40_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).mul(2).sub(1)
+    scores = (
+        torch.rand(40_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        .mul(2)
+        .sub(1)
+    )
     assert rate(scores[:20_000].tolist(), scores[20_000:].tolist()) == pytest.approx(0.5, abs=0.01)
 
 
 def test_the_equal_error_rate_lies_where_both_errors_cross() -> None:
     generator = torch.Generator().manual_seed(0)
-    true_pairs = torch.randn(100_000, generator=generator) * 0.1 + 0.2  # deviation 0.1, means 0.2 apart: Φ(−1)
+    true_pairs = (
+        torch.randn(100_000, generator=generator) * 0.1 + 0.2
+    )  # deviation 0.1, means 0.2 apart: Φ(−1)
     false_pairs = torch.randn(100_000, generator=generator) * 0.1
     assert rate(true_pairs.tolist(), false_pairs.tolist()) == pytest.approx(0.1587, abs=0.005)
 
@@ -64,11 +77,19 @@ def test_metrics_of_batches_add_up_to_the_error_rate_of_all_trials() -> None:
             return features
 
     def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return F.normalize(torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(number)), dim=-1), torch.tensor([0, 1, 2, 3, 4, 0])
+        return F.normalize(
+            torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(number)), dim=-1
+        ), torch.tensor([0, 1, 2, 3, 4, 0])
 
     found = [domain.metrics(Given(), batch(number)) for number in range(3)]
-    assert [count for _, count in found[0].values()] == [8, 28]  # the first and the last item are the same speaker
-    shares = {name: sum(part[name][0] for part in found) / sum(part[name][1] for part in found) for name in found[0]}
+    assert [count for _, count in found[0].values()] == [
+        8,
+        28,
+    ]  # the first and the last item are the same speaker
+    shares = {
+        name: sum(part[name][0] for part in found) / sum(part[name][1] for part in found)
+        for name in found[0]
+    }
     true_pairs, false_pairs = [], []
     for number in range(3):
         embeddings, speakers = batch(number)
@@ -86,12 +107,16 @@ def test_a_batch_of_one_speaker_is_refused() -> None:
 
 def test_examples_and_predictions_are_matrices(tmp_path: Path) -> None:
     generate(tmp_path / "data", SpeakerSpec(train=4, val=3, utterances=2))
-    splits = tasks.data_of(TrainConfig(model="tts_angular", data_dir=str(tmp_path / "data"), sequence_length=12))
+    splits = tasks.data_of(
+        TrainConfig(model="tts_angular", data_dir=str(tmp_path / "data"), sequence_length=12)
+    )
     shown = domain.examples(splits)
     assert [matrix.shape for matrix in shown.values.values()] == [(40, 12)] * 4
     models = {title: SpeakerEncoder(hidden=16, projection=8) for title in ("before", "after")}
     found = domain.predictions(models, splits)
-    assert list(found.values) == ["before", "after"] and all(matrix.shape == (3, 3) for matrix in found.values.values())
+    assert list(found.values) == ["before", "after"] and all(
+        matrix.shape == (3, 3) for matrix in found.values.values()
+    )
     assert domain.chance(splits) == {"eer": 0.5}
 
 
@@ -132,7 +157,9 @@ def test_two_processes_train_as_one_does_with_all_speakers(tmp_path: Path, check
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     for start in ([sys.executable], torchrun):
         command = [*start, str(script), str(tmp_path)]
-        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
     alone, *ranks = (torch.load(tmp_path / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt"))
     assert alone["losses"][2] < alone["losses"][0]

@@ -40,11 +40,21 @@ class Scripted(nn.Module):
 def batch(labels: list[list[int]]) -> SpeechBatch:
     targets = torch.tensor(labels)
     inputs = torch.cat((torch.full((len(labels), 1), BEGIN), targets[:, :-1]), dim=1).clamp(min=0)
-    return SpeechBatch(torch.zeros(len(labels), 16, 320), torch.full((len(labels),), 16), inputs, targets)
+    return SpeechBatch(
+        torch.zeros(len(labels), 16, 320), torch.full((len(labels),), 16), inputs, targets
+    )
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "distance"), [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("abc", "abc", 0), ("ab", "ba", 2)]
+    ("a", "b", "distance"),
+    [
+        ("", "", 0),
+        ("abc", "", 3),
+        ("", "ab", 2),
+        ("kitten", "sitting", 3),
+        ("abc", "abc", 0),
+        ("ab", "ba", 2),
+    ],
 )
 def test_known_edit_distances(a: str, b: str, distance: int) -> None:
     assert domain.edit_distance([*map(ord, a)], [*map(ord, b)]) == distance
@@ -62,9 +72,13 @@ def test_edit_distance_is_a_metric(a: list[int], b: list[int], c: list[int]) -> 
     assert abs(len(a) - len(b)) <= distance(a, b) <= max(len(a), len(b))
 
 
-def test_the_error_rate_counts_errors_over_spoken_characters_and_the_accuracy_leaves_out_ends() -> None:
+def test_the_error_rate_counts_errors_over_spoken_characters_and_the_accuracy_leaves_out_ends() -> (
+    None
+):
     labels = [[5, 6, 7, END], [8, END, IGNORED, IGNORED]]
-    logits = torch.nn.functional.one_hot(torch.tensor([[5, 6, 9, END], [9, END, 5, 5]]), VOCABULARY).float()
+    logits = torch.nn.functional.one_hot(
+        torch.tensor([[5, 6, 9, END], [9, END, 5, 5]]), VOCABULARY
+    ).float()
     found = domain.metrics(Scripted([[5, 7, END, 3], [8, 9, 10, END]], logits), batch(labels))
     errors, characters = found["character_error_rate"]
     assert (int(errors), characters) == (1 + 2, 4)  # 6 left out; 9 and 10 put in
@@ -79,11 +93,17 @@ def test_an_unknown_character_is_never_right() -> None:
 
 
 def test_the_loss_is_smoothed_and_padding_does_not_count() -> None:
-    logits = torch.randn(2, 3, VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = torch.randn(
+        2, 3, VOCABULARY, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     labels = [[5, 6, END], [7, END, IGNORED]]
     log_p = logits.log_softmax(-1)
-    places = [(i, j) for i, row in enumerate(labels) for j, label in enumerate(row) if label != IGNORED]
-    expected = sum(-0.9 * log_p[i, j, labels[i][j]] - 0.1 * log_p[i, j].mean() for i, j in places) / 5
+    places = [
+        (i, j) for i, row in enumerate(labels) for j, label in enumerate(row) if label != IGNORED
+    ]
+    expected = (
+        sum(-0.9 * log_p[i, j, labels[i][j]] - 0.1 * log_p[i, j].mean() for i, j in places) / 5
+    )
     loss = domain.loss(Scripted([], logits), batch(labels))
     assert loss.dtype is torch.float64
     assert math.isclose(float(loss), float(expected), rel_tol=1e-12)
@@ -108,7 +128,9 @@ def test_noam_rises_to_one_and_falls_with_the_root() -> None:
 def splits(tmp_path_factory: pytest.TempPathFactory) -> Splits:
     root = tmp_path_factory.mktemp("data") / "speech"
     generate(root, SpeechSpec(characters=12, words=10, train=12, val=6))
-    return domain.utterances(TrainConfig(data_dir=str(root), sequence_length=160), vocabulary_size=VOCABULARY)
+    return domain.utterances(
+        TrainConfig(data_dir=str(root), sequence_length=160), vocabulary_size=VOCABULARY
+    )
 
 
 def test_chance_is_an_empty_transcript_and_the_most_frequent_character(splits: Splits) -> None:
@@ -132,11 +154,20 @@ def test_predictions_stand_beside_what_was_said(splits: Splits) -> None:
     longest = max(map(len, right))
     said = [tokens + [END] * (longest - len(tokens)) for tokens in right]
     silent = [[END] * longest] * len(right)
-    rows = domain.predictions({"before": Scripted(silent, torch.zeros(1)), "after": Scripted(said, torch.zeros(1))}, splits)
+    rows = domain.predictions(
+        {"before": Scripted(silent, torch.zeros(1)), "after": Scripted(said, torch.zeros(1))},
+        splits,
+    )
     assert list(rows.header) == ["said", "before", "after"]
-    assert [list(row) for row in rows.rows] == [[p.transcript, "(nothing)", p.transcript] for p in held_out.pieces]
+    assert [list(row) for row in rows.rows] == [
+        [p.transcript, "(nothing)", p.transcript] for p in held_out.pieces
+    ]
 
 
-def test_mock_speech_that_is_missing_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+def test_mock_speech_that_is_missing_is_named_with_the_command_that_makes_it(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ValueError, match=r"mock_speech\.py"):
-        domain.utterances(TrainConfig(data_dir=str(tmp_path / "nothing"), sequence_length=160), VOCABULARY)
+        domain.utterances(
+            TrainConfig(data_dir=str(tmp_path / "nothing"), sequence_length=160), VOCABULARY
+        )

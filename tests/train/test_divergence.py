@@ -33,17 +33,37 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     task = dataclasses.replace(tiny_task.TASK, loss=loss)
     monkeypatch.setattr(tasks, "get", lambda name: task)
     return lambda **values: TrainConfig(
-        **{"model": "resnet50", "run_dir": str(tmp_path / "run"), "workers": 0, "max_steps": 12, "threads": 1, "evaluate": False, **values}
+        **{
+            "model": "resnet50",
+            "run_dir": str(tmp_path / "run"),
+            "workers": 0,
+            "max_steps": 12,
+            "threads": 1,
+            "evaluate": False,
+            **values,
+        }
     )
 
 
 @pytest.mark.parametrize(("log_interval", "ends_after"), [(1, 6), (4, 8)])
-def test_it_ends_with_what_was_measured_until_then(config: Any, tmp_path: Path, log_interval: int, ends_after: int) -> None:
-    with pytest.raises(Diverged, match=r"no finite number from step 6 on rank 0 on, where .* --no-terminate-on-nan trains on"):
+def test_it_ends_with_what_was_measured_until_then(
+    config: Any, tmp_path: Path, log_interval: int, ends_after: int
+) -> None:
+    with pytest.raises(
+        Diverged,
+        match=r"no finite number from step 6 on rank 0 on, where .* --no-terminate-on-nan trains on",
+    ):
         train(config(log_interval=log_interval))
     results = read_results(tmp_path / "run")
-    assert results.diverged_at is not None and (results.diverged_at["step"], results.diverged_at["rank"]) == (6, 0)
-    assert (results.status, results.steps, len(results.loss["curve"])) == ("diverged", ends_after, ends_after)
+    assert results.diverged_at is not None and (
+        results.diverged_at["step"],
+        results.diverged_at["rank"],
+    ) == (6, 0)
+    assert (results.status, results.steps, len(results.loss["curve"])) == (
+        "diverged",
+        ends_after,
+        ends_after,
+    )
 
 
 def test_it_goes_on_where_that_is_asked_for(config: Any, tmp_path: Path) -> None:
@@ -56,7 +76,9 @@ def test_it_goes_on_where_that_is_asked_for(config: Any, tmp_path: Path) -> None
 def test_what_was_not_finite_first_is_named() -> None:
     model = nn.Linear(2, 1)
     good, bad = torch.tensor(1.0), torch.tensor(float("nan"))
-    found = divergence.find([1.0, float("nan")], [good, bad], 11, model, [torch.ones(2), torch.tensor([1, 2])])
+    found = divergence.find(
+        [1.0, float("nan")], [good, bad], 11, model, [torch.ones(2), torch.tensor([1, 2])]
+    )
     assert found == divergence.Divergence(12, 0, "the loss")
     found = divergence.find([float("nan")], [bad], 1, model, {"x": torch.tensor([float("inf")])})
     assert found is not None and found.what == "the batch"

@@ -38,20 +38,30 @@ def told(folder: Path, text: str, code: int = 1, *, compiled_first: bool = False
 
 
 def text(root: int, code_of_root: int, other: int, code_of_other: int) -> str:
-    return FAILED.format(root=root, code_of_root=code_of_root, other=other, code_of_other=code_of_other)
+    return FAILED.format(
+        root=root, code_of_root=code_of_root, other=other, code_of_other=code_of_other
+    )
 
 
-def test_the_rank_that_was_killed_is_named_though_another_failed_for_want_of_it(tmp_path: Path) -> None:
+def test_the_rank_that_was_killed_is_named_though_another_failed_for_want_of_it(
+    tmp_path: Path,
+) -> None:
     ErrorReport(0, "RuntimeError", "Connection closed by peer").write(tmp_path)
     said = told(tmp_path, text(0, 1, 1, -9))
-    assert "rank 1 (process 43) was killed by SIGKILL: by someone, or by the kernel because memory ran out" in said
+    assert (
+        "rank 1 (process 43) was killed by SIGKILL: by someone, or by the kernel because memory ran out"
+        in said
+    )
     assert "rank 0 (process 42) was killed by SIGKILL" in told(tmp_path, text(0, -9, 1, -15))
 
 
 def test_what_torchrun_ended_itself_is_not_blamed(tmp_path: Path) -> None:
     ErrorReport(0, "ValueError", "planted", traceback="a traceback").write(tmp_path)
     assert "rank 0 failed with ValueError: planted" in told(tmp_path, text(0, 1, 1, -15))
-    forced = text(0, 1, 1, -9) + "\nUnable to shutdown process 43 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL"
+    forced = (
+        text(0, 1, 1, -9)
+        + "\nUnable to shutdown process 43 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL"
+    )
     assert "rank 0 failed with ValueError: planted" in told(tmp_path, forced)
 
 
@@ -62,7 +72,10 @@ def test_a_rank_that_was_ended_from_outside_by_a_request_is_named(tmp_path: Path
 def test_a_silent_rank_and_a_diverged_run_come_before_all_else(tmp_path: Path) -> None:
     ErrorReport(0, "SilentRank", "rank 1 gives no sign of life").write(tmp_path)
     found = failure.of_run(tmp_path, 1, text(1, -9, 0, 1), [], compiled_first=False)
-    assert isinstance(found, SilentRank) and str(found) == f"the run in {tmp_path}: rank 1 gives no sign of life."
+    assert (
+        isinstance(found, SilentRank)
+        and str(found) == f"the run in {tmp_path}: rank 1 gives no sign of life."
+    )
     (tmp_path / "error-rank0.json").unlink()
     ErrorReport(1, "Diverged", "its loss is no finite number").write(tmp_path)
     assert isinstance(failure.of_run(tmp_path, 1, "", [], compiled_first=False), Diverged)

@@ -38,7 +38,11 @@ def test_auto_is_what_the_device_is_for(
     ],
 )
 def test_emulated_bfloat16_is_announced(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | None, has_units: bool, accelerated: bool, said: bool
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype | None,
+    has_units: bool,
+    accelerated: bool,
+    said: bool,
 ) -> None:
     monkeypatch.setattr(hardware, "computes_in_bf16", lambda device_type: has_units)
     notice = precision.notice(dtype, "cpu", accelerated=accelerated)

@@ -29,11 +29,15 @@ def test_results_of_a_run_before_they_said_what_its_data_are_can_be_read(tmp_pat
     assert read_results(tmp_path) == results()
 
 
-def test_a_line_of_the_log_may_hold_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_the_log_may_hold_a_name_that_is_no_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = RunLog(tmp_path)
     log.say("data_dir=a\udcff")
     log.close()
-    assert (tmp_path / "log-rank0.txt").read_text() == capsys.readouterr().out == "data_dir=a\\udcff\n"
+    assert (
+        (tmp_path / "log-rank0.txt").read_text() == capsys.readouterr().out == "data_dir=a\\udcff\n"
+    )
 
 
 def test_a_run_without_results_did_not_finish(tmp_path: Path) -> None:
@@ -41,7 +45,10 @@ def test_a_run_without_results_did_not_finish(tmp_path: Path) -> None:
         read_results(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", json.dumps({"schema": 99}), json.dumps({**dataclasses.asdict(results()), "extra": 1})])
+@pytest.mark.parametrize(
+    "content",
+    ["{", json.dumps({"schema": 99}), json.dumps({**dataclasses.asdict(results()), "extra": 1})],
+)
 def test_damaged_or_foreign_results_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "results.json").write_text(content)
     with pytest.raises(InputError, match=r"results\.json"):
@@ -63,7 +70,10 @@ def test_a_finished_run_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_a_log_with_a_line_that_is_no_step_is_named_with_the_line(tmp_path: Path) -> None:
-    for content, said in {"[1]\n": "line 1, is damaged: must be an object", '{"step": 1}\n{\n': "line 2, is damaged"}.items():
+    for content, said in {
+        "[1]\n": "line 1, is damaged: must be an object",
+        '{"step": 1}\n{\n': "line 2, is damaged",
+    }.items():
         (tmp_path / "steps.jsonl").write_text(content)
         with pytest.raises(InputError, match=said):
             read_steps(tmp_path)

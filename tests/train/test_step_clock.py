@@ -19,18 +19,26 @@ def test_phases_add_up_to_the_step() -> None:
         clock.step_done()
     steps = clock.read()
     assert [len(values) for values in clock.phases.values()] == [2, 2]
-    for step, (total, wait, forward) in enumerate(zip(steps, clock.phases["input"], clock.phases["forward"], strict=True)):
+    for step, (total, wait, forward) in enumerate(
+        zip(steps, clock.phases["input"], clock.phases["forward"], strict=True)
+    ):
         assert wait >= 0.01 and forward >= 0.03, step
         assert total == pytest.approx(wait + forward, abs=0.01)
 
 
 def test_phases_of_usual_steps_add_up_to_one_where_medians_of_phases_do_not() -> None:
     clock = StepClock("cpu")
-    waits, rest = [9.0, 0.5, 0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 7.0], [0.1, 0.1, 0.5, 0.1, 0.6, 0.5, 0.5, 0.6, 0.1]
+    waits, rest = (
+        [9.0, 0.5, 0.1, 0.6, 0.1, 0.1, 0.1, 0.1, 7.0],
+        [0.1, 0.1, 0.5, 0.1, 0.6, 0.5, 0.5, 0.6, 0.1],
+    )
     clock.phases = {"input": waits, "forward": rest}
     clock.durations = [a + b for a, b in zip(waits, rest, strict=True)]
     phases = clock.usual_phases(warmup=1)
-    assert phases == {"input": pytest.approx(0.225), "forward": pytest.approx(0.425)}  # of steps of 0.6, 0.6, 0.7 and 0.7 seconds
+    assert phases == {
+        "input": pytest.approx(0.225),
+        "forward": pytest.approx(0.425),
+    }  # of steps of 0.6, 0.6, 0.7 and 0.7 seconds
     assert clock.usual_phases(warmup=8) == {"input": 7.0, "forward": 0.1}
 
 

@@ -26,7 +26,12 @@ class Sleepy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.other, self.dropout, self.seconds = nn.Linear(8, 8), nn.Linear(8, 3), nn.Dropout(0.5), SLEEP_SECONDS
+        self.one, self.other, self.dropout, self.seconds = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 3),
+            nn.Dropout(0.5),
+            SLEEP_SECONDS,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(self.seconds)
@@ -57,7 +62,12 @@ def _crashing(model: nn.Module, *_: object) -> str:
 def planted_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(backend, "_BACKENDS", dict(backend._BACKENDS))
-    for name, planted in {"faster": _faster, "slower": _slower, "wrong": _wrong, "crashing": _crashing}.items():
+    for name, planted in {
+        "faster": _faster,
+        "slower": _slower,
+        "wrong": _wrong,
+        "crashing": _crashing,
+    }.items():
         backend.register_backend(name, planted)
     yield
 
@@ -84,18 +94,28 @@ def losses(model: nn.Module, steps: int = 4) -> list[float]:
     return curve
 
 
-def test_a_faster_candidate_is_used_and_the_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_faster_candidate_is_used_and_the_table_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     model, _ = tuned("faster")
     losses(model)
     assert model.seconds == 0.0
     assert techniques(model)["tuning"] == "faster, of 2 candidates"
     said = capsys.readouterr().err
-    assert "forward + backward" in said and "faster" in said and "Sleepy runs as `faster` (measured now" in said
+    assert (
+        "forward + backward" in said
+        and "faster" in said
+        and "Sleepy runs as `faster` (measured now" in said
+    )
 
 
 @pytest.mark.parametrize(
     ("planted", "reason"),
-    [("slower", "slower"), ("wrong", "dropped: other gradients, first of all in one.weight"), ("crashing", "OutOfMemoryError: planted")],
+    [
+        ("slower", "slower"),
+        ("wrong", "dropped: other gradients, first of all in one.weight"),
+        ("crashing", "OutOfMemoryError: planted"),
+    ],
 )
 def test_a_slow_a_wrong_and_a_crashing_candidate_are_rejected_with_the_reason(
     planted: str, reason: str, capsys: pytest.CaptureFixture[str]
@@ -112,7 +132,9 @@ def test_the_loss_curve_is_that_of_a_run_without_tuning(planted: str) -> None:
     torch.manual_seed(0)
     plain = Sleepy()
     model, _ = tuned(planted)
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True)
+    )
     assert losses(model) == losses(plain)
 
 
@@ -128,7 +150,9 @@ def test_evaluation_before_the_first_step_does_not_tune() -> None:
     assert "tuning" in techniques(model)
 
 
-def test_a_choice_is_kept_used_again_and_may_be_edited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_choice_is_kept_used_again_and_may_be_edited(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     losses(tuned("faster")[0])
     (path,) = (tmp_path / "cache" / "tuning").glob("*.json")
     model, _ = tuned("faster")
@@ -141,7 +165,9 @@ def test_a_choice_is_kept_used_again_and_may_be_edited(tmp_path: Path, capsys: p
     losses(by_hand)
     assert by_hand.seconds == SLEEP_SECONDS and "runs as `eager` (kept" in capsys.readouterr().err
     path.write_text(json.dumps({**values, "chosen": "fastest"}))
-    with pytest.raises(InputError, match=r"chooses 'fastest', which is no candidate\. Did you mean `faster`"):
+    with pytest.raises(
+        InputError, match=r"chooses 'fastest', which is no candidate\. Did you mean `faster`"
+    ):
         losses(tuned("faster")[0])
 
 
@@ -160,13 +186,21 @@ def test_state_and_gradients_are_as_before_tuning() -> None:
     assert list(before) == list(Sleepy().state_dict())
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"chosen": "eager"}', '{"chosen": "eager", "rows": [{"candidate": "eager"}]}'])
-def test_a_damaged_file_is_set_aside_and_the_model_tuned_anew(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"chosen": "eager"}', '{"chosen": "eager", "rows": [{"candidate": "eager"}]}'],
+)
+def test_a_damaged_file_is_set_aside_and_the_model_tuned_anew(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     losses(tuned("faster")[0])
     (path,) = (tmp_path / "cache" / "tuning").glob("*.json")
     whole = path.read_text()
     path.write_text(text)
     losses(tuned("faster")[0])
-    assert f"{path} was set aside as {path.name}.damaged, and is made anew: " in capsys.readouterr().err
+    assert (
+        f"{path} was set aside as {path.name}.damaged, and is made anew: "
+        in capsys.readouterr().err
+    )
     assert json.loads(path.read_text()).keys() == json.loads(whole).keys()
     assert path.with_name(f"{path.name}.damaged").read_text() == text

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def _bench_operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help="tasks of the gallery, or FILE.py:NAME (default: all)")
+    parser.add_argument(
+        "tasks",
+        nargs="*",
+        metavar="TASK",
+        help="tasks of the gallery, or FILE.py:NAME (default: all)",
+    )
 
 
 LINE = CommandLine(
@@ -42,9 +47,15 @@ def main(arguments: Sequence[str]) -> int:
         picture = f"{found.kind}.png"
         with busy("tables and picture"):
             report.figure(found).savefig(folder / picture, dpi=120)
-            (folder / f"{found.kind}.md").write_text(report.markdown(found, picture), encoding="utf-8")
+            (folder / f"{found.kind}.md").write_text(
+                report.markdown(found, picture), encoding="utf-8"
+            )
 
-    folder, found = measure.run(namespace.tasks, asked, command=["gallery", "bench", *arguments], done=write)
+    folder, found = measure.run(
+        namespace.tasks, asked, command=["gallery", "bench", *arguments], done=write
+    )
     print(report.text(found))
-    print(f"results: {folder}/{found.kind}.json, tables: {found.kind}.md, picture: {found.kind}.png")
+    print(
+        f"results: {folder}/{found.kind}.json, tables: {found.kind}.md, picture: {found.kind}.png"
+    )
     return 0 if report.complete(found) else 1

@@ -12,7 +12,12 @@ from gallery_lib.errors import InputError
 
 
 def _compare_operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("batches", nargs="*", metavar="BATCH", help="none, or two: before and after, instead of any option")
+    parser.add_argument(
+        "batches",
+        nargs="*",
+        metavar="BATCH",
+        help="none, or two: before and after, instead of any option",
+    )
 
 
 _LENGTH = "it trains for warmup_steps + rounds × block_steps steps"
@@ -25,7 +30,9 @@ _WHY_FIXED = {
     **dict.fromkeys(("max_steps", "epochs"), _LENGTH),
     **dict.fromkeys(("nnodes", "node_rank", "master_addr", "master_port"), _ONE_HOST),
 }
-_DEFAULTS = {f.name: default_of(f) for cls in (TrainConfig, LaunchConfig) for f in dataclasses.fields(cls)}
+_DEFAULTS = {
+    f.name: default_of(f) for cls in (TrainConfig, LaunchConfig) for f in dataclasses.fields(cls)
+}
 
 LINE = CommandLine(
     "gallery compare",
@@ -52,7 +59,9 @@ def main(arguments: Sequence[str]) -> int | None:
     config, launch_config, compare_config, namespace = LINE.parse(arguments)
     if namespace.batches:
         if len(arguments) != 2 or len(namespace.batches) != 2:
-            raise InputError(f"gallery compare takes two batches and no option, or options alone; got {' '.join(arguments)}.")
+            raise InputError(
+                f"gallery compare takes two batches and no option, or options alone; got {' '.join(arguments)}."
+            )
         return _compare_batches(*namespace.batches)
     from gallery_lib.console.progress import Progress
 

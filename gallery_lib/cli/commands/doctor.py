@@ -9,11 +9,18 @@ from gallery_lib.config.options import CommandLine
 
 
 def _doctor_operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="*", metavar="RUN", help="a run, a comparison or a notebook's folder; and one on several processes")
+    parser.add_argument(
+        "folder",
+        nargs="*",
+        metavar="RUN",
+        help="a run, a comparison or a notebook's folder; and one on several processes",
+    )
 
 
 LINE = CommandLine(
-    "gallery doctor", "What this machine offers; where a run's step went; why several processes are slower.", operands=_doctor_operands
+    "gallery doctor",
+    "What this machine offers; where a run's step went; why several processes are slower.",
+    operands=_doctor_operands,
 )
 
 

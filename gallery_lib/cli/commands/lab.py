@@ -22,9 +22,14 @@ _LAB_RUN = CommandLine(
     (LabRunConfig,),
     behind_dashes="SCRIPT.py or COMMAND …",
 )
-_LAB_STATUS = CommandLine("gallery lab status", "Show the labs that are up: hosts, addresses, rates, CPU shares, processes.")
+_LAB_STATUS = CommandLine(
+    "gallery lab status",
+    "Show the labs that are up: hosts, addresses, rates, CPU shares, processes.",
+)
 _LAB_DOWN = CommandLine(
-    "gallery lab down", "End a lab and all its processes, and clear what killed commands have left of others.", (LabNameConfig,)
+    "gallery lab down",
+    "End a lab and all its processes, and clear what killed commands have left of others.",
+    (LabNameConfig,),
 )
 LINE = CommandLine(
     "gallery lab",
@@ -53,7 +58,9 @@ def _lab_status(arguments: Sequence[str]) -> None:
     _LAB_STATUS.parse(arguments)
     from gallery_lib.cluster import lab, status
 
-    print("\n\n".join(status.text(lab.Lab.named(name)) for name in lab.names_up()) or "no lab is up.")
+    print(
+        "\n\n".join(status.text(lab.Lab.named(name)) for name in lab.names_up()) or "no lab is up."
+    )
 
 
 def _lab_down(arguments: Sequence[str]) -> None:

@@ -11,10 +11,18 @@ from gallery_lib.config.options import CommandLine
 
 def _pack_operands(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help="a name from `gallery list`")
-    parser.add_argument("--out", metavar="FILE.tar.gz", help="the archive (default: gallery-TASK.tar.gz in this folder)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE.tar.gz",
+        help="the archive (default: gallery-TASK.tar.gz in this folder)",
+    )
 
 
-LINE = CommandLine("gallery pack", "Write one task as an archive that runs by itself on another machine.", operands=_pack_operands)
+LINE = CommandLine(
+    "gallery pack",
+    "Write one task as an archive that runs by itself on another machine.",
+    operands=_pack_operands,
+)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -14,7 +14,9 @@ def _plot_operands(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("picture", metavar="PICTURE.png", help="the file to write")
 
 
-LINE = CommandLine("gallery plot", "Draw a comparison's throughput since launch.", operands=_plot_operands)
+LINE = CommandLine(
+    "gallery plot", "Draw a comparison's throughput since launch.", operands=_plot_operands
+)
 
 
 def main(arguments: Sequence[str]) -> None:

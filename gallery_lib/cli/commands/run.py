@@ -11,7 +11,12 @@ from gallery_lib.console.exit_code import INTERRUPTED
 
 
 def _run_operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks of the gallery, or paths of others (default: all)")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="notebooks of the gallery, or paths of others (default: all)",
+    )
     parser.add_argument(
         "-p",
         nargs=2,
@@ -40,7 +45,9 @@ def main(arguments: Sequence[str]) -> int:
     from gallery_lib.notebooks.batch import files, live, schedule, summary
 
     with live.shown(len(planned)) as observer:
-        folder, report = schedule.run(planned, config, command=["gallery", "run", *arguments], observer=observer)
+        folder, report = schedule.run(
+            planned, config, command=["gallery", "run", *arguments], observer=observer
+        )
     print(summary.text(report))
     print(files.named(folder))
     if report.interrupted_by:

@@ -11,11 +11,15 @@ from gallery_lib.config.options import CommandLine
 
 def _show_operands(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder", metavar="FOLDER", help="a run, a comparison, a batch, a bench, or a folder that holds runs and comparisons"
+        "folder",
+        metavar="FOLDER",
+        help="a run, a comparison, a batch, a bench, or a folder that holds runs and comparisons",
     )
 
 
-LINE = CommandLine("gallery show", "Print the tables of what a folder holds.", operands=_show_operands)
+LINE = CommandLine(
+    "gallery show", "Print the tables of what a folder holds.", operands=_show_operands
+)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -25,10 +29,16 @@ def main(arguments: Sequence[str]) -> None:
     from gallery_lib.report import tables
 
     folder = Path(namespace.folder)
-    if benches := [file for kind in ("bench", "waterfall") if (file := folder / f"{kind}.json").exists()]:
+    if benches := [
+        file for kind in ("bench", "waterfall") if (file := folder / f"{kind}.json").exists()
+    ]:
         from gallery_lib.measure.bench.result import read_bench
         from gallery_lib.report import bench
 
         print("\n\n".join(bench.text(read_bench(file)) for file in benches))
         return
-    print(summary.text(record.read_report(folder)) if (folder / record.REPORT_FILE).exists() else tables.folder_text(folder))
+    print(
+        summary.text(record.read_report(folder))
+        if (folder / record.REPORT_FILE).exists()
+        else tables.folder_text(folder)
+    )

@@ -8,7 +8,9 @@ from gallery_lib.config import SiteConfig
 from gallery_lib.config.options import CommandLine
 
 LINE = CommandLine(
-    "gallery site", "Build the gallery's pages, which need neither server nor network. Nothing is executed: see --run.", (SiteConfig,)
+    "gallery site",
+    "Build the gallery's pages, which need neither server nor network. Nothing is executed: see --run.",
+    (SiteConfig,),
 )
 
 

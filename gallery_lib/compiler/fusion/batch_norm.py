@@ -51,7 +51,9 @@ Rule = Callable[[Any, Callable[[nn.Module], bool]], int]
 def takes_operator(layer: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -> bool:
     """Whether a layer's forward pass is the operator's: it trains, in channels_last, on what the kernels take."""
     like = residual is None or (
-        residual.shape == x.shape and residual.dtype == x.dtype and residual.is_contiguous(memory_format=torch.channels_last)
+        residual.shape == x.shape
+        and residual.dtype == x.dtype
+        and residual.is_contiguous(memory_format=torch.channels_last)
     )
     return (
         layer.training
@@ -59,7 +61,10 @@ def takes_operator(layer: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = N
         and batch_norm_reference.rows(x) > 1  # torch refuses to train on less, in words of its own
         and x.is_contiguous(memory_format=torch.channels_last)
         and like
-        and all(each is None or each.dtype is batch_norm_reference.arithmetic(x) for each in (layer.weight, layer.bias, layer.running_mean))
+        and all(
+            each is None or each.dtype is batch_norm_reference.arithmetic(x)
+            for each in (layer.weight, layer.bias, layer.running_mean)
+        )
     )
 
 
@@ -103,7 +108,11 @@ class AppliedReLU(nn.ReLU):
     def forward(self, input: Tensor) -> Tensor:
         """`input`, through ReLU."""
         container, layer = self._before
-        return input if isinstance(container._modules[layer], BatchNormReLU2d) else super().forward(input)
+        return (
+            input
+            if isinstance(container._modules[layer], BatchNormReLU2d)
+            else super().forward(input)
+        )
 
 
 def normalised(layer: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -127,7 +136,9 @@ def is_plain_relu(module: nn.Module) -> TypeGuard[nn.ReLU]:
     return type(module) is nn.ReLU and not has_hooks(module)
 
 
-def fuse_pair(container: nn.Module, norm: str, activation: str, may_change: Callable[[nn.Module], bool]) -> int:
+def fuse_pair(
+    container: nn.Module, norm: str, activation: str, may_change: Callable[[nn.Module], bool]
+) -> int:
     """A batch norm and the ReLU that directly follows it, by their names in `container`: 1, or 0 when they stay as they are."""
     layer, relu = container._modules[norm], container._modules[activation]
     if layer is None or relu is None or not may_change(layer) or not is_plain_relu(relu):
@@ -149,7 +160,10 @@ def fuse_sequential(container: nn.Module, may_change: Callable[[nn.Module], bool
     """BatchNorm2d, ReLU, one after the other in a Sequential."""
     if type(container).forward is not nn.Sequential.forward:
         return 0
-    return sum(fuse_pair(container, name, following, may_change) for name, following in itertools.pairwise(list(container._modules)))
+    return sum(
+        fuse_pair(container, name, following, may_change)
+        for name, following in itertools.pairwise(list(container._modules))
+    )
 
 
 def _rules() -> tuple[list[Rule], list[Rule]]:
@@ -166,10 +180,20 @@ def _rules() -> tuple[list[Rule], list[Rule]]:
 
 def fuse_batchnorm(model: nn.Module) -> Fusion:
     """Fuse every pattern found in `model`, in place. A second call finds nothing more."""
-    places = Counter(id(child) for parent in model.modules() for child in parent._modules.values() if child is not None)
+    places = Counter(
+        id(child)
+        for parent in model.modules()
+        for child in parent._modules.values()
+        if child is not None
+    )
 
     def may_change(layer: nn.Module) -> bool:
-        return type(layer) is nn.BatchNorm2d and places[id(layer)] == 1 and not has_hooks(layer) and "forward" not in vars(layer)
+        return (
+            type(layer) is nn.BatchNorm2d
+            and places[id(layer)] == 1
+            and not has_hooks(layer)
+            and "forward" not in vars(layer)
+        )
 
     found_relu = found_add = 0
     relu, blocks = _rules()

@@ -70,9 +70,16 @@ _BLOCKS: dict[type, tuple[type, tuple[str, ...]]] = {
 def fuse_block(block: Any, may_change: Callable[[nn.Module], bool]) -> int:
     """A residual block without attention, drop path and drop block; all of it or nothing."""
     fused, numbers = _BLOCKS.get(type(block), (None, ()))
-    if fused is None or block.se is not None or block.drop_path is not None or type(block.drop_block) is not nn.Identity:
+    if (
+        fused is None
+        or block.se is not None
+        or block.drop_path is not None
+        or type(block.drop_block) is not nn.Identity
+    ):
         return 0
-    layers, activations = ([getattr(block, kind + number) for number in numbers] for kind in ("bn", "act"))
+    layers, activations = (
+        [getattr(block, kind + number) for number in numbers] for kind in ("bn", "act")
+    )
     if not all(map(may_change, layers)) or not all(map(is_plain_relu, activations)):
         return 0
     return become(block, fused, layers)

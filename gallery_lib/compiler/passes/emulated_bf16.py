@@ -43,7 +43,11 @@ class EmulatedBf16(CustomGraphPass):
 
 def _fake_values(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta["val"]
-    return [v for v in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(v, torch.Tensor)]
+    return [
+        v
+        for v in (value if isinstance(value, (tuple, list)) else (value,))
+        if isinstance(v, torch.Tensor)
+    ]
 
 
 def _yields_bf16(node: fx.Node) -> bool:
@@ -58,15 +62,21 @@ def _cast(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 def _widen(graph: fx.Graph, node: fx.Node) -> None:
     def widened(argument: Any) -> Any:
-        if isinstance(argument, fx.Node) and all(v.dtype is torch.bfloat16 for v in _fake_values(argument)):
+        if isinstance(argument, fx.Node) and all(
+            v.dtype is torch.bfloat16 for v in _fake_values(argument)
+        ):
             with graph.inserting_before(node):
                 return _cast(graph, argument, torch.float32)
         return argument
 
     node.args = tuple(widened(argument) for argument in node.args)
     value = node.meta["val"]
-    if isinstance(value, (tuple, list)):  # convolution_backward: one output per operand, None where not wanted
-        node.meta["val"] = type(value)(v.to(torch.float32) if isinstance(v, torch.Tensor) else v for v in value)
+    if isinstance(
+        value, (tuple, list)
+    ):  # convolution_backward: one output per operand, None where not wanted
+        node.meta["val"] = type(value)(
+            v.to(torch.float32) if isinstance(v, torch.Tensor) else v for v in value
+        )
         outputs = [user for user in node.users if user.target is operator.getitem]
     else:
         outputs = [node]

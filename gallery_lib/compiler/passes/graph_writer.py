@@ -16,7 +16,11 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
     """An operator's, by name, with its defaults."""
     found = {}
     for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        given = (
+            node.args[place]
+            if place < len(node.args)
+            else node.kwargs.get(argument.name, argument.default_value)
+        )
         found[argument.name] = given
     return found
 
@@ -52,7 +56,11 @@ class Writer:
 
     def cast(self, tensor: fx.Node, dtype: torch.dtype) -> fx.Node:
         """Of another type, if it is not already."""
-        return tensor if tensor.meta["val"].dtype is dtype else self(_prims.convert_element_type.default, tensor, dtype)
+        return (
+            tensor
+            if tensor.meta["val"].dtype is dtype
+            else self(_prims.convert_element_type.default, tensor, dtype)
+        )
 
 
 def _values(arguments: Any) -> Any:

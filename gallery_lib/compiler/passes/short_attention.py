@@ -49,11 +49,19 @@ class ShortAttention(CustomGraphPass):
 
 def _is_short(arguments: Mapping[str, Any]) -> bool:
     query, key, value = (arguments[name].meta["val"] for name in ("query", "key", "value"))
-    if arguments["dropout_p"] or query.dtype not in LONGEST or not query.dtype == key.dtype == value.dtype:
+    if (
+        arguments["dropout_p"]
+        or query.dtype not in LONGEST
+        or not query.dtype == key.dtype == value.dtype
+    ):
         return False
     if not all(each.dim() == 4 and isinstance(each.shape[3], int) for each in (query, key, value)):
         return False
-    if not all(statically_known_true(query.shape[place] == each.shape[place]) for each in (key, value) for place in (0, 1)):
+    if not all(
+        statically_known_true(query.shape[place] == each.shape[place])
+        for each in (key, value)
+        for place in (0, 1)
+    ):
         return False  # heads that share keys
     return _about(query.shape[2]) * _about(key.shape[2]) <= LONGEST[query.dtype] ** 2
 
@@ -85,7 +93,10 @@ def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
             user.replace_all_uses_with(gradients[user.args[1]])  # type: ignore[index]
             graph.erase_node(user)
         graph.erase_node(each)
-    for dead in (*outputs.values(), node):  # torch takes the operator for one that may not be left out
+    for dead in (
+        *outputs.values(),
+        node,
+    ):  # torch takes the operator for one that may not be left out
         graph.erase_node(dead)
 
 
@@ -103,7 +114,9 @@ class _Writer(Writer):
 
     def exact_product(self, left: fx.Node, right: fx.Node) -> fx.Node:
         """Of batches of matrices, in fp32."""
-        return self(_aten.bmm.default, self.cast(left, torch.float32), self.cast(right, torch.float32))
+        return self(
+            _aten.bmm.default, self.cast(left, torch.float32), self.cast(right, torch.float32)
+        )
 
     def transposed(self, matrices: fx.Node) -> fx.Node:
         """Each matrix of a batch."""
@@ -115,7 +128,9 @@ class _Heads:
 
     def __init__(self, write: _Writer, arguments: Mapping[str, Any]) -> None:
         self.write, self.arguments = write, arguments
-        self.query, self.key, self.value = (self._flat(arguments[name]) for name in ("query", "key", "value"))
+        self.query, self.key, self.value = (
+            self._flat(arguments[name]) for name in ("query", "key", "value")
+        )
         self.dtype = arguments["query"].meta["val"].dtype
         self.scale = arguments["scale"]
         if self.scale is None:
@@ -139,7 +154,11 @@ class _Heads:
     def _probabilities(self) -> fx.Node:
         """Of the inputs' type; a query that may not attend to any key has zeros."""
         write = self.write
-        scores = write(_aten.mul.Tensor, write.exact_product(self.query, write.transposed(self.key)), self.scale)
+        scores = write(
+            _aten.mul.Tensor,
+            write.exact_product(self.query, write.transposed(self.key)),
+            self.scale,
+        )
         masked = self._masked(scores)
         highest = write(_aten.amax.default, masked, [-1], True)
         if masked is not scores:
@@ -152,7 +171,9 @@ class _Heads:
 
     def _where_equal(self, tensor: fx.Node, value: float, instead: float) -> fx.Node:
         write = self.write
-        return write(_aten.where.self, write(_aten.eq.Scalar, tensor, value), write.scalar(instead), tensor)
+        return write(
+            _aten.where.self, write(_aten.eq.Scalar, tensor, value), write.scalar(instead), tensor
+        )
 
     def _masked(self, scores: fx.Node) -> fx.Node:
         write, mask = self.write, self.arguments["attn_mask"]
@@ -183,11 +204,25 @@ class _Heads:
         grad = self._flat(grad_out)
         probabilities = write.cast(self.probabilities, torch.float32)
         of_probabilities = write.exact_product(grad, write.transposed(self.value))
-        mean = write(_aten.sum.dim_IntList, write(_aten.mul.Tensor, probabilities, of_probabilities), [-1], True)
-        of_scores = write(_aten.mul.Tensor, probabilities, write(_aten.sub.Tensor, of_probabilities, mean))
+        mean = write(
+            _aten.sum.dim_IntList,
+            write(_aten.mul.Tensor, probabilities, of_probabilities),
+            [-1],
+            True,
+        )
+        of_scores = write(
+            _aten.mul.Tensor, probabilities, write(_aten.sub.Tensor, of_probabilities, mean)
+        )
         rounded = write.cast(write(_aten.mul.Tensor, of_scores, self.scale), self.dtype)
         return (
             self.back(write(_aten.bmm.default, rounded, self.key), "query"),
             self.back(write(_aten.bmm.default, write.transposed(rounded), self.query), "key"),
-            self.back(write(_aten.bmm.default, write.transposed(self.probabilities), write.cast(grad, self.dtype)), "value"),
+            self.back(
+                write(
+                    _aten.bmm.default,
+                    write.transposed(self.probabilities),
+                    write.cast(grad, self.dtype),
+                ),
+                "value",
+            ),
         )

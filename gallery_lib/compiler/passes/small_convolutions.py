@@ -33,7 +33,11 @@ _FORWARD, _BACKWARD = _aten.convolution.default, _aten.convolution_backward.defa
 
 def reason_not_applied() -> str | None:
     """Why convolutions stay as they are on this processor, or None."""
-    return None if "avx512_bf16" in hardware.cpu_flags() else "the processor has no bfloat16 units of AVX-512"
+    return (
+        None
+        if "avx512_bf16" in hardware.cpu_flags()
+        else "the processor has no bfloat16 units of AVX-512"
+    )
 
 
 class SmallConvolutions(CustomGraphPass):
@@ -77,7 +81,9 @@ class _Sizes:
     @property
     def keeps_size(self) -> bool:
         """Whether the inputs' gradient is such a convolution, of a turned kernel: it moves by one and is padded by less than it."""
-        return self.stride == (1, 1) and all(padding < kernel for padding, kernel in zip(self.padding, self.kernel, strict=True))
+        return self.stride == (1, 1) and all(
+            padding < kernel for padding, kernel in zip(self.padding, self.kernel, strict=True)
+        )
 
     def small(self, which: str) -> bool:
         """Whether the pass `which` is to be a product."""
@@ -87,7 +93,12 @@ class _Sizes:
 def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
     """None for a convolution that is left alone."""
     image, weight = (arguments[name].meta["val"] for name in ("input", "weight"))
-    if image.dim() != 4 or arguments["transposed"] or arguments["groups"] != 1 or list(arguments["dilation"]) != [1, 1]:
+    if (
+        image.dim() != 4
+        or arguments["transposed"]
+        or arguments["groups"] != 1
+        or list(arguments["dilation"]) != [1, 1]
+    ):
         return None
     if {image.dtype, weight.dtype, result.dtype} != {torch.bfloat16} or image.device.type != "cpu":
         return None
@@ -96,8 +107,16 @@ def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return None
     outputs, inputs = weight.shape[:2]
-    pairs = (image.shape[2:], result.shape[2:], weight.shape[2:], arguments["stride"], arguments["padding"])
-    return _Sizes(image.shape[0], inputs, outputs, *((int(height), int(width)) for height, width in pairs))
+    pairs = (
+        image.shape[2:],
+        result.shape[2:],
+        weight.shape[2:],
+        arguments["stride"],
+        arguments["padding"],
+    )
+    return _Sizes(
+        image.shape[0], inputs, outputs, *((int(height), int(width)) for height, width in pairs)
+    )
 
 
 def _rows(write: Writer, tensor: fx.Node) -> fx.Node:
@@ -109,11 +128,18 @@ def _rows(write: Writer, tensor: fx.Node) -> fx.Node:
 def _image(write: Writer, rows: fx.Node, samples: int, size: tuple[int, int]) -> fx.Node:
     """The way back."""
     channels = rows.meta["val"].shape[1]
-    return write(_aten.permute.default, write.reshaped(rows, [samples, *size, channels]), [0, 3, 1, 2])
+    return write(
+        _aten.permute.default, write.reshaped(rows, [samples, *size, channels]), [0, 3, 1, 2]
+    )
 
 
 def _under_kernel(
-    write: Writer, image: fx.Node, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], result: tuple[int, int]
+    write: Writer,
+    image: fx.Node,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    result: tuple[int, int],
 ) -> fx.Node:
     """[samples, channels, height, width] → [positions, kernel height × kernel width × channels]: the pixels under the kernel at each."""
     last = write(_aten.permute.default, image, [0, 2, 3, 1])
@@ -124,14 +150,19 @@ def _under_kernel(
     for top in range(kernel[0]):
         for left in range(kernel[1]):
             piece = last
-            for place, begin, steps, number in ((1, top, stride[0], result[0]), (2, left, stride[1], result[1])):
+            for place, begin, steps, number in (
+                (1, top, stride[0], result[0]),
+                (2, left, stride[1], result[1]),
+            ):
                 end = begin + steps * (number - 1) + 1
                 if (begin, end, steps) != (0, piece.meta["val"].shape[place], 1):
                     piece = write(_aten.slice.Tensor, piece, place, begin, end, steps)
             pieces.append(piece)
     if len(pieces) == 1:
         return write.reshaped(pieces[0], [-1, last.meta["val"].shape[3]])
-    together = write(_aten.cat.default, pieces, 3)  # which nothing else reads, so that it does not matter what lies where
+    together = write(
+        _aten.cat.default, pieces, 3
+    )  # which nothing else reads, so that it does not matter what lies where
     return write(_aten.reshape.default, together, [-1, together.meta["val"].shape[3]])
 
 
@@ -141,10 +172,16 @@ def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
     if sizes is None or not sizes.small("forward"):
         return
     write = Writer(graph, node)
-    pixels = _under_kernel(write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result)
+    pixels = _under_kernel(
+        write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result
+    )
     weights = write(_aten.permute.default, _weight_rows(write, arguments["weight"], sizes), [1, 0])
     bias = arguments["bias"]
-    rows = write(_aten.mm.default, pixels, weights) if bias is None else write(_aten.addmm.default, bias, pixels, weights)
+    rows = (
+        write(_aten.mm.default, pixels, weights)
+        if bias is None
+        else write(_aten.addmm.default, bias, pixels, weights)
+    )
     node.replace_all_uses_with(_image(write, rows, sizes.samples, sizes.result))
     graph.erase_node(node)
 
@@ -180,14 +217,18 @@ def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
     if any(left):
         place = [argument.name for argument in node.target._schema.arguments].index("output_mask")  # type: ignore[union-attr]
         node.update_arg(place, left)
-        node.meta["val"] = tuple(value if asked else None for value, asked in zip(node.meta["val"], left, strict=True))
+        node.meta["val"] = tuple(
+            value if asked else None for value, asked in zip(node.meta["val"], left, strict=True)
+        )
     else:
         graph.erase_node(node)
 
 
 def _gradient_of_weights(write: Writer, arguments: dict[str, Any], sizes: _Sizes) -> fx.Node:
     """In channels_last, as the weights lie."""
-    pixels = _under_kernel(write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result)
+    pixels = _under_kernel(
+        write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result
+    )
     gradient = write(_aten.permute.default, _rows(write, arguments["grad_output"]), [1, 0])
     rows = write(_aten.mm.default, gradient, pixels)
     return _image(write, write.reshaped(rows, [-1, sizes.inputs]), sizes.outputs, sizes.kernel)
@@ -199,8 +240,14 @@ def _gradient_of_inputs(write: Writer, arguments: dict[str, Any], sizes: _Sizes)
         weights = _weight_rows(write, arguments["weight"], sizes)
     else:
         turned = write(_prims.rev.default, arguments["weight"], [2, 3])
-        by_pixel = write(_aten.permute.default, turned, [2, 3, 0, 1])  # [height, width, outputs, inputs]
-        weights = write(_aten.reshape.default, by_pixel, [-1, sizes.inputs])  # of what nothing else reads
+        by_pixel = write(
+            _aten.permute.default, turned, [2, 3, 0, 1]
+        )  # [height, width, outputs, inputs]
+        weights = write(
+            _aten.reshape.default, by_pixel, [-1, sizes.inputs]
+        )  # of what nothing else reads
     padding = (sizes.kernel[0] - 1 - sizes.padding[0], sizes.kernel[1] - 1 - sizes.padding[1])
-    gradients = _under_kernel(write, arguments["grad_output"], sizes.kernel, (1, 1), padding, sizes.image)
+    gradients = _under_kernel(
+        write, arguments["grad_output"], sizes.kernel, (1, 1), padding, sizes.image
+    )
     return _image(write, write(_aten.mm.default, gradients, weights), sizes.samples, sizes.image)

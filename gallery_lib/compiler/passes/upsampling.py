@@ -19,19 +19,38 @@ from torch.nn import functional
 
 _aten = torch.ops.aten
 _FORWARD = {"bilinear": _aten.upsample_bilinear2d.vec, "bicubic": _aten.upsample_bicubic2d.vec}
-_BACKWARD = {"bilinear": _aten.upsample_bilinear2d_backward.default, "bicubic": _aten.upsample_bicubic2d_backward.default}
+_BACKWARD = {
+    "bilinear": _aten.upsample_bilinear2d_backward.default,
+    "bicubic": _aten.upsample_bicubic2d_backward.default,
+}
 
 
 @torch.library.custom_op("gallery::upsample", mutates_args=(), device_types="cpu")
-def upsample(image: Tensor, mode: str, size: Sequence[int] | None, scales: Sequence[float] | None, align_corners: bool) -> Tensor:
+def upsample(
+    image: Tensor,
+    mode: str,
+    size: Sequence[int] | None,
+    scales: Sequence[float] | None,
+    align_corners: bool,
+) -> Tensor:
     """`image` [samples, channels, height, width] enlarged to `size`, or by `scales`, as `torch.nn.functional.interpolate` does it."""
-    return _FORWARD[mode](image, size, align_corners, scales).contiguous(memory_format=_layout(image))
+    return _FORWARD[mode](image, size, align_corners, scales).contiguous(
+        memory_format=_layout(image)
+    )
 
 
 @torch.library.custom_op("gallery::upsample_backward", mutates_args=(), device_types="cpu")
-def _upsample_backward(gradient: Tensor, mode: str, shape: Sequence[int], scales: Sequence[float] | None, align_corners: bool) -> Tensor:
+def _upsample_backward(
+    gradient: Tensor,
+    mode: str,
+    shape: Sequence[int],
+    scales: Sequence[float] | None,
+    align_corners: bool,
+) -> Tensor:
     """Of an image of `shape`, from that of the enlarged one [samples, channels, height, width]."""
-    result = _BACKWARD[mode](gradient, gradient.shape[2:], shape, align_corners, *(scales or (None, None)))
+    result = _BACKWARD[mode](
+        gradient, gradient.shape[2:], shape, align_corners, *(scales or (None, None))
+    )
     return result.contiguous(memory_format=_gradients_layout(mode, gradient))
 
 
@@ -45,15 +64,30 @@ def _gradients_layout(mode: str, gradient: Tensor) -> torch.memory_format:
 
 
 @upsample.register_fake
-def _(image: Tensor, mode: str, size: Sequence[int] | None, scales: Sequence[float] | None, align_corners: bool) -> Tensor:
+def _(
+    image: Tensor,
+    mode: str,
+    size: Sequence[int] | None,
+    scales: Sequence[float] | None,
+    align_corners: bool,
+) -> Tensor:
     if size is None:
         assert scales is not None
-        size = [torch.sym_int(length * scale) for length, scale in zip(image.shape[2:], scales, strict=True)]
+        size = [
+            torch.sym_int(length * scale)
+            for length, scale in zip(image.shape[2:], scales, strict=True)
+        ]
     return image.new_empty([*image.shape[:2], *size]).contiguous(memory_format=_layout(image))
 
 
 @_upsample_backward.register_fake
-def _(gradient: Tensor, mode: str, shape: Sequence[int], scales: Sequence[float] | None, align_corners: bool) -> Tensor:
+def _(
+    gradient: Tensor,
+    mode: str,
+    shape: Sequence[int],
+    scales: Sequence[float] | None,
+    align_corners: bool,
+) -> Tensor:
     return gradient.new_empty(shape).contiguous(memory_format=_gradients_layout(mode, gradient))
 
 
@@ -63,7 +97,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return _upsample_backward(gradient, ctx.mode, ctx.shape, ctx.scales, ctx.align_corners), None, None, None, None
+    return (
+        _upsample_backward(gradient, ctx.mode, ctx.shape, ctx.scales, ctx.align_corners),
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 upsample.register_autograd(_gradients, setup_context=_keep)
@@ -100,7 +140,12 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
         return None
     if not isinstance(value, Tensor) or not isinstance(enlarged, Tensor):
         return None
-    if value.dim() != 4 or value.device.type != "cpu" or not value.is_floating_point() or enlarged.dtype != value.dtype:
+    if (
+        value.dim() != 4
+        or value.device.type != "cpu"
+        or not value.is_floating_point()
+        or enlarged.dtype != value.dtype
+    ):
         return None
     if isinstance(size, fx.Node) or any(isinstance(each, fx.Node) for each in _two(scales)):
         return None  # not known before it runs

@@ -17,7 +17,9 @@ CENTRE_FRACTION = 224 / 256
 _ATTEMPTS = 10
 
 
-def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
+def random_resized_crop(
+    rng: np.random.Generator, height: int, width: int
+) -> tuple[int, int, int, int]:
     """(top, left, height, width) in pixels of a random crop of a height × width image."""
     narrowest, widest = math.log(RATIO[0]), math.log(RATIO[1])
     for area, ratio in rng.random((2, _ATTEMPTS)).T.tolist():
@@ -25,9 +27,17 @@ def random_resized_crop(rng: np.random.Generator, height: int, width: int) -> tu
         ratio = math.exp(narrowest + ratio * (widest - narrowest))
         crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < crop_width <= width and 0 < crop_height <= height:
-            return int(rng.integers(height - crop_height + 1)), int(rng.integers(width - crop_width + 1)), crop_height, crop_width
+            return (
+                int(rng.integers(height - crop_height + 1)),
+                int(rng.integers(width - crop_width + 1)),
+                crop_height,
+                crop_width,
+            )
     # nothing fitted, a very long image: the largest central crop within RATIO
-    crop_width, crop_height = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
+    crop_width, crop_height = (
+        min(width, round(height * RATIO[1])),
+        min(height, round(width / RATIO[0])),
+    )
     crop_width, crop_height = max(1, crop_width), max(1, crop_height)
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 

@@ -49,7 +49,9 @@ class _Buffers(threading.local):
 
     def read(self, path: str | bytes | os.PathLike[str]) -> memoryview:
         """The whole file, in the buffer."""
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # what became a pipe meanwhile is empty
+        file = os.open(
+            path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        )  # what became a pipe meanwhile is empty
         try:
             size = os.fstat(file).st_size
             if len(self.file) < size:
@@ -81,7 +83,12 @@ _buffers = _Buffers()
 
 
 def load(
-    path: str | bytes | os.PathLike[str], choose_box: ChooseBox, size: int | tuple[int, int], *, mirror: bool = False, fast: bool = False
+    path: str | bytes | os.PathLike[str],
+    choose_box: ChooseBox,
+    size: int | tuple[int, int],
+    *,
+    mirror: bool = False,
+    fast: bool = False,
 ) -> torch.Tensor:
     """The crop that `choose_box` picks, resized to uint8 [size, size, 3], RGB, contiguous; mirrored if asked.
 
@@ -93,7 +100,9 @@ def load(
     try:
         data = _buffers.read(path)
     except OSError as error:
-        raise InputError(f"Cannot read the image {printable(path)}: {error.strerror}. Is the data folder complete?") from error
+        raise InputError(
+            f"Cannot read the image {printable(path)}: {error.strerror}. Is the data folder complete?"
+        ) from error
     try:
         pixels, box = decode(data, choose_box, fast)
     except Exception as error:  # Pillow raises many types on damaged files
@@ -106,7 +115,9 @@ def load(
     return resized.flip(1) if mirror else resized
 
 
-def decode(data: memoryview, choose_box: ChooseBox, fast: bool = False) -> tuple[NDArray[np.uint8], Box]:
+def decode(
+    data: memoryview, choose_box: ChooseBox, fast: bool = False
+) -> tuple[NDArray[np.uint8], Box]:
     """Pixels, uint8 [rows, W, 3], RGB, from the image's top to at least the crop's last row; and the crop.
 
     `data` must be writable (its header is changed for a moment); the pixels lie in a buffer that the thread's next
@@ -121,13 +132,17 @@ def decode(data: memoryview, choose_box: ChooseBox, fast: bool = False) -> tuple
     box = choose_box(height, width)
     rows = -(-(box[0] + box[2] + _MARGIN_ROWS) // _BLOCK_ROWS) * _BLOCK_ROWS
     buffer = _buffers.for_pixels(3 * width * (height + _BLOCK_ROWS))
-    if rows < height and subsampling in _SUBSAMPLINGS and _END_OF_IMAGE in bytes(data[-64:]):  # the end is there: not truncated
+    if (
+        rows < height and subsampling in _SUBSAMPLINGS and _END_OF_IMAGE in bytes(data[-64:])
+    ):  # the end is there: not truncated
         position = _height_position(data)
         if position is not None:
             original = bytes(data[position : position + 2])
             data[position : position + 2] = rows.to_bytes(2, "big")
             try:  # not strict: the rows left over are a warning
-                return simplejpeg.decode_jpeg(data, "RGB", strict=False, buffer=buffer, fastdct=fast), box
+                return simplejpeg.decode_jpeg(
+                    data, "RGB", strict=False, buffer=buffer, fastdct=fast
+                ), box
             finally:
                 data[position : position + 2] = original
     try:

@@ -66,7 +66,10 @@ def examine(path: str | os.PathLike[str]) -> Finding:
         damage = _checksum_error(data)
     ending = Path(os.fsdecode(path)).suffix.lower()
     oddities = []
-    if _FORMATS.get(ending) not in (kind, None) and (kind, _FORMATS.get(ending)) != (_SEVERAL_JPEGS, "JPEG"):
+    if _FORMATS.get(ending) not in (kind, None) and (kind, _FORMATS.get(ending)) != (
+        _SEVERAL_JPEGS,
+        "JPEG",
+    ):
         oddities.append(f"is {kind}, and its name ends with {ending}")
     end = _end(data, kind)
     if end is not None and end < len(data):

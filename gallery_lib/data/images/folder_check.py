@@ -21,7 +21,9 @@ from gallery_lib.errors import InputError
 _SAMPLES_PER_CLASS = 2
 _SHOWN = 5
 _PATIENCE_SECONDS = 1.0
-_CHUNK = 1024  # files examined before the next ones are asked for: memory does not grow with the folder
+_CHUNK = (
+    1024  # files examined before the next ones are asked for: memory does not grow with the folder
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class FolderSummary:
         return "\n".join([first, *self.notices, *self.oddities])
 
 
-def check_image_folder(root: Path | str, split: str | None = None, full: bool = False, *, progress: bool = False) -> FolderSummary:
+def check_image_folder(
+    root: Path | str, split: str | None = None, full: bool = False, *, progress: bool = False
+) -> FolderSummary:
     """Check the folder `root` (only `split` of it, if given) and say what it holds.
 
     Decodes a few images per class, or every one with `full`, in as many threads as there are cores; `progress` shows how far

@@ -44,7 +44,9 @@ class Listing:
                 f"train/ ({some(self.missing)}): held-out metrics do not count them"
             )
         if len(self.classes) == 1 and self.folder.name == "train":
-            lines.append(f"{printable(self.folder)} has one class alone, {some(self.classes)}: there is nothing to tell it from")
+            lines.append(
+                f"{printable(self.folder)} has one class alone, {some(self.classes)}: there is nothing to tell it from"
+            )
         return tuple(lines)
 
 
@@ -62,18 +64,26 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
     folder = root / split
     try:
         if not root.exists():
-            raise InputError(f"The data folder {shown} does not exist. Give a folder with train/ and val/ in it. {make}")
+            raise InputError(
+                f"The data folder {shown} does not exist. Give a folder with train/ and val/ in it. {make}"
+            )
         if not root.is_dir():
-            raise InputError(f"The data folder {shown} is a file. Give a folder with train/ and val/ in it.")
+            raise InputError(
+                f"The data folder {shown} is a file. Give a folder with train/ and val/ in it."
+            )
         has_split = folder.is_dir()
-    except OSError as error:  # a name that is too long, or a folder on the way that may not be entered
+    except (
+        OSError
+    ) as error:  # a name that is too long, or a folder on the way that may not be entered
         raise InputError(f"Cannot read the data folder {shown}: {error.strerror}.") from error
     if not has_split:
         found = [entry.name for entry in scan(root) if is_folder(entry)]
         hint = f"It holds {some(found)}." if found else "It holds no folders."
         if root.name in SPLITS:
             hint += f" Did you mean its parent, {printable(root.parent)}?"
-        raise InputError(f"The data folder {shown} has no {split}/ in it; expected {split}/CLASS/*.JPEG. {hint} {make}")
+        raise InputError(
+            f"The data folder {shown} has no {split}/ in it; expected {split}/CLASS/*.JPEG. {hint} {make}"
+        )
     classes, left_out = [], LeftOut()
     for entry in scan(folder):
         if entry.name.startswith("."):
@@ -84,7 +94,9 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
             left_out.add(OUTSIDE, entry.name)
     if not classes:
         holds = f" It holds {left_out}." if left_out else ""
-        raise InputError(f"{printable(folder)} has no class folders; expected {split}/CLASS/*.JPEG.{holds} {make}")
+        raise InputError(
+            f"{printable(folder)} has no class folders; expected {split}/CLASS/*.JPEG.{holds} {make}"
+        )
     return classes, left_out
 
 

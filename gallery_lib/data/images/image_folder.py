@@ -40,7 +40,9 @@ def _empty(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 
 def finish_batch(
-    batch: Sequence[torch.Tensor], memory_format: torch.memory_format = torch.contiguous_format, dtype: torch.dtype = torch.float32
+    batch: Sequence[torch.Tensor],
+    memory_format: torch.memory_format = torch.contiguous_format,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(images uint8 [N, S, S, 3], labels [N]) → (normalised images [N, 3, S, S] in `memory_format`, labels), where they are.
 
@@ -49,24 +51,37 @@ def finish_batch(
     """
     images, labels = batch
     if memory_format == torch.channels_last and usage.used(images.device):
-        return prepare_images(images, mean=MEAN, standard_deviation=STANDARD_DEVIATION, dtype=dtype), labels
+        return prepare_images(
+            images, mean=MEAN, standard_deviation=STANDARD_DEVIATION, dtype=dtype
+        ), labels
     scale, shift = (torch.tensor(values) for values in scale_and_shift(MEAN, STANDARD_DEVIATION))
     if images.device.type != "cpu":  # no synchronisation: the constants follow in the stream
-        scale, shift = scale.to(images.device, non_blocking=True), shift.to(images.device, non_blocking=True)
+        scale, shift = (
+            scale.to(images.device, non_blocking=True),
+            shift.to(images.device, non_blocking=True),
+        )
     if memory_format == torch.contiguous_format:
         planes = _empty((images.shape[0], 3, *images.shape[1:3]), images.device)  # [N, 3, S, S]
         # on the CPU image by image, which stays in the cache: over the whole batch each pass would go through memory
-        parts = zip(planes, images, strict=True) if images.device.type == "cpu" else [(planes, images)]
+        parts = (
+            zip(planes, images, strict=True) if images.device.type == "cpu" else [(planes, images)]
+        )
         for plane, image in parts:
             plane.copy_(image.movedim(-1, -3)).mul_(scale.view(3, 1, 1)).add_(shift.view(3, 1, 1))
     else:  # whole rows [N, S, S·3] at a time: loops over the three channels alone would run on three values each
         width = images.shape[2]
         flat = _empty(tuple(images.flatten(2).shape), images.device)
         scale, shift = scale.repeat(width), shift.repeat(width)
-        parts = zip(flat, images.flatten(2), strict=True) if images.device.type == "cpu" else [(flat, images.flatten(2))]
+        parts = (
+            zip(flat, images.flatten(2), strict=True)
+            if images.device.type == "cpu"
+            else [(flat, images.flatten(2))]
+        )
         for rows, image in parts:
             rows.copy_(image).mul_(scale).add_(shift)
-        planes = flat.view(images.shape).permute(0, 3, 1, 2).contiguous(memory_format=memory_format)  # a view for channels_last
+        planes = (
+            flat.view(images.shape).permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
+        )  # a view for channels_last
     return planes.to(dtype), labels
 
 
@@ -84,7 +99,13 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
     collate = staticmethod(shared_memory.collate)
 
     def __init__(
-        self, root: Path | str, split: str, image_size: int, train: bool, seed: int = 0, classes: Sequence[str] | None = None
+        self,
+        root: Path | str,
+        split: str,
+        image_size: int,
+        train: bool,
+        seed: int = 0,
+        classes: Sequence[str] | None = None,
     ) -> None:
         if image_size < 1:
             raise InputError(f"image_size is {image_size}; it must be at least 1 pixel.")
@@ -93,11 +114,15 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         listing = list_split(root, split, classes)
         self.folder, self.classes, self.notices = listing.folder, listing.classes, listing.notices()
         self.image_size, self.train, self.seed = image_size, train, seed
-        self.class_to_index: dict[str, int] = {name: label for label, name in enumerate(self.classes)}
+        self.class_to_index: dict[str, int] = {
+            name: label for label, name in enumerate(self.classes)
+        }
         # flat arrays, not lists of objects: 1.28 million of them pickle at once and stay shared after a fork
         names = [os.fsencode(name) for names in listing.images for name in names]
         self._names = np.array(names, dtype=np.bytes_)  # [images], paths below the class folder
-        self._ends = list(itertools.accumulate(map(len, listing.images)))  # [classes]: where each class ends in _names
+        self._ends = list(
+            itertools.accumulate(map(len, listing.images))
+        )  # [classes]: where each class ends in _names
         self._folders = [os.fsencode(self.folder / name) + b"/" for name in self.classes]
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -118,7 +143,9 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
             return random_resized_crop(rng, height, width)
 
         # every epoch sees another crop of the image, so the fast DCT's rounding is lost in the augmentation
-        return load(self._path(index, label), crop, self.image_size, mirror=mirror, fast=True), label
+        return load(
+            self._path(index, label), crop, self.image_size, mirror=mirror, fast=True
+        ), label
 
     def label(self, index: int) -> int:
         """Class number of image `index`, without reading it."""

@@ -39,10 +39,14 @@ PRESETS = {
     "imagenet-sized": MockSpec(classes=1000, train_per_class=1300, val_per_class=50),
 }
 
-_MEAN_FILE_BYTES = 116 * 1024  # on disk, with the block that is half empty on average, and a line in the manifest
+_MEAN_FILE_BYTES = (
+    116 * 1024
+)  # on disk, with the block that is half empty on average, and a line in the manifest
 _SPARE_BYTES = 16 * 1024 * 1024
 _CHUNK = 16  # images per job: short enough that Ctrl-C is answered at once
-_SIZE_CHECK_LIMIT = 100_000  # up to this many images, sizes are also checked in a folder that looks complete
+_SIZE_CHECK_LIMIT = (
+    100_000  # up to this many images, sizes are also checked in a folder that looks complete
+)
 
 Job = tuple[str, int]  # split, index
 
@@ -57,7 +61,9 @@ class Generated:
     seconds: float
 
 
-def generate(root: Path | str, spec: MockSpec, workers: int | None = None, progress: bool = True) -> Generated:
+def generate(
+    root: Path | str, spec: MockSpec, workers: int | None = None, progress: bool = True
+) -> Generated:
     """Make the mock data set `spec` in `root`, or complete it, with `workers` processes (default: one per core).
 
     Returns at once when it is complete. Raises InputError when `root` holds something else or the disk is too full,
@@ -84,7 +90,9 @@ def generate(root: Path | str, spec: MockSpec, workers: int | None = None, progr
                 _make(root, spec, jobs, entries, workers, progress)
                 manifest.finish(root, spec, entries)
     except (OSError, BrokenProcessPool) as error:
-        raise RunFailed(f"Could not write the mock data set in {root}: {error}. Run it again to go on from there.") from error
+        raise RunFailed(
+            f"Could not write the mock data set in {root}: {error}. Run it again to go on from there."
+        ) from error
     return Generated(root, spec.total, len(jobs), time.perf_counter() - started)
 
 
@@ -95,9 +103,13 @@ def _refuse_other_content(root: Path, spec: MockSpec) -> None:
         return
     found = manifest.read_spec(root)
     if found is None:
-        raise InputError(f"{root} is not empty and holds no mock data set of this version; nothing was changed. Give an empty folder.")
+        raise InputError(
+            f"{root} is not empty and holds no mock data set of this version; nothing was changed. Give an empty folder."
+        )
     if found != spec:
-        raise InputError(f"{root} holds another mock data set, {found}, not {spec}; nothing was changed. Give another folder.")
+        raise InputError(
+            f"{root} holds another mock data set, {found}, not {spec}; nothing was changed. Give another folder."
+        )
 
 
 @contextmanager
@@ -147,9 +159,19 @@ def _remaining(root: Path, spec: MockSpec) -> tuple[dict[str, Entry], list[Job]]
     return entries, jobs
 
 
-def _make(root: Path, spec: MockSpec, jobs: list[Job], entries: dict[str, Entry], workers: int, progress: bool) -> None:
+def _make(
+    root: Path,
+    spec: MockSpec,
+    jobs: list[Job],
+    entries: dict[str, Entry],
+    workers: int,
+    progress: bool,
+) -> None:
     """Make the images of `jobs`, recording each in the manifest and in `entries`."""
-    with (root / manifest.LINES).open("a", encoding="utf-8") as lines, Progress(enabled=progress and bool(jobs)) as shown:
+    with (
+        (root / manifest.LINES).open("a", encoding="utf-8") as lines,
+        Progress(enabled=progress and bool(jobs)) as shown,
+    ):
         done = 0
         shown.show("mock ImageNet", total=len(jobs), unit="images")
         lines.write("\n" if jobs else "")  # ends a line that an interrupted run may have left torn
@@ -180,9 +202,17 @@ def _make_chunk(root: Path, spec: MockSpec, chunk: list[Job]) -> list[Entry]:
     return made
 
 
-def _in_processes(root: Path, spec: MockSpec, chunks: list[list[Job]], workers: int, record: Callable[[list[Entry]], None]) -> None:
+def _in_processes(
+    root: Path,
+    spec: MockSpec,
+    chunks: list[list[Job]],
+    workers: int,
+    record: Callable[[list[Entry]], None],
+) -> None:
     """Make `chunks` in worker processes. However this ends, the workers have ended and what they made is recorded."""
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_start_worker
+    )
     waiting = iter(chunks)
     running: set[Future[list[Entry]]] = set()
     try:

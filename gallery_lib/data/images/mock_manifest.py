@@ -37,7 +37,9 @@ class Entry:
 
     def line(self) -> str:
         """The entry as a line of `manifest.jsonl`."""
-        return json.dumps({"path": self.path, "bytes": self.size_bytes, "sha256": self.sha256}) + "\n"
+        return (
+            json.dumps({"path": self.path, "bytes": self.size_bytes, "sha256": self.sha256}) + "\n"
+        )
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -59,7 +61,13 @@ def is_temporary(name: str) -> bool:
 def header(spec: MockSpec) -> dict[str, Any]:
     """What both files begin with; equal headers mean the same data set."""
     classes = [class_id(label) for label in range(spec.classes)]
-    return {"schema": SCHEMA, "kind": KIND, "style": STYLE, "spec": asdict(spec), "classes": classes}
+    return {
+        "schema": SCHEMA,
+        "kind": KIND,
+        "style": STYLE,
+        "spec": asdict(spec),
+        "classes": classes,
+    }
 
 
 def read_spec(root: Path) -> MockSpec | None:
@@ -106,7 +114,11 @@ def _lines(root: Path) -> Iterator[str]:
 
 def finish(root: Path, spec: MockSpec, entries: dict[str, Entry]) -> None:
     """Write both files for good: entries in order, then the summary that says *complete*."""
-    text = json.dumps(header(spec)) + "\n" + "".join(entries[path].line() for split in SPLITS for path in paths(spec, split))
+    text = (
+        json.dumps(header(spec))
+        + "\n"
+        + "".join(entries[path].line() for split in SPLITS for path in paths(spec, split))
+    )
     write_atomically(root / LINES, text.encode())
     summary = header(spec) | {
         "counts": {split: spec.count(split) for split in SPLITS},
@@ -128,7 +140,10 @@ def folders(spec: MockSpec) -> list[str]:
 
 def folder_times(root: Path, spec: MockSpec) -> dict[str, int | None]:
     """Modification time of each class folder in nanoseconds, None where it is missing."""
-    return {name: (root / name).stat().st_mtime_ns if (root / name).is_dir() else None for name in folders(spec)}
+    return {
+        name: (root / name).stat().st_mtime_ns if (root / name).is_dir() else None
+        for name in folders(spec)
+    }
 
 
 def untouched(root: Path, spec: MockSpec) -> bool:
@@ -159,22 +174,36 @@ def verify(root: Path | str) -> list[str]:
     root = Path(root)
     spec = read_spec(root)
     if spec is None:
-        what = "does not exist" if not root.exists() else "holds no mock data set of this version (no readable manifest.json)"
-        raise InputError(f"{root} {what}. Make one with: python3 data_prep/mock_imagenet.py --out NEW_FOLDER")
+        what = (
+            "does not exist"
+            if not root.exists()
+            else "holds no mock data set of this version (no readable manifest.json)"
+        )
+        raise InputError(
+            f"{root} {what}. Make one with: python3 data_prep/mock_imagenet.py --out NEW_FOLDER"
+        )
     problems = []
     if not (root / SUMMARY).is_file():
         problems.append(f"incomplete: {root}: generation has not finished; run it again to go on")
     entries = read_entries(root)
     expected = {path for split in SPLITS for path in paths(spec, split)}
     if unlisted := len(expected - entries.keys()):
-        problems.append(f"incomplete: {root / LINES}: {unlisted} of {spec.total} images have no readable line")
+        problems.append(
+            f"incomplete: {root / LINES}: {unlisted} of {spec.total} images have no readable line"
+        )
 
     by_folder: dict[str, list[str]] = {name: [] for name in folders(spec)}
     for path in sorted(expected):
         by_folder[path.rpartition("/")[0]].append(path)
     with ThreadPoolExecutor() as pool:  # hashing and reading release the interpreter's lock
         for listed in by_folder.values():
-            problems += [problem for problem in pool.map(lambda path: _problem(root, path, entries.get(path)), listed) if problem]
+            problems += [
+                problem
+                for problem in pool.map(
+                    lambda path: _problem(root, path, entries.get(path)), listed
+                )
+                if problem
+            ]
     return problems + _extra_files(root, expected)
 
 
@@ -199,5 +228,9 @@ def _extra_files(root: Path, expected: set[str]) -> list[str]:
     extra = []
     for folder, _, names in os.walk(root):
         prefix = Path(folder).relative_to(root).as_posix()
-        extra += [path for name in names if (path := name if prefix == "." else f"{prefix}/{name}") not in known]
+        extra += [
+            path
+            for name in names
+            if (path := name if prefix == "." else f"{prefix}/{name}") not in known
+        ]
     return [f"extra: {path} is not part of the data set" for path in sorted(extra)]

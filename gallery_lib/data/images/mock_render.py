@@ -45,7 +45,15 @@ class MockSpec:
 
     def __post_init__(self) -> None:
         images = (1, 1_000_000)
-        check_whole_numbers(self, {"classes": (2, MAX_CLASSES), "train_per_class": images, "val_per_class": images, "seed": (0, 2**63 - 1)})
+        check_whole_numbers(
+            self,
+            {
+                "classes": (2, MAX_CLASSES),
+                "train_per_class": images,
+                "val_per_class": images,
+                "seed": (0, 2**63 - 1),
+            },
+        )
 
     def per_class(self, split: str) -> int:
         """Images per class in `split`."""
@@ -69,7 +77,11 @@ class MockSpec:
     def path(self, split: str, index: int) -> str:
         """Path of image `index` below the root, in ImageNet's own layout and naming."""
         wnid = class_id(self.label(split, index))
-        name = f"{wnid}_{index % self.per_class(split)}" if split == "train" else f"ILSVRC2012_val_{index + 1:08d}"
+        name = (
+            f"{wnid}_{index % self.per_class(split)}"
+            if split == "train"
+            else f"ILSVRC2012_val_{index + 1:08d}"
+        )
         return f"{split}/{wnid}/{name}.JPEG"
 
 
@@ -85,13 +97,21 @@ def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
     seed = np.random.SeedSequence((spec.seed, SPLITS.index(split), index))
     rng = np.random.Generator(np.random.Philox(seed))
     a, b, c = (spec.label(split, index) // d % 10 for d in (1, 10, 100))
-    hue, outline, texture = a, (a + b) % 10, (a + b + c) % 10  # ten classes already differ in all three
+    hue, outline, texture = (
+        a,
+        (a + b) % 10,
+        (a + b + c) % 10,
+    )  # ten classes already differ in all three
 
     height, width = _size(rng)
     noise = ground(spec.seed, rng, height, width)
     canvas = np.multiply(noise, _uniform(rng, 50, 72), order="C")
-    canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)  # nearly grey: colour tells the class
-    canvas += np.linspace(-1, 1, width, dtype=np.float32)[:, None] * _uniform(rng, -30, 30)  # light from a side
+    canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(
+        np.float32
+    )  # nearly grey: colour tells the class
+    canvas += np.linspace(-1, 1, width, dtype=np.float32)[:, None] * _uniform(
+        rng, -30, 30
+    )  # light from a side
     canvas += np.linspace(-1, 1, height, dtype=np.float32)[:, None, None] * _uniform(rng, -30, 30)
     for _ in range(rng.integers(4, 8)):
         draw(canvas, noise, rng, hue, outline, texture)
@@ -101,7 +121,9 @@ def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
 
 def encode(image: NDArray[np.uint8]) -> bytes:
     """`image` (uint8 [H, W, 3], C-contiguous) as JPEG bytes at the data set's quality and subsampling."""
-    return simplejpeg.encode_jpeg(image, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling=JPEG_SUBSAMPLING)
+    return simplejpeg.encode_jpeg(
+        image, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling=JPEG_SUBSAMPLING
+    )
 
 
 def _uniform(rng: np.random.Generator, low: float, high: float) -> np.float32:
@@ -124,7 +146,9 @@ def _tiles(seed: int) -> NDArray[np.float32]:
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, 2))))
     planes = []
     for _ in range(_TILES + 3):
-        spectrum = (rng.standard_normal(frequency.shape) + 1j * rng.standard_normal(frequency.shape)) / frequency**1.5
+        spectrum = (
+            rng.standard_normal(frequency.shape) + 1j * rng.standard_normal(frequency.shape)
+        ) / frequency**1.5
         plane = np.fft.irfft2(spectrum, (n, n))
         planes.append((plane / plane.std()).astype(np.float32))
     chroma = np.stack(planes[_TILES:], axis=-1) * np.float32(0.22)
@@ -171,7 +195,12 @@ def _outlines() -> NDArray[np.float32]:
 
 
 def draw(
-    canvas: NDArray[np.float32], noise: NDArray[np.float32], rng: np.random.Generator, hue: int, outline: int, texture: int
+    canvas: NDArray[np.float32],
+    noise: NDArray[np.float32],
+    rng: np.random.Generator,
+    hue: int,
+    outline: int,
+    texture: int,
 ) -> tuple[tuple[slice, slice], NDArray[np.float32]]:
     """Paint one shape into `canvas` in place; some of the ground's noise shines through.
 
@@ -187,10 +216,16 @@ def draw(
 
     distance = np.sqrt(x * x + y * y)  # [h, w]
     turn = rng.uniform(0, len(_ANGLES))
-    angle = (np.arctan2(y, x) * np.float32(len(_ANGLES) / (2 * np.pi)) + np.float32(turn)).astype(np.int32) % len(_ANGLES)
-    mask = np.clip(_outlines()[outline][angle] * np.float32(radius) - distance + np.float32(0.5), 0, 1)  # [h, w], soft edge
+    angle = (np.arctan2(y, x) * np.float32(len(_ANGLES) / (2 * np.pi)) + np.float32(turn)).astype(
+        np.int32
+    ) % len(_ANGLES)
+    mask = np.clip(
+        _outlines()[outline][angle] * np.float32(radius) - distance + np.float32(0.5), 0, 1
+    )  # [h, w], soft edge
 
-    wave = np.float32(2 * np.pi / (rng.uniform(0.9, 1.1) * (14 if texture % 2 else 34) * min(height, width) / 375))
+    wave = np.float32(
+        2 * np.pi / (rng.uniform(0.9, 1.1) * (14 if texture % 2 else 34) * min(height, width) / 375)
+    )
     phase = _uniform(rng, 0, 6.28)
     kind = texture // 2
     if kind == 0:  # stripes that lie
@@ -204,10 +239,14 @@ def draw(
     else:  # rings
         pattern = np.sin(wave * distance + phase)
 
-    shade = colorsys.hsv_to_rgb((hue + rng.uniform(-0.35, 0.35)) / 10 % 1, rng.uniform(0.6, 0.95), rng.uniform(0.65, 1.0))
+    shade = colorsys.hsv_to_rgb(
+        (hue + rng.uniform(-0.35, 0.35)) / 10 % 1, rng.uniform(0.6, 0.95), rng.uniform(0.65, 1.0)
+    )
     colour = np.array(shade, dtype=np.float32) * 255
     opacity = (mask * _uniform(rng, 0.75, 0.95))[..., None]
-    paint = colour * (np.float32(0.75) + np.float32(0.3) * pattern)[..., None]  # broadcasts to [h, w, 3]
+    paint = (
+        colour * (np.float32(0.75) + np.float32(0.3) * pattern)[..., None]
+    )  # broadcasts to [h, w, 3]
     where = (slice(top, bottom), slice(left, right))
     region = canvas[where]
     region += opacity * (paint - region + np.float32(12) * noise[where])

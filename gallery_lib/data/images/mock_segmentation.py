@@ -38,22 +38,44 @@ class SegmentationSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole_numbers(self, {"train": (1, 1_000_000), "val": (1, 1_000_000), "seed": (0, 2**63 - 1)})
+        check_whole_numbers(
+            self, {"train": (1, 1_000_000), "val": (1, 1_000_000), "seed": (0, 2**63 - 1)}
+        )
 
 
 def render(seed: int, split: str, index: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Image uint8 [640, 959, 3], RGB, and mask uint8 [640, 959], 255 where an object is."""
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, SPLITS.index(split), index, 1))))
+    rng = np.random.Generator(
+        np.random.Philox(np.random.SeedSequence((seed, SPLITS.index(split), index, 1)))
+    )
     noise = ground(seed, rng, HEIGHT, WIDTH)
     canvas = np.multiply(noise, np.float32(rng.uniform(40, 60)), order="C")
     canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)
-    canvas += np.linspace(-1, 1, WIDTH, dtype=np.float32)[:, None] * np.float32(rng.uniform(-30, 30))  # light from a side
-    canvas += np.linspace(-1, 1, HEIGHT, dtype=np.float32)[:, None, None] * np.float32(rng.uniform(-30, 30))
+    canvas += np.linspace(-1, 1, WIDTH, dtype=np.float32)[:, None] * np.float32(
+        rng.uniform(-30, 30)
+    )  # light from a side
+    canvas += np.linspace(-1, 1, HEIGHT, dtype=np.float32)[:, None, None] * np.float32(
+        rng.uniform(-30, 30)
+    )
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
     for _ in range(rng.integers(2, 5)):
-        draw(canvas, noise, rng, int(rng.choice(_COOL_HUES)), int(rng.integers(10)), int(rng.integers(10)))
+        draw(
+            canvas,
+            noise,
+            rng,
+            int(rng.choice(_COOL_HUES)),
+            int(rng.integers(10)),
+            int(rng.integers(10)),
+        )
     for _ in range(rng.integers(2, 4)):
-        where, covered = draw(canvas, noise, rng, int(rng.choice(_WARM_HUES)), int(rng.integers(10)), int(rng.integers(10)))
+        where, covered = draw(
+            canvas,
+            noise,
+            rng,
+            int(rng.choice(_WARM_HUES)),
+            int(rng.integers(10)),
+            int(rng.integers(10)),
+        )
         mask[where][covered >= 0.5] = 255
     np.clip(canvas, 0, 255, out=canvas)
     return canvas.astype(np.uint8), mask
@@ -74,7 +96,9 @@ def generate(root: Path | str, spec: SegmentationSpec) -> mock_folder.Made:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda job: _write(folder, spec.seed, *job), jobs))
 
-    return mock_folder.make(root, {"kind": "mock segmentation", "style": STYLE, **dataclasses.asdict(spec)}, fill)
+    return mock_folder.make(
+        root, {"kind": "mock segmentation", "style": STYLE, **dataclasses.asdict(spec)}, fill
+    )
 
 
 def _write(folder: Path, seed: int, split: str, index: int) -> None:

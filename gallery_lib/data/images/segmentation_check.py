@@ -35,7 +35,9 @@ class SegmentationSummary:
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {split}" for split, count in self.images.items())
         read = f"{self.read} read, all fine; {self.foreground:.0%} of their pixels are object"
-        return "\n".join([f"{printable(self.root)}: {counts} images with masks; {read}", *self.remarks])
+        return "\n".join(
+            [f"{printable(self.root)}: {counts} images with masks; {read}", *self.remarks]
+        )
 
 
 def check_segmentation_folder(root: Path | str, full: bool = False) -> SegmentationSummary:
@@ -45,7 +47,9 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Segmentat
     damaged: list[str] = []
     oddities: list[str] = []
     for found in listed.values():
-        chosen = found.pairs if full else found.pairs[:: max(1, len(found.pairs) // _SAMPLES_PER_SPLIT)]
+        chosen = (
+            found.pairs if full else found.pairs[:: max(1, len(found.pairs) // _SAMPLES_PER_SPLIT)]
+        )
         with ThreadPoolExecutor() as pool:
             looks = list(pool.map(lambda pair: _look(*pair), chosen))
         damaged += [problem for look in looks for problem in look.problems]
@@ -57,10 +61,15 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Segmentat
         shares += [look.foreground for look in looks]
     if damaged:
         shown = damaged if full else damaged[:_SHOWN] + (["…"] if len(damaged) > _SHOWN else [])
-        raise InputError(f"{len(damaged)} of {len(shares)} images and masks read in {printable(root)} are unfit:\n  " + "\n  ".join(shown))
+        raise InputError(
+            f"{len(damaged)} of {len(shares)} images and masks read in {printable(root)} are unfit:\n  "
+            + "\n  ".join(shown)
+        )
     counts = {split: len(found.pairs) for split, found in listed.items()}
     notices = tuple(line for found in listed.values() for line in found.notices())
-    return SegmentationSummary(Path(root), counts, len(shares), float(np.mean(shares)), (*notices, *oddities))
+    return SegmentationSummary(
+        Path(root), counts, len(shares), float(np.mean(shares)), (*notices, *oddities)
+    )
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,14 @@ def _look(image: Path, mask: Path) -> _Look:
     findings = {path: examine(path) for path in (image, mask)}
     return _Look(
         foreground,
-        tuple(f"{printable(path)}: {finding.damage}" for path, finding in findings.items() if finding.damage),
-        tuple(f"{printable(path)} {finding.oddity}" for path, finding in findings.items() if finding.oddity),
+        tuple(
+            f"{printable(path)}: {finding.damage}"
+            for path, finding in findings.items()
+            if finding.damage
+        ),
+        tuple(
+            f"{printable(path)} {finding.oddity}"
+            for path, finding in findings.items()
+            if finding.oddity
+        ),
     )

@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import Dataset
 
-from gallery_lib.data.folder_walk import HIDDEN, OTHER_ENDING, LeftOut, is_folder, printable, scan, some, unfit
+from gallery_lib.data.folder_walk import (
+    HIDDEN,
+    OTHER_ENDING,
+    LeftOut,
+    is_folder,
+    printable,
+    scan,
+    some,
+    unfit,
+)
 from gallery_lib.data.images import image_folder
 from gallery_lib.data.images.decode import Box, load
 from gallery_lib.data.images.folder_listing import EXTENSIONS
@@ -58,10 +67,16 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
     try:
         if not root.is_dir():
             what = "is a file" if root.exists() else "does not exist"
-            raise InputError(f"The data folder {printable(root)} {what}. Give a folder with train/ and val/ in it. {make}")
-        lacking_folder = next((kind for kind in ("images", "masks") if not (root / split / kind).is_dir()), None)
+            raise InputError(
+                f"The data folder {printable(root)} {what}. Give a folder with train/ and val/ in it. {make}"
+            )
+        lacking_folder = next(
+            (kind for kind in ("images", "masks") if not (root / split / kind).is_dir()), None
+        )
     except OSError as error:
-        raise InputError(f"Cannot read the data folder {printable(root)}: {error.strerror}.") from error
+        raise InputError(
+            f"Cannot read the data folder {printable(root)}: {error.strerror}."
+        ) from error
     if lacking_folder:
         found = [entry.name for entry in scan(root) if is_folder(entry)]
         holds = f"It holds {some(found)}." if found else "It holds no folders."
@@ -74,7 +89,9 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
     masks = _files(folder, "masks", (MASK_EXTENSION,), left_out)
     if not images:
         holds = f" It holds {left_out}." if left_out else ""
-        raise InputError(f"{printable(folder / 'images')} holds no images ({', '.join(EXTENSIONS)}).{holds} {make}")
+        raise InputError(
+            f"{printable(folder / 'images')} holds no images ({', '.join(EXTENSIONS)}).{holds} {make}"
+        )
     by_stem: dict[str, Path] = {}
     for image in images:
         if (other := by_stem.setdefault(image.stem, image)) is not image:
@@ -129,14 +146,18 @@ def read_mask(path: Path) -> NDArray[np.generic]:
         )
     if not ((values == 0) | (values == values.max())).all():
         distinct = np.unique(values)
-        shown = ", ".join(str(int(value)) for value in distinct[:6]) + (", …" if len(distinct) > 6 else "")
+        shown = ", ".join(str(int(value)) for value in distinct[:6]) + (
+            ", …" if len(distinct) > 6 else ""
+        )
         raise InputError(
             f"The mask {printable(path)} has the values {shown}; it must have 0 for the background and one other value for the object."
         )
     return values
 
 
-def load_pair(image: Path, mask: Path, size: tuple[int, int], *, fast: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def load_pair(
+    image: Path, mask: Path, size: tuple[int, int], *, fast: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Image uint8 [*size, 3] and mask uint8 [*size] of 0 and 1. Raises InputError that names a damaged or unfitting file."""
     original: list[tuple[int, int]] = []
 
@@ -168,7 +189,9 @@ class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     finish_batch = staticmethod(finish_batch)
     collate = staticmethod(shared_memory.collate)
 
-    def __init__(self, root: Path | str, split: str, size: tuple[int, int], train: bool, seed: int = 0) -> None:
+    def __init__(
+        self, root: Path | str, split: str, size: tuple[int, int], train: bool, seed: int = 0
+    ) -> None:
         listed = list_pairs(root, split)
         self.pairs, self.notices = listed.pairs, listed.notices()
         self.size, self.train, self.seed = size, train, seed

@@ -115,7 +115,9 @@ class ShardedSampler(Sampler[Any]):
         if failure is not None:
             raise failure
         if failed := [str(rank) for rank, (fine, _, _) in enumerate(views) if not fine]:
-            raise InputError(f"the sampler ({type(self.base).__name__}) failed on rank {', '.join(failed)}; its own message says why.")
+            raise InputError(
+                f"the sampler ({type(self.base).__name__}) failed on rank {', '.join(failed)}; its own message says why."
+            )
         if len(set(views)) == 1:
             return items
         if self.check:
@@ -135,7 +137,11 @@ class ShardedSampler(Sampler[Any]):
             return False
         indices = _flat(items)
         flat = [] if indices is None else indices
-        usable = self.samples and self.samples <= _MOST_COUNTED and all(0 <= index < self.samples for index in flat)
+        usable = (
+            self.samples
+            and self.samples <= _MOST_COUNTED
+            and all(0 <= index < self.samples for index in flat)
+        )
         longest = max((len(item) for item in items if isinstance(item, (list, tuple))), default=1)
         facts = process_group.all_ranks((indices is not None and bool(usable), len(flat), longest))
         if not all(fine for fine, _, _ in facts):

@@ -50,7 +50,11 @@ def _moved_by_itself(batch: Any, device: torch.device) -> Any:
     if tensors and all(tensor.device == device for tensor in tensors):
         return batch
     try:
-        return batch.to(device, non_blocking=True) if _takes_non_blocking(type(batch).to) else batch.to(device)
+        return (
+            batch.to(device, non_blocking=True)
+            if _takes_non_blocking(type(batch).to)
+            else batch.to(device)
+        )
     except (TypeError, ValueError, AttributeError):
         if tensors:
             raise
@@ -68,7 +72,12 @@ def _takes_non_blocking(to: Callable[..., Any]) -> bool:
 
 def _pinned(tensor: Tensor) -> Tensor:
     """Return `tensor` in pinned memory, from which alone a copy is asynchronous, if it can be."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_pinned():
+    if (
+        tensor.device.type != "cpu"
+        or tensor.layout is not torch.strided
+        or tensor.is_nested
+        or tensor.is_pinned()
+    ):
         return tensor
     return tensor.pin_memory()
 
@@ -143,7 +152,9 @@ class _Ahead:
             batch = next(self._batches)
             with torch.cuda.stream(self._stream):
                 pinned = map_tensors(_pinned, batch, _pinned_by_itself)
-                self._waiting.append((to_device(pinned, self._device), self._stream.record_event(), None))
+                self._waiting.append(
+                    (to_device(pinned, self._device), self._stream.record_event(), None)
+                )
         except StopIteration:
             self._ended = True
         except Exception as error:
@@ -183,11 +194,17 @@ class DeviceLoader:
         shard: bool = True,
     ) -> None:
         if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
-            raise TypeError(f"the loader is a {type(loader).__name__}: give a DataLoader, or another iterable of batches.")
+            raise TypeError(
+                f"the loader is a {type(loader).__name__}: give a DataLoader, or another iterable of batches."
+            )
         options = options or Loader(nice=0)
         if bool(options.buckets) != bool(options.pad_values):
-            given, missing = ("buckets", "pad_values") if options.buckets else ("pad_values", "buckets")
-            raise InputError(f"config.loader.{given} is set and config.loader.{missing} is not, so that nothing would be padded: set both.")
+            given, missing = (
+                ("buckets", "pad_values") if options.buckets else ("pad_values", "buckets")
+            )
+            raise InputError(
+                f"config.loader.{given} is set and config.loader.{missing} is not, so that nothing would be padded: set both."
+            )
         world_size = process_group.world_size()
         share: Share
         if isinstance(loader, DeviceLoader):  # been here before: divided already

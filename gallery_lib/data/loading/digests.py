@@ -86,7 +86,9 @@ def _sample(data: Any, depth: int) -> Any:
     if isinstance(data, (list, tuple, range, np.ndarray, Tensor)):
         return [
             length,
-            [_named(data[place]) for place in sorted({0, length // 2, length - 1})] if length else [],
+            [_named(data[place]) for place in sorted({0, length // 2, length - 1})]
+            if length
+            else [],
         ]
     parts: list[Any] = [type(data).__name__, length]
     if depth > 4:
@@ -95,7 +97,11 @@ def _sample(data: Any, depth: int) -> Any:
         if name in ("dataset", "datasets", "tensors"):
             inner = list(value)[:64] if isinstance(value, (list, tuple)) else [value]
             parts += [name, [_sample(one, depth + 1) for one in inner]]
-        elif isinstance(value, (list, tuple, range, np.ndarray, Tensor)) and length and length_of(value) == length:
+        elif (
+            isinstance(value, (list, tuple, range, np.ndarray, Tensor))
+            and length
+            and length_of(value) == length
+        ):
             parts += [name, _sample(value, depth + 1)]
     return parts
 

@@ -16,10 +16,14 @@ class Noticed:
     def __init__(self, owner: Any) -> None:
         self.owner, self.by_caller, self.telling = owner, False, False
         # Not a method of the owner's class: pickled with the owner, it would lead back to this object.
-        of_class = hasattr(type(owner), "set_epoch") and "set_epoch" not in getattr(owner, "__dict__", {})
+        of_class = hasattr(type(owner), "set_epoch") and "set_epoch" not in getattr(
+            owner, "__dict__", {}
+        )
         self.original = None if of_class else owner.set_epoch
         epoch = getattr(owner, "epoch", 0)
-        self.start = epoch if isinstance(epoch, int) else 0  # set before we came: a run that goes on
+        self.start = (
+            epoch if isinstance(epoch, int) else 0
+        )  # set before we came: a run that goes on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original."""
@@ -44,7 +48,10 @@ class Epochs:
     """Tells epochs to groups of objects, the outermost of a group first; that one passes them on."""
 
     def __init__(self, *groups: Sequence[Any]) -> None:
-        owners = [[owner for owner in group if callable(getattr(owner, "set_epoch", None))] for group in groups]
+        owners = [
+            [owner for owner in group if callable(getattr(owner, "set_epoch", None))]
+            for group in groups
+        ]
         self._groups = [[_noticed(owner) for owner in group] for group in owners if group]
         self._passes = 0
         self._set: int | None = None

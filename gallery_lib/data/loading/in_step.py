@@ -102,7 +102,10 @@ class InStep:
         ranks = [rank for rank in range(process_group.world_size()) if rank != process_group.rank()]
         try:
             return [rank for rank in ranks if store.get(self._key(number, rank)) == b"0"]
-        except (dist.DistStoreError, RuntimeError) as error:  # which one depends on the kind of store
+        except (
+            dist.DistStoreError,
+            RuntimeError,
+        ) as error:  # which one depends on the kind of store
             raise RunFailed(
                 f"a rank did not come to batch {number + 1} of this pass: it has ended, or has left its loop early. "
                 "All ranks have to take the same number of steps."

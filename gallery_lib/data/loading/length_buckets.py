@@ -22,7 +22,9 @@ class LengthBucketSampler(Sampler[int]):
     with every pass. What does not fill a batch comes last.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_items: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, lengths: Sequence[int], batch_items: int, generator: torch.Generator
+    ) -> None:
         self.lengths = torch.as_tensor(lengths)
         self.batch_items, self.generator = batch_items, generator
 

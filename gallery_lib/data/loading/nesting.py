@@ -38,7 +38,9 @@ def members(batch: Any) -> dict[Any, Any] | None:
         names = list(vars(batch))
     else:
         return None
-    return {name: getattr(batch, name) for name in names if hasattr(batch, name)} | _own_attributes(batch)
+    return {name: getattr(batch, name) for name in names if hasattr(batch, name)} | _own_attributes(
+        batch
+    )
 
 
 def _own_attributes(batch: Any) -> dict[str, Any]:
@@ -115,7 +117,9 @@ def moves_itself(batch: Any) -> bool:
     return callable(getattr(type(batch), "to", None))  # of the type: some dicts answer to any name
 
 
-def map_tensors(change: Callable[[Tensor], Tensor], batch: Any, whole: Callable[[Any], Any] | None = None) -> Any:
+def map_tensors(
+    change: Callable[[Tensor], Tensor], batch: Any, whole: Callable[[Any], Any] | None = None
+) -> Any:
     """Return `batch` with `change` applied to every tensor in it; what is no tensor stays.
 
     What is in a batch twice is once in memory before and after. `whole` is applied to objects that
@@ -173,7 +177,11 @@ def _tensors(batch: Any, above: set[int]) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
         return
-    if isinstance(batch, (str, bytes, int, float, nn.Module)) or batch is None or id(batch) in above:
+    if (
+        isinstance(batch, (str, bytes, int, float, nn.Module))
+        or batch is None
+        or id(batch) in above
+    ):
         return
     inside = members(batch)
     if inside is None and moves_itself(batch):
@@ -183,8 +191,12 @@ def _tensors(batch: Any, above: set[int]) -> Iterator[Tensor]:
 
 
 def _attributes(batch: Any) -> dict[str, Any]:
-    slots = [name for kind in type(batch).__mro__ for name in _names(getattr(kind, "__slots__", ()))]
-    return {name: getattr(batch, name) for name in slots if hasattr(batch, name)} | getattr(batch, "__dict__", {})
+    slots = [
+        name for kind in type(batch).__mro__ for name in _names(getattr(kind, "__slots__", ()))
+    ]
+    return {name: getattr(batch, name) for name in slots if hasattr(batch, name)} | getattr(
+        batch, "__dict__", {}
+    )
 
 
 def _names(slots: Any) -> tuple[str, ...]:

@@ -21,9 +21,15 @@ from gallery_lib.errors import InputError
 
 def _padded(tensor: Any, bucket: int, value: float, where: str | int) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.dim() < 2:
-        raise InputError(f"pad_values names {where!r}, which is no tensor with a batch and a length dimension in this batch.")
+        raise InputError(
+            f"pad_values names {where!r}, which is no tensor with a batch and a length dimension in this batch."
+        )
     missing = bucket - tensor.shape[1]
-    return F.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing), value=value) if missing > 0 else tensor
+    return (
+        F.pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing), value=value)
+        if missing > 0
+        else tensor
+    )
 
 
 def pad_to_bucket(batch: Any, buckets: Sequence[int], pad_values: Mapping[str | int, float]) -> Any:
@@ -36,15 +42,26 @@ def pad_to_bucket(batch: Any, buckets: Sequence[int], pad_values: Mapping[str | 
         return batch
     parts = members(batch)
     if parts is None:
-        raise InputError(f"pad_values names {next(iter(pad_values))!r}; a batch is a {type(batch).__name__}, which has no named parts.")
+        raise InputError(
+            f"pad_values names {next(iter(pad_values))!r}; a batch is a {type(batch).__name__}, which has no named parts."
+        )
     unknown = [name for name in pad_values if name not in parts]
     if unknown:
-        raise InputError(f"pad_values names {unknown[0]!r}; the batch has {', '.join(repr(name) for name in parts)}.")
-    lengths = [parts[name].shape[1] for name in pad_values if isinstance(parts[name], Tensor) and parts[name].dim() > 1]
+        raise InputError(
+            f"pad_values names {unknown[0]!r}; the batch has {', '.join(repr(name) for name in parts)}."
+        )
+    lengths = [
+        parts[name].shape[1]
+        for name in pad_values
+        if isinstance(parts[name], Tensor) and parts[name].dim() > 1
+    ]
     ordered = sorted(buckets)
     place = bisect.bisect_left(ordered, max(lengths, default=0))
     if place == len(ordered):
         return batch
-    padded = {name: _padded(parts[name], ordered[place], value, name) for name, value in pad_values.items()}
+    padded = {
+        name: _padded(parts[name], ordered[place], value, name)
+        for name, value in pad_values.items()
+    }
     changes = {name: tensor for name, tensor in padded.items() if tensor is not parts[name]}
     return with_members(batch, changes) if changes else batch

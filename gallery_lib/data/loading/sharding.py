@@ -59,7 +59,11 @@ class Share:
         """Return the batches of one pass; `watched` is put around the loader's own iterator."""
         begun = watched(iter(self.loader))
         self.passes += 1
-        return begun if self.part is None else InStep(_Pass(self, begun, watched), self.part, f"{self.number}/{self.passes}")
+        return (
+            begun
+            if self.part is None
+            else InStep(_Pass(self, begun, watched), self.part, f"{self.number}/{self.passes}")
+        )
 
 
 class _Pass:
@@ -90,7 +94,9 @@ class _Pass:
     def _first(self) -> Any:
         part = self._share.part
         in_workers = getattr(self._share.loader, "num_workers", 0)
-        undecided = part if in_workers and isinstance(part, ShardedStream) and part.undecided else None
+        undecided = (
+            part if in_workers and isinstance(part, ShardedStream) and part.undecided else None
+        )
         try:
             batch = next(self._batches)
         except Exception as error:
@@ -158,13 +164,17 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
     place = rank_samplers.place_of(loader) if check else None
     facts = process_group.all_ranks(
         _Facts(
-            "stream" if is_stream else f"map-style data, {order_kind(rank_samplers.outermost(loader))}",
+            "stream"
+            if is_stream
+            else f"map-style data, {order_kind(rank_samplers.outermost(loader))}",
             place,
             length_of(loader.dataset),
             b"" if is_stream or not check else of_data(loader.dataset),
         )
     )
-    if _divided_by_samplers(facts, rank, world_size) or (is_stream and check and _divided_by_torch(loader.dataset)):
+    if _divided_by_samplers(facts, rank, world_size) or (
+        is_stream and check and _divided_by_torch(loader.dataset)
+    ):
         return Share(loader, sampled_by_rank=place is not None)
     if is_stream:
         lengths = [fact.length for fact in facts]
@@ -180,7 +190,9 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
     _check_same_length(facts)
     what = f"the data set ({type(loader.dataset).__name__})"
     if check and divides_itself([(0, 1, fact.data) for fact in facts], what):
-        if type(loader.dataset) is not TensorDataset or len({fact.seed for fact in facts}) < len(facts):
+        if type(loader.dataset) is not TensorDataset or len({fact.seed for fact in facts}) < len(
+            facts
+        ):
             announce_own_division(what)
             return Share(loader)
         _announce_drawn_data(what)
@@ -206,8 +218,13 @@ def _unchanged(batch: Any) -> Any:
 def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> bool:
     """Return whether the loader's samplers know ranks. Raises InputError if not the run's."""
     if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
-        found = ", ".join(f"rank {number}: {fact.kind}{f' for {fact.place}' if fact.place else ''}" for number, fact in enumerate(facts))
-        raise InputError(f"the ranks' loaders are of different kinds ({found}). Give every rank the same.")
+        found = ", ".join(
+            f"rank {number}: {fact.kind}{f' for {fact.place}' if fact.place else ''}"
+            for number, fact in enumerate(facts)
+        )
+        raise InputError(
+            f"the ranks' loaders are of different kinds ({found}). Give every rank the same."
+        )
     for number, place in enumerate(fact.place for fact in facts):
         number = number if len(facts) > 1 else rank
         if place is not None and (place.rank, place.replicas) != (number, world_size):
@@ -242,7 +259,9 @@ def _check_same_length(facts: list[_Facts]) -> None:
         )
 
 
-def _with_sharded_sampler(loader: DataLoader[Any], rank: int, world_size: int, *, check: bool) -> Share:
+def _with_sharded_sampler(
+    loader: DataLoader[Any], rank: int, world_size: int, *, check: bool
+) -> Share:
     def share_of(base: Any, drop_last: bool) -> ShardedSampler:
         return ShardedSampler(
             base,
@@ -257,7 +276,11 @@ def _with_sharded_sampler(loader: DataLoader[Any], rank: int, world_size: int, *
     if batches is None:
         sampler = share_of(loader.sampler, False)
         return Share(copied(loader, sampler=sampler), sampler)
-    if loader.batch_size is None or not isinstance(batches, BatchSampler) or batches.sampler is not loader.sampler:
+    if (
+        loader.batch_size is None
+        or not isinstance(batches, BatchSampler)
+        or batches.sampler is not loader.sampler
+    ):
         sampler = share_of(batches, getattr(batches, "drop_last", False) is True)
         return Share(copied(loader, batch_sampler=sampler), sampler)
     sampler = share_of(loader.sampler, loader.drop_last)

@@ -29,7 +29,9 @@ _NEW, _OUT, _BACK = 0, 1, 2
 """States of a block: the main process does not know it; it has a batch out; free, and the main process has it mapped."""
 _ALIGNMENT = 64  # bytes
 
-Column = tuple[torch.dtype, tuple[int, ...], int, int]  # of a batch: dtype, shape, first byte, bytes
+Column = tuple[
+    torch.dtype, tuple[int, ...], int, int
+]  # of a batch: dtype, shape, first byte, bytes
 
 
 def collate(items: Sequence[Any]) -> Any:
@@ -44,16 +46,26 @@ def _fits(items: Sequence[Any]) -> bool:
     first = items[0]
     if type(first) not in (tuple, list) or len({len(item) for item in items}) > 1:
         return False
-    return any(isinstance(part, Tensor) for part in first) and all(_alike(column) for column in zip(*items, strict=True))
+    return any(isinstance(part, Tensor) for part in first) and all(
+        _alike(column) for column in zip(*items, strict=True)
+    )
 
 
 def _alike(column: Sequence[Any]) -> bool:
     first = column[0]
     if not isinstance(first, Tensor):
         return all(isinstance(part, (int, float)) for part in column)
-    if {type(part) for part in column} != {Tensor} or first.layout != torch.strided or first.device.type != "cpu" or first.is_quantized:
+    if (
+        {type(part) for part in column} != {Tensor}
+        or first.layout != torch.strided
+        or first.device.type != "cpu"
+        or first.is_quantized
+    ):
         return False
-    return first.numel() > 0 and all(part.dtype == first.dtype and part.shape == first.shape and not part.requires_grad for part in column)
+    return first.numel() > 0 and all(
+        part.dtype == first.dtype and part.shape == first.shape and not part.requires_grad
+        for part in column
+    )
 
 
 @dataclass
@@ -80,15 +92,29 @@ class _Worker:
         self.known = self.known or bool((self.states == _BACK).any())
         sent = block if self.states[number] == _NEW else None
         self.states[number] = _OUT
-        numbers = [None if place else list(column) for column, place in zip(columns, layout, strict=True)]
-        return _Message((self.name, self.pid, None if self.known else self.shared_states, number, sent, layout, numbers))
+        numbers = [
+            None if place else list(column) for column, place in zip(columns, layout, strict=True)
+        ]
+        return _Message(
+            (
+                self.name,
+                self.pid,
+                None if self.known else self.shared_states,
+                number,
+                sent,
+                layout,
+                numbers,
+            )
+        )
 
     def _free(self, size: int) -> int | None:
         """The first block that is free and has `size` bytes, else a new one in a free place; None when all are out."""
         free = [number for number, state in enumerate(self.states.tolist()) if state != _OUT]
         number = next((n for n in free if n in self.blocks and len(self.blocks[n]) >= size), None)
         if number is None and free:
-            number = next((n for n in free if n not in self.blocks), free[0])  # if need be, instead of one that is too small
+            number = next(
+                (n for n in free if n not in self.blocks), free[0]
+            )  # if need be, instead of one that is too small
             self.blocks[number] = torch.empty(size, dtype=torch.uint8).share_memory_()
             self.states[number] = _NEW
         return number
@@ -148,21 +174,34 @@ _mapped: dict[str, _Mapped] = {}
 
 
 def _received(
-    name: str, pid: int, states: Tensor | None, number: int, block: Tensor | None, layout: list[Column | None], numbers: list[Any]
+    name: str,
+    pid: int,
+    states: Tensor | None,
+    number: int,
+    block: Tensor | None,
+    layout: list[Column | None],
+    numbers: list[Any],
 ) -> list[Tensor]:
     """The batch that a message speaks of, in the worker's memory."""
     worker = _mapped.get(name)
     if worker is None:
         _forget_ended()
         if states is None:
-            raise RuntimeError(f"The DataLoader's worker process {pid} has ended while a batch of it was on its way.")
+            raise RuntimeError(
+                f"The DataLoader's worker process {pid} has ended while a batch of it was on its way."
+            )
         worker = _mapped[name] = _Mapped(pid, states.numpy())
     if block is not None:
         worker.blocks[number] = block
-    lent = worker.blocks[number].numpy().view()  # lives as long as the storage of the tensors below, which refers to it
+    lent = (
+        worker.blocks[number].numpy().view()
+    )  # lives as long as the storage of the tensors below, which refers to it
     weakref.finalize(lent, _give_back, number, worker.states, os.getpid()).atexit = False
     whole = torch.from_numpy(lent)
-    return [default_collate(values) if place is None else _part(whole, place) for place, values in zip(layout, numbers, strict=True)]
+    return [
+        default_collate(values) if place is None else _part(whole, place)
+        for place, values in zip(layout, numbers, strict=True)
+    ]
 
 
 def _give_back(number: int, states: NDArray[np.uint8], receiver: int) -> None:

@@ -39,7 +39,9 @@ def divides_itself(notes: list[Note], what: str) -> bool:
     """
     failed = [str(rank) for rank, (_, state, _) in enumerate(notes) if state == _FAILED]
     if failed:
-        raise InputError(f"{what} could not be read on rank {', '.join(failed)}; its own message says why.")
+        raise InputError(
+            f"{what} could not be read on rank {', '.join(failed)}; its own message says why."
+        )
     with_items = [(worker, found) for worker, state, found in notes if state != _EMPTY]
     kinds = len(set(with_items))
     if kinds == 0 or (kinds == 1 and len(with_items) == len(notes)):
@@ -47,7 +49,9 @@ def divides_itself(notes: list[Note], what: str) -> bool:
     if kinds == len(with_items):
         return True
     found = {note: [rank for rank, other in enumerate(notes) if other == note] for note in notes}
-    groups = "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in found.values())
+    groups = "; ".join(
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in found.values()
+    )
     raise InputError(
         f"{what} begins alike on some ranks and not on others ({groups}). Give all ranks the same and "
         "config.loader.shard = 'always', or each rank its own share and config.loader.shard = 'never'."
@@ -93,7 +97,9 @@ class ShardedStream(IterableDataset[Any]):
         self.lengths = lengths
         self.divide, self.undecided = True, check
         # A worker writes its note here, which is visible before the worker's first batch comes.
-        self.notes = torch.zeros(max(1, workers), 1 + len(digest(None)), dtype=torch.uint8).share_memory_()
+        self.notes = torch.zeros(
+            max(1, workers), 1 + len(digest(None)), dtype=torch.uint8
+        ).share_memory_()
 
     def __getattr__(self, name: str) -> Any:
         if name == "base":  # not there yet while this is being unpickled in a worker

@@ -59,7 +59,9 @@ class Background:
         """Whether all that live have at least that priority now. Priorities are lowered, never raised above this process's own."""
         try:
             for process in processes:
-                os.setpriority(os.PRIO_PROCESS, process, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
+                os.setpriority(
+                    os.PRIO_PROCESS, process, max(niceness, os.getpriority(os.PRIO_PROCESS, 0))
+                )
         except ProcessLookupError:  # ended; the loader says so
             return True
         except PermissionError:
@@ -81,7 +83,9 @@ class Background:
 class _Watched:
     """A loader's batches, during which time is looked at. An error does not end it, as it does not end the loader's iterator."""
 
-    def __init__(self, background: Background, iterator: Iterator[Any], processes: list[int]) -> None:
+    def __init__(
+        self, background: Background, iterator: Iterator[Any], processes: list[int]
+    ) -> None:
         self._background, self._iterator, self._processes = background, iterator, processes
         self._clock = background.clock
         self._number = 0
@@ -99,7 +103,9 @@ class _Watched:
         else:  # the first batch's wait is the processes' start
             running = self._background.seconds_run(self._processes)
             if self._number and not self._background.given_back:
-                self._background.look(self._processes, now - self._began, self._waited, running - self._ran)
+                self._background.look(
+                    self._processes, now - self._began, self._waited, running - self._ran
+                )
             self._began, self._waited, self._ran = now, 0.0, running
         self._number += 1
         return batch

@@ -18,7 +18,10 @@ Cut = tuple[int, int]  # characters before it, frames before it
 
 def write_alignment(folder: Path, rows: Sequence[tuple[str, Sequence[Cut]]]) -> None:
     """Write `alignment.tsv` in `folder` from rows (path as in the manifest, cuts)."""
-    lines = ["path\tcuts", *(f"{path}\t{' '.join(f'{a}:{b}' for a, b in cuts)}" for path, cuts in rows)]
+    lines = [
+        "path\tcuts",
+        *(f"{path}\t{' '.join(f'{a}:{b}' for a, b in cuts)}" for path, cuts in rows),
+    ]
     (folder / ALIGNMENT).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -31,7 +34,12 @@ def read_alignment(folder: Path) -> dict[str, list[Cut]]:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()[1:], 2):
         try:
             name, cuts = line.split("\t")
-            found[name] = [(int(characters), int(frame)) for characters, frame in (cut.split(":") for cut in cuts.split())]
+            found[name] = [
+                (int(characters), int(frame))
+                for characters, frame in (cut.split(":") for cut in cuts.split())
+            ]
         except ValueError:
-            raise InputError(f"{file}, line {number}: expected an utterance, a tab and cuts like 3:96, found {line!r}.") from None
+            raise InputError(
+                f"{file}, line {number}: expected an utterance, a tab and cuts like 3:96, found {line!r}."
+            ) from None
     return found

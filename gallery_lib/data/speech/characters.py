@@ -29,10 +29,16 @@ def tidy(transcript: str) -> str:
     return _MARKED_WORD.sub("", " ".join(unicodedata.normalize("NFC", transcript).split()))
 
 
-def unknown_notice(transcripts: Iterable[str], characters: Characters, where: Path) -> tuple[str, ...]:
+def unknown_notice(
+    transcripts: Iterable[str], characters: Characters, where: Path
+) -> tuple[str, ...]:
     """Return a line on characters of tidy `transcripts` that the vocabulary lacks; `where` they are. None where it has all."""
     counts = Counter(character for transcript in transcripts for character in transcript)
-    unknown = {character: count for character, count in counts.items() if characters.encode(character) == [UNKNOWN]}
+    unknown = {
+        character: count
+        for character, count in counts.items()
+        if characters.encode(character) == [UNKNOWN]
+    }
     if not unknown:
         return ()
     return (
@@ -46,7 +52,9 @@ class Characters:
 
     def __init__(self, characters: Sequence[str]) -> None:
         self.characters = list(characters)
-        self._number = {character: number for number, character in enumerate(self.characters, _SPECIAL_TOKENS)}
+        self._number = {
+            character: number for number, character in enumerate(self.characters, _SPECIAL_TOKENS)
+        }
 
     @classmethod
     def of(cls, transcripts: Iterable[str], size: int, where: object) -> Characters:

@@ -66,21 +66,28 @@ def check_features(
     """
     root = Path(root).expanduser().absolute()
     if root.is_file():
-        raise InputError(f"The data folder {printable(root)} is a file. Give a folder with train/ and val/ in it.")
+        raise InputError(
+            f"The data folder {printable(root)} is a file. Give a folder with train/ and val/ in it."
+        )
     listed: dict[str, list[Utterance]] = {}
     for split in SPLITS:
         listed[split] = list_utterances(root / split, kaldi_labels, make_command)
         refuse_missing_files(root / split, listed[split])
         dims = check(listed[split], dims, full=full)
         listed[split] = with_frames(listed[split])
-    labels = {split: {utterance.label for utterance in utterances} for split, utterances in listed.items()}
+    labels = {
+        split: {utterance.label for utterance in utterances} for split, utterances in listed.items()
+    }
     if kaldi_labels == "utt2spk":
         for split, utterances in listed.items():
             by_speaker(utterances, 1, root / split)
         refuse_common_speakers(labels["train"], labels["val"], root)
     notices: tuple[str, ...] = ()
     if vocabulary_size is not None:
-        transcripts = {split: [tidy(utterance.label) for utterance in utterances] for split, utterances in listed.items()}
+        transcripts = {
+            split: [tidy(utterance.label) for utterance in utterances]
+            for split, utterances in listed.items()
+        }
         characters = Characters.of(transcripts["train"], vocabulary_size, printable(root / "train"))
         notices = unknown_notice(transcripts["val"], characters, root / "val")
     mean, deviation = statistics(listed["train"])
@@ -89,7 +96,10 @@ def check_features(
         root,
         {split: len(utterances) for split, utterances in listed.items()},
         {split: len(found) for split, found in labels.items()},
-        {split: sum(utterance.frames or 0 for utterance in utterances) for split, utterances in listed.items()},
+        {
+            split: sum(utterance.frames or 0 for utterance in utterances)
+            for split, utterances in listed.items()
+        },
         dims,
         float(mean.mean()),
         float(deviation.mean()),
@@ -97,12 +107,16 @@ def check_features(
     )
 
 
-def by_speaker(utterances: Sequence[Utterance], frames: int, where: Path) -> dict[str, list[Utterance]]:
+def by_speaker(
+    utterances: Sequence[Utterance], frames: int, where: Path
+) -> dict[str, list[Utterance]]:
     """The utterances of at least `frames` frames, by speaker in order of their names; each speaker has two or more.
 
     Raises InputError that names speakers with fewer, and the folder `where`.
     """
-    result: dict[str, list[Utterance]] = {utterance.label: [] for utterance in sorted(utterances, key=lambda u: u.label)}
+    result: dict[str, list[Utterance]] = {
+        utterance.label: [] for utterance in sorted(utterances, key=lambda u: u.label)
+    }
     for utterance in with_frames(utterances):
         if (utterance.frames or 0) >= frames:
             result[utterance.label].append(utterance)

@@ -48,7 +48,9 @@ class Utterance:
     frames: int | None = None  # where the folder lists it
 
 
-def list_utterances(folder: Path | str, kaldi_labels: KaldiLabels, make_command: str) -> list[Utterance]:
+def list_utterances(
+    folder: Path | str, kaldi_labels: KaldiLabels, make_command: str
+) -> list[Utterance]:
     """The utterances of `folder` in its own order; in a Kaldi folder the labels come from the file `kaldi_labels`.
 
     Raises InputError that says what is missing or malformed, where, and what to do; `make_command` is suggested when
@@ -60,16 +62,22 @@ def list_utterances(folder: Path | str, kaldi_labels: KaldiLabels, make_command:
     try:
         what = "" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
     except OSError as error:
-        raise InputError(f"Cannot read the folder of features {shown}: {error.strerror}.") from error
+        raise InputError(
+            f"Cannot read the folder of features {shown}: {error.strerror}."
+        ) from error
     if what:
-        raise InputError(f"The folder of features {shown} {what}. It should hold {MANIFEST}, or Kaldi's {SCP}. {make}")
+        raise InputError(
+            f"The folder of features {shown} {what}. It should hold {MANIFEST}, or Kaldi's {SCP}. {make}"
+        )
     if (folder / MANIFEST).is_file():
         utterances = list(_from_tsv(folder / MANIFEST))
     elif (folder / SCP).is_file():
         utterances = list(_from_kaldi(folder, kaldi_labels))
     else:
         found = [entry.name for entry in scan(folder)]
-        raise InputError(f"{shown} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds {some(found) or 'nothing'}. {make}")
+        raise InputError(
+            f"{shown} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds {some(found) or 'nothing'}. {make}"
+        )
     if not utterances:
         raise InputError(f"{shown} lists no utterances.")
     return utterances
@@ -77,24 +85,37 @@ def list_utterances(folder: Path | str, kaldi_labels: KaldiLabels, make_command:
 
 def with_frames(utterances: Sequence[Utterance]) -> list[Utterance]:
     """The same utterances, each with its number of frames; reads a header where it is not listed. Raises InputError."""
-    return [u if u.frames is not None else dataclasses.replace(u, frames=shape(u)[0]) for u in utterances]
+    return [
+        u if u.frames is not None else dataclasses.replace(u, frames=shape(u)[0])
+        for u in utterances
+    ]
 
 
 def shape(utterance: Utterance) -> tuple[int, int]:
     """(frames, dims) of the utterance's matrix, from its header alone. Raises InputError."""
     try:
         with utterance.path.open("rb") as file:
-            found = _npy_shape(file) if utterance.offset is None else _kaldi_shape(file, utterance.offset)
+            found = (
+                _npy_shape(file)
+                if utterance.offset is None
+                else _kaldi_shape(file, utterance.offset)
+            )
     except (OSError, ValueError, EOFError, struct.error) as error:
         raise _unreadable(utterance, error) from error
     if len(found) != 2 or min(found) < 1:
-        raise InputError(f"{_named(utterance)} holds an array {list(found)}; it must be a matrix [frames, dims] with one of each at least.")
+        raise InputError(
+            f"{_named(utterance)} holds an array {list(found)}; it must be a matrix [frames, dims] with one of each at least."
+        )
     return found[0], found[1]
 
 
 def refuse_missing_files(folder: Path, utterances: Sequence[Utterance]) -> None:
     """Raise InputError that names the first file of `utterances`, which `folder` lists, that is not there or no file."""
-    missing = [path for path in dict.fromkeys(utterance.path for utterance in utterances) if not path.is_file()]
+    missing = [
+        path
+        for path in dict.fromkeys(utterance.path for utterance in utterances)
+        if not path.is_file()
+    ]
     if missing:
         raise InputError(
             f"{printable(folder)} lists {len(missing)} feature file(s) that do not exist, the first being {printable(missing[0])}. "
@@ -115,13 +136,17 @@ def load(utterance: Utterance, dims: int | None = None) -> NDArray[np.float32]:
             from kaldiio.matio import read_kaldi
 
             with utterance.path.open("rb") as file:
-                _kaldi_shape(file, utterance.offset)  # a matrix, and none of the other things that kaldiio would read
+                _kaldi_shape(
+                    file, utterance.offset
+                )  # a matrix, and none of the other things that kaldiio would read
                 file.seek(utterance.offset)
                 array = read_kaldi(file)
     except (OSError, ValueError, EOFError, AssertionError, struct.error) as error:
         raise _unreadable(utterance, error) from error
     if array.ndim != 2 or array.dtype.kind not in "fiu":
-        raise InputError(f"{printable(utterance.path)} holds {array.dtype} {list(array.shape)}; it must be numbers [frames, dims].")
+        raise InputError(
+            f"{printable(utterance.path)} holds {array.dtype} {list(array.shape)}; it must be numbers [frames, dims]."
+        )
     _refuse_other_sizes(utterance, (len(array), array.shape[1]), dims)
     features = np.ascontiguousarray(array, dtype=np.float32)
     if not np.isfinite(features).all():
@@ -133,7 +158,9 @@ def _refuse_other_sizes(utterance: Utterance, found: tuple[int, int], dims: int 
     if dims is not None and found[1] != dims:
         raise InputError(f"{_named(utterance)} has {found[1]} values a frame; it must have {dims}.")
     if utterance.frames not in (None, found[0]):
-        raise InputError(f"{_named(utterance)} has {found[0]} frames, and {utterance.frames} are listed.")
+        raise InputError(
+            f"{_named(utterance)} has {found[0]} frames, and {utterance.frames} are listed."
+        )
 
 
 def _named(utterance: Utterance) -> str:
@@ -157,9 +184,13 @@ def check(utterances: Sequence[Utterance], dims: int | None, *, full: bool = Fal
     return dims
 
 
-def statistics(utterances: Sequence[Utterance], count: int = 64) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def statistics(
+    utterances: Sequence[Utterance], count: int = 64
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Mean and standard deviation [dims] over the frames of `count` utterances, evenly spread over the list."""
-    chosen = [utterances[int(i)] for i in np.linspace(0, len(utterances) - 1, min(count, len(utterances)))]
+    chosen = [
+        utterances[int(i)] for i in np.linspace(0, len(utterances) - 1, min(count, len(utterances)))
+    ]
     frames = np.concatenate([load(utterance) for utterance in chosen]).astype(np.float64)
     return frames.mean(0).astype(np.float32), np.maximum(frames.std(0), 1e-5).astype(np.float32)
 
@@ -174,29 +205,43 @@ def _from_tsv(manifest: Path) -> Iterator[Utterance]:
     lines = _lines(manifest)
     columns = lines[0][1].split("\t") if lines else []
     if not {"path", "label"} <= set(columns):
-        raise InputError(f"{manifest} must begin with a line that names the columns path and label, separated by a tab; found {columns}.")
+        raise InputError(
+            f"{manifest} must begin with a line that names the columns path and label, separated by a tab; found {columns}."
+        )
     for number, line in lines[1:]:
         values = line.split("\t")
         if len(values) != len(columns):
-            raise InputError(f"{manifest}, line {number}: {len(values)} values for {len(columns)} columns (separated by tabs): {line!r}.")
+            raise InputError(
+                f"{manifest}, line {number}: {len(values)} values for {len(columns)} columns (separated by tabs): {line!r}."
+            )
         row = dict(zip(columns, values, strict=True))
         if not row["path"] or not row["label"].strip():
-            raise InputError(f"{manifest}, line {number}: path and label must not be empty: {line!r}.")
+            raise InputError(
+                f"{manifest}, line {number}: path and label must not be empty: {line!r}."
+            )
         frames = _whole_number(manifest, number, row["frames"]) if row.get("frames") else None
-        yield Utterance(row["path"], row["label"].strip(), manifest.parent / row["path"], frames=frames)
+        yield Utterance(
+            row["path"], row["label"].strip(), manifest.parent / row["path"], frames=frames
+        )
 
 
 def _from_kaldi(folder: Path, kaldi_labels: KaldiLabels) -> Iterator[Utterance]:
     if not (folder / kaldi_labels).is_file():
-        raise InputError(f"{folder} has {SCP} but no {kaldi_labels}, which holds a line `utterance label` for each utterance.")
+        raise InputError(
+            f"{folder} has {SCP} but no {kaldi_labels}, which holds a line `utterance label` for each utterance."
+        )
     labels = {name: label for _, name, label in _pairs(folder / kaldi_labels)}
     frames = {}
     if (folder / "utt2num_frames").is_file():
         listed = folder / "utt2num_frames"
-        frames = {name: _whole_number(listed, number, value) for number, name, value in _pairs(listed)}
+        frames = {
+            name: _whole_number(listed, number, value) for number, name, value in _pairs(listed)
+        }
     for number, name, location in _pairs(folder / SCP):
         if name not in labels:
-            raise InputError(f"{folder / kaldi_labels} has no line for utterance {name}, which {SCP} lists.")
+            raise InputError(
+                f"{folder / kaldi_labels} has no line for utterance {name}, which {SCP} lists."
+            )
         match = _ARCHIVE.fullmatch(location)
         if match is None or "|" in location:
             raise InputError(
@@ -204,7 +249,9 @@ def _from_kaldi(folder: Path, kaldi_labels: KaldiLabels) -> Iterator[Utterance]:
                 "Commands and ranges are not read: write plain archives with Kaldi's copy-feats."
             )
         path = Path(match["path"])
-        if not path.is_absolute() and (folder / path).exists():  # Kaldi's own paths are relative to where its scripts ran
+        if (
+            not path.is_absolute() and (folder / path).exists()
+        ):  # Kaldi's own paths are relative to where its scripts ran
             path = folder / path
         yield Utterance(name, labels[name], path.absolute(), int(match["offset"]), frames.get(name))
 
@@ -216,8 +263,14 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"Cannot read {path}: {error}. It must be a text file in UTF-8.") from error
-    return [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+        raise InputError(
+            f"Cannot read {path}: {error}. It must be a text file in UTF-8."
+        ) from error
+    return [
+        (number, line.rstrip("\r"))
+        for number, line in enumerate(text.split("\n"), 1)
+        if line.strip()
+    ]
 
 
 def _pairs(path: Path) -> Iterator[tuple[int, str, str]]:
@@ -255,7 +308,12 @@ def _kaldi_shape(file: BinaryIO, offset: int) -> tuple[int, int]:
     elif header[:4] == b"\0BCM" and b" " in header[4:6]:
         start = header.index(b" ", 4) + 1
         _, _, rows, columns = struct.unpack("<ffii", header[start : start + 16])
-        size = start + 16 + rows * columns * (2 if header[4:5] == b"2" else 1) + 8 * columns * (header[4:5] == b" ")
+        size = (
+            start
+            + 16
+            + rows * columns * (2 if header[4:5] == b"2" else 1)
+            + 8 * columns * (header[4:5] == b" ")
+        )
     else:
         raise ValueError(f"no binary Kaldi matrix at offset {offset}")
     _refuse_truncated(file, offset + size)
@@ -269,7 +327,11 @@ def _refuse_truncated(file: BinaryIO, needed: int) -> None:
 
 
 def _unreadable(utterance: Utterance, error: BaseException) -> InputError:
-    reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error) or type(error).__name__
+    reason = (
+        (error.strerror or str(error))
+        if isinstance(error, OSError)
+        else str(error) or type(error).__name__
+    )
     return InputError(
         f"Cannot read the features of {printable(utterance.name)}, {printable(utterance.path)}: {reason}. Is the data folder complete?"
     )

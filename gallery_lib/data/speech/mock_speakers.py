@@ -24,7 +24,9 @@ from gallery_lib.data.speech import feature_manifest
 SPLITS = ("train", "val")
 DIMS = 40
 SHORTEST, LONGEST = 120, 200  # frames of an utterance
-STYLE = 1  # version of the generator: change it whenever features() would give others for the same spec
+STYLE = (
+    1  # version of the generator: change it whenever features() would give others for the same spec
+)
 _SOUNDS = 24
 _CHANNEL = range(1, 4)  # cosines along the frequency axis, by their number of half waves
 _ENVELOPE = range(4, 12)
@@ -40,7 +42,15 @@ class SpeakerSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole_numbers(self, {"train": (2, 100_000), "val": (2, 100_000), "utterances": (2, 1000), "seed": (0, 2**63 - 1)})
+        check_whole_numbers(
+            self,
+            {
+                "train": (2, 100_000),
+                "val": (2, 100_000),
+                "utterances": (2, 1000),
+                "seed": (0, 2**63 - 1),
+            },
+        )
 
 
 def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.float32]:
@@ -53,9 +63,13 @@ def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.flo
     lengths = rng.geometric(1 / pace, frames)  # frames of each sound: more sounds than needed
     sequence = np.repeat(rng.integers(_SOUNDS, size=frames), lengths)[:frames]
     axis = np.arange(DIMS) * stretch
-    sounds = np.stack([np.interp(axis, np.arange(DIMS), sound) for sound in _sounds(seed)])  # [sounds, dims]
+    sounds = np.stack(
+        [np.interp(axis, np.arange(DIMS), sound) for sound in _sounds(seed)]
+    )  # [sounds, dims]
     spoken = sounds[sequence] * liveliness  # [frames, dims]
-    spoken[1:-1] = (spoken[:-2] + 2 * spoken[1:-1] + spoken[2:]) / 4  # one sound glides into the next
+    spoken[1:-1] = (
+        spoken[:-2] + 2 * spoken[1:-1] + spoken[2:]
+    ) / 4  # one sound glides into the next
     channel = _curve(rng, _CHANNEL) * 1.0 + rng.normal(0, 0.3)
     return (spoken + envelope + channel + rng.normal(0, 0.4, spoken.shape)).astype(np.float32)
 
@@ -78,7 +92,9 @@ def generate(root: Path | str, spec: SpeakerSpec) -> mock_folder.Made:
                     rows.append((f"{name}/{number}.npy", name, len(array)))
             feature_manifest.write(folder / split, rows)
 
-    return mock_folder.make(root, {"kind": "mock speakers", "style": STYLE, **dataclasses.asdict(spec)}, fill)
+    return mock_folder.make(
+        root, {"kind": "mock speakers", "style": STYLE, **dataclasses.asdict(spec)}, fill
+    )
 
 
 def _generator(*key: int) -> np.random.Generator:

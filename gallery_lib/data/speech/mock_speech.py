@@ -25,7 +25,12 @@ from gallery_lib.data.speech.alignment import Cut, write_alignment
 SPLITS = ("train", "val")
 STYLE = 1  # version of the language: change it whenever utterance() would give another result for the same spec
 
-_LETTERS = "aeinosrtlukmdpghbvfzcjwyxq" + "äöüåéèêíìîóòôúùûçñøæßðþ" + "αβγδεζηθικλμνξοπρστυφχψω" + "бгджзийклмнптуфцчшщъыьэюя"
+_LETTERS = (
+    "aeinosrtlukmdpghbvfzcjwyxq"
+    + "äöüåéèêíìîóòôúùûçñøæßðþ"
+    + "αβγδεζηθικλμνξοπρστυφχψω"
+    + "бгджзийклмнптуфцчшщъыьэюя"
+)
 _FIRST_IDEOGRAPH = 0x4E00  # what follows the letters above
 FILTERS = 80
 _ONSETS, _RIMES = 24, 36
@@ -48,7 +53,13 @@ class SpeechSpec:
         utterances = (1, 1_000_000)
         check_whole_numbers(
             self,
-            {"characters": (2, 4230), "words": (2, 100_000), "train": utterances, "val": utterances, "seed": (0, 2**63 - 1)},
+            {
+                "characters": (2, 4230),
+                "words": (2, 100_000),
+                "train": utterances,
+                "val": utterances,
+                "seed": (0, 2**63 - 1),
+            },
         )
 
 
@@ -59,7 +70,9 @@ class Language:
     letters: list[str]
     words: list[NDArray[np.int64]]  # numbers of letters
     word_probabilities: NDArray[np.float64]  # [words]
-    spectra: NDArray[np.float32]  # [characters, 2, 80], log energy of onset and rime over the background's
+    spectra: NDArray[
+        np.float32
+    ]  # [characters, 2, 80], log energy of onset and rime over the background's
 
 
 def language(spec: SpeechSpec) -> Language:
@@ -69,9 +82,14 @@ def language(spec: SpeechSpec) -> Language:
     letters = [*_LETTERS[: spec.characters], *ideographs]
     popularity = _zipf(spec.characters, 4.0)
     lengths = rng.choice([1, 2, 3, 4], spec.words, p=[0.1, 0.4, 0.3, 0.2])
-    words = [rng.choice(spec.characters, min(length, spec.characters), replace=False, p=popularity) for length in lengths]
+    words = [
+        rng.choice(spec.characters, min(length, spec.characters), replace=False, p=popularity)
+        for length in lengths
+    ]
     onsets, rimes = _bumps(rng, _ONSETS, 2), _bumps(rng, _RIMES, 4)
-    said = np.resize(rng.permutation(_ONSETS * _RIMES), spec.characters)  # more characters than syllables: homophones
+    said = np.resize(
+        rng.permutation(_ONSETS * _RIMES), spec.characters
+    )  # more characters than syllables: homophones
     spectra = np.stack((onsets[said // _RIMES], rimes[said % _RIMES]), axis=1)
     return Language(letters, words, _zipf(spec.words, 4.0), spectra)
 
@@ -90,7 +108,9 @@ def _bumps(rng: np.random.Generator, count: int, formants: int) -> NDArray[np.fl
     return shapes.max(axis=1).astype(np.float32)
 
 
-def utterance(spec: SpeechSpec, spoken: Language, split: str, index: int) -> tuple[NDArray[np.float16], str, list[Cut]]:
+def utterance(
+    spec: SpeechSpec, spoken: Language, split: str, index: int
+) -> tuple[NDArray[np.float16], str, list[Cut]]:
     """Features [frames, 80] as natural logarithms, transcript, and where its words part."""
     rng = np.random.default_rng(np.random.SeedSequence((spec.seed, SPLITS.index(split), index)))
     wanted = rng.integers(_CHARACTERS_SAID[0], _CHARACTERS_SAID[1] + 1)
@@ -125,7 +145,11 @@ def _speak(spectra: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
 
 def generate(root: Path | str, spec: SpeechSpec) -> Made:
     """Make the mock data set `spec` in `root`, or find that it is there; errors are those of mock_folder.make."""
-    return make(root, {"kind": "mock-speech", "style": STYLE, "spec": asdict(spec)}, lambda folder: _write(folder, spec))
+    return make(
+        root,
+        {"kind": "mock-speech", "style": STYLE, "spec": asdict(spec)},
+        lambda folder: _write(folder, spec),
+    )
 
 
 def _write(folder: Path, spec: SpeechSpec) -> None:

@@ -20,14 +20,25 @@ from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.loading.item_random import of_item
 from gallery_lib.data.speech import feature_manifest
 from gallery_lib.data.speech.feature_check import PER_ITEM, by_speaker
-from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, refuse_missing_files, shape
+from gallery_lib.data.speech.feature_manifest import (
+    Utterance,
+    list_utterances,
+    load,
+    refuse_missing_files,
+    shape,
+)
 from gallery_lib.errors import InputError
 
 MAKE_COMMAND = "python3 data_prep/mock_speakers.py"
 Statistics = tuple[NDArray[np.float32], NDArray[np.float32]]  # mean and standard deviation [dims]
 
 
-def _short(folder: Path, utterances: Sequence[Utterance], speakers: Mapping[str, Sequence[Utterance]], frames: int) -> tuple[str, ...]:
+def _short(
+    folder: Path,
+    utterances: Sequence[Utterance],
+    speakers: Mapping[str, Sequence[Utterance]],
+    frames: int,
+) -> tuple[str, ...]:
     """Return a line on the utterances that are shorter than a sample, which are left out; none where there are none."""
     kept = {utterance.name for own in speakers.values() for utterance in own}
     short = [utterance for utterance in utterances if utterance.name not in kept]
@@ -55,21 +66,38 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
     """
 
     def __init__(
-        self, root: Path | str, split: str, frames: int, dims: int, train: bool, seed: int = 0, statistics: Statistics | None = None
+        self,
+        root: Path | str,
+        split: str,
+        frames: int,
+        dims: int,
+        train: bool,
+        seed: int = 0,
+        statistics: Statistics | None = None,
     ) -> None:
         folder = Path(root).expanduser().absolute() / split
         utterances = list_utterances(folder, "utt2spk", MAKE_COMMAND)
         refuse_missing_files(folder, utterances)
         if (found := shape(utterances[0])[1]) != dims:
-            raise InputError(f"{printable(utterances[0].path)} has {found} values a frame; the model takes {dims}.")
+            raise InputError(
+                f"{printable(utterances[0].path)} has {found} values a frame; the model takes {dims}."
+            )
         speakers = by_speaker(utterances, frames, folder)
         self.dims, self.notices = dims, _short(folder, utterances, speakers, frames)
         self.speakers = list(speakers)
         self.frames, self.train, self.seed = frames, train, seed
-        self.items: list[tuple[int, list[Utterance]]] = list(enumerate(speakers.values()))  # speaker number, utterances to choose from
-        if not train:  # first a pair of every speaker, then a second one of every speaker that has it, …
+        self.items: list[tuple[int, list[Utterance]]] = list(
+            enumerate(speakers.values())
+        )  # speaker number, utterances to choose from
+        if (
+            not train
+        ):  # first a pair of every speaker, then a second one of every speaker that has it, …
             starts = range(0, max(map(len, speakers.values())), PER_ITEM)
-            pairs = [(label, own[start : start + PER_ITEM]) for start in starts for label, own in self.items]
+            pairs = [
+                (label, own[start : start + PER_ITEM])
+                for start in starts
+                for label, own in self.items
+            ]
             self.items = [(label, pair) for label, pair in pairs if len(pair) == PER_ITEM]
         self.statistics = statistics or feature_manifest.statistics(utterances)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()

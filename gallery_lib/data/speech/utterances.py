@@ -27,7 +27,15 @@ from torch.utils.data import Dataset
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.speech.alignment import ALIGNMENT, Cut, read_alignment
 from gallery_lib.data.speech.characters import BEGIN, END, Characters, tidy, unknown_notice
-from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances, load, refuse_missing_files, shape, statistics, with_frames
+from gallery_lib.data.speech.feature_manifest import (
+    Utterance,
+    list_utterances,
+    load,
+    refuse_missing_files,
+    shape,
+    statistics,
+    with_frames,
+)
 from gallery_lib.errors import InputError
 
 FILTERS = 80  # values of a frame
@@ -77,7 +85,9 @@ def collate(items: Sequence[tuple[Tensor, Tensor]]) -> SpeechBatch:
     )
 
 
-def finish_batch(batch: SpeechBatch, memory_format: torch.memory_format = torch.contiguous_format) -> SpeechBatch:
+def finish_batch(
+    batch: SpeechBatch, memory_format: torch.memory_format = torch.contiguous_format
+) -> SpeechBatch:
     """Tell a compiler that T and U change, so that the first graph serves all lengths; changes no value."""
     for tensor in (batch.features, batch.inputs):
         torch._dynamo.maybe_mark_dynamic(tensor, 1)
@@ -104,7 +114,13 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
     collate = staticmethod(collate)
     finish_batch = staticmethod(finish_batch)
 
-    def __init__(self, folder: Path | str, sequence_length: int, vocabulary_size: int, train: SpeechFolder | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        sequence_length: int,
+        vocabulary_size: int,
+        train: SpeechFolder | None = None,
+    ) -> None:
         self.folder = Path(folder).expanduser().absolute()
         utterances = list_utterances(self.folder, "text", MAKE_COMMAND)
         refuse_missing_files(self.folder, utterances)
@@ -114,13 +130,19 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
                 f"{printable(utterances[0].path)} has {found} values a frame; speech recognition takes {FILTERS} log filter-bank values."
             )
         self.characters: Characters = (
-            train.characters if train else Characters.of((tidy(u.label) for u in utterances), vocabulary_size, self.folder)
+            train.characters
+            if train
+            else Characters.of((tidy(u.label) for u in utterances), vocabulary_size, self.folder)
         )
         self.mean: np.ndarray  # [80], like the deviation
         self.deviation: np.ndarray
-        self.mean, self.deviation = (train.mean, train.deviation) if train else statistics(utterances)
+        self.mean, self.deviation = (
+            (train.mean, train.deviation) if train else statistics(utterances)
+        )
         self.pieces = _pieces(self.folder, utterances, sequence_length)
-        self.notices = _notices(self.folder, utterances, self.pieces, self.characters, sequence_length)
+        self.notices = _notices(
+            self.folder, utterances, self.pieces, self.characters, sequence_length
+        )
         self.lengths = [stacked_length(piece.stop - piece.start) for piece in self.pieces]
 
     def __len__(self) -> int:
@@ -134,7 +156,11 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
 
 
 def _notices(
-    folder: Path, utterances: Sequence[Utterance], pieces: Sequence[Piece], characters: Characters, sequence_length: int
+    folder: Path,
+    utterances: Sequence[Utterance],
+    pieces: Sequence[Piece],
+    characters: Characters,
+    sequence_length: int,
 ) -> tuple[str, ...]:
     """Return lines on utterances that are left out for their length, and on characters that the vocabulary lacks."""
     lines = []
@@ -158,7 +184,10 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
             pieces.append(whole)
         elif utterance.name in alignment:
             cuts = alignment[utterance.name]
-            if not all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise([(0, 0), *cuts, (len(whole.transcript), utterance.frames)])):
+            if not all(
+                a[0] < b[0] and a[1] < b[1]
+                for a, b in pairwise([(0, 0), *cuts, (len(whole.transcript), utterance.frames)])
+            ):
                 raise InputError(
                     f"{folder / ALIGNMENT}: the cuts of {utterance.name} must ascend, below its {len(whole.transcript)} characters "
                     f"and {utterance.frames} frames; found {cuts}."
@@ -173,7 +202,9 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
     return pieces
 
 
-def _cut(whole: Piece, cuts: Sequence[Cut], frames: int, rng: np.random.Generator) -> Iterator[Piece]:
+def _cut(
+    whole: Piece, cuts: Sequence[Cut], frames: int, rng: np.random.Generator
+) -> Iterator[Piece]:
     """`whole` in pieces that are as near as `cuts` allow to lengths drawn from half of `frames` to one and a half."""
     begin = (0, 0)
     wanted = rng.uniform(0.5, 1.5) * frames

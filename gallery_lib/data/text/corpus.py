@@ -49,7 +49,10 @@ class Corpus:
 
     def split(self) -> tuple[list[str], list[str]]:
         """(training, held-out) documents: every tenth is held out. A long one counts as several."""
-        length = min(50_000, max(MINIMUM_CHARACTERS // HELD_OUT_EVERY, self.characters // (2 * HELD_OUT_EVERY)))
+        length = min(
+            50_000,
+            max(MINIMUM_CHARACTERS // HELD_OUT_EVERY, self.characters // (2 * HELD_OUT_EVERY)),
+        )
         parts = [part for document in self.documents for part in _parts(document, length)]
         held_out = parts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
         return [part for number, part in enumerate(parts, 1) if number % HELD_OUT_EVERY], held_out
@@ -76,7 +79,9 @@ def standard_library(folder: Path) -> Corpus:
         seen.update(new)
         if new:
             documents.append("\n".join(new))
-    return Corpus("docstrings, comments and messages of Python's standard library", tuple(documents))
+    return Corpus(
+        "docstrings, comments and messages of Python's standard library", tuple(documents)
+    )
 
 
 def _modules(folder: Path) -> list[Path]:
@@ -96,7 +101,10 @@ def _prose(path: Path) -> Iterator[str]:
             code = compile(source, str(path), "exec", dont_inherit=True)
     except (OSError, ValueError, SyntaxError):
         return
-    texts = [*_strings(code), *(_COMMENT_MARK.sub("", block) for block in _COMMENT_BLOCK.findall(source))]
+    texts = [
+        *_strings(code),
+        *(_COMMENT_MARK.sub("", block) for block in _COMMENT_BLOCK.findall(source)),
+    ]
     for text in texts:
         yield from filter(_is_prose, _paragraphs(text))
 
@@ -126,7 +134,9 @@ def text_files(root: Path) -> tuple[list[Path], LeftOut]:
     shown = printable(root)
     try:
         if not root.exists():
-            raise InputError(f"The text folder {shown} does not exist. Give a folder with .txt files in it (UTF-8).")
+            raise InputError(
+                f"The text folder {shown} does not exist. Give a folder with .txt files in it (UTF-8)."
+            )
         if not root.is_dir():
             raise InputError(f"The text folder {shown} is a file. Give the folder that it is in.")
     except OSError as error:
@@ -163,7 +173,9 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"Cannot read {printable(path)}: {error.strerror}. Make it readable, or take it out of the folder.") from error
+        raise InputError(
+            f"Cannot read {printable(path)}: {error.strerror}. Make it readable, or take it out of the folder."
+        ) from error
 
 
 def _read(path: Path) -> str:
@@ -189,7 +201,9 @@ def _parts(document: str, length: int) -> Iterator[str]:
     """`document` in parts of at most `length` characters, cut between paragraphs where possible, else between words."""
     start = 0
     while len(document) - start > length:
-        end = max(document.rfind("\n", start + 1, start + length), 0) or document.rfind(" ", start + 1, start + length)
+        end = max(document.rfind("\n", start + 1, start + length), 0) or document.rfind(
+            " ", start + 1, start + length
+        )
         end = end if end > start else start + length
         yield document[start:end].strip()
         start = end

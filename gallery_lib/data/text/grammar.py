@@ -15,9 +15,35 @@ from dataclasses import dataclass
 _ONSETS = [*"bdfghklmnprstvw", "br", "fl", "gr", "pl", "sh", "sk", "st", "th", "tr"]
 _VOWELS = [*"aeiou", "ai", "ea", "oo", "ou"]
 _CODAS = [*"bdgklmnprt", "nd", "ng", "nt", "rk", "rn", "st", "th"]
-_PREPOSITIONS = ["in", "on", "under", "over", "with", "without", "behind", "before", "after", "from", "near", "of", "for", "against"]
+_PREPOSITIONS = [
+    "in",
+    "on",
+    "under",
+    "over",
+    "with",
+    "without",
+    "behind",
+    "before",
+    "after",
+    "from",
+    "near",
+    "of",
+    "for",
+    "against",
+]
 _CONJUNCTIONS = ["and", "but", "because", "while", "when", "although", "so", "if"]
-_ADVERBS = ["often", "rarely", "quickly", "slowly", "always", "never", "sometimes", "again", "together", "apart"]
+_ADVERBS = [
+    "often",
+    "rarely",
+    "quickly",
+    "slowly",
+    "always",
+    "never",
+    "sometimes",
+    "again",
+    "together",
+    "apart",
+]
 
 NOUNS, VERBS, ADJECTIVES = 400, 160, 120
 TOPIC_SHARE = 5
@@ -36,7 +62,9 @@ class _Words:
 
     def of_topic(self, rng: random.Random) -> _Words:
         common = len(self.words) // 20
-        return _Words([*self.words[:common], *rng.sample(self.words[common:], len(self.words) // TOPIC_SHARE)])
+        return _Words(
+            [*self.words[:common], *rng.sample(self.words[common:], len(self.words) // TOPIC_SHARE)]
+        )
 
 
 @dataclass(frozen=True)
@@ -46,19 +74,25 @@ class _Lexicon:
     adjectives: _Words
 
     def of_topic(self, rng: random.Random) -> _Lexicon:
-        return _Lexicon(self.nouns.of_topic(rng), self.verbs.of_topic(rng), self.adjectives.of_topic(rng))
+        return _Lexicon(
+            self.nouns.of_topic(rng), self.verbs.of_topic(rng), self.adjectives.of_topic(rng)
+        )
 
 
 def documents(count: int = 240, sentences: int = 120, seed: int = 0) -> list[str]:
     """`count` documents of `sentences` sentences, in paragraphs of about six; the same for the same arguments."""
     rng = random.Random(seed)
     taken: set[str] = set()
-    lexicon = _Lexicon(*(_Words(_new_words(rng, number, taken)) for number in (NOUNS, VERBS, ADJECTIVES)))
+    lexicon = _Lexicon(
+        *(_Words(_new_words(rng, number, taken)) for number in (NOUNS, VERBS, ADJECTIVES))
+    )
     result = []
     for _ in range(count):
         topic = lexicon.of_topic(rng)
         told = [_sentence(rng, topic) for _ in range(sentences)]
-        result.append("\n".join(" ".join(told[start : start + 6]) for start in range(0, sentences, 6)))
+        result.append(
+            "\n".join(" ".join(told[start : start + 6]) for start in range(0, sentences, 6))
+        )
     return result
 
 
@@ -66,7 +100,9 @@ def _new_words(rng: random.Random, count: int, taken: set[str]) -> list[str]:
     words: list[str] = []
     while len(words) < count:
         syllables = rng.choice((1, 2, 2, 3))
-        word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)) + rng.choice(_CODAS)
+        word = "".join(
+            rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)
+        ) + rng.choice(_CODAS)
         if word not in taken:
             taken.add(word)
             words.append(word)
@@ -74,7 +110,9 @@ def _new_words(rng: random.Random, count: int, taken: set[str]) -> list[str]:
 
 
 def _noun_phrase(rng: random.Random, words: _Lexicon, plural: bool) -> str:
-    determiner = rng.choice(("the", "some", "many", "these") if plural else ("the", "the", "a", "this", "every"))
+    determiner = rng.choice(
+        ("the", "some", "many", "these") if plural else ("the", "the", "a", "this", "every")
+    )
     adjective = [words.adjectives.pick(rng)] if rng.random() < 0.4 else []
     return " ".join([determiner, *adjective, words.nouns.pick(rng) + ("s" if plural else "")])
 

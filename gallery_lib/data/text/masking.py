@@ -29,7 +29,9 @@ Hide = Callable[[np.ndarray, np.random.Generator, TokenisedText], dict[str, np.n
 """(words int64 [n], random numbers, vocabulary) → the fields of a sample, each int64 [n + 2]."""
 
 
-def mask_tokens(words: np.ndarray, rng: np.random.Generator, text: TokenisedText) -> dict[str, np.ndarray]:
+def mask_tokens(
+    words: np.ndarray, rng: np.random.Generator, text: TokenisedText
+) -> dict[str, np.ndarray]:
     """BERT's masked language modelling (Devlin et al., 2018), on one segment: `input_ids` and `labels`, int64 [n + 2].
 
     15 % of the words are to be predicted; of these 80 % are masked, 10 % replaced by any piece and 10 % left as they
@@ -38,7 +40,11 @@ def mask_tokens(words: np.ndarray, rng: np.random.Generator, text: TokenisedText
     special = text.specials
     inputs = np.concatenate([[special.start], words, [special.end]])
     candidates = 1 + np.flatnonzero(words >= len(special.tokens))
-    chosen = rng.choice(candidates, min(len(candidates), max(1, round(MASKED_SHARE * len(candidates)))), replace=False)
+    chosen = rng.choice(
+        candidates,
+        min(len(candidates), max(1, round(MASKED_SHARE * len(candidates)))),
+        replace=False,
+    )
     labels = np.full(len(inputs), IGNORED)
     labels[chosen] = inputs[chosen]
     fate = rng.random(len(chosen))
@@ -48,7 +54,9 @@ def mask_tokens(words: np.ndarray, rng: np.random.Generator, text: TokenisedText
     return {"input_ids": inputs, "labels": labels}
 
 
-def infill(words: np.ndarray, rng: np.random.Generator, text: TokenisedText) -> dict[str, np.ndarray]:
+def infill(
+    words: np.ndarray, rng: np.random.Generator, text: TokenisedText
+) -> dict[str, np.ndarray]:
     """BART's text infilling (Lewis et al., 2019): the encoder sees gaps, the decoder writes the whole text.
 
     30 % of the words are hidden in spans of Poisson(3) length, each replaced by a single mask; a span of length 0 is
@@ -96,7 +104,15 @@ class PackedText(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(
-        self, text: TokenisedText, split: str, sequence_length: int, hide: Hide, *, train: bool, seed: int = 0, at_most: int | None = None
+        self,
+        text: TokenisedText,
+        split: str,
+        sequence_length: int,
+        hide: Hide,
+        *,
+        train: bool,
+        seed: int = 0,
+        at_most: int | None = None,
     ) -> None:
         self.text, self.sequence_length, self.hide = text, sequence_length, hide
         self.seed = seed if train else 0
@@ -129,7 +145,10 @@ class PackedText(Dataset[dict[str, Tensor]]):
                 f"vocabulary has {self.text.pieces} pieces. {make_again(self.text.folder.parent)}"
             )
         rng = of_item(self.seed, int(self._epoch), index)
-        return {name: torch.from_numpy(values) for name, values in self.hide(words, rng, self.text).items()}
+        return {
+            name: torch.from_numpy(values)
+            for name, values in self.hide(words, rng, self.text).items()
+        }
 
     def set_epoch(self, epoch: int) -> None:
         """Draw the gaps of `epoch` from now on, also in DataLoader workers that live on; held-out data stays as it is."""

@@ -83,7 +83,9 @@ class Prepared:
     notices: tuple[str, ...] = ()
 
 
-def prepare(data_dir: Path | str | None = None, root: Path | str | None = None, *, threads: bool = True) -> Prepared:
+def prepare(
+    data_dir: Path | str | None = None, root: Path | str | None = None, *, threads: bool = True
+) -> Prepared:
     """Train both tokenizers on the text files of `data_dir` (default: the English at hand) and write `root`.
 
     `root` is where `find` looks when left out. What is there already is read through, and not made again.
@@ -126,7 +128,9 @@ def find(data_dir: str | None, kind: str) -> TokenisedText:
         prepared = prepare(root, threads=False)
         root, notices = prepared.root, prepared.notices
     if not _has_manifest(root):
-        raise InputError(f"There is no text to train on in {printable(root)}. Make it with: {MAKE_COMMAND}")
+        raise InputError(
+            f"There is no text to train on in {printable(root)}. Make it with: {MAKE_COMMAND}"
+        )
     made = _read_manifest(root)["kinds"][kind]
     return TokenisedText(root / kind, KINDS[kind].specials, made["pieces"], made["tokens"], notices)
 
@@ -148,7 +152,9 @@ def read_tokens(path: Path, count: int) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path, getattr(error, "strerror", None) or str(error)) from error
     if tokens.dtype != np.uint16 or tokens.shape != (count,):
-        raise _damaged(path, f"it holds {tokens.dtype} {list(tokens.shape)}, and uint16 [{count}] was written")
+        raise _damaged(
+            path, f"it holds {tokens.dtype} {list(tokens.shape)}, and uint16 [{count}] was written"
+        )
     return tokens
 
 
@@ -159,7 +165,10 @@ def _refuse_damage(root: Path, manifest: dict[str, Any]) -> None:
             path = root / name / f"{split}.npy"
             tokens = read_tokens(path, kind["tokens"][split])
             if len(tokens) and (largest := int(tokens.max())) >= kind["pieces"]:
-                raise _damaged(path, f"it holds the id {largest}, and the vocabulary has {kind['pieces']} pieces")
+                raise _damaged(
+                    path,
+                    f"it holds the id {largest}, and the vocabulary has {kind['pieces']} pieces",
+                )
         for file, digest in kind.get("sha256", {}).items():
             path = root / name / file
             if not path.is_file() or _sha256(path) != digest:
@@ -175,7 +184,9 @@ def make_again(root: Path) -> str:
 
 def _damaged(path: Path, reason: str) -> InputError:
     root = path.parent.parent
-    return InputError(f"The tokenised text {printable(path)} is damaged: {reason}. {make_again(root)}")
+    return InputError(
+        f"The tokenised text {printable(path)} is damaged: {reason}. {make_again(root)}"
+    )
 
 
 def _sha256(path: Path) -> str:
@@ -188,7 +199,12 @@ def _of_folder(folder: Path) -> tuple[str, Callable[[], Corpus], Path, tuple[str
     files, left_out = text_corpus.text_files(folder)
     key = text_corpus.digest(folder, files)
     notices = (f"left out of {printable(folder)}: {left_out}",) if left_out else ()
-    return key, lambda: text_corpus.text_folder(folder, files), paths.data_dir(f"text-{key}"), notices
+    return (
+        key,
+        lambda: text_corpus.text_folder(folder, files),
+        paths.data_dir(f"text-{key}"),
+        notices,
+    )
 
 
 def _read_manifest(root: Path) -> dict[str, Any]:
@@ -196,16 +212,23 @@ def _read_manifest(root: Path) -> dict[str, Any]:
         manifest = json.loads((root / _MANIFEST).read_text(encoding="utf-8"))
         version = manifest["format"]
         complete = version != FORMAT or all(
-            isinstance(manifest["kinds"][kind]["tokens"][split], int) and isinstance(manifest["kinds"][kind]["pieces"], int)
+            isinstance(manifest["kinds"][kind]["tokens"][split], int)
+            and isinstance(manifest["kinds"][kind]["pieces"], int)
             for kind in KINDS
             for split in SPLITS
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{printable(root / _MANIFEST)} cannot be read as a description of tokenised text: {error!r}.") from None
+        raise InputError(
+            f"{printable(root / _MANIFEST)} cannot be read as a description of tokenised text: {error!r}."
+        ) from None
     if not complete:
-        raise InputError(f"{printable(root / _MANIFEST)} is damaged: it does not say how many tokens there are. {make_again(root)}")
+        raise InputError(
+            f"{printable(root / _MANIFEST)} is damaged: it does not say how many tokens there are. {make_again(root)}"
+        )
     if version != FORMAT:
-        raise InputError(f"{printable(root)} was made by another version of this package. {make_again(root)}")
+        raise InputError(
+            f"{printable(root)} was made by another version of this package. {make_again(root)}"
+        )
     return manifest
 
 
@@ -214,7 +237,9 @@ def _holds(root: Path, key: str) -> bool:
     if root.is_dir() and (root / _MANIFEST).exists():
         manifest = _read_manifest(root)
         if manifest["key"] != key:
-            raise InputError(f"{printable(root)} holds other text: {manifest['source']}. Nothing was changed. Give another folder.")
+            raise InputError(
+                f"{printable(root)} holds other text: {manifest['source']}. Nothing was changed. Give another folder."
+            )
         return True
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise InputError(
@@ -241,7 +266,13 @@ def _write(root: Path, key: str, corpus: Corpus) -> None:
     try:
         documents = dict(zip(SPLITS, corpus.split(), strict=True))
         kinds = {name: _write_kind(temporary / name, name, documents) for name in KINDS}
-        manifest = {"format": FORMAT, "key": key, "source": corpus.source, "characters": corpus.characters, "kinds": kinds}
+        manifest = {
+            "format": FORMAT,
+            "key": key,
+            "source": corpus.source,
+            "characters": corpus.characters,
+            "kinds": kinds,
+        }
         (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         temporary.rename(root)
     finally:

@@ -55,7 +55,9 @@ def _wordpiece(documents: Sequence[str]) -> Tokenizer:
     counts: Counter[str] = Counter()
     for document in documents:
         counts.update(normalizer.normalize_str(document))
-    alphabet = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[:_ALPHABET]
+    alphabet = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[
+        :_ALPHABET
+    ]
     tokenizer = Tokenizer(models.WordPiece())
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
     special = _WORDPIECE.tokens
@@ -67,7 +69,9 @@ def _wordpiece(documents: Sequence[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    trained = Tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token=special[_WORDPIECE.unknown]))
+    trained = Tokenizer(
+        models.WordPiece(tokenizer.get_vocab(), unk_token=special[_WORDPIECE.unknown])
+    )
     trained.normalizer, trained.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     trained.decoder = decoders.WordPiece()
     trained.add_special_tokens(list(special))
@@ -92,8 +96,12 @@ def _byte_bpe(documents: Sequence[str]) -> Tokenizer:
     return tokenizer
 
 
-_WORDPIECE = Specials(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), pad=0, unknown=1, start=2, end=3, mask=4)
-_BYTE_BPE = Specials(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), start=0, pad=1, end=2, unknown=3, mask=4)
+_WORDPIECE = Specials(
+    ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), pad=0, unknown=1, start=2, end=3, mask=4
+)
+_BYTE_BPE = Specials(
+    ("<s>", "<pad>", "</s>", "<unk>", "<mask>"), start=0, pad=1, end=2, unknown=3, mask=4
+)
 
 KINDS = {"wordpiece": Kind(_WORDPIECE, _wordpiece), "byte-bpe": Kind(_BYTE_BPE, _byte_bpe)}
 
@@ -106,7 +114,9 @@ def encode(tokenizer: Tokenizer, documents: Sequence[str], end: int) -> np.ndarr
     tokenizer.encode_special_tokens = True
     parts = [np.empty(0, np.uint16)]
     for start in range(0, len(documents), _CHUNK):
-        for encoding in tokenizer.encode_batch(list(documents[start : start + _CHUNK]), add_special_tokens=False):
+        for encoding in tokenizer.encode_batch(
+            list(documents[start : start + _CHUNK]), add_special_tokens=False
+        ):
             parts.append(np.array([*encoding.ids, end], np.uint16))
     return np.concatenate(parts)
 

@@ -15,7 +15,9 @@ def ran(operator: str, how: str) -> None:
     _COUNTS[operator, how] += 1
 
 
-def counted(operator: str, implementation: Callable[..., Any], is_kernel: Callable[..., bool] | None = None) -> Callable[..., Any]:
+def counted(
+    operator: str, implementation: Callable[..., Any], is_kernel: Callable[..., bool] | None = None
+) -> Callable[..., Any]:
     """`implementation`, counted each time; as a kernel where `is_kernel` of the same arguments says so, else as plain torch."""
 
     def call(*arguments: Any) -> Any:
@@ -33,4 +35,7 @@ def counts() -> Counter[tuple[str, str]]:
 def summary(since: Counter[tuple[str, str]]) -> str:
     """Of the calls since `since` was taken, in a line: `optimizer_step_ (own kernel, 12 calls), …`; '' for none."""
     new = _COUNTS - since
-    return ", ".join(f"{operator} ({how}, {number} call{'s' if number > 1 else ''})" for (operator, how), number in sorted(new.items()))
+    return ", ".join(
+        f"{operator} ({how}, {number} call{'s' if number > 1 else ''})"
+        for (operator, how), number in sorted(new.items())
+    )

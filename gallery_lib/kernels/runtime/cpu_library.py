@@ -20,11 +20,22 @@ from gallery_lib.kernels.runtime.fallback import KernelsNotUsed
 from gallery_lib.system import hardware
 
 SOURCES = Path(__file__).parents[1] / "cpu"
-_OPTIONS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
+_OPTIONS = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+]
 
 
 def _for_this_processor() -> list[str]:
-    return ["-march=native" if platform.machine().lower() in ("x86_64", "amd64") else "-mcpu=native"]
+    return [
+        "-march=native" if platform.machine().lower() in ("x86_64", "amd64") else "-mcpu=native"
+    ]
 
 
 @functools.cache
@@ -39,14 +50,20 @@ def library(source: str) -> ctypes.CDLL | None:
             reason = f"{compiler} could not build it: {error.stderr.strip()[:500]}"
         except OSError as error:
             reason = str(error)
-    warnings.warn(f"gallery_lib's {source} is not used, plain torch does its work more slowly: {reason}", KernelsNotUsed, stacklevel=2)
+    warnings.warn(
+        f"gallery_lib's {source} is not used, plain torch does its work more slowly: {reason}",
+        KernelsNotUsed,
+        stacklevel=2,
+    )
     return None
 
 
 def _built(compiler: str, source: Path) -> Path:
     command = [compiler, *_OPTIONS, *_for_this_processor()]
     processor = sorted(hardware.cpu_flags()) or platform.platform()  # what `native` stands for
-    texts = [each.read_text(encoding="utf-8") for each in (source, *sorted(source.parent.glob("*.h")))]
+    texts = [
+        each.read_text(encoding="utf-8") for each in (source, *sorted(source.parent.glob("*.h")))
+    ]
     everything = repr([*texts, command, processor])
     cache = kept_code.folder("cpu_kernels")
     built = cache / f"{source.stem}-{hashlib.sha256(everything.encode()).hexdigest()[:24]}.so"
@@ -54,7 +71,9 @@ def _built(compiler: str, source: Path) -> Path:
         return built
     with builds.under_way(), tempfile.TemporaryDirectory() as scratch:
         new = Path(scratch) / built.name
-        subprocess.run([*command, str(source), "-o", str(new)], check=True, capture_output=True, text=True)
+        subprocess.run(
+            [*command, str(source), "-o", str(new)], check=True, capture_output=True, text=True
+        )
         try:
             kept_code.keep(built, new.read_bytes())
         except OSError:  # a cache that cannot be written: it is built again next time

@@ -68,7 +68,9 @@ def described(tensors: Sequence[Tensor]) -> Any:
     return array.array("q", numbers)
 
 
-def check(code: int, function: str, rows: Sequence[Sequence[Tensor]], columns: Sequence[str]) -> None:
+def check(
+    code: int, function: str, rows: Sequence[Sequence[Tensor]], columns: Sequence[str]
+) -> None:
     """Raise Refused, which names tensor and reason, unless `code`, what C++ returned, is 0."""
     if not code:
         return

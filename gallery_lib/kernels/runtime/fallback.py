@@ -45,7 +45,11 @@ def reason_not_used(device: torch.device) -> str | None:
 @functools.cache
 def announce(reason: str) -> None:
     """Warn, once for each reason in a process."""
-    warnings.warn(f"gallery_lib's CUDA kernels are not used, plain torch does their work: {reason}", KernelsNotUsed, stacklevel=3)
+    warnings.warn(
+        f"gallery_lib's CUDA kernels are not used, plain torch does their work: {reason}",
+        KernelsNotUsed,
+        stacklevel=3,
+    )
 
 
 def kernels_run(device: torch.device) -> bool:

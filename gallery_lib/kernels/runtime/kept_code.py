@@ -42,7 +42,9 @@ def sound(file: Path) -> bool:
     with contextlib.suppress(OSError):  # a cache that cannot be written
         file.replace(file.with_name(f"{file.name}.damaged"))
         where = f"; the damaged file is {file.name}.damaged"
-    warnings.warn(f"{file} is not what was built, and is built anew{where}.", DamagedCode, stacklevel=3)
+    warnings.warn(
+        f"{file} is not what was built, and is built anew{where}.", DamagedCode, stacklevel=3
+    )
     return False
 
 

@@ -46,7 +46,10 @@ def _function(source: str, kernel: str, defines: Defines, device_index: int) -> 
     """Handle of a loaded kernel. The first call compiles and loads: not to happen first inside a graph capture."""
     from cuda.core import ObjectCode
 
-    code = ObjectCode.from_cubin(compiled(source, defines, architecture(torch.device("cuda", device_index))).cubin, name=source)
+    code = ObjectCode.from_cubin(
+        compiled(source, defines, architecture(torch.device("cuda", device_index))).cubin,
+        name=source,
+    )
     loaded = code.get_kernel(kernel)
     _LOADED.append(loaded)  # the handle lives as long as its owner
     return int(loaded.handle)
@@ -62,11 +65,25 @@ def run(launch: Launch, device: torch.device) -> None:
     from cuda.bindings import driver
 
     with torch.cuda.device(device):
-        function = _function(launch.source, launch.kernel, launch.defines, torch.cuda.current_device())
+        function = _function(
+            launch.source, launch.kernel, launch.defines, torch.cuda.current_device()
+        )
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(launch.arguments))
         stream = torch.cuda.current_stream().cuda_stream
         (error,) = driver.cuLaunchKernel(
-            driver.CUfunction(function), launch.blocks, 1, 1, THREADS, 1, 1, 0, stream, ctypes.addressof(parameters), 0
+            driver.CUfunction(function),
+            launch.blocks,
+            1,
+            1,
+            THREADS,
+            1,
+            1,
+            0,
+            stream,
+            ctypes.addressof(parameters),
+            0,
         )
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise LaunchFailed(f"{launch.kernel} of {launch.source} could not be launched with {launch.blocks} blocks: {error.name}")
+        raise LaunchFailed(
+            f"{launch.kernel} of {launch.source} could not be launched with {launch.blocks} blocks: {error.name}"
+        )

@@ -21,7 +21,14 @@ from gallery_lib.kernels.runtime import builds, kept_code
 
 SOURCES = Path(__file__).parents[1] / "cuda"
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
-_OPTIONS = {"std": "c++17", "ptxas_options": ["-v"], "fma": True, "ftz": False, "prec_div": True, "prec_sqrt": True}
+_OPTIONS = {
+    "std": "c++17",
+    "ptxas_options": ["-v"],
+    "fma": True,
+    "ftz": False,
+    "prec_div": True,
+    "prec_sqrt": True,
+}
 """IEEE division and square root, denormals kept; `-v` makes ptxas report registers and spills."""
 
 Defines = tuple[tuple[str, str], ...]
@@ -50,7 +57,9 @@ def source_with_includes(source: str, folder: Path = SOURCES) -> dict[str, str]:
             path = folder / name
             if not path.is_file():
                 known = ", ".join(sorted(p.name for p in folder.glob("*.cu")))
-                raise InputError(f"there is no CUDA source {name!r} in {folder}. There are: {known}.")
+                raise InputError(
+                    f"there is no CUDA source {name!r} in {folder}. There are: {known}."
+                )
             texts[name] = path.read_text(encoding="utf-8")
             waiting += _INCLUDE.findall(texts[name])
     return texts
@@ -64,8 +73,13 @@ def versions() -> dict[str, str]:
         from cuda.bindings import nvrtc
 
         _, major, minor = nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:  # cuda-pathfinder's DynamicLibNotFoundError is a RuntimeError
-        raise CompilationFailed(f"NVRTC cannot be used: {error}. Install cuda-core, and torch with its CUDA wheels.") from error
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # cuda-pathfinder's DynamicLibNotFoundError is a RuntimeError
+        raise CompilationFailed(
+            f"NVRTC cannot be used: {error}. Install cuda-core, and torch with its CUDA wheels."
+        ) from error
     return {"nvrtc": f"{major}.{minor}", "cuda-core": cuda.core.__version__}
 
 
@@ -83,13 +97,21 @@ def _headers() -> str:
 
     folder = find_nvidia_header_directory("cudart")
     if folder is None:
-        raise CompilationFailed("the CUDA headers (cuda_fp16.h) were not found. They are in the package nvidia-cuda-runtime.")
+        raise CompilationFailed(
+            "the CUDA headers (cuda_fp16.h) were not found. They are in the package nvidia-cuda-runtime."
+        )
     return folder
 
 
 def cache_key(source: str, defines: Defines, architecture: int, folder: Path = SOURCES) -> str:
     """The name under which the machine code is kept."""
-    everything = [list(source_with_includes(source, folder).items()), sorted(defines), architecture, _OPTIONS, versions()]
+    everything = [
+        list(source_with_includes(source, folder).items()),
+        sorted(defines),
+        architecture,
+        _OPTIONS,
+        versions(),
+    ]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -100,7 +122,9 @@ def compiled(source: str, defines: Defines, architecture: int, folder: Path = SO
     with the compiler's log.
     """
     if architecture not in supported_architectures():
-        raise InputError(f"NVRTC {versions()['nvrtc']} does not compile for sm_{architecture}, only for {supported_architectures()}.")
+        raise InputError(
+            f"NVRTC {versions()['nvrtc']} does not compile for sm_{architecture}, only for {supported_architectures()}."
+        )
     cache = kept_code.folder("kernels")
     key = cache_key(source, defines, architecture, folder)
     cubin, log = cache / f"{key}.cubin", cache / f"{key}.log"
@@ -108,7 +132,9 @@ def compiled(source: str, defines: Defines, architecture: int, folder: Path = SO
         return Compiled(cubin.read_bytes(), log.read_text(encoding="utf-8"), from_cache=True)
     with builds.under_way():
         result = _compile(source, defines, architecture, folder)
-    with contextlib.suppress(OSError):  # a cache that cannot be written: it is compiled again next time
+    with contextlib.suppress(
+        OSError
+    ):  # a cache that cannot be written: it is compiled again next time
         kept_code.keep(log, result.log.encode())
         kept_code.keep(cubin, result.cubin)
     return result
@@ -118,13 +144,21 @@ def _compile(source: str, defines: Defines, architecture: int, folder: Path) -> 
     from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(
-        name=source, arch=f"sm_{architecture}", include_path=[str(folder), _headers()], define_macro=list(defines) or None, **_OPTIONS
+        name=source,
+        arch=f"sm_{architecture}",
+        include_path=[str(folder), _headers()],
+        define_macro=list(defines) or None,
+        **_OPTIONS,
     )
     log = io.StringIO()
     text = source_with_includes(source, folder)[source]
     try:
         code = Program(text, "c++", options).compile("cubin", logs=log)
     except Exception as error:  # cuda-core's NVRTCError is private
-        raise CompilationFailed(f"NVRTC could not compile {source} for sm_{architecture} with {dict(defines)}:\n{error}") from error
-    lines = [line for line in log.getvalue().strip("\0\n").splitlines() if "Compile time" not in line]  # the same log for the same code
+        raise CompilationFailed(
+            f"NVRTC could not compile {source} for sm_{architecture} with {dict(defines)}:\n{error}"
+        ) from error
+    lines = [
+        line for line in log.getvalue().strip("\0\n").splitlines() if "Compile time" not in line
+    ]  # the same log for the same code
     return Compiled(bytes(code.code), "\n".join(lines) + "\n", from_cache=False)

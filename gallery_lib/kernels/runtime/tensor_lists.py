@@ -35,7 +35,9 @@ def check_same_layout(columns: Sequence[Sequence[Tensor]]) -> None:
     for row in zip(*columns, strict=True):
         first = row[0]
         if not is_dense(first):
-            raise InputError(f"a tensor of shape {tuple(first.shape)} and strides {first.stride()} has gaps or overlaps.")
+            raise InputError(
+                f"a tensor of shape {tuple(first.shape)} and strides {first.stride()} has gaps or overlaps."
+            )
         for other in row[1:]:
             if not same_layout(first, other):
                 raise InputError(
@@ -59,14 +61,20 @@ def is_dense(tensor: Tensor) -> bool:
     if tensor.is_contiguous():
         return True
     expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1):
+    for stride, size in sorted(
+        (stride, size)
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+        if size != 1
+    ):
         if tensor.numel() and stride != expected:
             return False
         expected *= size
     return True
 
 
-def packed(columns: Sequence[Sequence[Tensor | None]]) -> Iterator[tuple[ctypes.Structure, slice, int]]:
+def packed(
+    columns: Sequence[Sequence[Tensor | None]],
+) -> Iterator[tuple[ctypes.Structure, slice, int]]:
     """(structure, which tensors, blocks) for each launch. `columns[0]` gives the sizes; None becomes a null pointer."""
     structure = tensor_list(len(columns))
     count = len(columns[0])

@@ -24,7 +24,15 @@ from gallery_lib import tasks
 from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig, options
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure.bench import task as task_bench
-from gallery_lib.measure.bench.result import EAGER, OURS, AmpLevel, Bench, Outcome, read_bench, write_bench
+from gallery_lib.measure.bench.result import (
+    EAGER,
+    OURS,
+    AmpLevel,
+    Bench,
+    Outcome,
+    read_bench,
+    write_bench,
+)
 from gallery_lib.measure.bench.task import Line
 from gallery_lib.measure.comparison import float64_reference
 from gallery_lib.measure.comparison.interleaved import Variant
@@ -34,7 +42,15 @@ from gallery_lib.system import hardware, paths
 from gallery_lib.train import precision
 
 _LARGE_IMAGE, _LONG_SEQUENCE = 224, 128
-_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "accelerate", "lightning-fabric", "gallery_lib")
+_LIBRARIES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "transformers",
+    "accelerate",
+    "lightning-fabric",
+    "gallery_lib",
+)
 
 
 def _versions() -> dict[str, str]:
@@ -58,7 +74,9 @@ def _large(task: tasks.Task) -> dict[str, Any]:
     if task.image_size:
         sizes["image_size"] = _LARGE_IMAGE
     if task.sequence_length:
-        sizes["sequence_length"] = min(_LONG_SEQUENCE, task.full.get("sequence_length", task.sequence_length))
+        sizes["sequence_length"] = min(
+            _LONG_SEQUENCE, task.full.get("sequence_length", task.sequence_length)
+        )
     return {**sizes, "rounds": 6, "block_steps": 2}
 
 
@@ -72,22 +90,32 @@ def _settings(name: str, asked: BenchConfig) -> tuple[TrainConfig, CompareConfig
     given = options.to_mapping(asked)
     del given["amp_level"]
     both = {f.name for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
-    values |= {option: value for option, value in given.items() if option in both and value is not None}
-    compare = {f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values}
-    train = options.from_mapping(TrainConfig, {**values, "model": name, "amp_level": amp_level(asked), "evaluate": False})
+    values |= {
+        option: value for option, value in given.items() if option in both and value is not None
+    }
+    compare = {
+        f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values
+    }
+    train = options.from_mapping(
+        TrainConfig, {**values, "model": name, "amp_level": amp_level(asked), "evaluate": False}
+    )
     return train, options.from_mapping(CompareConfig, compare)
 
 
 def chosen_variants(asked: BenchConfig) -> list[str]:
     """The variants, the baseline first. Raises InputError for an unknown one."""
     baseline = EAGER[amp_level(asked)]
-    if asked.variants is None:  # fp32 is what mixed precision is for; in fp32, emulated bfloat16 is no one's choice
+    if (
+        asked.variants is None
+    ):  # fp32 is what mixed precision is for; in fp32, emulated bfloat16 is no one's choice
         return [baseline, *(name for name in VARIANTS if name not in (baseline, EAGER["O1"]))]
     known = (*GROUPS, *VARIANTS)
     given: list[str] = []
     for name in _words(asked.variants):
         if name not in known:
-            raise InputError(f"variants: unknown `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+            raise InputError(
+                f"variants: unknown `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}."
+            )
         given += GROUPS.get(name, (name,))
     return [baseline, *(name for name in VARIANTS if name in given and name != baseline)]
 
@@ -105,7 +133,9 @@ def chosen_modes(asked: BenchConfig) -> tuple[str, ...]:
     given = _words(asked.peer_modes)
     for name in given:
         if name not in known:
-            raise InputError(f"peer_modes: unknown `{name}`.{did_you_mean(name, known)} Known on this device: {', '.join(known)}.")
+            raise InputError(
+                f"peer_modes: unknown `{name}`.{did_you_mean(name, known)} Known on this device: {', '.join(known)}."
+            )
     if not given:
         raise InputError(f"peer_modes names no mode. Known on this device: {', '.join(known)}.")
     return tuple(name for name in known if name in given)
@@ -115,20 +145,35 @@ def bench_line(name: str, asked: BenchConfig) -> Line:
     """The task `name` in the variants that were asked for."""
     config, compare = _settings(name, asked)
     modes = chosen_modes(asked)
-    known = {eager: _variant(dataclasses.replace(config, amp_level=level), [], counts_traffic=True) for level, eager in EAGER.items()}
+    known = {
+        eager: _variant(dataclasses.replace(config, amp_level=level), [], counts_traffic=True)
+        for level, eager in EAGER.items()
+    }
     known |= {peer: _variant(config, [peer]) for peer in PEERS}
-    known |= {best: _variant(config, recipes.best_form(forms.plain_name(best), modes[0])) for best in BEST}
+    known |= {
+        best: _variant(config, recipes.best_form(forms.plain_name(best), modes[0])) for best in BEST
+    }
     known[OURS] = _variant(dataclasses.replace(config, compiler_opt=True), [])
     chosen = chosen_variants(asked)
     peers_of = {variant: forms.plain_name(variant) for variant in (*PEERS, *BEST)}
-    absent = {variant: why for variant, peer in peers_of.items() if variant in chosen and (why := peers.missing(peer))}
+    absent = {
+        variant: why
+        for variant, peer in peers_of.items()
+        if variant in chosen and (why := peers.missing(peer))
+    }
     baseline, *others = [variant for variant in chosen if variant not in absent]
     pairs = [(baseline, variant) for variant in others]
     if OURS in others:
         pairs += [(variant, OURS) for variant in others if variant != OURS]
-    running = {variant: known[variant] for variant in [baseline, *sorted(others, key=TURN_ORDER.index)]}
+    running = {
+        variant: known[variant] for variant in [baseline, *sorted(others, key=TURN_ORDER.index)]
+    }
     compiled = [variant for variant in running if variant in BEST and variant != EAGER_BEST]
-    tried = {mode: _variant(config, recipes.best_form("torch.compile", mode)) for mode in modes} if compiled and len(modes) > 1 else {}
+    tried = (
+        {mode: _variant(config, recipes.best_form("torch.compile", mode)) for mode in modes}
+        if compiled and len(modes) > 1
+        else {}
+    )
     return Line(config, compare, running, absent, pairs, chosen, tried, compiled)
 
 
@@ -191,27 +236,45 @@ def run(
     asked = options.checked(asked)
     kind = "waterfall" if asked.waterfall else "bench"
     if asked.waterfall and (names or asked.variants or asked.peer_modes):
-        raise InputError(f"--waterfall {asked.waterfall} takes no other task, no --variants and no --peer_modes.")
+        raise InputError(
+            f"--waterfall {asked.waterfall} takes no other task, no --variants and no --peer_modes."
+        )
     make = waterfall_line if asked.waterfall else bench_line
     wanted = [asked.waterfall] if asked.waterfall else list(dict.fromkeys(names)) or tasks.names()
     lines = {name.rsplit(":", 1)[-1]: make(name, asked) for name in wanted}
     if len(lines) < len(wanted):
-        raise InputError(f"two of the tasks {', '.join(wanted)} have the same name: measure them one by one.")
+        raise InputError(
+            f"two of the tasks {', '.join(wanted)} have the same name: measure them one by one."
+        )
     _check_data(list(lines.values()), all_needed=bool(names) or asked.waterfall is not None)
-    folder = paths.output_folder(asked.out, kind, resume=asked.resume, file=f"{kind}.json", work=kind)
+    folder = paths.output_folder(
+        asked.out, kind, resume=asked.resume, file=f"{kind}.json", work=kind
+    )
     file = folder / f"{kind}.json"
     earlier: dict[str, Outcome] = read_bench(file).tasks if asked.resume and file.exists() else {}
-    measured_with = {name: value for name, value in options.to_mapping(asked).items() if name not in ("resume", "out")}
-    bench = Bench(kind, shlex.join(command), measured_with, hardware.environment(), _versions(), dict(earlier))
+    measured_with = {
+        name: value
+        for name, value in options.to_mapping(asked).items()
+        if name not in ("resume", "out")
+    }
+    bench = Bench(
+        kind, shlex.join(command), measured_with, hardware.environment(), _versions(), dict(earlier)
+    )
     for number, (name, line) in enumerate(lines.items(), 1):
         digest = _digest(line, asked.alive)
         if name in earlier and earlier[name].digest == digest and earlier[name].reason is None:
             continue
         if name in earlier:
-            why = "it failed" if earlier[name].digest == digest else "it was with other options, another package, or on another machine"
+            why = (
+                "it failed"
+                if earlier[name].digest == digest
+                else "it was with other options, another package, or on another machine"
+            )
             print(f"{name} is measured again: the last time {why}.", file=sys.stderr, flush=True)
         label = f"{name} ({number} of {len(lines)})" if len(lines) > 1 else name
-        outcome = task_bench.measure(line, asked.alive, digest, paths.free_name(folder, name), label=label, progress=progress)
+        outcome = task_bench.measure(
+            line, asked.alive, digest, paths.free_name(folder, name), label=label, progress=progress
+        )
         bench = dataclasses.replace(bench, tasks={**bench.tasks, name: outcome})
         write_bench(file, bench)
         done(folder, bench)

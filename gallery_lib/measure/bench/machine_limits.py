@@ -45,7 +45,9 @@ def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
     return rate
 
 
-def measure_limits(device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)) -> Limits:
+def measure_limits(
+    device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+) -> Limits:
     """Best of five: a square matrix product of random numbers (8192 on CUDA; on the CPU 2048, or half as large once or more often where
     that takes over a second), and a copy of 256 MiB or 2 GiB."""
     products = {str(dtype).removeprefix("torch."): _product_rate(device, dtype) for dtype in dtypes}

@@ -42,9 +42,13 @@ class Line:
     compare: CompareConfig
     variants: Mapping[str, Variant]
     absent: Mapping[str, str]
-    pairs: Sequence[tuple[str, str]]  # of which the ratio is wanted: the slower one, as is hoped, first
+    pairs: Sequence[
+        tuple[str, str]
+    ]  # of which the ratio is wanted: the slower one, as is hoped, first
     order: Sequence[str]  # of all of them, in the tables
-    modes: Mapping[str, Variant] = field(default_factory=dict)  # of torch.compile, to be tried first; none: nothing is to be found out
+    modes: Mapping[str, Variant] = field(
+        default_factory=dict
+    )  # of torch.compile, to be tried first; none: nothing is to be found out
     in_best_mode: Sequence[str] = ()  # variants that are compiled in the fastest of them
 
     @property
@@ -101,7 +105,10 @@ def _row(measured: Measured, verdict: Parity | None, flops: float, traffic: int 
     return Row(
         reason=None,
         step_seconds=seconds,
-        samples_per_second={"global": samples / seconds["p50"], "whole_run": results.samples_per_second["whole_run"]},
+        samples_per_second={
+            "global": samples / seconds["p50"],
+            "whole_run": results.samples_per_second["whole_run"],
+        },
         startup_seconds=results.startup_seconds,
         peak_memory_bytes=results.peak_memory_bytes,
         flops_per_second=flops / seconds["p50"],
@@ -151,7 +158,13 @@ class _Measurement:
         """Find the mode of torch.compile for the best forms, where there is a choice."""
         if not self.line.modes:
             return
-        choice = compile_mode.choose(self.line.config, self.line.modes, self.folder / "modes", progress, f"{label}: torch.compile's modes")
+        choice = compile_mode.choose(
+            self.line.config,
+            self.line.modes,
+            self.folder / "modes",
+            progress,
+            f"{label}: torch.compile's modes",
+        )
         self.line, self.tried_modes = in_mode(self.line, choice), choice.said
 
     def run_group(self, names: list[str], turns: Turns, progress: Progress, label: str) -> None:
@@ -162,7 +175,11 @@ class _Measurement:
         starts: list[dict[str, Measured]] = []
         for where in interleaved.folders_of_starts(folder, self.line.compare.starts):
             failed: dict[str, GalleryError] = {}
-            starts.append(interleaved.take_turns(chosen, LaunchConfig(), turns, where, progress, label, dropped=failed))
+            starts.append(
+                interleaved.take_turns(
+                    chosen, LaunchConfig(), turns, where, progress, label, dropped=failed
+                )
+            )
             for name, error in failed.items():
                 (where / name).mkdir(parents=True, exist_ok=True)
                 (where / name / "failure.txt").write_text(f"{error}\n")
@@ -174,7 +191,9 @@ class _Measurement:
         for name in chosen:
             self.of_group[name] = number
             if (file := folder / name / TRAFFIC_FILE).exists():
-                self.traffic[self.line.variants[name].config.amp_level] = json.loads(file.read_text())
+                self.traffic[self.line.variants[name].config.amp_level] = json.loads(
+                    file.read_text()
+                )
 
     def judge(self, exact: Reference) -> None:
         """A row for each variant that ran."""
@@ -191,7 +210,9 @@ class _Measurement:
             traffic = self.traffic.get(self.line.variants[name].config.amp_level)
             row = _row(group.first(name), verdict, flops, traffic)
             if self.tried_modes is not None and name in self.line.in_best_mode:
-                row = dataclasses.replace(row, techniques={**row.techniques, "modes tried": self.tried_modes})
+                row = dataclasses.replace(
+                    row, techniques={**row.techniques, "modes tried": self.tried_modes}
+                )
             self.rows[name] = row
 
     def ratio(self, slower: str, faster: str) -> stats.Ratio:
@@ -201,18 +222,24 @@ class _Measurement:
         baseline, confidence = self.line.baseline, self.line.compare.confidence
         if slower == baseline or a is b:
             return b.ratio(slower, faster, confidence)
-        return stats.change_of_ratio(a.ratio(baseline, slower, confidence), b.ratio(baseline, faster, confidence))
+        return stats.change_of_ratio(
+            a.ratio(baseline, slower, confidence), b.ratio(baseline, faster, confidence)
+        )
 
     def comparable(self, slower: str, faster: str) -> bool:
         """Whether both ran and compute the same training: as the baseline does, or as one another do where it is the odd one out."""
-        if not all(name in self.of_group and self.rows[name].reason is None for name in (slower, faster)):
+        if not all(
+            name in self.of_group and self.rows[name].reason is None for name in (slower, faster)
+        ):
             return False
         if all(self.rows[name].comparable for name in (slower, faster)):
             return True
         if self.line.baseline in (slower, faster) or self.exact is None:
             return False
         a, b = (self.groups[self.of_group[name]].starts for name in (slower, faster))
-        both = _Group([{slower: one[slower], faster: other[faster]} for one, other in zip(a, b, strict=True)])
+        both = _Group(
+            [{slower: one[slower], faster: other[faster]} for one, other in zip(a, b, strict=True)]
+        )
         return both.parity(slower, faster, self.exact, self.line.compare.parity_steps).passed
 
     def ratios(self) -> list[tuple[str, str, float, float, float]]:
@@ -225,7 +252,15 @@ class _Measurement:
         return found
 
 
-def measure(line: Line, alive: int | None, digest: str, folder: Path, *, label: str = "", progress: bool = True) -> Outcome:
+def measure(
+    line: Line,
+    alive: int | None,
+    digest: str,
+    folder: Path,
+    *,
+    label: str = "",
+    progress: bool = True,
+) -> Outcome:
     """Measure a task. Nothing that fails is raised: the reason is part of the outcome. `label`, or its name, is what it is called."""
     began, date = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     label = label or line.config.model.rsplit(":", 1)[-1]
@@ -235,28 +270,50 @@ def measure(line: Line, alive: int | None, digest: str, folder: Path, *, label: 
     sizes: dict[str, Any] = {}
     try:
         sized = tasks.with_sizes(line.config)
-        sizes = {name: getattr(sized, name) for name in ("batch_size", "image_size", "sequence_length") if getattr(sized, name)}
-        together = list(groups([name for name in line.variants if name != line.baseline], alive_at_a_time(line.config, alive)))
+        sizes = {
+            name: getattr(sized, name)
+            for name in ("batch_size", "image_size", "sequence_length")
+            if getattr(sized, name)
+        }
+        together = list(
+            groups(
+                [name for name in line.variants if name != line.baseline],
+                alive_at_a_time(line.config, alive),
+            )
+        )
         probed_batches = max(parity.PROBE_BATCHES.values())
         warmup = max(line.config.warmup_steps, line.compare.parity_steps, probed_batches)
         turns = Turns(warmup, line.compare.rounds, line.compare.block_steps, probed_batches)
         run_config = interleaved.configuration(line.config, turns, folder / "reference")
-        exact_config = float64_reference.configuration(run_config, line.compare.parity_steps, probed_batches)
+        exact_config = float64_reference.configuration(
+            run_config, line.compare.parity_steps, probed_batches
+        )
         of_reference = f"{label}, {float64_reference.PART}"
         with Progress(enabled=progress) as shown:
             with shown.ticking(f"{label}: limits of this machine", part="limits of this machine"):
                 limits = machine_limits()
-            exact = float64_reference.reference_for(exact_config, LaunchConfig(), shown, of_reference)
+            exact = float64_reference.reference_for(
+                exact_config, LaunchConfig(), shown, of_reference
+            )
             run.find_mode(shown, label)
             for names in together:
                 run.run_group(names, turns, shown, label)
-            probed = next((variant.probe for group in run.groups for variant in group.starts[0].values()), None)
-            if probed is not None and exact.kept and not exact.belongs_to(probed):  # the data have changed
-                exact = float64_reference.run_reference(exact_config, LaunchConfig(), shown, of_reference)
+            probed = next(
+                (variant.probe for group in run.groups for variant in group.starts[0].values()),
+                None,
+            )
+            if (
+                probed is not None and exact.kept and not exact.belongs_to(probed)
+            ):  # the data have changed
+                exact = float64_reference.run_reference(
+                    exact_config, LaunchConfig(), shown, of_reference
+                )
         run.judge(exact)
     except GalleryError as error:
         reason = interleaved.reason_of(error)
         run.rows = {**{name: Row(reason) for name in line.variants}, **run.rows}
     rows = {name: run.rows[name] for name in line.order}
     ratios = run.ratios() if reason is None else []
-    return Outcome(digest, date, round(time.monotonic() - began, 1), reason, sizes, limits, rows, ratios)
+    return Outcome(
+        digest, date, round(time.monotonic() - began, 1), reason, sizes, limits, rows, ratios
+    )

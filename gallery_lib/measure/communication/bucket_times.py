@@ -34,7 +34,9 @@ def note(net: nn.Module, way: Comm, inputs: Tensor, loss: Callable[[Tensor], Ten
     DDP's own way has no hook, so torch's hook that does the same stands in for it.
     """
     model = accelerate_ddp(nn.parallel.DistributedDataParallel(net), way)
-    noted: list[list[float]] = []  # of each bucket: its bytes, when it was handed over, and when its mean was there
+    noted: list[
+        list[float]
+    ] = []  # of each bucket: its bytes, when it was handed over, and when its mean was there
 
     def handed_over(size: int, future: torch.futures.Future[Tensor]) -> None:
         moments = [size, time.perf_counter()]
@@ -59,7 +61,9 @@ def note(net: nn.Module, way: Comm, inputs: Tensor, loss: Callable[[Tensor], Ten
         forward = time.perf_counter()
         error.backward()
         backward = time.perf_counter()
-    while any(len(moments) < 3 for moments in noted):  # the last one's time is taken by a thread that is still at it
+    while any(
+        len(moments) < 3 for moments in noted
+    ):  # the last one's time is taken by a thread that is still at it
         time.sleep(0.001)
     buckets = [(size / 2**20, ready - began, arrived - began) for size, ready, arrived in noted]
     if reducer is not None:

@@ -39,7 +39,12 @@ def gradient_bytes(shapes: Sequence[Shape], options: Comm) -> int:
         return 4 * sum(_low_rank_values(shape, options.powersgd_rank) for shape in shapes)
     if options.wire == "int8":
         return packed_bytes(values, "int8")
-    return values * {"exact": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[options.wire].itemsize
+    return (
+        values
+        * {"exact": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[
+            options.wire
+        ].itemsize
+    )
 
 
 def sent_bytes(shapes: Sequence[Shape], options: Comm, hosts: int, processes: int = 1) -> float:
@@ -53,5 +58,7 @@ def sent_bytes(shapes: Sequence[Shape], options: Comm, hosts: int, processes: in
     ring = 2 * (ranks - 1) / ranks * gradient_bytes(shapes, options)
     if options.wire != "int8" or options.hierarchical:
         return ring
-    to_its_place = (ranks - processes) * processes / ranks  # of what each of the host's ranks has, all but what stays on the host
+    to_its_place = (
+        (ranks - processes) * processes / ranks
+    )  # of what each of the host's ranks has, all but what stays on the host
     return (to_its_place + (ranks - 1) / ranks) * gradient_bytes(shapes, options)

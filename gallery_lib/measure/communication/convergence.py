@@ -98,9 +98,13 @@ def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
     config = Config.plain()
     config.comm = way
     model, batches = accelerate(task.build_model(), loader, config)
-    optimizer = task.optimizer.build(plain_module(model).parameters(), lr=None, weight_decay=None, accelerated=False)
+    optimizer = task.optimizer.build(
+        plain_module(model).parameters(), lr=None, weight_decay=None, accelerated=False
+    )
     losses = []
-    for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(batches)), train.max_steps):
+    for batch in itertools.islice(
+        itertools.chain.from_iterable(itertools.repeat(batches)), train.max_steps
+    ):
         optimizer.zero_grad()
         loss = task.loss(model, batch)
         loss.backward()
@@ -111,7 +115,9 @@ def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
     return (process_group.sum_over_ranks(last) / process_group.world_size()).item()
 
 
-def _trainings(config: ConvergenceConfig) -> list[tuple[str, str, bool, Callable[[Comm, int], float]]]:
+def _trainings(
+    config: ConvergenceConfig,
+) -> list[tuple[str, str, bool, Callable[[Comm, int], float]]]:
     """Title, quantity, whether more of it is better, and what gives it for a way and a seed."""
     found: list[tuple[str, str, bool, Callable[[Comm, int], float]]] = []
     if config.digits:
@@ -123,7 +129,9 @@ def _trainings(config: ConvergenceConfig) -> list[tuple[str, str, bool, Callable
             found.append((title, "held-out accuracy", True, learn))
     if config.task is not None:
         asked = {name: getattr(config, name) for name in tasks.SIZES}
-        train = tasks.with_sizes(TrainConfig(model=config.task, max_steps=config.task_steps, **asked), "quick")
+        train = tasks.with_sizes(
+            TrainConfig(model=config.task, max_steps=config.task_steps, **asked), "quick"
+        )
         found.append((config.task, "training loss", False, functools.partial(task_loss, train)))
     return found
 
@@ -144,7 +152,10 @@ def measure(config: ConvergenceConfig) -> int:
                 continue  # the control, which digits are for
             by_format[name] = [score(way, seed) for seed in range(config.seeds)]
             if process_group.rank() == 0:
-                print(f"{title}, {name}: {quantity} {', '.join(f'{value:.3f}' for value in by_format[name])}", flush=True)
+                print(
+                    f"{title}, {name}: {quantity} {', '.join(f'{value:.3f}' for value in by_format[name])}",
+                    flush=True,
+                )
         found.append(dataclasses.asdict(Scores(title, quantity, higher_is_better, by_format)))
     if process_group.rank() == 0 and config.out:
         write_json(Path(config.out), {"trainings": found})

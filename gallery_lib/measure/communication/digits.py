@@ -37,7 +37,9 @@ class Layer(nn.Module):
         super().__init__()
         linear = nn.Linear(inputs, outputs)
         self.bias_unit = bias_unit
-        self.weight = nn.Parameter(torch.cat([linear.weight.data, linear.bias.data[:, None] / bias_unit], 1))
+        self.weight = nn.Parameter(
+            torch.cat([linear.weight.data, linear.bias.data[:, None] / bias_unit], 1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, inputs] → [N, outputs]."""
@@ -63,13 +65,17 @@ def accuracy(way: Comm, *, seed: int, epochs: int, bias_unit: float = 1.0) -> fl
     held_out, training = order[:HELD_OUT], order[HELD_OUT:]
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    net = nn.Sequential(Layer(images.shape[1], HIDDEN, bias_unit), nn.ReLU(), Layer(HIDDEN, 10, bias_unit))
+    net = nn.Sequential(
+        Layer(images.shape[1], HIDDEN, bias_unit), nn.ReLU(), Layer(HIDDEN, 10, bias_unit)
+    )
     model = accelerate_ddp(nn.parallel.DistributedDataParallel(net), way)
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=epochs)
     world, rank = process_group.world_size(), process_group.rank()
     for _ in range(epochs):
-        for chunk in training[torch.randperm(len(training), generator=generator)].split(BATCH_SIZE * world):
+        for chunk in training[torch.randperm(len(training), generator=generator)].split(
+            BATCH_SIZE * world
+        ):
             own = chunk[rank::world]
             optimizer.zero_grad()
             F.cross_entropy(model(images[own]), labels[own]).backward()

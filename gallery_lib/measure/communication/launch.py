@@ -39,11 +39,22 @@ def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]
     threads = str(max(1, hardware.cores() // processes))
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [sys.executable, "-m", "gallery_lib.launcher.forked", str(processes), folder, module, *_arguments(config, out)]
+        command = [
+            sys.executable,
+            "-m",
+            "gallery_lib.launcher.forked",
+            str(processes),
+            folder,
+            module,
+            *_arguments(config, out),
+        ]
         code, lines = run_supervised(command, {**_NO_GPU, "OMP_NUM_THREADS": threads})
         if code:
             kind = InputError if code == InputError.exit_code else RunFailed
-            raise kind(f"{module} ended with exit code {code}. Its last lines:\n" + "\n".join(lines[-_LAST_LINES:]))
+            raise kind(
+                f"{module} ended with exit code {code}. Its last lines:\n"
+                + "\n".join(lines[-_LAST_LINES:])
+            )
         return json.loads(out.read_text())
 
 
@@ -56,13 +67,17 @@ def run_on_lab(lab: Lab, module: str, config: Any, processes: int) -> dict[str, 
         return json.loads(out.read_text())
 
 
-def end_after(body: Callable[[Any], int], options: type, arguments: Sequence[str], name: str) -> NoReturn:
+def end_after(
+    body: Callable[[Any], int], options: type, arguments: Sequence[str], name: str
+) -> NoReturn:
     """Parse the arguments, call `body` and end this process of a run, without waiting for threads of native libraries."""
     die_with_parent()
     os.environ.update(_NO_GPU)
 
     def parsed() -> int:
-        return body(parse_command_line(arguments, options, prog=name, description=body.__doc__ or "")[0])
+        return body(
+            parse_command_line(arguments, options, prog=name, description=body.__doc__ or "")[0]
+        )
 
     code = exit_code_of(parsed, error_prefix="error", interrupted="stopped")
     sys.stdout.flush()

@@ -64,9 +64,13 @@ class Effect:
 
     options: dict[str, Any]
     rounds: list[list[float]]  # step times in seconds, of the slowest rank
-    ratio: stats.Ratio | None  # the step time of DDP's own way over this one's; None for that itself
+    ratio: (
+        stats.Ratio | None
+    )  # the step time of DDP's own way over this one's; None for that itself
     computed_bytes: float  # that a host sends in a step, as wire_bytes counts them
-    sent_bytes: float | None  # as the host's network card counted them, TCP's part included; None where no card is named
+    sent_bytes: (
+        float | None
+    )  # as the host's network card counted them, TCP's part included; None where no card is named
     gradient_error: float | None  # over the gradient, in L2; None without communication
     same_on_all_ranks: bool | None  # bit for bit
     timeline: Timeline | None
@@ -108,7 +112,9 @@ class Effects:
         """From what `dataclasses.asdict` made of one."""
         found = {}
         for name, way in values["ways"].items():
-            timeline = way["timeline"] and Timeline(**{**way["timeline"], "buckets": [tuple(row) for row in way["timeline"]["buckets"]]})
+            timeline = way["timeline"] and Timeline(
+                **{**way["timeline"], "buckets": [tuple(row) for row in way["timeline"]["buckets"]]}
+            )
             ratio = way["ratio"] and stats.Ratio(**way["ratio"])
             found[name] = Effect(**{**way, "timeline": timeline, "ratio": ratio})
         return cls(**{**values, "ways": found})
@@ -117,7 +123,9 @@ class Effects:
 def build_model(width: int) -> nn.Module:
     """Layers of width × width: the same weights on every rank."""
     torch.manual_seed(0)
-    return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.Tanh())))
+    return nn.Sequential(
+        *(layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.Tanh()))
+    )
 
 
 def _loss(outputs: Tensor) -> Tensor:
@@ -130,7 +138,14 @@ def _bytes_sent() -> int | None:
     if card is None:
         return None
     lines = Path("/proc/net/dev").read_text().splitlines()
-    return next((int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith(f"{card}:")), None)
+    return next(
+        (
+            int(line.split(":")[1].split()[8])
+            for line in lines
+            if line.strip().startswith(f"{card}:")
+        ),
+        None,
+    )
 
 
 class _Training:
@@ -138,7 +153,9 @@ class _Training:
 
     def __init__(self, width: int) -> None:
         self.net = build_model(width)
-        self.inputs = torch.randn(BATCH_SIZE, width, generator=torch.Generator().manual_seed(1 + process_group.rank()))
+        self.inputs = torch.randn(
+            BATCH_SIZE, width, generator=torch.Generator().manual_seed(1 + process_group.rank())
+        )
         _loss(self.net(self.inputs)).backward()
         self.exact = self._gradients().double()
         dist.all_reduce(self.exact.div_(process_group.world_size()))
@@ -147,7 +164,13 @@ class _Training:
         self.first_weights = {name: value.clone() for name, value in self.net.state_dict().items()}
 
     def _gradients(self) -> Tensor:
-        return torch.cat([parameter.grad.flatten() for parameter in self.net.parameters() if parameter.grad is not None])
+        return torch.cat(
+            [
+                parameter.grad.flatten()
+                for parameter in self.net.parameters()
+                if parameter.grad is not None
+            ]
+        )
 
     def step(self) -> None:
         """One training step."""
@@ -190,7 +213,9 @@ class _Training:
 def measure(config: WaysConfig) -> int:
     """All turns, on the ranks of this run; rank 0 prints a line for each way and writes the file."""
     if process_group.world_size() < 2:
-        raise InputError("one process has nobody to share gradients with. Start it with torchrun: see the head of measure/wire/ways.py.")
+        raise InputError(
+            "one process has nobody to share gradients with. Start it with torchrun: see the head of measure/wire/ways.py."
+        )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     process_group.ensure_initialized()
     hosts = topology.find()
@@ -211,12 +236,20 @@ def measure(config: WaysConfig) -> int:
     shapes = bytes_sent.shapes_of(training.net)
     found = {}
     for name, way in candidates.items():
-        of_a_host = max(process_group.all_ranks(stats.percentiles(sent[name])["p50"] if sent[name] else -1.0))
+        of_a_host = max(
+            process_group.all_ranks(stats.percentiles(sent[name])["p50"] if sent[name] else -1.0)
+        )
         found[name] = Effect(
             options=dataclasses.asdict(way or Comm()),
             rounds=seconds[name],
-            ratio=None if name == PLAIN else stats.ratio_of_medians(seconds[PLAIN], seconds[name], confidence=config.confidence),
-            computed_bytes=bytes_sent.sent_bytes(shapes, way, len(hosts.hosts), len(hosts.hosts[0])) if way else 0.0,
+            ratio=None
+            if name == PLAIN
+            else stats.ratio_of_medians(
+                seconds[PLAIN], seconds[name], confidence=config.confidence
+            ),
+            computed_bytes=bytes_sent.sent_bytes(shapes, way, len(hosts.hosts), len(hosts.hosts[0]))
+            if way
+            else 0.0,
             sent_bytes=of_a_host / config.block_steps if of_a_host >= 0 else None,
             gradient_error=parity[name][0] if way else None,
             same_on_all_ranks=parity[name][1] if way else None,

@@ -30,13 +30,19 @@ from gallery_lib.tasks import memory_estimate
 def judge(baseline: Measured, candidate: Measured, exact: Reference, steps: int) -> Parity:
     """Whether two variants compute the same training, over the first `steps` losses and the probed gradients."""
     levels = [variant.results.config["amp_level"] for variant in (baseline, candidate)]
-    losses = [[loss for _, loss in variant.results.loss["curve"][:steps]] for variant in (baseline, candidate)]
+    losses = [
+        [loss for _, loss in variant.results.loss["curve"][:steps]]
+        for variant in (baseline, candidate)
+    ]
     triples = (losses[0], losses[1], exact.losses), (baseline.probe, candidate.probe, exact.probe)
     return parity.judge(
         *triples,
         levels[1],
         same_precision=levels[0] == levels[1],
-        diverged={"the baseline": baseline.results.diverged_at, "the candidate": candidate.results.diverged_at},
+        diverged={
+            "the baseline": baseline.results.diverged_at,
+            "the candidate": candidate.results.diverged_at,
+        },
     )
 
 
@@ -52,7 +58,9 @@ def judge_all(pairs: Sequence[Pair], exact: Reference, steps: int) -> Parity:
 
 def speedup_of_all(pairs: Sequence[Pair], confidence: float) -> stats.Ratio:
     """Of two variants that were started several times: the geometric mean."""
-    return stats.geometric_mean([interleaved.ratio(before, after, confidence) for before, after in pairs])
+    return stats.geometric_mean(
+        [interleaved.ratio(before, after, confidence) for before, after in pairs]
+    )
 
 
 @interruptible("the comparison")
@@ -72,19 +80,37 @@ def compare(
     per variant. Raises InputError when the variants cannot be compared, RunFailed when one of them fails,
     Interrupted when it is stopped. `progress` may be one that is open already.
     """
-    launch, options_ = options.checked(launch or LaunchConfig()), options.checked(options_ or CompareConfig())
+    launch, options_ = (
+        options.checked(launch or LaunchConfig()),
+        options.checked(options_ or CompareConfig()),
+    )
     if len(variants) != 2:
-        raise InputError(f"a comparison takes two variants, baseline first; got {len(variants)}: {', '.join(variants)}.")
+        raise InputError(
+            f"a comparison takes two variants, baseline first; got {len(variants)}: {', '.join(variants)}."
+        )
     if launch.nnodes > 1:
         raise InputError(
             f"nnodes={launch.nnodes}: a comparison runs on one host, where its variants take turns. "
             "Train each variant with launch_single_task.py on all hosts, or compare on one with nproc_per_node."
         )
     first, second = variants.values()
-    for name in ("batch_size", "image_size", "sequence_length", "seed", "data_dir", "lr", "weight_decay", "warmup_steps"):
+    for name in (
+        "batch_size",
+        "image_size",
+        "sequence_length",
+        "seed",
+        "data_dir",
+        "lr",
+        "weight_decay",
+        "warmup_steps",
+    ):
         if getattr(first, name) != getattr(second, name):
-            raise InputError(f"variants must have the same {name}: {getattr(first, name)} and {getattr(second, name)}.")
-    memory_estimate.check(first, launch.nproc_per_node, compared=2)  # two variants, or one in float64
+            raise InputError(
+                f"variants must have the same {name}: {getattr(first, name)} and {getattr(second, name)}."
+            )
+    memory_estimate.check(
+        first, launch.nproc_per_node, compared=2
+    )  # two variants, or one in float64
     watch = Watch()
     probed = parity.probe_batches(config.amp_level for config in variants.values())
     warmup = max(first.warmup_steps, options_.parity_steps, probed)
@@ -101,7 +127,16 @@ def compare(
         exact = float64_reference.reference_for(exact_config, launch, shown, of_reference)
         starts = [
             cache.without_damage(
-                functools.partial(interleaved.take_turns, runs, launch, turns, each, shown, task_name, at_pause=watch.at_pause)
+                functools.partial(
+                    interleaved.take_turns,
+                    runs,
+                    launch,
+                    turns,
+                    each,
+                    shown,
+                    task_name,
+                    at_pause=watch.at_pause,
+                )
             )
             for each in folders
         ]
@@ -119,7 +154,9 @@ def compare(
         variants={name: variant.results for name, variant in starts[0].items()},
         speedup=speedup,
         parity=verdict_of_parity,
-        break_even_steps=break_even_steps(baseline.results, candidate.results) if speedup and speedup.verdict == "faster" else None,
+        break_even_steps=break_even_steps(baseline.results, candidate.results)
+        if speedup and speedup.verdict == "faster"
+        else None,
         verdict=speedup.verdict if speedup else "not comparable",
         chance=_chance(first),
         confidence=options_.confidence,
@@ -134,7 +171,11 @@ def _chance(config: TrainConfig) -> dict[str, float]:
 
 
 def compare_backend(
-    config: TrainConfig, launch: LaunchConfig | None = None, options_: CompareConfig | None = None, *, progress: bool | Progress = True
+    config: TrainConfig,
+    launch: LaunchConfig | None = None,
+    options_: CompareConfig | None = None,
+    *,
+    progress: bool | Progress = True,
 ) -> Comparison:
     """The task as `baseline` and with the accelerated backend, `compiler-opt`, everything else equal."""
     variants = {

@@ -43,13 +43,23 @@ def _build(task: Task) -> nn.Module:
     with _in_words(user_errors.line_of_definition(build_model)):
         model: Any = build_model()
     if isinstance(model, type) and issubclass(model, nn.Module):
-        raise user_errors.at_return(build_model, f"build_model returns the class {model.__name__}; call it: `{model.__name__}()`.")
+        raise user_errors.at_return(
+            build_model,
+            f"build_model returns the class {model.__name__}; call it: `{model.__name__}()`.",
+        )
     if not isinstance(model, nn.Module):
-        kind = "nothing (None): is a `return` missing?" if model is None else f"a {type(model).__name__}."
-        raise user_errors.at_return(build_model, f"build_model must return a `torch.nn.Module`, and returns {kind}")
+        kind = (
+            "nothing (None): is a `return` missing?"
+            if model is None
+            else f"a {type(model).__name__}."
+        )
+        raise user_errors.at_return(
+            build_model, f"build_model must return a `torch.nn.Module`, and returns {kind}"
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise user_errors.at_return(
-            build_model, "the model has no parameters to train. Make its layers attributes of the module, and freeze not all of them."
+            build_model,
+            "the model has no parameters to train. Make its layers attributes of the module, and freeze not all of them.",
         )
     return model
 
@@ -59,7 +69,9 @@ def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
     with _in_words(None):
         data: Any = task.data(config).train
         items = max(1, (config.batch_size or task.batch_size) // task.samples_per_item)
-        loader = DataLoader(data, batch_size=items, num_workers=0, collate_fn=getattr(data, "collate", None))
+        loader = DataLoader(
+            data, batch_size=items, num_workers=0, collate_fn=getattr(data, "collate", None)
+        )
         return next(iter(DeviceLoader(loader, device, torch.contiguous_format, shard=False)))
 
 
@@ -72,7 +84,9 @@ def _described(output: Any) -> str:
     if isinstance(output, (tuple, list)):
         return f"The model returns a {type(output).__name__}."
     fields = ", ".join(map(str, output.keys())) if isinstance(output, Mapping) else ""
-    return f"The model returns an object, {type(output).__name__}" + (f", with {fields}." if fields else ".")
+    return f"The model returns an object, {type(output).__name__}" + (
+        f", with {fields}." if fields else "."
+    )
 
 
 def _scalar(task: Task, model: nn.Module, batch: Any) -> Tensor:
@@ -90,21 +104,37 @@ def _scalar(task: Task, model: nn.Module, batch: Any) -> Tensor:
     finally:
         hook.remove()
     if not isinstance(loss, Tensor):
-        kind = "nothing (None): is a `return` missing?" if loss is None else f"a {type(loss).__name__}."
-        hint = " Leave `.item()` out." if isinstance(loss, float) else " Take its `.loss`." if hasattr(loss, "loss") else ""
+        kind = (
+            "nothing (None): is a `return` missing?"
+            if loss is None
+            else f"a {type(loss).__name__}."
+        )
+        hint = (
+            " Leave `.item()` out."
+            if isinstance(loss, float)
+            else " Take its `.loss`."
+            if hasattr(loss, "loss")
+            else ""
+        )
         raise user_errors.at_return(task.loss, f"the loss must be a tensor, and is {kind}{hint}")
     if loss.dim():
-        raise user_errors.at_return(task.loss, f"the loss has the shape {list(loss.shape)}; it must be one number. Return its `.mean()`.")
+        raise user_errors.at_return(
+            task.loss,
+            f"the loss has the shape {list(loss.shape)}; it must be one number. Return its `.mean()`.",
+        )
     if not loss.requires_grad:
         raise user_errors.at_return(task.loss, user_errors.NO_GRADIENT)
     if not math.isfinite(value := float(loss.detach())):
         raise user_errors.at_return(
-            task.loss, f"the loss of the first batch is {value}. Look for a division by 0, `log(0)`, or values of great size."
+            task.loss,
+            f"the loss of the first batch is {value}. Look for a division by 0, `log(0)`, or values of great size.",
         )
     return loss
 
 
-def _pass(task: Task, model: nn.Module, batch: Any, dtype: torch.dtype | None, device: torch.device) -> float:
+def _pass(
+    task: Task, model: nn.Module, batch: Any, dtype: torch.dtype | None, device: torch.device
+) -> float:
     """Do one forward and backward pass; return the loss."""
     with precision.autocast(dtype, device.type):
         loss = _scalar(task, model, batch)
@@ -117,7 +147,8 @@ def _pass(task: Task, model: nn.Module, batch: Any, dtype: torch.dtype | None, d
         for name, gradient in gradients.items():
             if not bool(gradient.isfinite().all()):
                 raise user_errors.at_return(
-                    task.loss, f"the gradient of `{name}` is not finite in the first step. Look for `sqrt(0)`, `log(0)` or `norm` of zeros."
+                    task.loss,
+                    f"the gradient of `{name}` is not finite in the first step. Look for `sqrt(0)`, `log(0)` or `norm` of zeros.",
                 )
     model.zero_grad(set_to_none=True)
     return float(loss.detach())
@@ -141,7 +172,9 @@ def try_once(config: TrainConfig, device: torch.device) -> float:
             _pass(task, model, batch, None, device)
         except InputError as error:
             reason = "The comparison trains the model in float64, too, as its reference, and there:"
-            raise InputError(f"{reason} {str(error)[:1].lower()}{str(error)[1:]}") from error.__cause__
+            raise InputError(
+                f"{reason} {str(error)[:1].lower()}{str(error)[1:]}"
+            ) from error.__cause__
     del model, batch
     gc.collect()
     if device.type == "cuda":

@@ -11,9 +11,13 @@ def widen(model: nn.Module) -> None:
     """Convert the model to float64, in place, and have its calls convert what floating point they are given."""
     model.double()
 
-    def to_float64(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def to_float64(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
         def widened(value: Any) -> Any:
-            return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+            return (
+                value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+            )
 
         return tuple(widened(a) for a in args), {k: widened(v) for k, v in kwargs.items()}
 

@@ -64,7 +64,13 @@ def configuration(config: TrainConfig, parity_steps: int, probe_batches: int) ->
     """The options of the reference run for a variant's `config`: so many steps that it sees as many batches as variants probe."""
     steps = max(parity_steps, probe_batches)
     return dataclasses.replace(
-        config, compiler_opt=False, amp_level="O0", max_steps=steps, warmup_steps=0, evaluate=False, save_weights=False
+        config,
+        compiler_opt=False,
+        amp_level="O0",
+        max_steps=steps,
+        warmup_steps=0,
+        evaluate=False,
+        save_weights=False,
     )
 
 
@@ -81,8 +87,16 @@ def key(config: TrainConfig, world_size: int) -> str:
     sources = sorted(package.rglob("*.py"))
     if ".py:" in config.model:
         sources.append(Path(config.model.rsplit(":", 1)[0]))
-    asked = {name: value for name, value in options.to_mapping(config).items() if name not in _IRRELEVANT}
-    facts = [asked, world_size, platform.python_version(), hardware.processor(), {name: _version(name) for name in _LIBRARIES}]
+    asked = {
+        name: value for name, value in options.to_mapping(config).items() if name not in _IRRELEVANT
+    }
+    facts = [
+        asked,
+        world_size,
+        platform.python_version(),
+        hardware.processor(),
+        {name: _version(name) for name in _LIBRARIES},
+    ]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for path in sources:
         digest.update(path.read_bytes())
@@ -93,11 +107,18 @@ def _read(folder: Path, *, kept: bool) -> Reference:
     """Raises InputError or ValueError for files that are not what was kept."""
     if kept and read_json(folder / _DIGESTS_FILE, dict[str, str], again="") != _digests(folder):
         raise ValueError("its files are not what was kept")
-    return Reference(read_json(folder / _LOSSES_FILE, list[float | None], again=""), probe.load(folder / PROBE_FILE), kept)
+    return Reference(
+        read_json(folder / _LOSSES_FILE, list[float | None], again=""),
+        probe.load(folder / PROBE_FILE),
+        kept,
+    )
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (_LOSSES_FILE, PROBE_FILE)}
+    return {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in (_LOSSES_FILE, PROBE_FILE)
+    }
 
 
 def kept_reference(config: TrainConfig, world_size: int) -> Reference | None:
@@ -112,7 +133,9 @@ def kept_reference(config: TrainConfig, world_size: int) -> Reference | None:
         return None
 
 
-def run_reference(config: TrainConfig, launch: LaunchConfig, progress: Progress | None = None, label: str = PART) -> Reference:
+def run_reference(
+    config: TrainConfig, launch: LaunchConfig, progress: Progress | None = None, label: str = PART
+) -> Reference:
     """Run it (`config` is `configuration(…)` with a run directory, which is removed) and keep it for the next time.
 
     Its phases are shown on `progress`, after `label`.
@@ -122,7 +145,9 @@ def run_reference(config: TrainConfig, launch: LaunchConfig, progress: Progress 
     role = Role("reference", None, 0, config.max_steps, min(config.max_steps, FIRST_BATCHES))
     job = start(config, launch, module=WORKER, environment=role.environment(), torchrun=False)
     try:
-        view = job.view(progress or Progress(enabled=False), name=label, part=PART, command={"role": PART})
+        view = job.view(
+            progress or Progress(enabled=False), name=label, part=PART, command={"role": PART}
+        )
         while job.running():
             view.look()
             time.sleep(_LOOK_SECONDS)
@@ -153,6 +178,10 @@ def _keep(run_dir: Path, target: Path) -> None:
             new.rename(target)
 
 
-def reference_for(config: TrainConfig, launch: LaunchConfig, progress: Progress, label: str = PART) -> Reference:
+def reference_for(
+    config: TrainConfig, launch: LaunchConfig, progress: Progress, label: str = PART
+) -> Reference:
     """Return the kept one, or one that is run now, shown on `progress`."""
-    return kept_reference(config, launch.nproc_per_node) or run_reference(config, launch, progress, label)
+    return kept_reference(config, launch.nproc_per_node) or run_reference(
+        config, launch, progress, label
+    )

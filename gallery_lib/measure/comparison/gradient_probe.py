@@ -74,13 +74,19 @@ def _square_norm(gradient: Tensor) -> float:
     return sum(float(piece.double().square().sum()) for piece in gradient.split(_PIECE))
 
 
-def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any], *, restore: bool = True) -> dict[str, Any]:
+def run_probe(
+    session: Session, initial: dict[str, Tensor], batches: list[Any], *, restore: bool = True
+) -> dict[str, Any]:
     """Gradient statistics on `batches` at the initial weights.
 
     The session's state is as before; without `restore`, which spares a copy of the weights, it has the initial ones.
     """
     model = session.plain
-    current = {name: value.detach().clone() for name, value in model.state_dict().items()} if restore else None
+    current = (
+        {name: value.detach().clone() for name, value in model.state_dict().items()}
+        if restore
+        else None
+    )
     model.load_state_dict(initial)
     square_norms: dict[str, list[float]] = {}
     samples: dict[str, list[float]] = {}
@@ -89,9 +95,13 @@ def run_probe(session: Session, initial: dict[str, Tensor], batches: list[Any], 
         session.backward(session.forward(batch))
         scale = session.scaler.get_scale()
         for name, gradient in _gradients(session):
-            square_norms.setdefault(name, [0.0] * len(batches))[number] = _square_norm(gradient) / scale**2
+            square_norms.setdefault(name, [0.0] * len(batches))[number] = (
+                _square_norm(gradient) / scale**2
+            )
             if number == 0:
-                samples[name] = (gradient[_sample_indices(gradient.numel()).to(gradient.device)].double() / scale).tolist()
+                samples[name] = (
+                    gradient[_sample_indices(gradient.numel()).to(gradient.device)].double() / scale
+                ).tolist()
     session.optimizer.zero_grad(set_to_none=True)
     if current is not None:
         model.load_state_dict(current)

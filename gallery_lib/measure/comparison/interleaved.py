@@ -74,13 +74,18 @@ class Measured:
 def ratio(baseline: Measured, candidate: Measured, confidence: float) -> stats.Ratio:
     """Baseline time over candidate time, of two that took turns; its interval allows for what their processes are not alike in."""
     spread = process_spread.of_ratio(baseline.results, candidate.results)
-    return stats.ratio_of_medians(baseline.rounds, candidate.rounds, confidence=confidence, process_spread=spread)
+    return stats.ratio_of_medians(
+        baseline.rounds, candidate.rounds, confidence=confidence, process_spread=spread
+    )
 
 
 def rounds_of(durations: list[float], warmup_steps: int, block_steps: int) -> list[list[float]]:
     """Step times by turn, without the first step of each turn (caches are cold, batches are waiting)."""
     counted = durations[warmup_steps:]
-    return [counted[i + 1 : i + block_steps] for i in range(0, len(counted) - block_steps + 1, block_steps)]
+    return [
+        counted[i + 1 : i + block_steps]
+        for i in range(0, len(counted) - block_steps + 1, block_steps)
+    ]
 
 
 def folders_of_starts(folder: Path, starts: int) -> list[Path]:
@@ -118,7 +123,14 @@ class _Lineup:
         label: str,
         dropped: dict[str, GalleryError] | None,
     ) -> None:
-        self.variants, self.launch, self.turns, self.progress, self.label, self.dropped = variants, launch, turns, progress, label, dropped
+        self.variants, self.launch, self.turns, self.progress, self.label, self.dropped = (
+            variants,
+            launch,
+            turns,
+            progress,
+            label,
+            dropped,
+        )
         self.world_size = launch.nproc_per_node
         self.server = TurnServer()
         self.jobs: dict[str, Job] = {}
@@ -136,7 +148,9 @@ class _Lineup:
             if name in self.jobs:
                 self.jobs.pop(name).stop()
 
-    def wait_idle(self, name: str, look: Callable[[], None], limit_seconds: float | None = None) -> None:
+    def wait_idle(
+        self, name: str, look: Callable[[], None], limit_seconds: float | None = None
+    ) -> None:
         """Return when `name` has done its part; call `look` on the way.
 
         Raises when it has ended instead, or takes longer than the limit.
@@ -185,7 +199,9 @@ class _Lineup:
         """Let it go on, and wait until it has done its warm-up and its probe."""
         variant = self.variants[name]
         own = {"recipe": list(variant.recipe), "environment": dict(variant.environment)}
-        view = self.views[name] = self.jobs[name].view(self.progress, name=f"{self.label}, {name}", command=own)
+        view = self.views[name] = self.jobs[name].view(
+            self.progress, name=f"{self.label}, {name}", command=own
+        )
         view.go_on(Phase(IMPORTS, now()), f"start of {name}")
         self.jobs[name].release()
         self.wait_idle(name, view.look, limit_seconds)
@@ -197,7 +213,15 @@ class _Lineup:
 
         def look() -> None:
             unit = f"{TURNS}, now {name}"
-            self.progress.show(f"{self.label}, {TURNS}", part=TURNS, count=number, total=of, unit=unit, least=alive, began=began)
+            self.progress.show(
+                f"{self.label}, {TURNS}",
+                part=TURNS,
+                count=number,
+                total=of,
+                unit=unit,
+                least=alive,
+                began=began,
+            )
 
         self.server.go(name)
         look()
@@ -217,7 +241,11 @@ class _Lineup:
         view.keep(ended)
         found = probe.load(run_dir / PROBE_FILE)
         (run_dir / PROBE_FILE).unlink()
-        return Measured(results, found, rounds_of(each_step_seconds(run_dir), self.turns.warmup_steps, self.turns.block_steps))
+        return Measured(
+            results,
+            found,
+            rounds_of(each_step_seconds(run_dir), self.turns.warmup_steps, self.turns.block_steps),
+        )
 
     def close(self) -> None:
         """End everything that still runs."""
@@ -250,16 +278,23 @@ def take_turns(
         at_once = hardware.cores()
         for group in (names[i : i + at_once] for i in range(0, len(names), at_once)):
             for name in group:
-                runs.guarded(name, lambda name=name: runs.begin(name, variants[name], folder / name))  # type: ignore[misc]
+                runs.guarded(
+                    name, lambda name=name: runs.begin(name, variants[name], folder / name)
+                )  # type: ignore[misc]
             for name in [name for name in group if name in runs.jobs]:
                 runs.guarded(name, functools.partial(runs.wait_imported, name, together=group))
             for name in [name for name in group if name in runs.jobs]:
-                runs.guarded(name, functools.partial(runs.warm_up, name, variants[name].start_up_limit_seconds))
+                runs.guarded(
+                    name,
+                    functools.partial(runs.warm_up, name, variants[name].start_up_limit_seconds),
+                )
         at_pause()
         for number in range(turns.rounds):
             order = list(runs.jobs) if number % 2 == 0 else list(reversed(runs.jobs))
             for place, name in enumerate(order, number * len(order)):
-                runs.guarded(name, functools.partial(runs.take_turn, name, place, turns.rounds * len(order)))
+                runs.guarded(
+                    name, functools.partial(runs.take_turn, name, place, turns.rounds * len(order))
+                )
             at_pause()
         for name in list(runs.jobs):
 

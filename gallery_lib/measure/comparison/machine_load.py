@@ -39,7 +39,9 @@ class Others:
     """CPU time that processes outside the comparison took over a period, in cores."""
 
     cores: float
-    name: str  # of the program whose processes took most; "" where none of them is visible from here
+    name: (
+        str  # of the program whose processes took most; "" where none of them is visible from here
+    )
     its_cores: float
 
 
@@ -52,26 +54,37 @@ class MachineLoad:
     start_up: Others | None  # until the first turn
     turns: Others | None
     stolen: float | None  # part of the CPU time during the turns
-    drift: dict[str, float]  # by variant: how much longer its steps took in the last third of its turns than in the first
+    drift: dict[
+        str, float
+    ]  # by variant: how much longer its steps took in the last third of its turns than in the first
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MachineLoad:
         """What `dataclasses.asdict` made of one."""
-        periods = {name: Others(**values[name]) if values[name] else None for name in ("start_up", "turns")}
+        periods = {
+            name: Others(**values[name]) if values[name] else None for name in ("start_up", "turns")
+        }
         return cls(**{**values, **periods})
 
     def reasons(self) -> list[str]:
         """Return what speaks against a quiet machine, a phrase each; nothing for a quiet one."""
-        found = [_of_others(self.start_up, self.cores, "before the turns"), _of_others(self.turns, self.cores, "during the turns")]
+        found = [
+            _of_others(self.start_up, self.cores, "before the turns"),
+            _of_others(self.turns, self.cores, "during the turns"),
+        ]
         if self.stolen is not None and self.stolen > STOLEN:
             found.append(f"the hypervisor gave {self.stolen:.0%} of the CPU time to other machines")
         if self.load_average and max(self.load_average) > LOAD_PER_CORE * self.cores:
             before, after = self.load_average
-            found.append(f"the load average was {before:.1f} before and {after:.1f} after, on {self.cores} cores")
+            found.append(
+                f"the load average was {before:.1f} before and {after:.1f} after, on {self.cores} cores"
+            )
         for name, drift in self.drift.items():
             if abs(drift) > DRIFT:
                 longer = "longer" if drift > 0 else "less"
-                found.append(f"steps of {name} took {abs(drift):.0%} {longer} in the last third of its turns than in the first")
+                found.append(
+                    f"steps of {name} took {abs(drift):.0%} {longer} in the last third of its turns than in the first"
+                )
         return [reason for reason in found if reason]
 
 
@@ -104,7 +117,9 @@ def _below(process: int, parents: Mapping[int, int]) -> set[int]:
     found, waiting = set(), [process]
     while waiting:
         found.add(number := waiting.pop())
-        waiting += [child for child, parent in parents.items() if parent == number and child not in found]
+        waiting += [
+            child for child, parent in parents.items() if parent == number and child not in found
+        ]
     return found
 
 
@@ -112,18 +127,33 @@ def look() -> Look:
     """Read the counters, which takes some milliseconds. What cannot be read counts as none: a comparison does not fail for it."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     try:
-        cpus = [times for number, times in enumerate(psutil.cpu_times(percpu=True)) if allowed is None or number in allowed]
+        cpus = [
+            times
+            for number, times in enumerate(psutil.cpu_times(percpu=True))
+            if allowed is None or number in allowed
+        ]
     except (OSError, RuntimeError, ValueError):  # no /proc/stat, or one that is cut short
         cpus = []
     stolen = sum(getattr(times, "steal", 0.0) for times in cpus)
     idle = sum(times.idle + getattr(times, "iowait", 0.0) for times in cpus)
-    guests = sum(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0) for times in cpus)  # counted as user time already
+    guests = sum(
+        getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0) for times in cpus
+    )  # counted as user time already
     total = sum(map(sum, cpus)) - guests
-    seen = [process.info for process in psutil.process_iter(["pid", "ppid", "name", "create_time", "cpu_times"])]
+    seen = [
+        process.info
+        for process in psutil.process_iter(["pid", "ppid", "name", "create_time", "cpu_times"])
+    ]
     seen = [info for info in seen if info["cpu_times"] is not None]
     ours = _below(os.getpid(), {info["pid"]: info["ppid"] for info in seen})
-    own = sum(sum(info["cpu_times"][:4]) for info in seen if info["pid"] in ours)  # user, system, and both of ended children
-    others = {(i["pid"], i["create_time"]): (i["name"], sum(i["cpu_times"][:2])) for i in seen if i["pid"] not in ours}
+    own = sum(
+        sum(info["cpu_times"][:4]) for info in seen if info["pid"] in ours
+    )  # user, system, and both of ended children
+    others = {
+        (i["pid"], i["create_time"]): (i["name"], sum(i["cpu_times"][:2]))
+        for i in seen
+        if i["pid"] not in ours
+    }
     average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return Look(time.monotonic(), average, total - idle - stolen, stolen, total, own, others)
 
@@ -157,7 +187,10 @@ def drift(rounds: Sequence[Sequence[float]]) -> float | None:
     if len(rounds) < _ROUNDS_TO_JUDGE_DRIFT:
         return None
     third = len(rounds) // 3
-    first, last = (statistics.median(step for turn in part for step in turn) for part in (rounds[:third], rounds[-third:]))
+    first, last = (
+        statistics.median(step for turn in part for step in turn)
+        for part in (rounds[:third], rounds[-third:])
+    )
     return last / first - 1.0
 
 
@@ -182,7 +215,9 @@ class Watch:
         drifts = {name: drift(turns) for name, turns in rounds.items()}
         return MachineLoad(
             cores=hardware.cores(),
-            load_average=[value for value in averages if value is not None] if None not in averages else None,
+            load_average=[value for value in averages if value is not None]
+            if None not in averages
+            else None,
             start_up=others_between([self._begun, *self._pauses[:1]], with_hidden=False),
             turns=others_between(self._pauses, with_hidden=True),
             stolen=stolen,

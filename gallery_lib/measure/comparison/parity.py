@@ -64,7 +64,14 @@ def _worst(name: str, rows: list[tuple[float, float, str, float | None]]) -> Che
     if not rows:
         return Check(name, False, math.inf, 0.0, "nothing to compare")
     value, limit, where, own = max(rows, key=lambda row: _share_of_limit(row[0], row[1]))
-    return Check(name, all(row[0] <= row[1] for row in rows), value if value == value else math.inf, limit, where, own)
+    return Check(
+        name,
+        all(row[0] <= row[1] for row in rows),
+        value if value == value else math.inf,
+        limit,
+        where,
+        own,
+    )
 
 
 def _share_of_limit(value: float, limit: float) -> float:
@@ -78,63 +85,127 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def check_start(baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any]) -> Check:
+def check_start(
+    baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any]
+) -> Check:
     """Check 0; the value is the number of things that differ."""
-    pairs = ((exact, baseline), (exact, candidate), (baseline, candidate))  # the reference may have seen fewer batches
+    pairs = (
+        (exact, baseline),
+        (exact, candidate),
+        (baseline, candidate),
+    )  # the reference may have seen fewer batches
     found = [difference for one, other in pairs for difference in differences_of_start(one, other)]
-    return Check("same start", not found, len(found), 0.0, ", ".join(dict.fromkeys(found)) or "weights and batches")
+    return Check(
+        "same start",
+        not found,
+        len(found),
+        0.0,
+        ", ".join(dict.fromkeys(found)) or "weights and batches",
+    )
 
 
 def check_finite(diverged: Mapping[str, dict[str, Any] | None]) -> Check:
     """The value is the number of variants that diverged."""
     found = {name: at for name, at in diverged.items() if at is not None}
-    where = "; ".join(f"{name} from step {at['step']} on rank {at['rank']} on: {at['what']}" for name, at in found.items())
+    where = "; ".join(
+        f"{name} from step {at['step']} on rank {at['rank']} on: {at['what']}"
+        for name, at in found.items()
+    )
     return Check("finite losses", not found, len(found), 0.0, where or "all steps of both")
 
 
 def check_baseline(
-    losses: Sequence[float | None], exact_losses: Sequence[float | None], probe: dict[str, Any], exact: dict[str, Any], amp_level: str
+    losses: Sequence[float | None],
+    exact_losses: Sequence[float | None],
+    probe: dict[str, Any],
+    exact: dict[str, Any],
+    amp_level: str,
 ) -> Check:
     """Hold the baseline, at `amp_level`, against float64."""
     rows: list[tuple[float, float, str, float | None]] = []
-    for step, (b, e) in enumerate(zip(map(_number, losses), map(_number, exact_losses), strict=False), 1):
+    for step, (b, e) in enumerate(
+        zip(map(_number, losses), map(_number, exact_losses), strict=False), 1
+    ):
         limit = BASELINE_FIRST_LOSS if step == 1 else BASELINE_LOSS
-        rows.append((abs(b - e), limit[amp_level] * abs(e) + _NO_LOSS, f"the baseline's loss at step {step}", None))
+        rows.append(
+            (
+                abs(b - e),
+                limit[amp_level] * abs(e) + _NO_LOSS,
+                f"the baseline's loss at step {step}",
+                None,
+            )
+        )
     names = _counted(exact)
     if names and all(name in probe["samples"] for name in names):
-        mine, right = ([value for name in names for value in each["samples"][name]] for each in (probe, exact))
-        rows.append((relative_error(mine, right), BASELINE_GRADIENT[amp_level], "the baseline's gradients together", None))
+        mine, right = (
+            [value for name in names for value in each["samples"][name]] for each in (probe, exact)
+        )
+        rows.append(
+            (
+                relative_error(mine, right),
+                BASELINE_GRADIENT[amp_level],
+                "the baseline's gradients together",
+                None,
+            )
+        )
     return _worst("baseline", rows)
 
 
-def check_losses(baseline: list[float | None], candidate: list[float | None], exact: list[float | None], amp_level: str) -> Check:
+def check_losses(
+    baseline: list[float | None],
+    candidate: list[float | None],
+    exact: list[float | None],
+    amp_level: str,
+) -> Check:
     """Check 1, over the steps that all three have."""
     rows: list[tuple[float, float, str, float | None]] = []
     largest = 0.0
     for step, (b, c, e) in enumerate(zip(baseline, candidate, exact, strict=False), 1):
         b, c, e = _number(b), _number(c), _number(e)
         largest = max(largest, abs(b - e))
-        rows.append((abs(c - e), ERROR_FACTOR * largest + LOSS_TOLERANCE[amp_level] * abs(e), f"step {step}", largest))
+        rows.append(
+            (
+                abs(c - e),
+                ERROR_FACTOR * largest + LOSS_TOLERANCE[amp_level] * abs(e),
+                f"step {step}",
+                largest,
+            )
+        )
     return _worst("losses", rows)
 
 
 def _counted(exact: dict[str, Any]) -> list[str]:
     """Parameters whose exact gradient is not zero but for rounding."""
-    mean_squares = {name: sum(v * v for v in sample) / len(sample) for name, sample in exact["samples"].items() if sample}
+    mean_squares = {
+        name: sum(v * v for v in sample) / len(sample)
+        for name, sample in exact["samples"].items()
+        if sample
+    }
     overall = sum(mean_squares.values()) / max(1, len(mean_squares))
     return [name for name, square in mean_squares.items() if square > NEGLIGIBLE**2 * overall]
 
 
 def _own_error(probe: dict[str, Any], exact: dict[str, Any], name: str) -> float:
     """The relative error of a parameter's gradient against float64; inf where it has none."""
-    return relative_error(probe["samples"][name], exact["samples"][name]) if name in probe["samples"] else math.inf
+    return (
+        relative_error(probe["samples"][name], exact["samples"][name])
+        if name in probe["samples"]
+        else math.inf
+    )
 
 
 def check_gradients(
-    baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any], amp_level: str, *, same_precision: bool = True
+    baseline: dict[str, Any],
+    candidate: dict[str, Any],
+    exact: dict[str, Any],
+    amp_level: str,
+    *,
+    same_precision: bool = True,
 ) -> Check:
     """Check 2."""
-    tolerance = GRADIENT_TOLERANCE[amp_level] if same_precision else ACROSS_PRECISIONS_GRADIENT_TOLERANCE
+    tolerance = (
+        GRADIENT_TOLERANCE[amp_level] if same_precision else ACROSS_PRECISIONS_GRADIENT_TOLERANCE
+    )
     rows: list[tuple[float, float, str, float | None]] = []
     for name in _counted(exact):
         error, own = (_own_error(probe, exact, name) for probe in (candidate, baseline))
@@ -144,21 +215,31 @@ def check_gradients(
 
 def _deviation(probe: dict[str, Any], other: dict[str, Any], name: str, batches: int) -> float:
     """The length of a parameter's gradient over the first batches, over the other's, less one; inf where that is no number."""
-    length, others = (math.sqrt(sum(p["square_norms"].get(name, [])[:batches])) for p in (probe, other))
+    length, others = (
+        math.sqrt(sum(p["square_norms"].get(name, [])[:batches])) for p in (probe, other)
+    )
     return length / others - 1.0 if others > 0 and length == length else math.inf
 
 
 def _length_of_noise(baseline_error: float, error: float) -> float:
     """The candidate's length over the baseline's, less one, where noise is at right angles to what is right; 0 without such a number."""
-    return math.hypot(1.0, error) / math.hypot(1.0, baseline_error) - 1.0 if math.isfinite(baseline_error + error) else 0.0
+    return (
+        math.hypot(1.0, error) / math.hypot(1.0, baseline_error) - 1.0
+        if math.isfinite(baseline_error + error)
+        else 0.0
+    )
 
 
 def _allowed(baseline_error: float, amp_level: str) -> float:
     """Up to which own error of a candidate's gradient its length is held against float64."""
-    return max(GRADIENT_TOLERANCE[amp_level], baseline_error if math.isfinite(baseline_error) else 0.0)
+    return max(
+        GRADIENT_TOLERANCE[amp_level], baseline_error if math.isfinite(baseline_error) else 0.0
+    )
 
 
-def check_gradient_scale(baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any], amp_level: str) -> Check:
+def check_gradient_scale(
+    baseline: dict[str, Any], candidate: dict[str, Any], exact: dict[str, Any], amp_level: str
+) -> Check:
     """Check 3."""
     rows: list[tuple[float, float, str, float | None]] = []
     tolerance, batches, against_float64 = SCALE_TOLERANCE[amp_level], candidate["batches"], 0
@@ -166,10 +247,16 @@ def check_gradient_scale(baseline: dict[str, Any], candidate: dict[str, Any], ex
         error, own = (_own_error(probe, exact, name) for probe in (candidate, baseline))
         deviation = _deviation(candidate, baseline, name, batches)
         noise = _length_of_noise(own, error)
-        explained = abs(noise) if noise * deviation > 0 else 0.0  # more noise makes no gradient shorter
+        explained = (
+            abs(noise) if noise * deviation > 0 else 0.0
+        )  # more noise makes no gradient shorter
         row = abs(deviation), tolerance + explained, name, None
         if row[0] > row[1] and exact["batches"] >= batches and error <= _allowed(own, amp_level):
-            off = abs((1.0 + _deviation(candidate, exact, name, batches)) / (1.0 + _length_of_noise(0.0, error)) - 1.0)
+            off = abs(
+                (1.0 + _deviation(candidate, exact, name, batches))
+                / (1.0 + _length_of_noise(0.0, error))
+                - 1.0
+            )
             if off <= tolerance:
                 row, against_float64 = (off, tolerance, name, None), against_float64 + 1
         rows.append(row)
@@ -192,7 +279,9 @@ def judge(
     """
     checks = [
         check_finite(diverged or {}),
-        check_baseline(losses[0], losses[2], probes[0], probes[2], amp_level if same_precision else "O0"),
+        check_baseline(
+            losses[0], losses[2], probes[0], probes[2], amp_level if same_precision else "O0"
+        ),
         check_start(*probes),
         check_losses(*losses, amp_level),
         check_gradients(*probes, amp_level, same_precision=same_precision),

@@ -36,7 +36,12 @@ def of_ratio(baseline: Results, candidate: Results) -> float:
     Where one pays page faults and the other none, the other was lucky, unless it was told to keep its memory.
     """
     either_pays = max(page_faults_part(baseline), page_faults_part(candidate)) > _PART_OF_STEP
-    return math.hypot(*(GIVES_MEMORY_BACK if either_pays and not _told_to_keep(each) else KEEPS_MEMORY for each in (baseline, candidate)))
+    return math.hypot(
+        *(
+            GIVES_MEMORY_BACK if either_pays and not _told_to_keep(each) else KEEPS_MEMORY
+            for each in (baseline, candidate)
+        )
+    )
 
 
 def _told_to_keep(results: Results) -> bool:

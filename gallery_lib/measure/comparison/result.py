@@ -24,7 +24,9 @@ class Check:
     worst: float
     limit: float
     where: str
-    baselines: float | None = None  # the baseline's own distance from float64 there, where the limit is made of it
+    baselines: float | None = (
+        None  # the baseline's own distance from float64 there, where the limit is made of it
+    )
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,13 @@ class Parity:
     def as_json(self) -> dict[str, Any]:
         """Plain values; an infinite worst value becomes text."""
         rows = [dataclasses.asdict(check) for check in self.checks]
-        checks = [{k: v if not isinstance(v, float) or math.isfinite(v) else str(v) for k, v in row.items()} for row in rows]
+        checks = [
+            {
+                k: v if not isinstance(v, float) or math.isfinite(v) else str(v)
+                for k, v in row.items()
+            }
+            for row in rows
+        ]
         return {"passed": self.passed, "checks": checks}
 
 
@@ -56,7 +64,9 @@ class Comparison:
     break_even_steps: int | None
     verdict: str
     chance: dict[str, float]
-    confidence: float | None = None  # level of the speed-up's interval; None: of a comparison that did not keep it
+    confidence: float | None = (
+        None  # level of the speed-up's interval; None: of a comparison that did not keep it
+    )
     load: MachineLoad | None = None  # what else wanted the machine; None: not looked at
 
     @property
@@ -74,7 +84,9 @@ class Comparison:
         return {
             "schema": 1,
             "task": self.task,
-            "variants": {name: dataclasses.asdict(results) for name, results in self.variants.items()},
+            "variants": {
+                name: dataclasses.asdict(results) for name, results in self.variants.items()
+            },
             "speedup": dataclasses.asdict(self.speedup) if self.speedup else None,
             "parity": self.parity.as_json(),
             "break_even_steps": self.break_even_steps,
@@ -90,7 +102,13 @@ def break_even_steps(baseline: Results, candidate: Results) -> int | None:
     saved_per_step = baseline.step_seconds["p50"] - candidate.step_seconds["p50"]
     if saved_per_step <= 0:
         return None
-    return max(0, math.ceil((candidate.startup_seconds["total"] - baseline.startup_seconds["total"]) / saved_per_step))
+    return max(
+        0,
+        math.ceil(
+            (candidate.startup_seconds["total"] - baseline.startup_seconds["total"])
+            / saved_per_step
+        ),
+    )
 
 
 _AGAIN = "Run the comparison again."
@@ -132,17 +150,25 @@ def _from_json(folder: str, values: dict[str, Any]) -> Comparison:
     found = converted(kept.parity.get("checks"), list[dict[str, Any]], "parity.checks")
     numbers = ("worst", "limit", "baselines")  # an infinite one is text
     try:
-        checks = [Check(**{**c, **{name: float(c[name]) for name in numbers if c.get(name) is not None}}) for c in found]
+        checks = [
+            Check(**{**c, **{name: float(c[name]) for name in numbers if c.get(name) is not None}})
+            for c in found
+        ]
         load = MachineLoad.from_json(kept.load) if kept.load else None
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise Misfit(f"parity or load: {error}") from None
     return Comparison(
         task=kept.task,
         folder=folder,
-        variants={name: results_from(results, f"variants.{name}") for name, results in kept.variants.items()},
+        variants={
+            name: results_from(results, f"variants.{name}")
+            for name, results in kept.variants.items()
+        },
         speedup=kept.speedup,
         parity=Parity(converted(kept.parity.get("passed"), bool, "parity.passed"), checks),
-        break_even_steps=kept.break_even_steps if kept.verdict == "faster" else None,  # older ones kept it in any case
+        break_even_steps=kept.break_even_steps
+        if kept.verdict == "faster"
+        else None,  # older ones kept it in any case
         verdict=kept.verdict,
         chance=kept.chance,
         confidence=kept.confidence,

@@ -82,12 +82,16 @@ class TurnServer:
 
     def _greet(self, connection: Connection) -> None:
         """Keep the connection if it says the secret and whose it is, in time; nothing that a stranger sends is unpickled."""
-        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(
+            OSError, EOFError, ValueError, KeyError, TypeError, AttributeError
+        ):
             if connection.poll(_GREETING_SECONDS):
                 greeting = json.loads(connection.recv_bytes(_GREETING_BYTES))
                 if hmac.compare_digest(str(greeting["key"]).encode(), self._key.encode()):
                     with self._lock:
-                        self._connections.setdefault(greeting["run"], {})[greeting["rank"]] = connection
+                        self._connections.setdefault(greeting["run"], {})[greeting["rank"]] = (
+                            connection
+                        )
                     return
         connection.close()
 
@@ -96,8 +100,15 @@ class TurnServer:
         idle: set[int] = set()
         while True:
             with self._lock:
-                waiting = {link: rank for rank, link in self._connections.get(run, {}).items() if rank not in idle}
-            ready: list[Any] = wait(list(waiting), _CHECK_SECONDS if len(waiting) + len(idle) == world_size else _CONNECT_SECONDS)
+                waiting = {
+                    link: rank
+                    for rank, link in self._connections.get(run, {}).items()
+                    if rank not in idle
+                }
+            ready: list[Any] = wait(
+                list(waiting),
+                _CHECK_SECONDS if len(waiting) + len(idle) == world_size else _CONNECT_SECONDS,
+            )
             for connection in ready:
                 try:
                     connection.recv_bytes()

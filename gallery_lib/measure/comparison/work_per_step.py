@@ -15,7 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gallery_lib.data.loading.nesting import tensors_in
 from gallery_lib.train.loop import Session
 
-_MOVES_NOTHING = ("empty", "new_empty", "_unsafe_view", "_reshape_alias", "alias", "detach", "lift_fresh", "set_")
+_MOVES_NOTHING = (
+    "empty",
+    "new_empty",
+    "_unsafe_view",
+    "_reshape_alias",
+    "alias",
+    "detach",
+    "lift_fresh",
+    "set_",
+)
 
 
 class Traffic(TorchDispatchMode):
@@ -25,11 +34,15 @@ class Traffic(TorchDispatchMode):
         super().__init__()
         self.bytes = 0
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Runs the operator and counts its operands."""
         out = operator(*args, **(kwargs or {}))
         if not operator.is_view and not operator.overloadpacket.__name__.startswith(_MOVES_NOTHING):
-            self.bytes += sum(t.numel() * t.element_size() for t in tensors_in((args, kwargs or {}, out)))
+            self.bytes += sum(
+                t.numel() * t.element_size() for t in tensors_in((args, kwargs or {}, out))
+            )
         return out
 
 

@@ -79,7 +79,9 @@ class Probing(Observer):
         """Run the probe and write what it found, from rank 0; `flops` are those of all its batches on this rank."""
         session.phases.begin(PROBE)
         with FlopCounterMode(display=False) if count_flops else contextlib.nullcontext() as counter:
-            result = gradient_probe.run_probe(session, self.initial, self.batches[: self.role.probe_batches], restore=restore)
+            result = gradient_probe.run_probe(
+                session, self.initial, self.batches[: self.role.probe_batches], restore=restore
+            )
         if counter is not None:
             result["flops"] = counter.get_total_flops()
         if session.log.rank == 0:
@@ -116,7 +118,10 @@ class Variant(Probing):
         self.turns.wait()
         if self.role.counts_traffic and session.log.rank == 0:
             session.phases.begin(TRAFFIC)
-            write_json(session.log.run_dir / TRAFFIC_FILE, work_per_step.step_traffic_bytes(session, self.first_batch))
+            write_json(
+                session.log.run_dir / TRAFFIC_FILE,
+                work_per_step.step_traffic_bytes(session, self.first_batch),
+            )
 
 
 class Reference(Probing):
@@ -136,7 +141,9 @@ def body(config: TrainConfig) -> None:
     role = Role(**json.loads(os.environ[ROLE_VARIABLE]))
     assert config.run_dir is not None
     if role.address is None and ".py:" in config.model and process_group.rank() == 0:
-        first_pass.try_once(config, process_group.device())  # the reference comes first, and is not timed
+        first_pass.try_once(
+            config, process_group.device()
+        )  # the reference comes first, and is not timed
     observer = (Variant if role.address else Reference)(role, Path(config.run_dir))
     train(config, observer, recipes.recipe(role.recipe))
 

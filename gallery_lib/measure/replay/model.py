@@ -29,7 +29,9 @@ class _Gate(torch.autograd.Function):
     """Passes a token on. On the way back it calls `pass_through`, whose result is the gradient of `parameter`."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, parameter: Tensor | None, pass_through: Callable[[], Tensor | None]) -> Tensor:
+    def forward(
+        ctx: Any, token: Tensor, parameter: Tensor | None, pass_through: Callable[[], Tensor | None]
+    ) -> Tensor:
         ctx.pass_through = pass_through
         return token.view_as(token)
 
@@ -52,7 +54,13 @@ class Replay(nn.Module):
     """
 
     def __init__(
-        self, timeline: Timeline, *, stretch: float = 1.0, seed: int = 0, share_gradients: bool = False, at_work: bool = False
+        self,
+        timeline: Timeline,
+        *,
+        stretch: float = 1.0,
+        seed: int = 0,
+        share_gradients: bool = False,
+        at_work: bool = False,
     ) -> None:
         super().__init__()
         self.timeline, self.stretch = timeline, stretch
@@ -61,13 +69,23 @@ class Replay(nn.Module):
         largest = max(each.bytes for each in timeline.gradients)
         self._memory = repeated(largest) if share_gradients else None
         by_place = sorted(timeline.gradients, key=lambda gradient: gradient.place)
-        parameters = [nn.Parameter(torch.zeros((), dtype=getattr(torch, each.dtype)).expand(each.shape)) for each in by_place]
+        parameters = [
+            nn.Parameter(torch.zeros((), dtype=getattr(torch, each.dtype)).expand(each.shape))
+            for each in by_place
+        ]
         self.weights = nn.ParameterList(parameters)
-        self._parameter_of = {gradient.place: parameter for gradient, parameter in zip(by_place, parameters, strict=True)}
+        self._parameter_of = {
+            gradient.place: parameter
+            for gradient, parameter in zip(by_place, parameters, strict=True)
+        }
 
     def gradient(self, gradient: Gradient) -> Tensor:
         """The gradient that a backward pass gives: random values, the same in every step."""
-        memory = torch.empty(gradient.bytes, dtype=torch.uint8) if self._memory is None else self._memory[: gradient.bytes]
+        memory = (
+            torch.empty(gradient.bytes, dtype=torch.uint8)
+            if self._memory is None
+            else self._memory[: gradient.bytes]
+        )
         flat, size = memory.view(getattr(torch, gradient.dtype)), self._pattern.numel()
         repeated = flat.numel() // size * size
         flat[:repeated].view(-1, size).copy_(self._pattern)
@@ -87,9 +105,13 @@ class Replay(nn.Module):
         self._wait.begin()
         token = _Gate.apply(torch.zeros((), requires_grad=True), None, self._end)
         for each in reversed(self.timeline.gradients):
-            token = _Gate.apply(token, self._parameter_of[each.place], lambda each=each: self._give(each))
+            token = _Gate.apply(
+                token, self._parameter_of[each.place], lambda each=each: self._give(each)
+            )
         token = _Gate.apply(token, None, self._wait.begin)
-        self._wait.until((self.timeline.input_seconds + self.timeline.forward_seconds) * self.stretch)
+        self._wait.until(
+            (self.timeline.input_seconds + self.timeline.forward_seconds) * self.stretch
+        )
         return token
 
     def optimizer_step(self) -> None:

@@ -24,7 +24,15 @@ from gallery_lib.system import hardware
 from gallery_lib.train.loop import Observer, Session, train
 
 WARMUP_STEPS = 3
-_SETTINGS = ("batch_size", "image_size", "sequence_length", "amp_level", "compiler_opt", "kernels", "threads")
+_SETTINGS = (
+    "batch_size",
+    "image_size",
+    "sequence_length",
+    "amp_level",
+    "compiler_opt",
+    "kernels",
+    "threads",
+)
 
 
 class Recorder(Observer):
@@ -74,27 +82,39 @@ class Recorder(Observer):
         """Medians over the recorded steps; on CUDA this waits for the device. Raises InputError for a model without gradients."""
         session.clock.read()
         steps = slice(self.recorded.start, self.recorded.stop)
-        phases = {name: median(session.clock.phases[name][steps]) for name in ("input", "forward", "optimizer")}
+        phases = {
+            name: median(session.clock.phases[name][steps])
+            for name in ("input", "forward", "optimizer")
+        }
         ready: dict[int, list[float]] = {}
         for began, marks in zip(self._began, self._ready, strict=True):
             for place, mark in marks:
                 ready.setdefault(place, []).append(_seconds(began, mark))
         if not ready:
-            raise InputError(f"no parameter of {session.task.name} gets a gradient: there is nothing to record.")
+            raise InputError(
+                f"no parameter of {session.task.name} gets a gradient: there is nothing to record."
+            )
         parameters = list(session.plain.named_parameters())
         order = sorted(ready, key=lambda place: median(ready[place]))
-        backward = median(_seconds(began, ended) for began, ended in zip(self._began, self._ended, strict=True))
-        gradients = tuple(_gradient(place, *parameters[place], median(ready[place])) for place in order)
+        backward = median(
+            _seconds(began, ended) for began, ended in zip(self._began, self._ended, strict=True)
+        )
+        gradients = tuple(
+            _gradient(place, *parameters[place], median(ready[place])) for place in order
+        )
         return Timeline(
             task=session.task.name,
             origin=RECORDED,
-            settings={name: getattr(session.config, name) for name in _SETTINGS} | {"autocast": str(session.autocast_dtype)},
+            settings={name: getattr(session.config, name) for name in _SETTINGS}
+            | {"autocast": str(session.autocast_dtype)},
             environment=hardware.environment(),
             date=time.strftime("%Y-%m-%d"),
             steps=len(self._began),
             input_seconds=phases["input"],
             forward_seconds=phases["forward"],
-            backward_seconds=max(backward, gradients[-1].ready_seconds),  # medians of different steps
+            backward_seconds=max(
+                backward, gradients[-1].ready_seconds
+            ),  # medians of different steps
             optimizer_seconds=phases["optimizer"],
             gradients=gradients,
         )
@@ -116,7 +136,13 @@ def _seconds(began: Any, ended: Any) -> float:
 
 
 def _gradient(place: int, name: str, parameter: nn.Parameter, ready_seconds: float) -> Gradient:
-    return Gradient(name, place, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."), ready_seconds)
+    return Gradient(
+        name,
+        place,
+        tuple(parameter.shape),
+        str(parameter.dtype).removeprefix("torch."),
+        ready_seconds,
+    )
 
 
 class _Whole(Recorder):
@@ -131,6 +157,11 @@ def record(config: TrainConfig, steps: int = 5) -> Timeline:
     """Train a few steps of `config` in this process, alone, and return their timeline. Raises InputError for bad options or data."""
     recorder = _Whole(WARMUP_STEPS, steps)
     with TemporaryDirectory() as folder:
-        run: dict[str, Any] = {"max_steps": WARMUP_STEPS + steps, "warmup_steps": WARMUP_STEPS, "evaluate": False, "run_dir": folder}
+        run: dict[str, Any] = {
+            "max_steps": WARMUP_STEPS + steps,
+            "warmup_steps": WARMUP_STEPS,
+            "evaluate": False,
+            "run_dir": folder,
+        }
         train(dataclasses.replace(config, log_interval=WARMUP_STEPS + steps, **run), recorder)
     return recorder.found

@@ -29,25 +29,43 @@ def repeated(size: int, piece_bytes: int = PIECE_BYTES) -> Tensor:
         return torch.empty(size, dtype=torch.uint8)
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    library.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    )
     library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
     def mapped(address: int | None, length: int, protection: int, flags: int, file: int) -> int:
         found = library.mmap(address, length, protection, flags, file, 0)
         if found == _FAILED:
             number = ctypes.get_errno()
-            raise OSError(number, f"{length / 2**20:.0f} MiB of addresses could not be had: {os.strerror(number)}")
+            raise OSError(
+                number,
+                f"{length / 2**20:.0f} MiB of addresses could not be had: {os.strerror(number)}",
+            )
         return int(found)
 
     length = -(-size // piece_bytes) * piece_bytes
     file = os.memfd_create("repeated")
     try:
         os.ftruncate(file, piece_bytes)
-        begin = mapped(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)  # the range, as a whole
+        begin = mapped(
+            None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1
+        )  # the range, as a whole
         array = (ctypes.c_char * size).from_address(begin)
         weakref.finalize(array, library.munmap, begin, length)
         for address in range(begin, begin + length, piece_bytes):
-            mapped(address, piece_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, file)
+            mapped(
+                address,
+                piece_bytes,
+                mmap.PROT_READ | mmap.PROT_WRITE,
+                mmap.MAP_SHARED | _MAP_FIXED,
+                file,
+            )
     finally:
         os.close(file)
     return torch.frombuffer(array, dtype=torch.uint8)

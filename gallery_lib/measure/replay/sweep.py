@@ -59,7 +59,9 @@ class Cell:
     acc_ratio: float  # DDP's step time over that of the chosen way, in turns
     acc_ratio_low: float
     acc_ratio_high: float
-    ddp_acc: float | None  # DDP's own step time on one host over that on these; None: not measured on one host
+    ddp_acc: (
+        float | None
+    )  # DDP's own step time on one host over that on these; None: not measured on one host
 
     @staticmethod
     def of(timeline: Timeline, **measured: Any) -> Cell:
@@ -99,7 +101,15 @@ class Cell:
     @property
     def recording(self) -> Recording:
         """What tells its timeline from others."""
-        return self.model, self.batch_size, self.input_sizes, self.precision, self.device, self.timeline, self.step_seconds_alone
+        return (
+            self.model,
+            self.batch_size,
+            self.input_sizes,
+            self.precision,
+            self.device,
+            self.timeline,
+            self.step_seconds_alone,
+        )
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Cell))
@@ -119,7 +129,9 @@ class Sweep:
     wires: str  # formats that the tuner was offered
     rounds: int
     block_steps: int
-    reasons: Mapping[tuple[str, int], str]  # why a model was not measured on so many hosts, as far as that is known
+    reasons: Mapping[
+        tuple[str, int], str
+    ]  # why a model was not measured on so many hosts, as far as that is known
 
     @property
     def models(self) -> list[str]:
@@ -134,7 +146,10 @@ class Sweep:
     @property
     def stretches(self) -> str:
         """By how much time was stretched: `8`, or `8 (hosts: 1, 2); 32 (hosts: 8)`, since more hosts on the same cores need more."""
-        return _by_hosts((f"{cell.stretch:g}", cell.hosts) for cell in sorted(self.cells, key=lambda cell: cell.stretch))
+        return _by_hosts(
+            (f"{cell.stretch:g}", cell.hosts)
+            for cell in sorted(self.cells, key=lambda cell: cell.stretch)
+        )
 
     @property
     def machines(self) -> str:
@@ -153,7 +168,11 @@ class Sweep:
         """What was not measured of these models, and why, as far as that is known."""
         there = {(cell.model, cell.hosts) for cell in self.cells}
         asked = ((model, hosts) for model in models for hosts in self.hosts)
-        return {each: self.reasons.get(each, "no reason recorded") for each in asked if each not in there}
+        return {
+            each: self.reasons.get(each, "no reason recorded")
+            for each in asked
+            if each not in there
+        }
 
 
 def _by_hosts(values: Iterable[tuple[str, int]]) -> str:
@@ -163,7 +182,10 @@ def _by_hosts(values: Iterable[tuple[str, int]]) -> str:
         hosts.setdefault(value, set()).add(number)
     if len(hosts) == 1:
         return next(iter(hosts))
-    return "; ".join(f"{value} (hosts: {', '.join(map(str, sorted(numbers)))})" for value, numbers in hosts.items())
+    return "; ".join(
+        f"{value} (hosts: {', '.join(map(str, sorted(numbers)))})"
+        for value, numbers in hosts.items()
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -195,7 +217,9 @@ def _value(column: str, kind: Any, text: str) -> Any:
     try:
         number = int(text) if kind is int else float(text)
     except ValueError:
-        raise ValueError(f"{column}={text!r} is no {'whole ' if kind is int else ''}number") from None
+        raise ValueError(
+            f"{column}={text!r} is no {'whole ' if kind is int else ''}number"
+        ) from None
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{column}={text!r} is not above 0")
     return number
@@ -204,11 +228,15 @@ def _value(column: str, kind: Any, text: str) -> Any:
 def _cell(values: dict[str | None, Any]) -> Cell:
     """Raises ValueError with what is wrong."""
     if None in values or None in values.values():
-        raise ValueError(f"it has {'more' if None in values else 'fewer'} values than the {len(COLUMNS)} columns")
+        raise ValueError(
+            f"it has {'more' if None in values else 'fewer'} values than the {len(COLUMNS)} columns"
+        )
     kinds = typing.get_type_hints(Cell)
     cell = Cell(**{column: _value(column, kinds[column], values[column]) for column in COLUMNS})
     if not cell.acc_ratio_low <= cell.acc_ratio <= cell.acc_ratio_high:
-        raise ValueError(f"acc_ratio={cell.acc_ratio} is not within its interval, {cell.acc_ratio_low} to {cell.acc_ratio_high}")
+        raise ValueError(
+            f"acc_ratio={cell.acc_ratio} is not within its interval, {cell.acc_ratio_low} to {cell.acc_ratio_high}"
+        )
     return cell
 
 
@@ -217,7 +245,9 @@ def _read_cells(path: Path) -> tuple[Cell, ...]:
         with path.open(newline="", encoding="utf-8") as file:
             table = csv.DictReader(file, strict=True)
             if tuple(table.fieldnames or ()) != COLUMNS:
-                raise InputError(f"{path}, line 1: its columns are not those of a sweep, {', '.join(COLUMNS)}. {_AGAIN}")
+                raise InputError(
+                    f"{path}, line 1: its columns are not those of a sweep, {', '.join(COLUMNS)}. {_AGAIN}"
+                )
             cells: dict[tuple[Recording, int], Cell] = {}
             for values in table:
                 cell = _cell(values)
@@ -243,7 +273,9 @@ def read_sweep(path: Path) -> Sweep:
     beside = path.with_suffix(".json")
     settings = beside if beside.exists() else path.with_name(SETTINGS)
     if not settings.exists():
-        raise InputError(f"{path} has no conditions beside it ({beside.name} or {SETTINGS}): copy them with it, from the sweep's folder.")
+        raise InputError(
+            f"{path} has no conditions beside it ({beside.name} or {SETTINGS}): copy them with it, from the sweep's folder."
+        )
     try:
         content = json.loads(settings.read_text(encoding="utf-8"))
         about = content["sweep"]
@@ -259,15 +291,26 @@ def read_sweep(path: Path) -> Sweep:
             wires=str(about["replay"]["wires"]),
             rounds=int(about["replay"]["rounds"]),
             block_steps=int(about["replay"]["block_steps"]),
-            reasons={(each["model"], int(each["hosts"])): str(each["reason"]) for each in content["not_measured"]},
+            reasons={
+                (each["model"], int(each["hosts"])): str(each["reason"])
+                for each in content["not_measured"]
+            },
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{settings} does not hold the conditions of a sweep ({type(error).__name__}: {error}). {_AGAIN}") from None
+        raise InputError(
+            f"{settings} does not hold the conditions of a sweep ({type(error).__name__}: {error}). {_AGAIN}"
+        ) from None
     for cell in cells:
-        for name, expected in {"ranks": sweep.ranks, "rate": sweep.rate, "stretch": stretches.get(cell.hosts)}.items():
+        for name, expected in {
+            "ranks": sweep.ranks,
+            "rate": sweep.rate,
+            "stretch": stretches.get(cell.hosts),
+        }.items():
             if getattr(cell, name) != expected:
                 value = f"{cell.model} on {cell.hosts} hosts has {name}={getattr(cell, name)}"
-                raise InputError(f"{path}: {value}, and {settings.name} beside it {expected}: they are not of the same sweep.")
+                raise InputError(
+                    f"{path}: {value}, and {settings.name} beside it {expected}: they are not of the same sweep."
+                )
     return sweep
 
 
@@ -283,4 +326,6 @@ def find_sweep(place: Path) -> Sweep | None:
             f"sweep={place} does not exist. Name a table of benchmarks/ddp_lab.py sweep, or the folder that it was written to."
         )
     tables = [place / TABLE] if (place / TABLE).exists() else sorted(place.glob(f"*/{TABLE}"))
-    return max(map(read_sweep, tables), key=lambda sweep: (sweep.date, str(sweep.path)), default=None)
+    return max(
+        map(read_sweep, tables), key=lambda sweep: (sweep.date, str(sweep.path)), default=None
+    )

@@ -51,13 +51,20 @@ class Timeline:
     forward_seconds: float
     backward_seconds: float
     optimizer_seconds: float
-    gradients: tuple[Gradient, ...]  # in the order in which they are ready; parameters without a gradient are left out
+    gradients: tuple[
+        Gradient, ...
+    ]  # in the order in which they are ready; parameters without a gradient are left out
     schema: int = SCHEMA
 
     @property
     def step_seconds(self) -> float:
         """Of a step without communication."""
-        return self.input_seconds + self.forward_seconds + self.backward_seconds + self.optimizer_seconds
+        return (
+            self.input_seconds
+            + self.forward_seconds
+            + self.backward_seconds
+            + self.optimizer_seconds
+        )
 
     @property
     def gradient_bytes(self) -> int:
@@ -88,7 +95,11 @@ class Timeline:
         """What computed in the recorded run: `1 × a GPU` or `2 cores of a CPU`."""
         if self.environment["device"] != "cpu":
             return str(self.environment["device"])
-        return f"{self.environment['cores']} cores of {self.environment['cpu']}" if "cpu" in self.environment else "a CPU"
+        return (
+            f"{self.environment['cores']} cores of {self.environment['cpu']}"
+            if "cpu" in self.environment
+            else "a CPU"
+        )
 
     def described(self) -> str:
         """In a line: `resnet50, batch 16, 102.2 MB of gradients, 1.23 s a step without communication (recorded)`."""
@@ -103,8 +114,14 @@ def derived(timeline: Timeline, times: float, reason: str) -> Timeline:
     return dataclasses.replace(
         timeline,
         origin=f"derived, not recorded: all times × {times:g} ({reason}); from what was {timeline.origin}",
-        **{f"{part}_seconds": getattr(timeline, f"{part}_seconds") * times for part in ("input", "forward", "backward", "optimizer")},
-        gradients=tuple(dataclasses.replace(each, ready_seconds=each.ready_seconds * times) for each in timeline.gradients),
+        **{
+            f"{part}_seconds": getattr(timeline, f"{part}_seconds") * times
+            for part in ("input", "forward", "backward", "optimizer")
+        },
+        gradients=tuple(
+            dataclasses.replace(each, ready_seconds=each.ready_seconds * times)
+            for each in timeline.gradients
+        ),
     )
 
 
@@ -118,7 +135,9 @@ def _checked_gradient(values: Any) -> Gradient:
     """Raises ValueError with what is wrong; KeyError and TypeError likewise."""
     gradient = Gradient(**{**values, "shape": tuple(values["shape"])})
     if gradient.dtype not in BYTES_OF:
-        raise ValueError(f"{gradient.parameter} is of dtype {gradient.dtype!r}; known: {', '.join(BYTES_OF)}")
+        raise ValueError(
+            f"{gradient.parameter} is of dtype {gradient.dtype!r}; known: {', '.join(BYTES_OF)}"
+        )
     if not all(isinstance(size, int) and size > 0 for size in gradient.shape):
         raise ValueError(f"{gradient.parameter} has the shape {list(gradient.shape)}")
     return gradient
@@ -126,7 +145,10 @@ def _checked_gradient(values: Any) -> Gradient:
 
 def _check(timeline: Timeline) -> None:
     """Raises ValueError for times and places that cannot be."""
-    parts = {name: getattr(timeline, f"{name}_seconds") for name in ("input", "forward", "backward", "optimizer")}
+    parts = {
+        name: getattr(timeline, f"{name}_seconds")
+        for name in ("input", "forward", "backward", "optimizer")
+    }
     for name, seconds in parts.items():
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"{name}_seconds is {seconds!r}")
@@ -134,7 +156,9 @@ def _check(timeline: Timeline) -> None:
         raise ValueError("it has no gradients")
     ready = [gradient.ready_seconds for gradient in timeline.gradients]
     if ready != sorted(ready) or not (ready[0] >= 0 and ready[-1] <= timeline.backward_seconds):
-        raise ValueError("gradients are not in the order in which they are ready, or not ready within the backward pass")
+        raise ValueError(
+            "gradients are not in the order in which they are ready, or not ready within the backward pass"
+        )
     if len({gradient.place for gradient in timeline.gradients}) < len(timeline.gradients):
         raise ValueError("two gradients are of one parameter")
     if timeline.batch_size < 1:
@@ -146,15 +170,26 @@ def read_timeline(path: Path) -> Timeline:
     try:
         values = json.loads(path.read_text())
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}). A timeline is made by: benchmarks/ddp_lab.py record") from None
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}). A timeline is made by: benchmarks/ddp_lab.py record"
+        ) from None
     except ValueError as error:
         raise InputError(f"{path} is no timeline: {error}. Record it again.") from None
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         found = values.get("schema") if isinstance(values, dict) else None
-        raise InputError(f"{path} has schema {found}, and this version reads timelines of schema {SCHEMA}. Record it again.")
+        raise InputError(
+            f"{path} has schema {found}, and this version reads timelines of schema {SCHEMA}. Record it again."
+        )
     try:
-        timeline = Timeline(**{**values, "gradients": tuple(_checked_gradient(each) for each in values["gradients"])})
+        timeline = Timeline(
+            **{
+                **values,
+                "gradients": tuple(_checked_gradient(each) for each in values["gradients"]),
+            }
+        )
         _check(timeline)
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}). Record it again.") from None
+        raise InputError(
+            f"{path} is damaged ({type(error).__name__}: {error}). Record it again."
+        ) from None
     return timeline

@@ -24,7 +24,10 @@ from gallery_lib.memory.layout import memory_format
 from gallery_lib.train.recipe import Plain
 
 DEFAULT_MODE = "default"
-MODES = {"cpu": (DEFAULT_MODE, "max-autotune-no-cudagraphs"), "cuda": (DEFAULT_MODE, "max-autotune")}
+MODES = {
+    "cpu": (DEFAULT_MODE, "max-autotune-no-cudagraphs"),
+    "cuda": (DEFAULT_MODE, "max-autotune"),
+}
 """torch.compile's modes that may be the fastest, by kind of device."""
 
 
@@ -77,7 +80,11 @@ def _allocator(device: torch.device) -> str:
         return "torch's caching allocator (CUDA)"
     if reason := allocator.reason_not_applied():
         return f"not applied: {reason}"
-    return f"{allocator.KEEPS} (GLIBC_TUNABLES)" if allocator.active() else "not applied: started without GLIBC_TUNABLES"
+    return (
+        f"{allocator.KEEPS} (GLIBC_TUNABLES)"
+        if allocator.active()
+        else "not applied: started without GLIBC_TUNABLES"
+    )
 
 
 def _optimizer(plain: Plain, done: dict[str, str]) -> torch.optim.Optimizer:

@@ -49,7 +49,10 @@ def key(config: TrainConfig, modes: Mapping[str, Variant]) -> str:
     facts = [
         float64_reference.key(config, 1),
         [config.amp_level, config.amp_dtype, config.threads, config.workers],
-        {mode: [list(variant.recipe), dict(variant.environment)] for mode, variant in modes.items()},
+        {
+            mode: [list(variant.recipe), dict(variant.environment)]
+            for mode, variant in modes.items()
+        },
         [device, hardware.cores(), dataclasses.astuple(TURNS), START_UP_LIMIT_SECONDS],
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
@@ -66,7 +69,9 @@ def decide(measured: Mapping[str, list[list[float]]], dropped: Mapping[str, str]
             text += f" ({ratio:.2f} times as fast)"
             best, gain = (mode, ratio) if ratio >= gain else (best, gain)
         said.append(text)
-    return Choice(best, ", ".join([*said, *(f"{mode} dropped: {reason}" for mode, reason in dropped.items())]))
+    return Choice(
+        best, ", ".join([*said, *(f"{mode} dropped: {reason}" for mode, reason in dropped.items())])
+    )
 
 
 def _kept(path: Path, modes: Mapping[str, Variant]) -> Choice | None:
@@ -87,19 +92,28 @@ def _path(config: TrainConfig, modes: Mapping[str, Variant]) -> Path:
     return paths.cache_dir() / "compile_modes" / f"{key(config, modes)}.json"
 
 
-def choose(config: TrainConfig, modes: Mapping[str, Variant], folder: Path, progress: Progress, label: str) -> Choice:
+def choose(
+    config: TrainConfig, modes: Mapping[str, Variant], folder: Path, progress: Progress, label: str
+) -> Choice:
     """Return the kept choice among `modes`, or measure now, with runs in `folder`, and keep it where a mode could be measured."""
     path = _path(config, modes)
     if kept := _kept(path, modes):
         return kept
     limits = {mode: None if mode == DEFAULT_MODE else START_UP_LIMIT_SECONDS for mode in modes}
-    limited = {mode: dataclasses.replace(variant, start_up_limit_seconds=limits[mode]) for mode, variant in modes.items()}
+    limited = {
+        mode: dataclasses.replace(variant, start_up_limit_seconds=limits[mode])
+        for mode, variant in modes.items()
+    }
     failed: dict[str, GalleryError] = {}
-    found = interleaved.take_turns(limited, LaunchConfig(), TURNS, folder, progress, label, dropped=failed)
+    found = interleaved.take_turns(
+        limited, LaunchConfig(), TURNS, folder, progress, label, dropped=failed
+    )
     rounds = {mode: found[mode].rounds for mode in modes if mode in found}
     choice = decide(rounds, {mode: interleaved.reason_of(error) for mode, error in failed.items()})
     if found:
-        with contextlib.suppress(OSError):  # a cache that cannot be written: they are measured again next time
+        with contextlib.suppress(
+            OSError
+        ):  # a cache that cannot be written: they are measured again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, dataclasses.asdict(choice))
     return choice

@@ -13,7 +13,12 @@ _BEST = "-best"
 EAGER_BEST = f"eager{_BEST}"
 BEST = (*(f"{peer}{_BEST}" for peer in PEERS), EAGER_BEST)
 """The same, and eager PyTorch, as somebody who tunes by hand uses them (by_hand.py)."""
-VARIANTS = (*EAGER.values(), EAGER_BEST, *(name for peer in PEERS for name in (peer, f"{peer}{_BEST}")), OURS)
+VARIANTS = (
+    *EAGER.values(),
+    EAGER_BEST,
+    *(name for peer in PEERS for name in (peer, f"{peer}{_BEST}")),
+    OURS,
+)
 """All, in the order of tables."""
 TURN_ORDER = (OURS, *BEST, *PEERS, *EAGER.values())
 """All, in the order in which they get a place beside the baseline: what a headline compares is alive at the same time if memory allows."""
@@ -31,5 +36,7 @@ def best_of_others(outcome: Outcome, among: tuple[str, ...] = BEST) -> str | Non
 
     Taken from the ratios of the turns, in which drift of the machine cancels. So no other ratio of ours in the table is smaller.
     """
-    ratios = {name: ratio.ratio for name in among if (ratio := outcome.ratio(name, OURS)) is not None}
+    ratios = {
+        name: ratio.ratio for name in among if (ratio := outcome.ratio(name, OURS)) is not None
+    }
     return min(ratios, key=lambda name: ratios[name]) if ratios else None

@@ -28,7 +28,12 @@ from gallery_lib.system.extras import install_command
 from gallery_lib.train.recipe import Plain, Prepared, Recipe
 
 EAGER = "eager"
-MODULES = {EAGER: "torch", "torch.compile": "torch", "accelerate": "accelerate", "fabric": "lightning_fabric"}
+MODULES = {
+    EAGER: "torch",
+    "torch.compile": "torch",
+    "accelerate": "accelerate",
+    "fabric": "lightning_fabric",
+}
 """The module that each needs."""
 
 
@@ -55,18 +60,35 @@ class Peer(Recipe):
         """Return the model, ready. Raises InputError in float16, which needs a scaler, of which the others have their own."""
         dtype = plain.autocast_dtype
         if dtype not in (None, torch.bfloat16):
-            raise InputError(f"{self.name} is measured in fp32 and bfloat16, and this run is in {dtype}.")
-        form = by_hand.as_it_comes(plain) if self.mode is None else by_hand.at_its_best(plain, process_group.device(), self.mode)
+            raise InputError(
+                f"{self.name} is measured in fp32 and bfloat16, and this run is in {dtype}."
+            )
+        form = (
+            by_hand.as_it_comes(plain)
+            if self.mode is None
+            else by_hand.at_its_best(plain, process_group.device(), self.mode)
+        )
         if self.name != EAGER:
             cache.keep_headers()
-        build = {EAGER: _eager, "torch.compile": _torch_compile, "accelerate": _accelerate, "fabric": _fabric}[self.name]
+        build = {
+            EAGER: _eager,
+            "torch.compile": _torch_compile,
+            "accelerate": _accelerate,
+            "fabric": _fabric,
+        }[self.name]
         return build(plain, form)
 
 
 def _eager(plain: Plain, form: Form) -> Prepared:
     device = process_group.device()
     plain.model.to(device)
-    return Prepared(plain.model, _batches(plain.loader, device, form), form.build_optimizer(), plain.autocast_dtype, form.done)
+    return Prepared(
+        plain.model,
+        _batches(plain.loader, device, form),
+        form.build_optimizer(),
+        plain.autocast_dtype,
+        form.done,
+    )
 
 
 def _torch_compile(plain: Plain, form: Form) -> Prepared:
@@ -74,7 +96,13 @@ def _torch_compile(plain: Plain, form: Form) -> Prepared:
     plain.model.to(device)
     plain.model.compile(mode=form.mode)
     form.done["compiler"] = f"torch.compile {torch.__version__}, mode {form.mode}"
-    return Prepared(plain.model, _batches(plain.loader, device, form), form.build_optimizer(), plain.autocast_dtype, form.done)
+    return Prepared(
+        plain.model,
+        _batches(plain.loader, device, form),
+        form.build_optimizer(),
+        plain.autocast_dtype,
+        form.done,
+    )
 
 
 def _accelerate(plain: Plain, form: Form) -> Prepared:
@@ -84,18 +112,35 @@ def _accelerate(plain: Plain, form: Form) -> Prepared:
     precision = "bf16" if plain.autocast_dtype else "no"
     plugin = TorchDynamoPlugin(backend="inductor", mode=form.mode)
     accelerator = accelerate.Accelerator(mixed_precision=precision, dynamo_plugin=plugin)
-    wrapped, update, batches = accelerator.prepare(plain.model, form.build_optimizer(), plain.loader)
-    form.done["compiler"] = f"accelerate {accelerate.__version__}, dynamo plugin, backend inductor, mode {form.mode}"
-    return Prepared(wrapped, _batches(batches, accelerator.device, form), update, None, form.done, accelerator.backward)
+    wrapped, update, batches = accelerator.prepare(
+        plain.model, form.build_optimizer(), plain.loader
+    )
+    form.done["compiler"] = (
+        f"accelerate {accelerate.__version__}, dynamo plugin, backend inductor, mode {form.mode}"
+    )
+    return Prepared(
+        wrapped,
+        _batches(batches, accelerator.device, form),
+        update,
+        None,
+        form.done,
+        accelerator.backward,
+    )
 
 
 def _fabric(plain: Plain, form: Form) -> Prepared:
     import lightning_fabric
 
-    fabric = lightning_fabric.Fabric(devices=1, precision="bf16-mixed" if plain.autocast_dtype else "32-true")
+    fabric = lightning_fabric.Fabric(
+        devices=1, precision="bf16-mixed" if plain.autocast_dtype else "32-true"
+    )
     fabric.launch()
     compiled: Any = torch.compile(plain.model, mode=form.mode)  # a compiled module is a Module
     wrapped, update = fabric.setup(compiled, form.build_optimizer())
     batches = fabric.setup_dataloaders(plain.loader)
-    form.done["compiler"] = f"lightning-fabric {lightning_fabric.__version__}, torch.compile, mode {form.mode}"
-    return Prepared(wrapped, _batches(batches, fabric.device, form), update, None, form.done, fabric.backward)
+    form.done["compiler"] = (
+        f"lightning-fabric {lightning_fabric.__version__}, torch.compile, mode {form.mode}"
+    )
+    return Prepared(
+        wrapped, _batches(batches, fabric.device, form), update, None, form.done, fabric.backward
+    )

@@ -25,7 +25,17 @@ SHORT_ATTENTION = "short-attention"
 WHOLE_UPSAMPLING = "whole-upsampling"
 SMALL_CONVOLUTIONS = "small-convolutions"
 NICE_LOADING = "nice-loading"
-TECHNIQUES = ("layout", "allocator", "compiler", EMULATED, SHORT_ATTENTION, WHOLE_UPSAMPLING, SMALL_CONVOLUTIONS, NICE_LOADING, FUSED)
+TECHNIQUES = (
+    "layout",
+    "allocator",
+    "compiler",
+    EMULATED,
+    SHORT_ATTENTION,
+    WHOLE_UPSAMPLING,
+    SMALL_CONVOLUTIONS,
+    NICE_LOADING,
+    FUSED,
+)
 """In the order in which a waterfall adds them."""
 
 
@@ -85,7 +95,11 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
     if technique == "layout" and not hardware.prefers_channels_last(hardware.device_type()):
         return "convolutions on a CPU without AVX-512 gain nothing from channels_last"
     if technique == "allocator":
-        return allocator.reason_not_applied() if on_cpu else "torch has an allocator of its own on CUDA"
+        return (
+            allocator.reason_not_applied()
+            if on_cpu
+            else "torch has an allocator of its own on CUDA"
+        )
     if technique == SHORT_ATTENTION and not on_cpu:
         return "torch's own attention is used on CUDA"
     if technique == WHOLE_UPSAMPLING and not on_cpu:
@@ -93,8 +107,12 @@ def reason_not_applied(technique: str, amp_level: str) -> str | None:
     if technique == NICE_LOADING and not on_cpu:
         return "the step's threads need few cores on CUDA"
     if technique == SMALL_CONVOLUTIONS:
-        return _why_no_small_convolutions(amp_level) if on_cpu else "convolutions are cuDNN's on CUDA"
-    if technique == EMULATED and (amp_level == "O0" or not on_cpu or hardware.computes_in_bf16("cpu")):
+        return (
+            _why_no_small_convolutions(amp_level) if on_cpu else "convolutions are cuDNN's on CUDA"
+        )
+    if technique == EMULATED and (
+        amp_level == "O0" or not on_cpu or hardware.computes_in_bf16("cpu")
+    ):
         return "the run is in fp32" if amp_level == "O0" else "the device has bfloat16 units"
     return None
 

@@ -55,10 +55,18 @@ def read_batch(path: Path | str) -> Batch:
     file = Path(path) / REPORT_FILE if Path(path).is_dir() else Path(path)
     executed = None if file.exists() else executed_notebook(Path(path))
     try:
-        content = read_single(executed) if executed else read_json(file, dict[str, Any], again="Give another file.")
-        machine = converted(content.get("machine", content.get("environment")), dict[str, Any], "machine")
+        content = (
+            read_single(executed)
+            if executed
+            else read_json(file, dict[str, Any], again="Give another file.")
+        )
+        machine = converted(
+            content.get("machine", content.get("environment")), dict[str, Any], "machine"
+        )
         found = converted(content.get("notebooks"), dict[str, dict[str, Any]], "notebooks")
-        notebooks = {name: _notebook(values, content, f"notebooks.{name}") for name, values in found.items()}
+        notebooks = {
+            name: _notebook(values, content, f"notebooks.{name}") for name, values in found.items()
+        }
     except FileNotFoundError:
         raise InputError(
             f"{file} does not exist: give two folders of `gallery run` or `prepare.sh --run`, or two files of benchmarks/gallery.py."
@@ -68,19 +76,35 @@ def read_batch(path: Path | str) -> Batch:
     if not notebooks:
         raise InputError(f"{file} holds no figures: no notebook is in it.")
     facts = {name: machine.get(name) for name in ("cpu", "cores", "python")}
-    return Batch(notebooks, {**facts, "torch": str(machine.get("torch", "")).partition("+")[0]})  # less the name of its build
+    return Batch(
+        notebooks, {**facts, "torch": str(machine.get("torch", "")).partition("+")[0]}
+    )  # less the name of its build
 
 
 def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> dict[str, Any]:
     """Return status, seconds, parameters and comparisons of a notebook; raises Misfit for what is none."""
-    status = values["status"] if "status" in values else "failed" if values.get("problem", True) else "passed"
+    status = (
+        values["status"]
+        if "status" in values
+        else "failed"
+        if values.get("problem", True)
+        else "passed"
+    )
     comparisons = converted(values.get("comparisons"), list[dict[str, Any]], f"{place}.comparisons")
     for number, each in enumerate(comparisons):
-        converted({name: each.get(name) for name in _COMPARISON}, _Comparison, f"{place}.comparisons.{number}")
+        converted(
+            {name: each.get(name) for name in _COMPARISON},
+            _Comparison,
+            f"{place}.comparisons.{number}",
+        )
     return {
         "status": converted(status, str, f"{place}.status"),
         "seconds": converted(values.get("seconds"), float, f"{place}.seconds"),
-        "parameters": converted(values.get("parameters", content.get("parameters", {})), dict[str, Any], f"{place}.parameters"),
+        "parameters": converted(
+            values.get("parameters", content.get("parameters", {})),
+            dict[str, Any],
+            f"{place}.parameters",
+        ),
         "comparisons": comparisons,
     }
 
@@ -104,19 +128,38 @@ def _of_status(name: str, before: dict[str, Any] | None, after: dict[str, Any] |
 
     mark = ""
     if before and after and before["status"] != after["status"]:
-        mark = "improvement" if after["status"] == "passed" else f"regression: {after['status']}" if before["status"] == "passed" else ""
-    change = f"{after['seconds'] / before['seconds']:.2f}× as long" if before and after and before["seconds"] and after["seconds"] else ""
+        mark = (
+            "improvement"
+            if after["status"] == "passed"
+            else f"regression: {after['status']}"
+            if before["status"] == "passed"
+            else ""
+        )
+    change = (
+        f"{after['seconds'] / before['seconds']:.2f}× as long"
+        if before and after and before["seconds"] and after["seconds"]
+        else ""
+    )
     return Change(name, shown(before), shown(after), change, mark)
 
 
 def _of_comparison(what: str, before: dict[str, Any], after: dict[str, Any]) -> Change:
     texts = speedup(before), speedup(after)
     if before["parity_passed"] != after["parity_passed"]:
-        return Change(what, *texts, "", "improvement" if after["parity_passed"] else "regression: no parity any more")
+        return Change(
+            what,
+            *texts,
+            "",
+            "improvement" if after["parity_passed"] else "regression: no parity any more",
+        )
     if not before["speedup"] or not after["speedup"]:
         return Change(what, *texts, "", "")
-    change = stats.change_of_ratio(stats.Ratio(**before["speedup"]), stats.Ratio(**after["speedup"]))
-    mark = {"faster": "improvement", "slower": "regression: a smaller speed-up"}.get(change.verdict, "")
+    change = stats.change_of_ratio(
+        stats.Ratio(**before["speedup"]), stats.Ratio(**after["speedup"])
+    )
+    mark = {"faster": "improvement", "slower": "regression: a smaller speed-up"}.get(
+        change.verdict, ""
+    )
     return Change(what, *texts, str(change), mark)
 
 
@@ -134,17 +177,36 @@ def changes(before: Batch, after: Batch) -> list[Change]:
         for key in [key for key in earlier if key in later]:
             change = _of_comparison(f"  {key[0]} process(es), {key[1]}", earlier[key], later[key])
             same = sides[0] and sides[1] and sides[0]["parameters"] == sides[1]["parameters"]
-            found.append(change if same else dataclasses.replace(change, change="", mark="not judged: other parameters"))
+            found.append(
+                change
+                if same
+                else dataclasses.replace(change, change="", mark="not judged: other parameters")
+            )
     return found
 
 
 def text(before: Batch, after: Batch) -> str:
     """The lines as a table, how many regressions there are, and whether it was the same machine."""
     found = changes(before, after)
-    rows = [["notebook", "before", "after", "after / before", ""], *([c.what, c.before, c.after, c.change, c.mark] for c in found)]
+    rows = [
+        ["notebook", "before", "after", "after / before", ""],
+        *([c.what, c.before, c.after, c.change, c.mark] for c in found),
+    ]
     regressions = sum(change.regression for change in found)
-    count = "no regression beyond the intervals" if not regressions else f"{regressions} regression(s) beyond the intervals"
+    count = (
+        "no regression beyond the intervals"
+        if not regressions
+        else f"{regressions} regression(s) beyond the intervals"
+    )
     machines = [(name, value, after.machine[name]) for name, value in before.machine.items()]
-    differing = [f"{name}: {value} → {later}" for name, value, later in machines if value and later and value != later]
-    elsewhere = f"\nNot measured under the same conditions ({'; '.join(differing)})." if differing else ""
-    return f"{text_table(rows)}\n\n{count}; durations have no interval and are not judged.{elsewhere}"
+    differing = [
+        f"{name}: {value} → {later}"
+        for name, value, later in machines
+        if value and later and value != later
+    ]
+    elsewhere = (
+        f"\nNot measured under the same conditions ({'; '.join(differing)})." if differing else ""
+    )
+    return (
+        f"{text_table(rows)}\n\n{count}; durations have no interval and are not judged.{elsewhere}"
+    )

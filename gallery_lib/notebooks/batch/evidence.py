@@ -33,7 +33,9 @@ MINIMUM_STEPS_TO_JUDGE = 8
 """Shorter runs may end before their loss falls."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE
+)
 _REASON_CHARACTERS = 300
 
 
@@ -91,7 +93,12 @@ def _tail(log: list[str]) -> list[str]:
     """The last lines of the log; where a kernel died, those before papermill's own traceback."""
     if any("DeadKernelError" in line for line in log):
         ended = max((i for i, line in enumerate(log) if line.startswith("Ending Cell")), default=0)
-        log = log[: next((i for i, line in enumerate(log) if i > ended and line.startswith("Traceback ")), None)]
+        log = log[
+            : next(
+                (i for i, line in enumerate(log) if i > ended and line.startswith("Traceback ")),
+                None,
+            )
+        ]
     return log[-TAIL_LINES:]
 
 
@@ -119,7 +126,9 @@ def _error_of(cells: list[Cell], oom_kills: int) -> tuple[Status, str] | None:
             continue  # what it left out tells
         no_memory = name in ("MemoryError", "OutOfMemoryError") or _NO_MEMORY.search(value)
         killed = oom_kills > 0 and "SIGKILL" in value
-        return ("out of memory" if no_memory or killed else "failed"), f"{without_escapes(name)}: {_first_line(value)}".rstrip(": ")
+        return (
+            "out of memory" if no_memory or killed else "failed"
+        ), f"{without_escapes(name)}: {_first_line(value)}".rstrip(": ")
     return None
 
 
@@ -151,7 +160,9 @@ def problem_of_runs(folder: Path, measures: bool) -> str | None:
     """
     for path in sorted(folder.rglob("config.json")):
         asked = asked_steps(path)
-        if asked and (problem := _problem_of_run(path.parent, str(path.parent.relative_to(folder)), asked)):
+        if asked and (
+            problem := _problem_of_run(path.parent, str(path.parent.relative_to(folder)), asked)
+        ):
             return problem
     for path in sorted(folder.rglob("comparison.json")):
         try:
@@ -186,20 +197,35 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
     def verdict() -> tuple[Status, str | None]:
         if ended.ended_by is not None:
             return ended.ended_by, f"{ended.because}, {at}"
-        if ended.exit_code == DEAD_KERNEL_EXIT_CODE or any("Kernel died before replying" in line for line in log):
+        if ended.exit_code == DEAD_KERNEL_EXIT_CODE or any(
+            "Kernel died before replying" in line for line in log
+        ):
             if ended.oom_kills:
                 return "out of memory", f"Linux ended the kernel because memory ran out, {at}"
             return "kernel died", f"the kernel was gone, {at}"
         if (number := ended.exit_code - 128) in set(signal.Signals):
-            return "failed", f"papermill was killed by {signal.Signals(number).name}, by someone or because memory ran out, {at}"
+            return (
+                "failed",
+                f"papermill was killed by {signal.Signals(number).name}, by someone or because memory ran out, {at}",
+            )
         if error := _error_of(cells, ended.oom_kills):
             return error
         if not cells:
-            return "failed", f"papermill ended with exit code {ended.exit_code} before anything ran: {said}"
+            return (
+                "failed",
+                f"papermill ended with exit code {ended.exit_code} before anything ran: {said}",
+            )
         if missing:
             first = _where(cells, missing[0]).removeprefix("in ")
-            left = "; a cell left with SystemExit" if any(cell.error and cell.error[0] == "SystemExit" for cell in code) else ""
-            return "failed", f"{len(missing)} of {len(code)} code cells never ran{left}; the first is {first}"
+            left = (
+                "; a cell left with SystemExit"
+                if any(cell.error and cell.error[0] == "SystemExit" for cell in code)
+                else ""
+            )
+            return (
+                "failed",
+                f"{len(missing)} of {len(code)} code cells never ran{left}; the first is {first}",
+            )
         if ended.exit_code:
             return "failed", f"papermill ended with exit code {ended.exit_code}: {said}"
         problem = problem_of_runs(executed.parent / RUNS_FOLDER, measures)

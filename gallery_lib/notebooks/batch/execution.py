@@ -51,7 +51,11 @@ def _held_bytes(process: psutil.Process, *, shared_once: bool = False) -> int:
 
 def _run_at_work(folder: Path) -> Path | None:
     """Return the directory of the run below the folder whose phase is the newest, among those that have not ended."""
-    begun = {file.parent: phases[-1].began for file in folder.rglob(PHASES_FILE) if (phases := read_phases(file.parent))}
+    begun = {
+        file.parent: phases[-1].began
+        for file in folder.rglob(PHASES_FILE)
+        if (phases := read_phases(file.parent))
+    }
     alive = [run_dir for run_dir in begun if not (run_dir / "results.json").exists()]
     return max(alive, key=begun.__getitem__, default=None)
 
@@ -78,11 +82,31 @@ class Execution:
         self.planned, self.folder, self.config, self.share = planned, folder, config, share
         self.executed = folder / f"{planned.name}.ipynb"
         folder.mkdir(parents=True)
-        (folder / PARAMETERS_FILE).write_text(yaml.safe_dump(planned.parameters))  # the values keep their types
-        command = [sys.executable, "-m", "papermill", str(planned.path), str(self.executed), "-f", str(folder / PARAMETERS_FILE)]
+        (folder / PARAMETERS_FILE).write_text(
+            yaml.safe_dump(planned.parameters)
+        )  # the values keep their types
+        command = [
+            sys.executable,
+            "-m",
+            "papermill",
+            str(planned.path),
+            str(self.executed),
+            "-f",
+            str(folder / PARAMETERS_FILE),
+        ]
         command += ["--cwd", str(planned.path.parent), "--log-output", "--no-progress-bar"]
-        own = {"PYTHONPATH": search_path(), "GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER), "PYTHONUNBUFFERED": "1"}
-        self._command = [sys.executable, "-m", "gallery_lib.system.supervisor", *share.prefix, *command]
+        own = {
+            "PYTHONPATH": search_path(),
+            "GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER),
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._command = [
+            sys.executable,
+            "-m",
+            "gallery_lib.system.supervisor",
+            *share.prefix,
+            *command,
+        ]
         self._environment = {**os.environ, **own, **share.environment}
         self._oom_kills_before = evidence.oom_kills()
         self._ended_by: Literal["timeout", "out of memory", "not run"] | None = None
@@ -98,7 +122,12 @@ class Execution:
         self._began = time.monotonic()
         with (self.folder / LOG_FILE).open("w") as log:
             self._process = subprocess.Popen(
-                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     @property
@@ -142,9 +171,14 @@ class Execution:
             return
         held = sum(_held_bytes(process, shared_once=True) for process in self._processes)
         if held > limit:
-            with contextlib.suppress(psutil.NoSuchProcess):  # at once: it may go on growing while it is asked to end
+            with contextlib.suppress(
+                psutil.NoSuchProcess
+            ):  # at once: it may go on growing while it is asked to end
                 max(self._processes, key=_held_bytes).kill()
-            self.stop("out of memory", f"its processes held {held / 2**30:.2f} GiB together, and {limit_gibibytes:g} are allowed")
+            self.stop(
+                "out of memory",
+                f"its processes held {held / 2**30:.2f} GiB together, and {limit_gibibytes:g} are allowed",
+            )
 
     def progress(self) -> str:
         """How far it is."""
@@ -160,5 +194,10 @@ class Execution:
     def outcome(self) -> Outcome:
         """What the evidence says, once it has ended."""
         code = self._process.wait()
-        ended = Ended(code if code >= 0 else 128 - code, self._ended_by, self._because, evidence.oom_kills() - self._oom_kills_before)
+        ended = Ended(
+            code if code >= 0 else 128 - code,
+            self._ended_by,
+            self._because,
+            evidence.oom_kills() - self._oom_kills_before,
+        )
         return evidence.judge(self.executed, ended, measures=self.planned.measures)

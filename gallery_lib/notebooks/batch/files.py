@@ -20,4 +20,6 @@ def write(folder: Path, report: Report) -> None:
 
 def named(folder: Path) -> str:
     """Where they are, in a line."""
-    return f"reports: {', '.join(str(folder / name) for name in (REPORT_FILE, JUNIT_FILE, PAGE_FILE))}"
+    return (
+        f"reports: {', '.join(str(folder / name) for name in (REPORT_FILE, JUNIT_FILE, PAGE_FILE))}"
+    )

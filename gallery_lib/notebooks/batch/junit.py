@@ -9,7 +9,13 @@ from xml.etree import ElementTree
 
 from gallery_lib.notebooks.batch.record import Report
 
-_ELEMENTS = {"failed": "failure", "timeout": "error", "kernel died": "error", "out of memory": "error", "not run": "skipped"}
+_ELEMENTS = {
+    "failed": "failure",
+    "timeout": "error",
+    "kernel died": "error",
+    "out of memory": "error",
+    "not run": "skipped",
+}
 
 
 def document(report: Report) -> bytes:
@@ -17,16 +23,32 @@ def document(report: Report) -> bytes:
     counts = {
         "tests": len(report.notebooks),
         "failures": report.count("failed"),
-        "errors": report.count("timeout") + report.count("kernel died") + report.count("out of memory"),
+        "errors": report.count("timeout")
+        + report.count("kernel died")
+        + report.count("out of memory"),
         "skipped": report.count("not run"),
     }
-    attributes = {"name": "gallery", "time": f"{report.seconds:.1f}", **{name: str(count) for name, count in counts.items()}}
+    attributes = {
+        "name": "gallery",
+        "time": f"{report.seconds:.1f}",
+        **{name: str(count) for name, count in counts.items()},
+    }
     suites = ElementTree.Element("testsuites", attributes)
-    suite = ElementTree.SubElement(suites, "testsuite", {**attributes, "timestamp": report.began[:19]})
+    suite = ElementTree.SubElement(
+        suites, "testsuite", {**attributes, "timestamp": report.began[:19]}
+    )
     for name, record in report.notebooks.items():
-        case = ElementTree.SubElement(suite, "testcase", {"classname": "notebooks", "name": name, "time": f"{record.seconds:.1f}"})
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            {"classname": "notebooks", "name": name, "time": f"{record.seconds:.1f}"},
+        )
         if record.status in _ELEMENTS:
-            element = ElementTree.SubElement(case, _ELEMENTS[record.status], {"message": record.reason or "", "type": record.status})
+            element = ElementTree.SubElement(
+                case,
+                _ELEMENTS[record.status],
+                {"message": record.reason or "", "type": record.status},
+            )
             if record.log_tail:
                 element.text = "\n".join(record.log_tail)
     ElementTree.indent(suites)

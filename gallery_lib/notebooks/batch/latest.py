@@ -34,10 +34,14 @@ def notebook_of(task: str) -> str:
 
 def _is_here(environment: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
     """Whether two descriptions are of one machine, or of machines of one kind."""
-    return all(environment.get(name) == here.get(name) for name in ("cpu", "isa", "device", "cores"))
+    return all(
+        environment.get(name) == here.get(name) for name in ("cpu", "isa", "device", "cores")
+    )
 
 
-def _speedup(comparison: Comparison, title: str, here: Mapping[str, Any], modified: float) -> Speedup:
+def _speedup(
+    comparison: Comparison, title: str, here: Mapping[str, Any], modified: float
+) -> Speedup:
     run = comparison.baseline
     machine = HERE if _is_here(run.environment, here) else hardware.machine_name(run.environment)
     return Speedup(
@@ -53,12 +57,16 @@ def _speedup(comparison: Comparison, title: str, here: Mapping[str, Any], modifi
     )
 
 
-def own_results(folder: Path, titles: Mapping[str, str], here: Mapping[str, Any]) -> dict[str, Speedup]:
+def own_results(
+    folder: Path, titles: Mapping[str, str], here: Mapping[str, Any]
+) -> dict[str, Speedup]:
     """Return the newest comparison on one process below `folder` of each notebook in `titles`, those of this machine first.
 
     What cannot be read is left out: a comparison that another version wrote is no reason to show nothing.
     """
-    dated = sorted(((path.stat().st_mtime, path) for path in folder.rglob("comparison.json")), reverse=True)
+    dated = sorted(
+        ((path.stat().st_mtime, path) for path in folder.rglob("comparison.json")), reverse=True
+    )
     found: dict[str, Speedup] = {}
     for modified, path in dated[:_MOST_FILES]:
         try:
@@ -94,16 +102,35 @@ class Committed:
 
     def speedups(self, titles: Mapping[str, str]) -> dict[str, Speedup]:
         """The comparison on one process of each notebook in `titles` that ran."""
-        environment, profile = self.content["environment"], self.content.get("parameters", {}).get("profile")
+        environment, profile = (
+            self.content["environment"],
+            self.content.get("parameters", {}).get("profile"),
+        )
         found = {}
         for name, run in self.content["notebooks"].items():
             alone = [c for c in run["comparisons"] if c["processes"] == 1]
             if name not in titles or run["problem"] or not alone:
                 continue
             ratio = Ratio(**alone[0]["speedup"]) if alone[0]["speedup"] else None
-            conditions = ", ".join(filter(None, [_precision(alone[0], environment), f"{profile} sizes" if profile else ""]))
-            machine, date = hardware.machine_name(environment), run.get("date") or self.content["date"]
-            found[name] = Speedup(name, titles[name], ratio, alone[0]["verdict"], conditions, machine, date, environment.get("git"))
+            conditions = ", ".join(
+                filter(
+                    None, [_precision(alone[0], environment), f"{profile} sizes" if profile else ""]
+                )
+            )
+            machine, date = (
+                hardware.machine_name(environment),
+                run.get("date") or self.content["date"],
+            )
+            found[name] = Speedup(
+                name,
+                titles[name],
+                ratio,
+                alone[0]["verdict"],
+                conditions,
+                machine,
+                date,
+                environment.get("git"),
+            )
         return found
 
 
@@ -123,7 +150,14 @@ def nearest(folder: Path, here: Mapping[str, Any]) -> Committed | None:
         precisions = [hardware.emulated_bf16(dict(environment)) for environment in (there, here)]
         unlike = len(set(there["isa"]) ^ set(here["isa"]))
         cores = abs(math.log2(there["cores"] / here["cores"]))
-        return kinds[0] == kinds[1], precisions[0] == precisions[1], -unlike, -cores, content["date"], path.name
+        return (
+            kinds[0] == kinds[1],
+            precisions[0] == precisions[1],
+            -unlike,
+            -cores,
+            content["date"],
+            path.name,
+        )
 
     files = gallery_files(folder)
     return Committed(*max(files.items(), key=nearness)) if files else None
@@ -141,7 +175,9 @@ def code_note(speedups: Iterable[Speedup], here: str | None) -> str:
     if set(by_code) <= {here}:
         return ""
     versions = "; ".join(f"{code}: {', '.join(titles)}" for code, titles in by_code.items())
-    return f"Version of the code that was measured: {versions}. Here it is {here or 'not recorded'}."
+    return (
+        f"Version of the code that was measured: {versions}. Here it is {here or 'not recorded'}."
+    )
 
 
 def busy_note(speedups: Iterable[Speedup]) -> str:

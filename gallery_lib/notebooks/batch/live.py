@@ -43,14 +43,20 @@ class Lines(Observer):
         self._ended.add(name)
         details = "; ".join(filter(None, [record.reason, summary.speedups(record)]))
         after = "" if record.kept else f" after {duration(record.seconds)}"
-        print(f"[{len(self._ended)}/{self._count}] {name}: {summary.status(record)}{after}{': ' if details else ''}{details}", flush=True)
+        print(
+            f"[{len(self._ended)}/{self._count}] {name}: {summary.status(record)}{after}{': ' if details else ''}{details}",
+            flush=True,
+        )
 
     def goes_on(self, running: Sequence[Execution], report: Report) -> None:
         if time.monotonic() - self._said < LINE_SECONDS:
             return
         self._said = time.monotonic()
         for execution in running:
-            print(f"{execution.planned.name}: {execution.progress()}, {duration(execution.seconds)}", flush=True)
+            print(
+                f"{execution.planned.name}: {execution.progress()}, {duration(execution.seconds)}",
+                flush=True,
+            )
 
 
 class Table(Observer):
@@ -67,16 +73,32 @@ class Table(Observer):
 
         self._drawn = time.monotonic()
         by_name = {execution.planned.name: execution for execution in running}
-        drawn = Drawn("notebook", "status", "duration", "what", title=heading(list(by_name), report, time.monotonic() - self._began))
+        drawn = Drawn(
+            "notebook",
+            "status",
+            "duration",
+            "what",
+            title=heading(list(by_name), report, time.monotonic() - self._began),
+        )
         for name, record in report.notebooks.items():
             if name in by_name:
-                drawn.add_row(name, "[bold]running[/]", duration(by_name[name].seconds), by_name[name].progress())
+                drawn.add_row(
+                    name,
+                    "[bold]running[/]",
+                    duration(by_name[name].seconds),
+                    by_name[name].progress(),
+                )
             elif record.date is None:
                 drawn.add_row(name, "[dim]waiting[/]", "", "")
             else:
                 colour = "green" if record.status == "passed" else "red"
                 what = record.reason or summary.speedups(record)
-                drawn.add_row(name, f"[{colour}]{summary.status(record)}[/]", duration(record.seconds), escape(what))
+                drawn.add_row(
+                    name,
+                    f"[{colour}]{summary.status(record)}[/]",
+                    duration(record.seconds),
+                    escape(what),
+                )
         self._live.update(drawn, refresh=True)
 
 

@@ -65,7 +65,12 @@ class _Engine(Engine):
 
     @classmethod
     def execute_managed_notebook(
-        cls, nb_man: Any, kernel_name: str, start_timeout: int = 60, execution_timeout: int | None = None, **kwargs: Any
+        cls,
+        nb_man: Any,
+        kernel_name: str,
+        start_timeout: int = 60,
+        execution_timeout: int | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Execute the notebook of papermill's `nb_man`; return it with its outputs."""
         kwargs.pop("input_path", None)

@@ -34,7 +34,9 @@ _ONLY_FOR = {
         *("notebooks/cells/communication.py", "measure/communication", "cluster"),
         "config/communication.py",
     ),
-    "performance_data": ("notebooks/cells/performance_data.py",),  # it shows what measure/replay measured
+    "performance_data": (
+        "notebooks/cells/performance_data.py",
+    ),  # it shows what measure/replay measured
 }
 """What one notebook measures and no other."""
 
@@ -51,7 +53,10 @@ def scripts_of(notebook: Path) -> list[Path]:
 
 def _measured(package: Path, notebook: Path) -> Iterator[Path]:
     others = {path.stem for path in notebook.parent.glob("*.ipynb")} - {notebook.stem}
-    left_out = [*_NOT_MEASURED, *(room for name, rooms in _ONLY_FOR.items() if name != notebook.stem for room in rooms)]
+    left_out = [
+        *_NOT_MEASURED,
+        *(room for name, rooms in _ONLY_FOR.items() if name != notebook.stem for room in rooms),
+    ]
     for path in package_sources(package):
         inside = path.relative_to(package)
         of_another = inside.parent == Path("tasks") and path.stem in others
@@ -62,13 +67,17 @@ def _measured(package: Path, notebook: Path) -> Iterator[Path]:
 def add_files(result: Any, paths: Iterable[Path], folder: Path) -> None:
     """Add the files, by their names from `folder` on and their contents, to a hash."""
     for path in paths:
-        result.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        result.update(
+            path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
 
 
 def code_digest(notebook: Path, package: Path | None = None) -> str:
     """Names the code that the notebook measures. Raises InputError for a notebook that cannot be read."""
     package = package or Path(gallery_lib.__file__).parent
-    result = hashlib.sha256("\0".join(cell.source for cell in read_notebook(notebook).code).encode())
+    result = hashlib.sha256(
+        "\0".join(cell.source for cell in read_notebook(notebook).code).encode()
+    )
     add_files(result, scripts_of(notebook), notebook.parent)
     add_files(result, _measured(package, notebook), package)
     return result.hexdigest()[:24]
@@ -88,4 +97,8 @@ def gallery_files(folder: Path) -> dict[Path, dict[str, Any]]:
 def newest_results(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """Return the newest of these files, and its content."""
     files = gallery_files(folder)
-    return max(files.items(), key=lambda item: (item[1]["date"], item[0].parent.name)) if files else None
+    return (
+        max(files.items(), key=lambda item: (item[1]["date"], item[0].parent.name))
+        if files
+        else None
+    )

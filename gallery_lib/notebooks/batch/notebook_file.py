@@ -46,7 +46,9 @@ class NotebookFile:
     @property
     def parameters_source(self) -> str | None:
         """The cell that papermill puts its parameters behind."""
-        return next((cell.source for cell in self.cells if cell.is_code and "parameters" in cell.tags), None)
+        return next(
+            (cell.source for cell in self.cells if cell.is_code and "parameters" in cell.tags), None
+        )
 
 
 def read_notebook(path: Path) -> NotebookFile:
@@ -54,7 +56,9 @@ def read_notebook(path: Path) -> NotebookFile:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["nbformat"] != 4:
-            raise InputError(f"{path} has notebook format {values['nbformat']}; open and save it in JupyterLab to bring it to 4.")
+            raise InputError(
+                f"{path} has notebook format {values['nbformat']}; open and save it in JupyterLab to bring it to 4."
+            )
         cells = [
             Cell(
                 is_code=cell["cell_type"] == "code",
@@ -69,4 +73,6 @@ def read_notebook(path: Path) -> NotebookFile:
     except FileNotFoundError:
         raise InputError(f"the notebook {path} does not exist.") from None
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no notebook that can be read ({type(error).__name__}: {error}).") from None
+        raise InputError(
+            f"{path} is no notebook that can be read ({type(error).__name__}: {error})."
+        ) from None

@@ -14,16 +14,26 @@ from gallery_lib.system import hardware
 
 def _environment() -> jinja2.Environment:
     loader = jinja2.PackageLoader("gallery_lib.notebooks.batch", package_path="")
-    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    return jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
 
 
 def _machine(report: Report) -> str:
     """The machine in a sentence; its GPUs are known once a run has recorded them."""
     devices = [c["device"] for record in report.notebooks.values() for c in record.comparisons]
-    return hardware.describe({**report.machine, "device": next(iter(devices), "GPUs not asked about")})
+    return hardware.describe(
+        {**report.machine, "device": next(iter(devices), "GPUs not asked about")}
+    )
 
 
 def html(report: Report) -> str:
     """The page."""
     template = _environment().get_template("report.html.jinja")
-    return template.render(report=report, groups=summary.groups(report), summary=summary, machine=_machine(report))
+    return template.render(
+        report=report, groups=summary.groups(report), summary=summary, machine=_machine(report)
+    )

@@ -18,7 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
+from gallery_lib.config import (
+    NotebookConfig,
+    PerformanceDataConfig,
+    WalkConfig,
+    WireConfig,
+    YourModelConfig,
+)
 from gallery_lib.config.options import check_value, option
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, did_you_mean
@@ -37,16 +43,30 @@ def _declarations(source: str, path: Path) -> list[tuple[str, Any, dataclasses.F
     """(name, type, field) of every assignment in a parameters cell, as `make_dataclass` takes them."""
     found = []
     for statement in ast.parse(source).body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
-            name, annotation, value = statement.target.id, ast.unparse(statement.annotation), statement.value
-        elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and statement.value is not None
+        ):
+            name, annotation, value = (
+                statement.target.id,
+                ast.unparse(statement.annotation),
+                statement.value,
+            )
+        elif (
+            isinstance(statement, ast.Assign)
+            and len(statement.targets) == 1
+            and isinstance(statement.targets[0], ast.Name)
+        ):
             name, annotation, value = statement.targets[0].id, "", statement.value
         else:
             continue
         default = ast.literal_eval(value)
         kind = _TYPES.get(annotation.partition("|")[0].strip(), type(default))
         if kind not in _TYPES.values():
-            raise InputError(f"{path}: the type of its parameter `{name}` is not known; annotate it with one of {', '.join(_TYPES)}.")
+            raise InputError(
+                f"{path}: the type of its parameter `{name}` is not known; annotate it with one of {', '.join(_TYPES)}."
+            )
         found.append((name, kind if default is not None else kind | None, option(default, name)))
     return found
 
@@ -59,7 +79,9 @@ def options_class(notebook: NotebookFile, path: Path) -> type:
     try:
         declared = _declarations(source, path)
     except (SyntaxError, ValueError) as error:
-        raise InputError(f"{path}: its parameters cell is not plain assignments of literals ({error}).") from None
+        raise InputError(
+            f"{path}: its parameters cell is not plain assignments of literals ({error})."
+        ) from None
     for known in _OF_THE_GALLERY:
         if [f.name for f in dataclasses.fields(known)] == [name for name, _, _ in declared]:
             return known
@@ -76,22 +98,31 @@ def check_names(given: Mapping[str, Any], classes: Sequence[type]) -> None:
     known = list(dict.fromkeys(name for cls in classes for name in names(cls)))
     for name in given:
         if name not in known:
-            there = f" Known: {', '.join(known)}." if known else " These notebooks have no parameters."
+            there = (
+                f" Known: {', '.join(known)}." if known else " These notebooks have no parameters."
+            )
             raise InputError(f"unknown parameter `{name}`.{did_you_mean(name, known)}{there}")
 
 
 def fitting(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `values` that the notebook has, with the types that it expects. InputError for one that does not fit."""
-    return {name: check_value(cls, name, value) for name, value in values.items() if name in names(cls)}
+    return {
+        name: check_value(cls, name, value) for name, value in values.items() if name in names(cls)
+    }
 
 
 def main() -> None:
     """Check the parameters on the command line. Raises InputError for one that the notebook does not take."""
     parser = argparse.ArgumentParser(description="Check parameters of a notebook.")
     parser.add_argument("notebook", type=Path)
-    parser.add_argument("-p", nargs=2, action="append", default=[], dest="given", metavar=("NAME", "VALUE"))
+    parser.add_argument(
+        "-p", nargs=2, action="append", default=[], dest="given", metavar=("NAME", "VALUE")
+    )
     arguments = parser.parse_args()
-    cls, given = options_class(read_notebook(arguments.notebook), arguments.notebook), dict(arguments.given)
+    cls, given = (
+        options_class(read_notebook(arguments.notebook), arguments.notebook),
+        dict(arguments.given),
+    )
     check_names(given, [cls])
     fitting(cls, given)
 

@@ -20,11 +20,26 @@ import gallery_lib
 from gallery_lib.config import NotebookConfig, YourModelConfig
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.notebooks.batch import parameters
-from gallery_lib.notebooks.batch.measured_code import add_files, code_digest, package_sources, scripts_of
+from gallery_lib.notebooks.batch.measured_code import (
+    add_files,
+    code_digest,
+    package_sources,
+    scripts_of,
+)
 from gallery_lib.notebooks.batch.notebook_file import NotebookFile, read_notebook
 from gallery_lib.system import paths
 
-_LIBRARIES = ("torch", "torchvision", "timm", "transformers", "tokenizers", "numpy", "ipykernel", "nbclient", "papermill")
+_LIBRARIES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "ipykernel",
+    "nbclient",
+    "papermill",
+)
 
 
 @dataclass(frozen=True)
@@ -60,15 +75,23 @@ def _found(names: Sequence[str]) -> list[Path]:
         is_path = name.endswith(".ipynb") and Path(name).is_file()
         path = Path(name).resolve() if is_path else own.get(name.removesuffix(".ipynb"))
         if path is None:
-            raise InputError(f"there is no notebook `{name}`.{did_you_mean(name, own)} Known: {', '.join(sorted(own))}; or a path.")
+            raise InputError(
+                f"there is no notebook `{name}`.{did_you_mean(name, own)} Known: {', '.join(sorted(own))}; or a path."
+            )
         if chosen.setdefault(path.stem, path) != path:
-            raise InputError(f"two notebooks are called {path.stem}: {chosen[path.stem]} and {path}. Run them in two batches.")
+            raise InputError(
+                f"two notebooks are called {path.stem}: {chosen[path.stem]} and {path}. Run them in two batches."
+            )
     return list(chosen.values())
 
 
 def profile_values(profile: str | None) -> dict[str, Any]:
     """The parameters in `notebooks/profiles/PROFILE.yaml`, a parameter file as `papermill -f` takes it."""
-    return yaml.safe_load((notebooks_dir() / "profiles" / f"{profile}.yaml").read_text()) if profile else {}
+    return (
+        yaml.safe_load((notebooks_dir() / "profiles" / f"{profile}.yaml").read_text())
+        if profile
+        else {}
+    )
 
 
 def digest(path: Path, values: Mapping[str, Any]) -> str:
@@ -99,7 +122,9 @@ def _check_kernels(notebooks: Mapping[Path, NotebookFile]) -> None:
             )
 
 
-def plan(names: Sequence[str], profile: str | None = None, given: Mapping[str, Any] | None = None) -> list[Planned]:
+def plan(
+    names: Sequence[str], profile: str | None = None, given: Mapping[str, Any] | None = None
+) -> list[Planned]:
     """The notebooks called `names` (all when there are none), each with its share of the parameters.
 
     Args:
@@ -110,7 +135,9 @@ def plan(names: Sequence[str], profile: str | None = None, given: Mapping[str, A
     Raises InputError for an unknown notebook or kernel, and for a parameter that is unknown, badly typed or out of range.
     """
     notebooks = {path: read_notebook(path) for path in _found(names)}
-    classes = {path: parameters.options_class(notebook, path) for path, notebook in notebooks.items()}
+    classes = {
+        path: parameters.options_class(notebook, path) for path, notebook in notebooks.items()
+    }
     parameters.check_names(given or {}, list(classes.values()))
     values = {**profile_values(profile), **(given or {})}
     chosen = {path: parameters.fitting(cls, values) for path, cls in classes.items()}

@@ -38,8 +38,12 @@ class Record:
     cells_run: int = 0
     cells: int = 0
     log_tail: list[str] = field(default_factory=list)
-    comparisons: list[dict[str, Any]] = field(default_factory=list)  # as `comparisons_in` gives them
-    code: str | None = None  # digest of the code that was measured (`measured_code`); None: unknown, or changed meanwhile
+    comparisons: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # as `comparisons_in` gives them
+    code: str | None = (
+        None  # digest of the code that was measured (`measured_code`); None: unknown, or changed meanwhile
+    )
     kernel_starts: int = 1  # of the last attempt; more than 1: its kernel had lost a port to another process, and was started anew
 
 
@@ -80,7 +84,9 @@ def machine() -> dict[str, Any]:
 
 def comparisons_in(folder: Path) -> list[dict[str, Any]]:
     """Return the comparisons below a folder, each reduced to its conditions and its verdict. Raises InputError for a damaged one."""
-    return [_reduced(read_comparison(path.parent)) for path in sorted(folder.rglob("comparison.json"))]
+    return [
+        _reduced(read_comparison(path.parent)) for path in sorted(folder.rglob("comparison.json"))
+    ]
 
 
 def _reduced(comparison: Comparison) -> dict[str, Any]:

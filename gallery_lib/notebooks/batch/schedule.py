@@ -24,7 +24,14 @@ from gallery_lib.notebooks.batch import files, shares
 from gallery_lib.notebooks.batch.evidence import RUNS_FOLDER, Outcome
 from gallery_lib.notebooks.batch.execution import Execution
 from gallery_lib.notebooks.batch.plan import Planned, digest
-from gallery_lib.notebooks.batch.record import REPORT_FILE, Record, Report, comparisons_in, machine, read_report
+from gallery_lib.notebooks.batch.record import (
+    REPORT_FILE,
+    Record,
+    Report,
+    comparisons_in,
+    machine,
+    read_report,
+)
 from gallery_lib.system import paths
 
 TICK_SECONDS = 0.1
@@ -48,7 +55,17 @@ def _now() -> str:
 
 
 def _waiting(planned: Planned) -> Record:
-    return Record("not run", "its turn has not come", 0.0, None, 0, False, planned.parameters, planned.digest, None)
+    return Record(
+        "not run",
+        "its turn has not come",
+        0.0,
+        None,
+        0,
+        False,
+        planned.parameters,
+        planned.digest,
+        None,
+    )
 
 
 @contextlib.contextmanager
@@ -58,7 +75,9 @@ def _only_runner(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"another `gallery run` is at work in {folder}. Wait for it, or name another --out.") from None
+            raise InputError(
+                f"another `gallery run` is at work in {folder}. Wait for it, or name another --out."
+            ) from None
         yield
 
 
@@ -88,7 +107,12 @@ def _earlier(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, R
         if planned.name not in before:
             continue
         record = before[planned.name]
-        if record.status == "passed" and record.digest == planned.digest and record.folder and (folder / record.folder).is_dir():
+        if (
+            record.status == "passed"
+            and record.digest == planned.digest
+            and record.folder
+            and (folder / record.folder).is_dir()
+        ):
             found[planned.name] = dataclasses.replace(record, kept=True)
         else:
             found[planned.name] = dataclasses.replace(_waiting(planned), attempts=record.attempts)
@@ -98,7 +122,14 @@ def _earlier(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, R
 class _Batch:
     """The state of a batch that runs."""
 
-    def __init__(self, plan: Sequence[Planned], config: BatchConfig, folder: Path, command: Sequence[str], observer: Observer) -> None:
+    def __init__(
+        self,
+        plan: Sequence[Planned],
+        config: BatchConfig,
+        folder: Path,
+        command: Sequence[str],
+        observer: Observer,
+    ) -> None:
         self.config, self.folder, self.observer = config, folder, observer
         self._began = time.monotonic()
         kept = _earlier(folder, plan, config.resume)
@@ -110,7 +141,9 @@ class _Batch:
             seconds=0.0,
             options=options.to_mapping(config),
             machine=machine(),
-            notebooks={planned.name: kept.get(planned.name) or _waiting(planned) for planned in plan},
+            notebooks={
+                planned.name: kept.get(planned.name) or _waiting(planned) for planned in plan
+            },
         )
         self.waiting = [planned for planned in plan if not self.report.notebooks[planned.name].kept]
         self.free = shares.shares(min(config.jobs, max(1, len(self.waiting))))
@@ -131,7 +164,9 @@ class _Batch:
         """Start the next notebook on a free share."""
         planned = self.waiting.pop(0)
         self._tries[planned.name] = self._tries.get(planned.name, 0) + 1
-        execution = Execution(planned, paths.free_name(self.folder, planned.name), self.config, self.free.pop())
+        execution = Execution(
+            planned, paths.free_name(self.folder, planned.name), self.config, self.free.pop()
+        )
         self.running.append((execution, _now()))
         self.observer.started(planned.name)
 
@@ -159,7 +194,10 @@ class _Batch:
                 code=planned.code if unchanged else None,
                 kernel_starts=execution.kernel_starts,
             )
-            if record.status not in ("passed", "not run") and self._tries[planned.name] <= self.config.retries:
+            if (
+                record.status not in ("passed", "not run")
+                and self._tries[planned.name] <= self.config.retries
+            ):
                 self.waiting.append(planned)
             self.observer.ended(planned.name, record)
             self.bring_up_to_date(notebooks={**self.report.notebooks, planned.name: record})
@@ -172,7 +210,9 @@ class _Batch:
         notebooks = dict(self.report.notebooks)
         for planned in self.waiting:
             if notebooks[planned.name].status == "not run":
-                notebooks[planned.name] = dataclasses.replace(notebooks[planned.name], reason=f"interrupted by {name} before its turn")
+                notebooks[planned.name] = dataclasses.replace(
+                    notebooks[planned.name], reason=f"interrupted by {name} before its turn"
+                )
         self.waiting = []
         self.bring_up_to_date(notebooks=notebooks, interrupted_by=name)
 
@@ -202,7 +242,9 @@ def run(
     no exception: `interrupted_by` of the report names the signal.
     """
     shares.check(config, [(planned.name, planned.parameters) for planned in plan])
-    folder = paths.output_folder(config.out, "gallery", resume=config.resume, file=REPORT_FILE, work="batch")
+    folder = paths.output_folder(
+        config.out, "gallery", resume=config.resume, file=REPORT_FILE, work="batch"
+    )
     with _only_runner(folder), _noted_signals() as arrived:
         batch = _Batch(plan, config, folder, command, observer or Observer())
         try:

@@ -43,7 +43,9 @@ def _estimated_bytes(name: str, parameters: dict[str, object]) -> int:
         **(task.full if parameters.get("profile") == "full" else task.quick),
         **{k: v for k, v in parameters.items() if v is not None},
     }
-    config = from_mapping(TrainConfig, {"model": name, **{size: chosen[size] for size in sizes if size in chosen}})
+    config = from_mapping(
+        TrainConfig, {"model": name, **{size: chosen[size] for size in sizes if size in chosen}}
+    )
     return 2 * memory_estimate.needed_bytes(config, compared=True)
 
 
@@ -51,15 +53,25 @@ def check(config: BatchConfig, notebooks: Sequence[tuple[str, dict[str, object]]
     """InputError when `config.jobs` of the notebooks, (name, parameters) each, need more devices or memory than this host has."""
     jobs, gibibyte, total = min(config.jobs, len(notebooks)), 2**30, hardware.memory_bytes()
     if config.memory_limit is not None and jobs * config.memory_limit * gibibyte > total:
-        raise InputError(f"jobs={jobs} × memory_limit={config.memory_limit} GiB: this host has {total / gibibyte:.1f} GiB of memory.")
+        raise InputError(
+            f"jobs={jobs} × memory_limit={config.memory_limit} GiB: this host has {total / gibibyte:.1f} GiB of memory."
+        )
     if jobs == 1:
         return  # asks nothing that would take torch
     gpus = hardware.gpu_count()
-    devices, what = (gpus, f"{gpus} GPU(s)") if gpus else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
+    devices, what = (
+        (gpus, f"{gpus} GPU(s)")
+        if gpus
+        else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
+    )
     if jobs > devices:
-        raise InputError(f"jobs={jobs}: this host has {what}, so at most {devices} notebooks at a time.")
+        raise InputError(
+            f"jobs={jobs}: this host has {what}, so at most {devices} notebooks at a time."
+        )
     if gpus == 0 and config.memory_limit is None:
-        needed = sum(sorted(_estimated_bytes(name, parameters) for name, parameters in notebooks)[-jobs:])
+        needed = sum(
+            sorted(_estimated_bytes(name, parameters) for name, parameters in notebooks)[-jobs:]
+        )
         if needed > total:
             raise InputError(
                 f"jobs={jobs}: the {jobs} largest of these notebooks need about {needed / gibibyte:.1f} GiB of memory together, and this "
@@ -73,7 +85,9 @@ def shares(jobs: int) -> list[Share]:
         return [Share([], {})]
     gpus = hardware.gpu_count()
     visible = (
-        os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if os.environ.get("CUDA_VISIBLE_DEVICES") else [str(i) for i in range(gpus)]
+        os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if os.environ.get("CUDA_VISIBLE_DEVICES")
+        else [str(i) for i in range(gpus)]
     )
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     result = []

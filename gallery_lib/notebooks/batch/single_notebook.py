@@ -35,7 +35,11 @@ def read_single(executed: Path) -> dict[str, Any]:
     folder = executed.parent
     notebook = read_json(executed, dict[str, Any], again="Run it again.")
     noted = converted(notebook.get("metadata", {}), dict[str, Any], "metadata").get("papermill", {})
-    outcome = evidence.judge(executed, evidence.Ended(exit_code=0, ended_by=None, because="", oom_kills=0), measures=False)
+    outcome = evidence.judge(
+        executed,
+        evidence.Ended(exit_code=0, ended_by=None, because="", oom_kills=0),
+        measures=False,
+    )
     passed = outcome.status == "passed" and evidence.problem_of_runs(folder, measures=False) is None
     values = {
         "status": "passed" if passed else "failed",

@@ -48,7 +48,9 @@ def status(record: Record) -> str:
 def totals(report: Report) -> str:
     """`11 of 13 passed; 1 failed, 1 timeout, in 12 min 3 s.`"""
     others = ", ".join(
-        f"{n} {kind}" for kind in ("failed", "timeout", "kernel died", "out of memory", "not run") if (n := report.count(kind))
+        f"{n} {kind}"
+        for kind in ("failed", "timeout", "kernel died", "out of memory", "not run")
+        if (n := report.count(kind))
     )
     interrupted = f", interrupted by {report.interrupted_by}" if report.interrupted_by else ""
     passed = f"{report.count('passed')} of {len(report.notebooks)} passed"
@@ -61,7 +63,9 @@ def text(report: Report) -> str:
     for name, record in report.notebooks.items():
         ran = record.date is not None
         cells = f"{record.cells_run}/{record.cells}" if ran else ""
-        rows.append([name, status(record), duration(record.seconds) if ran else "", cells, speedups(record)])
+        rows.append(
+            [name, status(record), duration(record.seconds) if ran else "", cells, speedups(record)]
+        )
     parts = [text_table(rows)]
     for _, names in groups(report):
         record = report.notebooks[names[0]]

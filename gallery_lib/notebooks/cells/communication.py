@@ -30,13 +30,19 @@ class NotMeasured:
 
 def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
     """Check the notebook's parameters (those of this kernel when left out). Raises InputError for what cannot be."""
-    asked = options.from_mapping(WireConfig, given_parameters() if parameters is None else parameters)
+    asked = options.from_mapping(
+        WireConfig, given_parameters() if parameters is None else parameters
+    )
     from gallery_lib import tasks  # not before the parameters are checked
     from gallery_lib.cluster import link_rate
 
     link_rate.bits_per_second(asked.rate)
     tasks.get(asked.model)
-    display_markdown(markdown_table([["setting", "value"], *([name, str(value)] for name, value in vars(asked).items())]))
+    display_markdown(
+        markdown_table(
+            [["setting", "value"], *([name, str(value)] for name, value in vars(asked).items())]
+        )
+    )
     return asked
 
 
@@ -51,12 +57,24 @@ def show_bytes(settings: WireConfig) -> None:
 
     with torch.device("meta"):  # shapes without values
         shapes = bytes_sent.shapes_of(tasks.get(settings.model).build_model())
-    formats = {"fp32": Comm(), "bf16, fp16": Comm(wire="bf16"), "int8": Comm(wire="int8"), "PowerSGD": Comm(wire="powersgd")}
-    sent = {name: bytes_sent.sent_bytes(shapes, format, settings.hosts) for name, format in formats.items()}
+    formats = {
+        "fp32": Comm(),
+        "bf16, fp16": Comm(wire="bf16"),
+        "int8": Comm(wire="int8"),
+        "PowerSGD": Comm(wire="powersgd"),
+    }
+    sent = {
+        name: bytes_sent.sent_bytes(shapes, format, settings.hosts)
+        for name, format in formats.items()
+    }
     parameters = sum(torch.Size(shape).numel() for shape in shapes)
-    counted = communication_plots.Bytes(settings.model, parameters, settings.hosts, link_rate.bits_per_second(settings.rate), sent)
+    counted = communication_plots.Bytes(
+        settings.model, parameters, settings.hosts, link_rate.bits_per_second(settings.rate), sent
+    )
     display_figure(
-        communication_plots.bytes_sent(counted), communication_plots.bytes_text(counted), communication_plots.bytes_rows(counted)
+        communication_plots.bytes_sent(counted),
+        communication_plots.bytes_text(counted),
+        communication_plots.bytes_rows(counted),
     )
     display_markdown(
         f"{parameters:,} parameters in {len(shapes)} tensors; one process on each of {settings.hosts} hosts. Computed, not measured: "
@@ -70,11 +88,18 @@ def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
     from gallery_lib.measure.communication import strategies
     from gallery_lib.measure.communication.launch import run_on_lab
 
-    turns = WaysConfig(width=settings.width, rounds=settings.rounds, block_steps=settings.block_steps)
+    turns = WaysConfig(
+        width=settings.width, rounds=settings.rounds, block_steps=settings.block_steps
+    )
     try:
         with Lab(hosts=settings.hosts, rate=settings.rate) as lab:
-            print(f"a lab of {settings.hosts} hosts at {settings.rate} each (emulated links), CPU shares: {lab.cpu_share}", flush=True)
-            return strategies.Effects.of(run_on_lab(lab, strategies.__name__, turns, settings.processes))
+            print(
+                f"a lab of {settings.hosts} hosts at {settings.rate} each (emulated links), CPU shares: {lab.cpu_share}",
+                flush=True,
+            )
+            return strategies.Effects.of(
+                run_on_lab(lab, strategies.__name__, turns, settings.processes)
+            )
     except LabUnavailable as error:
         return NotMeasured(str(error))
 
@@ -87,13 +112,17 @@ def show_effects(effects: Effects | NotMeasured) -> None:
     from gallery_lib.report import communication_plots
 
     display_figure(
-        communication_plots.waterfall(effects), communication_plots.waterfall_text(effects), communication_plots.waterfall_rows(effects)
+        communication_plots.waterfall(effects),
+        communication_plots.waterfall_text(effects),
+        communication_plots.waterfall_rows(effects),
     )
     notes = [
         f"{effects.parameters:,} parameters; {effects.hosts}, an {communication_plots.EMULATED}. {hardware.describe(hardware.environment())}."
     ]
     if effects.processes_on_each == 1:
-        notes.append("Hierarchical averaging does not apply: there is one process on each host (parameter `processes`).")
+        notes.append(
+            "Hierarchical averaging does not apply: there is one process on each host (parameter `processes`)."
+        )
     display_markdown(" ".join(notes))
 
 
@@ -115,7 +144,9 @@ def show_buckets(effects: Effects | NotMeasured) -> None:
     from gallery_lib.report import communication_plots
 
     display_figure(
-        communication_plots.buckets(effects), communication_plots.buckets_text(effects), communication_plots.buckets_rows(effects)
+        communication_plots.buckets(effects),
+        communication_plots.buckets_text(effects),
+        communication_plots.buckets_rows(effects),
     )
 
 
@@ -131,5 +162,7 @@ def show_learned(trainings: list[Scores]) -> None:
     from gallery_lib.report import communication_plots
 
     display_figure(
-        communication_plots.learned(trainings), communication_plots.learned_text(trainings), communication_plots.learned_rows(trainings)
+        communication_plots.learned(trainings),
+        communication_plots.learned_text(trainings),
+        communication_plots.learned_rows(trainings),
     )

@@ -18,7 +18,9 @@ from gallery_lib.notebooks.cells.task import display_markdown, given_parameters
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
 
-_LINE = re.compile(r"^Epoch: (\d+), Step: (\d+), Loss: ([\d.]+|nan|inf), Throughputs: ([\d.]+) samples/s$")
+_LINE = re.compile(
+    r"^Epoch: (\d+), Step: (\d+), Loss: ([\d.]+|nan|inf), Throughputs: ([\d.]+) samples/s$"
+)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class ScriptRun:
 
 def settings(parameters: dict[str, Any] | None = None) -> Settings:
     """Check the notebook's parameters (those of this kernel when left out). Raises InputError for what cannot be."""
-    asked = options.from_mapping(WalkConfig, given_parameters() if parameters is None else parameters)
+    asked = options.from_mapping(
+        WalkConfig, given_parameters() if parameters is None else parameters
+    )
     gpus = hardware.gpu_count()
     devices = gpus or hardware.cores()
     images, image_size, batch_size = (6400, 224, 64) if gpus else (128, 64, 8)
@@ -69,14 +73,20 @@ def settings(parameters: dict[str, Any] | None = None) -> Settings:
             f"images={result.images} make {steps} steps an epoch of {result.batch_size} × {result.processes} samples, fewer than "
             f"log_steps={result.log_steps}, so nothing would be logged. Use more images or smaller steps."
         )
-    display_markdown(markdown_table([["setting", "value"], *([name, str(value)] for name, value in vars(result).items())]))
+    display_markdown(
+        markdown_table(
+            [["setting", "value"], *([name, str(value)] for name, value in vars(result).items())]
+        )
+    )
     return result
 
 
 def _script(name: str) -> Path:
     root = checkout()
     if root is None:
-        raise InputError("the scripts of this notebook lie beside it in a checkout; gallery_lib is installed without one here.")
+        raise InputError(
+            "the scripts of this notebook lie beside it in a checkout; gallery_lib is installed without one here."
+        )
     return root / "notebooks" / "data_parallel" / f"{name}.py"
 
 
@@ -96,17 +106,31 @@ def run(name: str, settings: Settings, processes: int | None = None) -> ScriptRu
     """Run the script with plain python, or over torchrun on `processes`. Raises RunFailed when it fails."""
     from gallery_lib.launcher.script import run_script  # brings torch
 
-    found = [_LINE.match(line) for line in run_script(_script(name), settings.arguments(), processes=processes)]
+    found = [
+        _LINE.match(line)
+        for line in run_script(_script(name), settings.arguments(), processes=processes)
+    ]
     lines = [(int(m[1]), int(m[2]), float(m[3]), float(m[4])) for m in found if m]
     return ScriptRun(name, processes or 1, lines)
 
 
 def show_table(*runs: ScriptRun) -> None:
     """Start and end of every run, and the steps of an epoch."""
-    rows = [["script", "processes", "last step logged in an epoch", "first line", "last line", "loss, first → last"]]
+    rows = [
+        [
+            "script",
+            "processes",
+            "last step logged in an epoch",
+            "first line",
+            "last line",
+            "loss, first → last",
+        ]
+    ]
     for run in runs:
         first, last = run.lines[0], run.lines[-1]
         steps = max(step for _, step, _, _ in run.lines)
         rates = [f"{line[3]:.1f} samples/s" for line in (first, last)]
-        rows.append([run.title, str(run.processes), str(steps), *rates, f"{first[2]:.2f} → {last[2]:.2f}"])
+        rows.append(
+            [run.title, str(run.processes), str(steps), *rates, f"{first[2]:.2f} → {last[2]:.2f}"]
+        )
     display_markdown(markdown_table(rows))

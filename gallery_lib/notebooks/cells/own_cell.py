@@ -31,22 +31,39 @@ def _names_bound(source: str) -> Iterator[str]:
 def source_of(build_model: Any) -> str:
     """Return the source of the cell that defines the function. Raises InputError where it does not define all three."""
     if not isinstance(build_model, types.FunctionType):
-        kind = f"the class {build_model.__name__}" if isinstance(build_model, type) else f"a {type(build_model).__name__}"
-        raise InputError(f"build_model must be a function that returns the model, and is {kind}. Write `def build_model(): return …`.")
+        kind = (
+            f"the class {build_model.__name__}"
+            if isinstance(build_model, type)
+            else f"a {type(build_model).__name__}"
+        )
+        raise InputError(
+            f"build_model must be a function that returns the model, and is {kind}. Write `def build_model(): return …`."
+        )
     if build_model.__module__ != "__main__":
         origin = f"{build_model.__module__}.{build_model.__name__}"
-        raise InputError(f"build_model is {origin}, of a module. Define one in the cell: `def build_model(): return {origin}()`.")
+        raise InputError(
+            f"build_model is {origin}, of a module. Define one in the cell: `def build_model(): return {origin}()`."
+        )
     source = "".join(linecache.getlines(build_model.__code__.co_filename))
     bound = set(_names_bound(source))
     if missing := [name for name in FUNCTIONS if name not in bound]:
-        raise InputError(f"the cell that defines build_model must define {' and '.join(missing)} as well.")
+        raise InputError(
+            f"the cell that defines build_model must define {' and '.join(missing)} as well."
+        )
     return source
 
 
 def refuse_names_of_other_cells(source: str, names: Sequence[str]) -> None:
     """Raise InputError where the cell uses one of `names`, which another cell assigns."""
     for name in names:
-        used = next((number for number, line in enumerate(source.splitlines(), 1) if re.search(rf"\b{name}\b", line)), None)
+        used = next(
+            (
+                number
+                for number, line in enumerate(source.splitlines(), 1)
+                if re.search(rf"\b{name}\b", line)
+            ),
+            None,
+        )
         if used and name not in set(_names_bound(source)):
             raise InputError(
                 f"`{name}` is set in another cell, which the training processes do not run. Set it in the cell of the three functions.\n"
@@ -54,9 +71,14 @@ def refuse_names_of_other_cells(source: str, names: Sequence[str]) -> None:
             )
 
 
-def write_task(folder: Path, source: str, batch_size: int | None, optimizer: str, lr: float | None) -> Path:
+def write_task(
+    folder: Path, source: str, batch_size: int | None, optimizer: str, lr: float | None
+) -> Path:
     """Write the cell and the task that it makes, as `TASK`, to a file in the folder; return its path."""
     path = folder / CELL_FILE
     call = f"task_from(build_model, loss, make_batch, batch_size={batch_size!r}, optimizer={optimizer!r}, lr={lr!r})"
-    path.write_text(f"{source}\n\nfrom gallery_lib.tasks.domains.own_functions import task_from\n\nTASK = {call}\n", encoding="utf-8")
+    path.write_text(
+        f"{source}\n\nfrom gallery_lib.tasks.domains.own_functions import task_from\n\nTASK = {call}\n",
+        encoding="utf-8",
+    )
     return path

@@ -30,7 +30,9 @@ NONE = "**Not measured**: no sweep was read above."
 
 def settings(parameters: dict[str, Any] | None = None) -> PerformanceDataConfig:
     """Check the notebook's parameters (those of this kernel when left out). Raises InputError for what cannot be."""
-    return options.from_mapping(PerformanceDataConfig, given_parameters() if parameters is None else parameters)
+    return options.from_mapping(
+        PerformanceDataConfig, given_parameters() if parameters is None else parameters
+    )
 
 
 def _place(asked: str | None) -> Path:
@@ -59,7 +61,12 @@ def read(settings: PerformanceDataConfig) -> Sweep | None:
         ["rate of each host's link", f"{found.rate}, emulated"],
         ["stretch", found.stretches],
         ["processes on each host", str(found.ranks)],
-        ["timelines", f"{recorded} recorded, {len(recordings) - recorded} derived; of {devices}" if recordings else "none was replayed"],
+        [
+            "timelines",
+            f"{recorded} recorded, {len(recordings) - recorded} derived; of {devices}"
+            if recordings
+            else "none was replayed",
+        ],
         ["wire formats offered to the tuner", found.wires],
         ["turns", f"{found.rounds} of each way, {found.block_steps} counted steps in each"],
         ["replayed on", found.machines],
@@ -79,7 +86,9 @@ def show_scatter(sweep: Sweep | None) -> None:
     from gallery_lib import tasks
     from gallery_lib.report import replay_plots
 
-    rows = replay_plots.scatter_rows(sweep, sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models])))
+    rows = replay_plots.scatter_rows(
+        sweep, sweep.missing(dict.fromkeys([*tasks.names(), *sweep.models]))
+    )
     if not sweep.cells:
         display_markdown(markdown_table(rows))
         return
@@ -99,11 +108,17 @@ def show_model(sweep: Sweep | None, model: str) -> None:
     recordings = sweep.recordings(model)
     if not recordings:
         reasons = "; ".join(dict.fromkeys(missing.values()))
-        display_markdown(f"**Not measured**: {model} on {', '.join(map(str, sweep.hosts))} hosts ({reasons}).")
+        display_markdown(
+            f"**Not measured**: {model} on {', '.join(map(str, sweep.hosts))} hosts ({reasons})."
+        )
     for cells in recordings:
         display_markdown(markdown_table([["setting", "value"], *_settings_of(cells[0])]))
         rows = replay_plots.throughput_rows(cells, sweep.hosts, missing)
-        display_figure(replay_plots.throughput(cells, sweep.hosts), replay_plots.throughput_text(cells, sweep.hosts), rows)
+        display_figure(
+            replay_plots.throughput(cells, sweep.hosts),
+            replay_plots.throughput_text(cells, sweep.hosts),
+            rows,
+        )
 
 
 def show_other_models(sweep: Sweep | None) -> None:
@@ -121,7 +136,11 @@ def _settings_of(cell: Cell) -> list[list[str]]:
     from gallery_lib import tasks
 
     task = tasks.get(cell.model) if cell.model in tasks.names() else None
-    own = f" (the task's own: {task.batch_size})" if task and task.batch_size != cell.batch_size else ""
+    own = (
+        f" (the task's own: {task.batch_size})"
+        if task and task.batch_size != cell.batch_size
+        else ""
+    )
     return [
         ["model", f"{cell.model}: {task.title}" if task else cell.model],
         ["domain", task.domain if task else "not one of the gallery's"],
@@ -129,5 +148,8 @@ def _settings_of(cell: Cell) -> list[list[str]]:
         ["input", cell.input_sizes or "not recorded"],
         ["precision", cell.precision],
         ["gradients", f"{cell.gradient_bytes / 1e6:.1f} MB"],
-        ["timeline", f"{cell.timeline}; {cell.device}; {1000 * cell.step_seconds_alone:.3g} ms a step without communication"],
+        [
+            "timeline",
+            f"{cell.timeline}; {cell.device}; {1000 * cell.step_seconds_alone:.3g} ms a step without communication",
+        ],
     ]

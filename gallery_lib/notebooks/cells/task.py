@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gallery_lib.config import CompareConfig, LaunchConfig, NotebookConfig, TrainConfig, YourModelConfig, options
+from gallery_lib.config import (
+    CompareConfig,
+    LaunchConfig,
+    NotebookConfig,
+    TrainConfig,
+    YourModelConfig,
+    options,
+)
 from gallery_lib.console.table import Rows, markdown_table, number
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.cells import own_cell
@@ -58,7 +65,11 @@ def display_figure(figure: Any, alternative: str, rows: Rows | None) -> None:
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    display({"image/png": buffer.getvalue(), "text/plain": alternative}, metadata={"image/png": {"alt": alternative}}, raw=True)
+    display(
+        {"image/png": buffer.getvalue(), "text/plain": alternative},
+        metadata={"image/png": {"alt": alternative}},
+        raw=True,
+    )
     display_markdown(figure_in_words(alternative, rows))
 
 
@@ -71,9 +82,17 @@ def _assigned_names(source: str) -> list[str] | None:
     names = []
     for statement in statements:
         targets = (
-            statement.targets if isinstance(statement, ast.Assign) else [statement.target] if isinstance(statement, ast.AnnAssign) else None
+            statement.targets
+            if isinstance(statement, ast.Assign)
+            else [statement.target]
+            if isinstance(statement, ast.AnnAssign)
+            else None
         )
-        if targets is None or statement.value is None or not all(isinstance(t, ast.Name) for t in targets):  # type: ignore[attr-defined]
+        if (
+            targets is None
+            or statement.value is None
+            or not all(isinstance(t, ast.Name) for t in targets)
+        ):  # type: ignore[attr-defined]
             return None
         try:
             ast.literal_eval(statement.value)  # type: ignore[attr-defined]
@@ -90,7 +109,9 @@ def given_parameters() -> dict[str, Any]:
     shell = get_ipython()  # type: ignore[no-untyped-call]
     if shell is None:
         return {}
-    names = [name for source in shell.user_ns.get("In", []) for name in _assigned_names(source) or []]
+    names = [
+        name for source in shell.user_ns.get("In", []) for name in _assigned_names(source) or []
+    ]
     return {name: shell.user_ns[name] for name in dict.fromkeys(names) if name in shell.user_ns}
 
 
@@ -99,10 +120,17 @@ def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settin
 
     Raises InputError, which stops the notebook, for an unknown parameter, a wrong type or an impossible value.
     """
-    return _settled(task_name, options.from_mapping(NotebookConfig, given_parameters() if parameters is None else parameters))
+    return _settled(
+        task_name,
+        options.from_mapping(
+            NotebookConfig, given_parameters() if parameters is None else parameters
+        ),
+    )
 
 
-def _settled(task_name: str, asked: NotebookConfig | YourModelConfig, more_rows: Sequence[Sequence[str]] = ()) -> Settings:
+def _settled(
+    task_name: str, asked: NotebookConfig | YourModelConfig, more_rows: Sequence[Sequence[str]] = ()
+) -> Settings:
     """Return the settings that follow from checked parameters, and show them with `more_rows`."""
     from gallery_lib import tasks  # not before the parameters are checked
     from gallery_lib.train import precision
@@ -110,32 +138,55 @@ def _settled(task_name: str, asked: NotebookConfig | YourModelConfig, more_rows:
     task = tasks.get(task_name)
     device = hardware.device_type()
     devices = hardware.gpu_count() or hardware.cores()
-    profile = asked.profile if asked.profile != "auto" else ("full" if device == "cuda" else "quick")
+    profile = (
+        asked.profile if asked.profile != "auto" else ("full" if device == "cuda" else "quick")
+    )
     values = dict(task.full if profile == "full" else task.quick)
     sizes = (*tasks.SIZES, "rounds", "starts", "block_steps")
     for name in sizes:
         if (chosen := getattr(asked, name, None)) is not None:
             values[name] = chosen
-    compare_values = {f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values}
+    compare_values = {
+        f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values
+    }
     same = {name: getattr(asked, name, None) for name in ("amp_dtype", "data_dir", "seed")}
     same["amp_level"] = precision.chosen_level(asked.amp_level, device)
     train = options.from_mapping(TrainConfig, {**values, **same, "model": task_name})
     processes = (asked.processes or min(devices, 8)) if isinstance(asked, NotebookConfig) else 1
     if processes > devices:
         raise InputError(f"processes={processes}: this host has {devices} device(s).")
-    result = Settings(task, profile, train, options.from_mapping(CompareConfig, compare_values), processes)
-    rows = [["setting", "value"], ["profile", profile], ["processes", f"1 and {processes}" if processes > 1 else "1"]]
+    result = Settings(
+        task, profile, train, options.from_mapping(CompareConfig, compare_values), processes
+    )
+    rows = [
+        ["setting", "value"],
+        ["profile", profile],
+        ["processes", f"1 and {processes}" if processes > 1 else "1"],
+    ]
     shown = {**options.to_mapping(result.train), **options.to_mapping(result.compare)}
-    units = {f.name: f.metadata["unit"] for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
+    units = {
+        f.name: f.metadata["unit"]
+        for cls in (TrainConfig, CompareConfig)
+        for f in dataclasses.fields(cls)
+    }
     for name in ("amp_level", *sizes, "data_dir", "seed"):
         if shown.get(name) is not None:
             is_input = name in ("image_size", "sequence_length")
-            rows.append([name, task.input_size(result.train) if is_input else f"{shown[name]} {units[name]}".rstrip()])
+            rows.append(
+                [
+                    name,
+                    task.input_size(result.train)
+                    if is_input
+                    else f"{shown[name]} {units[name]}".rstrip(),
+                ]
+            )
     display_markdown(markdown_table([*rows, *more_rows]))
     return result
 
 
-def your_settings(build_model: Callable[[], Any], batch_size: int, parameters: dict[str, Any] | None = None) -> Settings:
+def your_settings(
+    build_model: Callable[[], Any], batch_size: int, parameters: dict[str, Any] | None = None
+) -> Settings:
     """Make a task of the cell that defines `build_model`, `loss` and `make_batch`, try it, and settle the parameters for it.
 
     The cell's source is written to a file in a new run directory, where the training processes import it from. One forward
@@ -150,7 +201,9 @@ def your_settings(build_model: Callable[[], Any], batch_size: int, parameters: d
     asked = options.from_mapping(YourModelConfig, {**given, "batch_size": size})
     folder = paths.new_run_dir("your-model")
     try:
-        path = own_cell.write_task(folder, source, asked.batch_size, asked.optimizer, asked.learning_rate)
+        path = own_cell.write_task(
+            folder, source, asked.batch_size, asked.optimizer, asked.learning_rate
+        )
         return _tried(f"{path}:TASK", asked)
     except BaseException:
         shutil.rmtree(folder)
@@ -167,27 +220,43 @@ def _tried(task_name: str, asked: YourModelConfig) -> Settings:
 
     device = hardware.device_type()
     level = precision.chosen_level(asked.amp_level, device)
-    train = TrainConfig(model=task_name, amp_level=level, amp_dtype=asked.amp_dtype, seed=asked.seed)
+    train = TrainConfig(
+        model=task_name, amp_level=level, amp_dtype=asked.amp_dtype, seed=asked.seed
+    )
     loss = first_pass.try_once(train, torch.device(device))
     optimizer = tasks.get(task_name).optimizer
     arguments = "".join(f", {name} {value:g}" for name, value in optimizer.arguments.items())
-    trained_with = [["optimizer", f"{optimizer.name}{arguments}"], ["learning_rate", f"{optimizer.lr:g}"]]
+    trained_with = [
+        ["optimizer", f"{optimizer.name}{arguments}"],
+        ["learning_rate", f"{optimizer.lr:g}"],
+    ]
     return _settled(task_name, asked, [*trained_with, ["loss of the first batch", f"{loss:.4g}"]])
 
 
 def show_machine() -> None:
     """What this machine is, and what follows from it."""
     environment = hardware.environment()
-    shown = {**environment, "memory": f"{number(environment['memory_bytes'] / 2**30)} GiB", "isa": ", ".join(environment["isa"])}
+    shown = {
+        **environment,
+        "memory": f"{number(environment['memory_bytes'] / 2**30)} GiB",
+        "isa": ", ".join(environment["isa"]),
+    }
     del shown["memory_bytes"], shown["hostname_hash"]
-    rows = [["this machine", ""], *([name, str(value)] for name, value in shown.items() if value not in (None, ""))]
+    rows = [
+        ["this machine", ""],
+        *([name, str(value)] for name, value in shown.items() if value not in (None, "")),
+    ]
     notes = []
     if environment["device"] == "cpu" and not hardware.computes_in_bf16("cpu"):
-        notes.append("This CPU has no bfloat16 units: O1 is slower than O0 here, so `amp_level=auto` chooses O0.")
+        notes.append(
+            "This CPU has no bfloat16 units: O1 is slower than O0 here, so `amp_level=auto` chooses O0."
+        )
     if environment["device"] == "cpu":
         notes.append("There is no GPU here: GPU figures are **not measured**.")
     if hardware.cpp_compiler() is None:
-        notes.append("There is no C++ compiler here, which compiling for the CPU needs: install g++.")
+        notes.append(
+            "There is no C++ compiler here, which compiling for the CPU needs: install g++."
+        )
     display_markdown("\n\n".join([markdown_table(rows), *notes]))
 
 
@@ -197,23 +266,36 @@ def show_results() -> None:
     from gallery_lib.notebooks.batch import latest
     from gallery_lib.report import speedups
 
-    titles = {**{name: tasks.get(name).title for name in tasks.names()}, "your_model": "Your own model"}
+    titles = {
+        **{name: tasks.get(name).title for name in tasks.names()},
+        "your_model": "Your own model",
+    }
     here = hardware.environment()
     own = latest.own_results(paths.runs_dir(), titles, here)
     root = paths.checkout()
     committed = latest.nearest(root / "benchmarks" / "results", here) if root else None
-    others = {n: s for n, s in committed.speedups(titles).items() if n not in own} if committed else {}
+    others = (
+        {n: s for n, s in committed.speedups(titles).items() if n not in own} if committed else {}
+    )
     shown = [{**others, **own}[name] for name in titles if name in own or name in others]
     if not shown:
-        display_markdown("Nothing has been measured yet: run a notebook, or all of them with `gallery run`.")
+        display_markdown(
+            "Nothing has been measured yet: run a notebook, or all of them with `gallery run`."
+        )
         return
     display_figure(speedups.figure(shown), speedups.figure_text(shown), None)
     measured_here = sum(one.machine == speedups.HERE for one in shown)
-    notes = [f"Measured on this machine: {measured_here or 'none'} of {len(titles)} notebooks. Run one, then this cell again."]
+    notes = [
+        f"Measured on this machine: {measured_here or 'none'} of {len(titles)} notebooks. Run one, then this cell again."
+    ]
     notes += [latest.code_note(own.values(), here["git"]), latest.busy_note(shown)]
     if committed and others:
-        which = "All figures here" if len(others) == len(shown) else f"Those of the other {len(others)}"
-        notes.append(f"{which} were {committed.described}: the machine nearest to this one in the repository.")
+        which = (
+            "All figures here" if len(others) == len(shown) else f"Those of the other {len(others)}"
+        )
+        notes.append(
+            f"{which} were {committed.described}: the machine nearest to this one in the repository."
+        )
     display_markdown("\n\n".join([markdown_table(speedups.rows(shown)), *filter(None, notes)]))
 
 
@@ -235,7 +317,10 @@ def show_data(settings: Settings) -> None:
 
     splits: Any = tasks.data_of(settings.train)
     said = "".join(f"\n- {line}" for line in splits.notices())
-    display_markdown(f"{len(splits.train):,} items to train on, {len(splits.held_out):,} held out." + (f"\n{said}" if said else ""))
+    display_markdown(
+        f"{len(splits.train):,} items to train on, {len(splits.held_out):,} held out."
+        + (f"\n{said}" if said else "")
+    )
     if settings.task.data_examples is not None:
         show_examples(settings.task.data_examples(splits))
 
@@ -281,7 +366,9 @@ def compare_on_several(settings: Settings) -> Comparison | None:
     train = dataclasses.replace(settings.train, evaluate=False)
     if hardware.device_type() == "cpu":
         together, item = tasks.with_sizes(train).batch_size or 1, settings.task.samples_per_item
-        train = dataclasses.replace(train, batch_size=max(1, together // item // settings.processes) * item)
+        train = dataclasses.replace(
+            train, batch_size=max(1, together // item // settings.processes) * item
+        )
     fewer = dataclasses.replace(
         settings.compare,
         rounds=max(4, settings.compare.rounds // 2),
@@ -294,7 +381,9 @@ def compare_on_several(settings: Settings) -> Comparison | None:
 def show_comparison(comparison: Comparison | None) -> None:
     """The verdict, and the tables folded."""
     if comparison is None:
-        display_markdown("**Not measured**: this machine has one device, so there is no run on several.")
+        display_markdown(
+            "**Not measured**: this machine has one device, so there is no run on several."
+        )
         return
     display_markdown(tables.comparison_markdown(comparison))
 
@@ -303,21 +392,31 @@ def show_throughput(comparison: Comparison) -> None:
     """Throughput since launch."""
     from gallery_lib.report import plots
 
-    display_figure(plots.throughput(comparison), plots.throughput_text(comparison), plots.throughput_rows(comparison))
+    display_figure(
+        plots.throughput(comparison),
+        plots.throughput_text(comparison),
+        plots.throughput_rows(comparison),
+    )
 
 
 def show_losses(comparison: Comparison) -> None:
     """Loss curves."""
     from gallery_lib.report import plots
 
-    display_figure(plots.losses(comparison), plots.losses_text(comparison), plots.losses_rows(comparison))
+    display_figure(
+        plots.losses(comparison), plots.losses_text(comparison), plots.losses_rows(comparison)
+    )
 
 
 def show_step_times(comparison: Comparison) -> None:
     """Step-time distributions."""
     from gallery_lib.report import plots
 
-    display_figure(plots.step_times(comparison), plots.step_times_text(comparison), plots.step_times_rows(comparison))
+    display_figure(
+        plots.step_times(comparison),
+        plots.step_times_text(comparison),
+        plots.step_times_rows(comparison),
+    )
 
 
 def show_break_even(comparison: Comparison) -> None:
@@ -327,7 +426,11 @@ def show_break_even(comparison: Comparison) -> None:
     if comparison.break_even_steps is None:
         display_markdown(verdict.break_even_line(comparison))
         return
-    display_figure(plots.break_even(comparison), plots.break_even_text(comparison), plots.break_even_rows(comparison))
+    display_figure(
+        plots.break_even(comparison),
+        plots.break_even_text(comparison),
+        plots.break_even_rows(comparison),
+    )
 
 
 def show_scaling(one: Comparison, several: Comparison | None) -> None:

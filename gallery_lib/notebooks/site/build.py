@@ -41,10 +41,18 @@ def _checked_out(config: SiteConfig) -> tuple[Path, Path, Path | None]:
         )
     root = paths.checkout()
     if root is None:
-        raise InputError("gallery_lib is installed without its checkout, which holds the sources of the site: run this in the checkout.")
+        raise InputError(
+            "gallery_lib is installed without its checkout, which holds the sources of the site: run this in the checkout."
+        )
     out = Path(config.out).absolute() if config.out else root / "build" / "site"
-    if out.exists() and not (out / MARK_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already and is not a site, so it is left alone. Name another folder with --out.")
+    if (
+        out.exists()
+        and not (out / MARK_FILE).is_file()
+        and (not out.is_dir() or any(out.iterdir()))
+    ):
+        raise InputError(
+            f"{out} is there already and is not a site, so it is left alone. Name another folder with --out."
+        )
     return root, out, Path(config.run).absolute() if config.run else None
 
 
@@ -62,7 +70,9 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
         notebooks.write_page(source, folder / "notebooks")
     results = measured.read_results(root / "benchmarks" / "results")
     here = measured.measured_in_batch(run) if run else []
-    digests = {source.name: code_digest(root / "notebooks" / f"{source.name}.ipynb") for source in chosen}
+    digests = {
+        source.name: code_digest(root / "notebooks" / f"{source.name}.ipynb") for source in chosen
+    }
     entries = [index.entry(source, [*here, *results], digests, cards) for source in chosen]
     project = [*sorted(path.name for path in (root / "docs").glob("*.md")), *documents.DOCUMENTS]
     (folder / "index.md").write_text(index.page(entries, project), encoding="utf-8")
@@ -72,8 +82,25 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
 def run_sphinx(sources: Path, pages: Path) -> None:
     """Turn the folder `sources` into HTML. Raises RunFailed with the warnings when there are any."""
     package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))}
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-n", "-W", "--keep-going", "-d", str(sources.parent / "doctrees")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [package_root, os.environ.get("PYTHONPATH", "")])
+        ),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-q",
+        "-n",
+        "-W",
+        "--keep-going",
+        "-d",
+        str(sources.parent / "doctrees"),
+    ]
     done = subprocess.run(
         [*command, str(sources), str(pages)],
         env=environment,
@@ -83,8 +110,14 @@ def run_sphinx(sources: Path, pages: Path) -> None:
         preexec_fn=die_with_parent,
     )
     if done.returncode:
-        lines = [line.replace(f"{sources}{os.sep}", "") for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        raise RunFailed("\n".join([f"Sphinx ended with exit code {done.returncode}:", *lines[:_SHOWN_PROBLEMS]]))
+        lines = [
+            line.replace(f"{sources}{os.sep}", "")
+            for line in (done.stderr + done.stdout).splitlines()
+            if line.strip()
+        ]
+        raise RunFailed(
+            "\n".join([f"Sphinx ended with exit code {done.returncode}:", *lines[:_SHOWN_PROBLEMS]])
+        )
 
 
 def _put_in_place(pages: Path, out: Path) -> None:
@@ -109,7 +142,17 @@ def build(config: SiteConfig) -> Path:
         run_sphinx(sources, pages)
         problems = check.problems(pages)
         if problems:
-            raise RunFailed("\n".join([f"{len(problems)} fault(s) in the finished pages:", *problems[:_SHOWN_PROBLEMS]]))
-        write_json(pages / MARK_FILE, {"built": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "batch": run.name if run else None})
+            raise RunFailed(
+                "\n".join(
+                    [
+                        f"{len(problems)} fault(s) in the finished pages:",
+                        *problems[:_SHOWN_PROBLEMS],
+                    ]
+                )
+            )
+        write_json(
+            pages / MARK_FILE,
+            {"built": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "batch": run.name if run else None},
+        )
         _put_in_place(pages, out)
     return out

@@ -21,7 +21,15 @@ _LOADED = {
     "embed": "src",
     "object": "data",
 }
-_LOADED_LINKS = {"stylesheet", "icon", "preload", "modulepreload", "manifest", "mask-icon", "apple-touch-icon"}
+_LOADED_LINKS = {
+    "stylesheet",
+    "icon",
+    "preload",
+    "modulepreload",
+    "manifest",
+    "mask-icon",
+    "apple-touch-icon",
+}
 _STYLE_ADDRESS = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)""")
 
 
@@ -44,11 +52,15 @@ class _Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
         page = self.page
-        page.anchors.update(filter(None, [values.get("id"), values.get("name") if tag == "a" else None]))
+        page.anchors.update(
+            filter(None, [values.get("id"), values.get("name") if tag == "a" else None])
+        )
         page.loaded += _addresses_in_style(values.get("style", ""))
         if (name := _LOADED.get(tag)) and values.get(name):
             page.loaded.append(values[name])
-        page.loaded += [part.split()[0] for part in values.get("srcset", "").split(",") if part.strip()]
+        page.loaded += [
+            part.split()[0] for part in values.get("srcset", "").split(",") if part.strip()
+        ]
         if tag == "link" and set(values.get("rel", "").split()) & _LOADED_LINKS:
             page.loaded.append(values.get("href", ""))
         if tag == "a" and "href" in values:
@@ -105,9 +117,15 @@ def problems(site: Path) -> list[str]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.is_file() or not target.is_relative_to(site):
                 found.append(f"{name} links to {address}, which is not there")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+            elif (
+                parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].anchors
+            ):
                 found.append(f"{name} links to {address}, and that page has no such place")
-        found += [f"{name} shows {address} without alternative text" for address in page.without_words]
+        found += [
+            f"{name} shows {address} without alternative text" for address in page.without_words
+        ]
     for path in sorted(site.rglob("*.css")):
         for address in _addresses_in_style(path.read_text(encoding="utf-8")):
             if _outside(address) or _missing(address, path, site):

@@ -24,7 +24,12 @@ def _prose(text: str) -> str:
         before, after = text[end : match.start()], text[match.end() : match.end() + 1]
         # A literal has to stand apart from the letters around it; an escaped space is not shown.
         joint = "\\ " if (before or "".join(parts[-1:]))[-1:].isalnum() else ""
-        parts += [_escaped(before), joint, f"``{' '.join(match[1].split())}``", "\\ " if after.isalnum() else ""]
+        parts += [
+            _escaped(before),
+            joint,
+            f"``{' '.join(match[1].split())}``",
+            "\\ " if after.isalnum() else "",
+        ]
         end = match.end()
     return "".join([*parts, _escaped(text[end:])])
 
@@ -70,7 +75,13 @@ def _paragraph(lines: Sequence[str]) -> Iterator[str]:
         found = _ITEM.match(item[0])
         marker = found[0] if found else ""
         text = _prose("\n".join([item[0].removeprefix(marker), *item[1:]])).splitlines()
-        yield from ["", *((marker if number == 0 else " " * len(marker)) + line for number, line in enumerate(text))]
+        yield from [
+            "",
+            *(
+                (marker if number == 0 else " " * len(marker)) + line
+                for number, line in enumerate(text)
+            ),
+        ]
 
 
 def _kind(line: str) -> str:

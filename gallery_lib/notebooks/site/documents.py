@@ -32,17 +32,37 @@ def _navigation(page: Path, text: str) -> str:
     below = [*page.parent.glob("*.md"), *page.parent.glob(f"*/{PAGE}")]
     names = [path.relative_to(page.parent).as_posix() for path in below if path != page]
     found = sorted(names, key=lambda name: (f"]({name}" not in text, text.find(f"]({name}"), name))
-    return "\n".join(["", "```{toctree}", ":hidden:", *(name.removesuffix(".md") for name in found), "```", ""]) if found else ""
+    return (
+        "\n".join(
+            [
+                "",
+                "```{toctree}",
+                ":hidden:",
+                *(name.removesuffix(".md") for name in found),
+                "```",
+                "",
+            ]
+        )
+        if found
+        else ""
+    )
 
 
 def write(root: Path, folder: Path) -> None:
     """Put the documents of the checkout `root` into `folder`, the site's sources."""
     found = [root / name for name in DOCUMENTS]
-    found += [path for name in FOLDERS for path in sorted((root / name).rglob("*")) if path.suffix in _ENDINGS]
+    found += [
+        path
+        for name in FOLDERS
+        for path in sorted((root / name).rglob("*"))
+        if path.suffix in _ENDINGS
+    ]
     copies = [folder / path.relative_to(root) for path in found]
     for path, copy in zip(found, copies, strict=True):
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
     for page in (copy for copy in copies if copy.suffix == ".md"):
         text = without_links_outside(page.read_text(encoding="utf-8"), page)
-        page.write_text(text + (_navigation(page, text) if page.name == PAGE else ""), encoding="utf-8")
+        page.write_text(
+            text + (_navigation(page, text) if page.name == PAGE else ""), encoding="utf-8"
+        )

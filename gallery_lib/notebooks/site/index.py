@@ -65,9 +65,20 @@ def hardware_of(name: str) -> tuple[tuple[str, ...], str]:
         return tuple(map(_host, _HOST_GIBIBYTES)), f"two CPU cores; {gpus}"
     run = TrainConfig(model=name)
     host = 2 * memory_estimate.needed_bytes(tasks.with_sizes(run, "quick"), compared=True) / 2**30
-    gpu = 2 * (memory_estimate.needed_bytes(tasks.with_sizes(run, "full"), compared=True) - memory_estimate.PROCESS_BYTES) / 2**30
-    will_do = [_host(size) for size in _HOST_GIBIBYTES if size >= host] + [_gpu(size) for size in _GPU_GIBIBYTES if size >= gpu]
-    return tuple(will_do), f"two CPU cores and {host:.1f} GiB; at full size a GPU with {gpu:.0f} GiB (estimated)"
+    gpu = (
+        2
+        * (
+            memory_estimate.needed_bytes(tasks.with_sizes(run, "full"), compared=True)
+            - memory_estimate.PROCESS_BYTES
+        )
+        / 2**30
+    )
+    will_do = [_host(size) for size in _HOST_GIBIBYTES if size >= host] + [
+        _gpu(size) for size in _GPU_GIBIBYTES if size >= gpu
+    ]
+    return tuple(
+        will_do
+    ), f"two CPU cores and {host:.1f} GiB; at full size a GPU with {gpu:.0f} GiB (estimated)"
 
 
 def counted(measurements: list[Measurement]) -> Measurement | None:
@@ -95,7 +106,15 @@ def outcome(measurements: list[Measurement]) -> tuple[str, tuple[str, ...]]:
 def _draw(source: Source, first: Measurement | None, picture: Path) -> str | None:
     """Write the picture of an item and return its alternative text; None where there is nothing to show."""
     if first is not None:
-        one = Speedup(source.name, source.title, first.speedup, first.verdict, first.precision, first.machine, first.date)
+        one = Speedup(
+            source.name,
+            source.title,
+            first.speedup,
+            first.verdict,
+            first.precision,
+            first.machine,
+            first.date,
+        )
         speedups.card(one).savefig(picture, dpi=110)
         return speedups.card_text(one)
     found = first_figure(source.path)
@@ -106,7 +125,9 @@ def _draw(source: Source, first: Measurement | None, picture: Path) -> str | Non
     return alternative
 
 
-def entry(source: Source, measurements: list[Measurement], digests: Mapping[str, str], pictures: Path) -> Entry:
+def entry(
+    source: Source, measurements: list[Measurement], digests: Mapping[str, str], pictures: Path
+) -> Entry:
     """The front page's item for a notebook; its picture is written into the folder `pictures`.
 
     `measurements` are of all notebooks, those that count first in front; `digests` name the code that is here, by notebook.
@@ -135,13 +156,24 @@ def entry(source: Source, measurements: list[Measurement], digests: Mapping[str,
 def page(entries: list[Entry], documents: list[str]) -> str:
     """The front page as Markdown, with the list as HTML; `documents` are the files of pages about the project."""
     loader = jinja2.PackageLoader("gallery_lib.notebooks.site", package_path="")
-    environment = jinja2.Environment(loader=loader, autoescape=jinja2.select_autoescape(["html.jinja"]), undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=jinja2.select_autoescape(["html.jinja"]),
+        undefined=jinja2.StrictUndefined,
+    )
     environment.trim_blocks = environment.lstrip_blocks = True
     machines = [*map(_host, _HOST_GIBIBYTES), *map(_gpu, _GPU_GIBIBYTES)]
     facets = {
         "domain": sorted({e.domain for e in entries}),
-        "hardware": [machine for machine in machines if any(machine in e.hardware for e in entries)],
-        "helped": sorted({what for e in entries for what in e.helped}, key=lambda what: (what == NOT_MEASURED, what)),
+        "hardware": [
+            machine for machine in machines if any(machine in e.hardware for e in entries)
+        ],
+        "helped": sorted(
+            {what for e in entries for what in e.helped},
+            key=lambda what: (what == NOT_MEASURED, what),
+        ),
     }
     cards = environment.get_template("cards.html.jinja").render(entries=entries, facets=facets)
-    return environment.get_template("index.md.jinja").render(entries=entries, cards=cards, documents=documents)
+    return environment.get_template("index.md.jinja").render(
+        entries=entries, cards=cards, documents=documents
+    )

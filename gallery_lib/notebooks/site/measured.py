@@ -33,7 +33,9 @@ class Measurement:
     verdict: str
     techniques: tuple[str, ...] | None  # that the candidate used; None: not recorded
     machine: str
-    told_apart: bool = False  # whether `techniques` were measured one after another: those that made it faster
+    told_apart: bool = (
+        False  # whether `techniques` were measured one after another: those that made it faster
+    )
     code: str | None = None  # digest of the code that was measured; None: not recorded
     date: str = ""
 
@@ -46,17 +48,38 @@ def techniques_used(recorded: dict[str, str] | None) -> tuple[str, ...] | None:
     """Names of the techniques that a candidate's run says it used; None where a record says nothing of them."""
     if recorded is None:
         return None
-    said = {name: what for name, what in recorded.items() if name not in ("graph breaks", "precision", "tuning")}
-    return tuple(name for name, what in said.items() if not what.startswith(("not ", "none", "contiguous", "torch's")))
+    said = {
+        name: what
+        for name, what in recorded.items()
+        if name not in ("graph breaks", "precision", "tuning")
+    }
+    return tuple(
+        name
+        for name, what in said.items()
+        if not what.startswith(("not ", "none", "contiguous", "torch's"))
+    )
 
 
-def _measurement(name: str, values: dict[str, Any], precision: str, processes: int, recorded: Any, machine: str) -> Measurement:
+def _measurement(
+    name: str, values: dict[str, Any], precision: str, processes: int, recorded: Any, machine: str
+) -> Measurement:
     speedup = Ratio(**values["speedup"]) if values["speedup"] else None
-    return Measurement(name, precision, processes, speedup, values["verdict"], techniques_used(recorded), machine)
+    return Measurement(
+        name, precision, processes, speedup, values["verdict"], techniques_used(recorded), machine
+    )
 
 
-def _of_notebook(name: str, comparison: dict[str, Any], machine: str, code: str | None) -> Measurement:
-    measured = _measurement(name, comparison, comparison["amp_level"], comparison["processes"], comparison.get("techniques"), machine)
+def _of_notebook(
+    name: str, comparison: dict[str, Any], machine: str, code: str | None
+) -> Measurement:
+    measured = _measurement(
+        name,
+        comparison,
+        comparison["amp_level"],
+        comparison["processes"],
+        comparison.get("techniques"),
+        machine,
+    )
     return dataclasses.replace(measured, code=code)
 
 
@@ -65,7 +88,9 @@ def _of_comparison(values: dict[str, Any], machine: str) -> Measurement:
     before, after = list(values["variants"].values())
     levels = [variant["config"]["amp_level"] for variant in (before, after)]
     precision = levels[0] if levels[0] == levels[1] else f"{levels[0]} against {levels[1]}"
-    return _measurement(values["task"], values, precision, before["world_size"], after["techniques"], machine)
+    return _measurement(
+        values["task"], values, precision, before["world_size"], after["techniques"], machine
+    )
 
 
 def _separated(outcome: Outcome) -> tuple[str, ...]:
@@ -85,14 +110,24 @@ def _of_bench(bench: Bench) -> list[Measurement]:
     machine = machine_name(bench.environment)
     found: list[Measurement] = []
     for name, outcome in bench.tasks.items():
-        ran = [variant for variant, row in outcome.rows.items() if row.reason is None and variant != outcome.baseline]
+        ran = [
+            variant
+            for variant, row in outcome.rows.items()
+            if row.reason is None and variant != outcome.baseline
+        ]
         last = ran[-1] if bench.kind == "waterfall" and ran else OURS
         if last not in ran:
             continue
         ratio, apart = outcome.ratio(outcome.baseline, last), bench.kind == "waterfall"
-        techniques = _separated(outcome) if apart else techniques_used(outcome.rows[last].techniques)
+        techniques = (
+            _separated(outcome) if apart else techniques_used(outcome.rows[last].techniques)
+        )
         verdict = ratio.verdict if ratio else "not comparable"
-        found.append(Measurement(name, bench.amp_level, 1, ratio, verdict, techniques, machine, told_apart=apart))
+        found.append(
+            Measurement(
+                name, bench.amp_level, 1, ratio, verdict, techniques, machine, told_apart=apart
+            )
+        )
     return found
 
 
@@ -107,16 +142,27 @@ def _read(path: Path) -> tuple[tuple[bool, str], list[Measurement]]:
         if content.get("kind") in ("bench", "waterfall"):
             bench = read_bench(path)
             date = max((outcome.date for outcome in bench.tasks.values()), default="")
-            return (False, date), [dataclasses.replace(found, date=date) for found in _of_bench(bench)]
+            return (False, date), [
+                dataclasses.replace(found, date=date) for found in _of_bench(bench)
+            ]
         machine, date = machine_name(content["environment"]), content["date"]
         if "notebooks" in content:
             runs = content["notebooks"].items()
-            found = [_of_notebook(name, each, machine, run.get("code")) for name, run in runs for each in run["comparisons"]]
+            found = [
+                _of_notebook(name, each, machine, run.get("code"))
+                for name, run in runs
+                for each in run["comparisons"]
+            ]
         else:
-            found = [_of_comparison(each, machine) for each in filter(_is_comparison, content.get("comparisons", []))]
+            found = [
+                _of_comparison(each, machine)
+                for each in filter(_is_comparison, content.get("comparisons", []))
+            ]
         return (True, date), [dataclasses.replace(each, date=date) for each in found]
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of results that can be read ({type(error).__name__}: {error}).") from None
+        raise InputError(
+            f"{path} is no file of results that can be read ({type(error).__name__}: {error})."
+        ) from None
 
 
 def read_results(folder: Path) -> list[Measurement]:
@@ -124,7 +170,9 @@ def read_results(folder: Path) -> list[Measurement]:
 
     Raises InputError for a file that does not name its conditions.
     """
-    files = sorted(map(_read, sorted(folder.glob("*/*.json"))), key=lambda file: file[0], reverse=True)
+    files = sorted(
+        map(_read, sorted(folder.glob("*/*.json"))), key=lambda file: file[0], reverse=True
+    )
     return [measurement for _, found in files for measurement in found]
 
 

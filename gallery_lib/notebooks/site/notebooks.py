@@ -42,16 +42,23 @@ def _title_and_summary(path: Path) -> tuple[str, str]:
     paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
     if not paragraphs or not paragraphs[0].startswith("# "):
         raise InputError(f"{path} does not begin with a title.")
-    return paragraphs[0].removeprefix("# "), re.sub(r"[*`]", "", paragraphs[1] if len(paragraphs) > 1 else "")
+    return paragraphs[0].removeprefix("# "), re.sub(
+        r"[*`]", "", paragraphs[1] if len(paragraphs) > 1 else ""
+    )
 
 
 def _machine(report: Report, record: Record) -> str:
     devices = [comparison["device"] for comparison in record.comparisons]
-    return hardware.describe({**report.machine, "device": next(iter(devices), "GPUs not asked about")})
+    return hardware.describe(
+        {**report.machine, "device": next(iter(devices), "GPUs not asked about")}
+    )
 
 
 def _note_of_run(report: Report, record: Record) -> str:
-    values = ", ".join(f"`{name}={value}`" for name, value in record.parameters.items()) or "the notebook's own parameters"
+    values = (
+        ", ".join(f"`{name}={value}`" for name, value in record.parameters.items())
+        or "the notebook's own parameters"
+    )
     when, where = (record.date or "")[:10], _machine(report, record)
     return (
         f"**Run on {when}** in {duration(record.seconds)} with {values}, on {where}. Every figure on this page is of that run; "
@@ -71,7 +78,9 @@ def _why_not(report: Report | None, record: Record | None) -> str:
         return "this site was built without a batch of notebooks"
     if record is None:
         return "it was not part of the batch that is shown here"
-    return f"in the batch that is shown here it is `{record.status}`" + (f", {record.reason}" if record.reason else "")
+    return f"in the batch that is shown here it is `{record.status}`" + (
+        f", {record.reason}" if record.reason else ""
+    )
 
 
 def sources(committed: Path, run: Path | None) -> list[Source]:
@@ -86,9 +95,17 @@ def sources(committed: Path, run: Path | None) -> list[Source]:
             continue
         record = report.notebooks.get(path.stem) if report else None
         if run and report and record and record.status == "passed" and record.folder:
-            shown, note, executed = run / record.folder / path.name, _note_of_run(report, record), True
+            shown, note, executed = (
+                run / record.folder / path.name,
+                _note_of_run(report, record),
+                True,
+            )
         else:
-            shown, note, executed = path, _note_without_run(path.stem, _why_not(report, record)), False
+            shown, note, executed = (
+                path,
+                _note_without_run(path.stem, _why_not(report, record)),
+                False,
+            )
         chosen.append(Source(path.stem, shown, *_title_and_summary(shown), note, executed))
     return chosen
 
@@ -113,9 +130,15 @@ def _as_page(output: dict[str, Any], figure_name: str, folder: Path, where: str)
         return output
     alternative = output.get("metadata", {}).get("image/png", {}).get("alt", "").strip()
     if not alternative:
-        raise RunFailed(f"{where} shows a figure without alternative text: show it with a function of gallery_lib.notebooks.cells.task.")
+        raise RunFailed(
+            f"{where} shows a figure without alternative text: show it with a function of gallery_lib.notebooks.cells.task."
+        )
     (folder / figure_name).write_bytes(base64.b64decode("".join(png)))
-    return {"output_type": "display_data", "metadata": {}, "data": {"text/markdown": f"![{_escaped(alternative)}]({figure_name})"}}
+    return {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {"text/markdown": f"![{_escaped(alternative)}]({figure_name})"},
+    }
 
 
 def first_figure(path: Path) -> tuple[bytes, str] | None:
@@ -138,7 +161,14 @@ def write_page(source: Source, folder: Path) -> None:
         outputs = []
         for output in cell.get("outputs", []):
             figures += "image/png" in output.get("data", {})
-            outputs.append(_as_page(output, f"{source.name}-{figures}.png", folder, f"{source.path.name}, cell {number},"))
+            outputs.append(
+                _as_page(
+                    output,
+                    f"{source.name}-{figures}.png",
+                    folder,
+                    f"{source.path.name}, cell {number},",
+                )
+            )
         if cell["cell_type"] == "code":
             cell["outputs"] = outputs
         cell.pop("id", None)

@@ -56,7 +56,12 @@ def options_page() -> str:
         if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)) or cls is config.Config:
             continue
         heading = f"`accelerate()`: `config.{tree[cls]}`" if cls in tree else f"`{cls.__name__}`"
-        parts += [f"## {heading}", cls.__doc__ or "", _USED_BY.get(cls, ""), options.options_table(cls)]
+        parts += [
+            f"## {heading}",
+            cls.__doc__ or "",
+            _USED_BY.get(cls, ""),
+            options.options_table(cls),
+        ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -92,7 +97,9 @@ def room_page(room: str, modules: list[str]) -> str:
     for module in modules:
         if module != modules[0]:  # whose own text stands below the title
             parts.append(f"## `{module.partition('.')[2]}`")
-        parts.append(f"```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :ignore-module-all:\n   :member-order: bysource\n```")
+        parts.append(
+            f"```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :ignore-module-all:\n   :member-order: bysource\n```"
+        )
     return "\n\n".join(parts) + "\n"
 
 
@@ -103,6 +110,11 @@ def write_pages(package: Path, folder: Path) -> None:
     found = rooms(package)
     for room, modules in found.items():
         (folder / "api" / f"{room}.md").write_text(room_page(room, modules), encoding="utf-8")
-    rows = [["room", "what it is for"], *([f"[`{room}`]({room}.md)", about(_file(package, found[room][0]))] for room in found)]
+    rows = [
+        ["room", "what it is for"],
+        *([f"[`{room}`]({room}.md)", about(_file(package, found[room][0]))] for room in found),
+    ]
     toctree = "\n".join(["```{toctree}", ":hidden:", *found, "```"])
-    (folder / "api" / "index.md").write_text("\n\n".join([_REFERENCE_HEAD, markdown_table(rows), toctree]) + "\n", encoding="utf-8")
+    (folder / "api" / "index.md").write_text(
+        "\n\n".join([_REFERENCE_HEAD, markdown_table(rows), toctree]) + "\n", encoding="utf-8"
+    )

@@ -41,11 +41,17 @@ def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> 
     root = config.data_dir or str(paths.data_dir("imagenet-small"))
     assert config.image_size is not None
     if config.image_size < smallest:
-        raise InputError(f"image_size={config.image_size}: {config.model} needs images of at least {smallest} pixels.")
+        raise InputError(
+            f"image_size={config.image_size}: {config.model} needs images of at least {smallest} pixels."
+        )
     if config.image_size % multiple_of:
-        raise InputError(f"image_size={config.image_size}: {config.model} needs a multiple of {multiple_of} pixels.")
+        raise InputError(
+            f"image_size={config.image_size}: {config.model} needs a multiple of {multiple_of} pixels."
+        )
     train = ImageFolder(root, "train", config.image_size, train=True, seed=config.seed)
-    held_out = ImageFolder(root, "val", config.image_size, train=False, seed=config.seed, classes=train.classes)
+    held_out = ImageFolder(
+        root, "val", config.image_size, train=False, seed=config.seed, classes=train.classes
+    )
     return Splits(train, held_out)
 
 
@@ -89,13 +95,20 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8)
     """Held-out images with what each model takes them for."""
     data: Any = splits.held_out
     chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, count)]
-    batch, labels = data.finish_batch((torch.stack([image for image, _ in chosen]), torch.tensor([label for _, label in chosen])))
+    batch, labels = data.finish_batch(
+        (torch.stack([image for image, _ in chosen]), torch.tensor([label for _, label in chosen]))
+    )
     captions = [f"is {data.classes[int(label)]}" for label in labels]
     for title, model in models.items():
         guesses = model.eval()(batch)[:, : len(data.classes)].argmax(dim=1)
         for i, (guess, label) in enumerate(zip(guesses.tolist(), labels.tolist(), strict=True)):
             captions[i] += f"\n{title}: {data.classes[guess]} {'✓' if guess == label else '✗'}"
-    return Pictures([image.numpy() for image, _ in chosen], captions, "held-out images and what the models take them for", columns=4)
+    return Pictures(
+        [image.numpy() for image, _ in chosen],
+        captions,
+        "held-out images and what the models take them for",
+        columns=4,
+    )
 
 
 image_classifier = partial(

@@ -14,10 +14,21 @@ from gallery_lib.kernels.runtime import usage
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
 ) -> Tensor:
     """The loss of logits [N, C] and labels int64 [N], at least in fp32; the arguments are those of `F.cross_entropy`."""
-    names = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
+    names = {
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "reduction": reduction,
+    }
     if usage.used(logits.device):
         return own_cross_entropy(logits, labels, **names)  # type: ignore[arg-type]
-    return F.cross_entropy(logits if logits.dtype is torch.float64 else logits.float(), labels, **names)  # type: ignore[arg-type]
+    return F.cross_entropy(
+        logits if logits.dtype is torch.float64 else logits.float(), labels, **names
+    )  # type: ignore[arg-type]

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 
 BRANCH_SCALE = 0.1
-_RELU_GAIN = math.sqrt(2 / (1 - 1 / math.pi))  # keeps the variance through a ReLU, for weights without mean
+_RELU_GAIN = math.sqrt(
+    2 / (1 - 1 / math.pi)
+)  # keeps the variance through a ReLU, for weights without mean
 
 
 def start_branches_small(scales: Iterable[Tensor]) -> None:
@@ -32,7 +34,9 @@ def start_branches_small(scales: Iterable[Tensor]) -> None:
 def start_filters_centred(layers: Iterable[nn.Conv2d | nn.Linear]) -> None:
     """Draw the weights of `layers`, each followed by a ReLU, from a normal distribution with mean zero per output; biases are zero."""
     for layer in layers:
-        weight = layer.weight.view(len(layer.weight), -1).normal_()  # [outputs, inputs]; in place: they may be hundreds of megabytes
+        weight = layer.weight.view(
+            len(layer.weight), -1
+        ).normal_()  # [outputs, inputs]; in place: they may be hundreds of megabytes
         weight.sub_(weight.mean(dim=1, keepdim=True)).mul_(_RELU_GAIN / math.sqrt(weight.shape[1]))
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)

@@ -63,7 +63,9 @@ def _draw_once(draw: Callable[..., None], undrawn: Sequence[tuple[Any, ...]]) ->
     """`draw(model, module, …)` for all, each parameter for the first module that has it: the others get an empty one meanwhile."""
     drawn: set[nn.Parameter] = set()
     for model, module, *rest in undrawn:
-        shared = {name: parameter for name, parameter in module._parameters.items() if parameter in drawn}
+        shared = {
+            name: parameter for name, parameter in module._parameters.items() if parameter in drawn
+        }
         own = set(module.parameters(recurse=False)) - drawn
         if shared and not own:
             continue
@@ -89,11 +91,15 @@ def _splits(config: TrainConfig, kind: str, hide: Hide, positions: int) -> Split
     length = config.sequence_length
     assert length is not None
     if length > positions:
-        raise InputError(f"sequence_length={length}: {config.model} has {positions} positions. Use at most {positions} tokens.")
+        raise InputError(
+            f"sequence_length={length}: {config.model} has {positions} positions. Use at most {positions} tokens."
+        )
     tokens = text.find(config.data_dir, kind)
     return Splits(
         train=PackedText(tokens, "train", length, hide, train=True, seed=config.seed),
-        held_out=PackedText(tokens, "held_out", length, hide, train=False, at_most=HELD_OUT_SAMPLES),
+        held_out=PackedText(
+            tokens, "held_out", length, hide, train=False, at_most=HELD_OUT_SAMPLES
+        ),
     )
 
 
@@ -109,7 +115,9 @@ def _hidden(batch: Batch) -> Tensor:
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy over the labels, in fp32 under autocast too (the models' own would make float64 float32)."""
-    return cross_entropy(_logits(model, batch).flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
+    return cross_entropy(
+        _logits(model, batch).flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED
+    )
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
@@ -135,7 +143,10 @@ def chance(splits: Splits) -> dict[str, float]:
     data: Any = splits.held_out
     samples = [data[index] for index in range(len(data))]
     labels = torch.cat([sample["labels"][_hidden(sample)] for sample in samples])
-    return {"masked_accuracy": float(labels.bincount().max()) / len(labels), "perplexity": float(data.text.pieces)}
+    return {
+        "masked_accuracy": float(labels.bincount().max()) / len(labels),
+        "perplexity": float(data.text.pieces),
+    }
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -149,7 +160,9 @@ def examples(splits: Splits, count: int = 4) -> Rows:
     rows = []
     for sample in _spread(data, count):
         seen, true = _beginning(sample, data.text.specials.mask)
-        rows.append([tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in (seen, true)])
+        rows.append(
+            [tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in (seen, true)]
+        )
     return Rows(["what the model sees", "the text"], rows)
 
 
@@ -166,8 +179,13 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4)
         seen, true = _beginning(sample, mask)
         gaps = _gaps(sample, mask)
         batch = default_collate([sample])
-        guesses = [_logits(model.eval(), batch)[0, 1:, :pieces].argmax(dim=1) for model in models.values()]  # each [L − 1]
-        filled = [" / ".join(tokenizer.decode(ids[gap].tolist()).strip() for gap in gaps) for ids in (true, *guesses)]
+        guesses = [
+            _logits(model.eval(), batch)[0, 1:, :pieces].argmax(dim=1) for model in models.values()
+        ]  # each [L − 1]
+        filled = [
+            " / ".join(tokenizer.decode(ids[gap].tolist()).strip() for gap in gaps)
+            for ids in (true, *guesses)
+        ]
         rows.append([tokenizer.decode(seen.tolist(), skip_special_tokens=False), *filled])
     return Rows(["held-out text", "in the gaps", *models], rows)
 
@@ -183,14 +201,22 @@ def _beginning(sample: Batch, mask: int) -> tuple[Tensor, Tensor]:
     if "hidden" not in sample:
         return inputs[1:end], torch.where(labels == IGNORED, inputs, labels)[1:end]
     visible = int((sample["hidden"][:end] == 0).sum())
-    following = (inputs != mask).nonzero().flatten()[visible:]  # the encoder's text is shorter: a gap is one token
+    following = (
+        (inputs != mask).nonzero().flatten()[visible:]
+    )  # the encoder's text is shorter: a gap is one token
     return inputs[1 : int(following[0]) if len(following) else None], labels[1:end]
 
 
 def _gaps(sample: Batch, mask: int) -> Sequence[slice]:
     """The runs of hidden tokens in what `_beginning` gives, as slices of the true ids."""
-    hidden = (sample["hidden"] == 1 if "hidden" in sample else sample["input_ids"] == mask)[1 : 1 + SHOWN_TOKENS].tolist()
-    runs = [list(run) for is_hidden, run in itertools.groupby(range(len(hidden)), key=hidden.__getitem__) if is_hidden]
+    hidden = (sample["hidden"] == 1 if "hidden" in sample else sample["input_ids"] == mask)[
+        1 : 1 + SHOWN_TOKENS
+    ].tolist()
+    runs = [
+        list(run)
+        for is_hidden, run in itertools.groupby(range(len(hidden)), key=hidden.__getitem__)
+        if is_hidden
+    ]
     return [slice(run[0], run[-1] + 1) for run in runs]
 
 

@@ -42,13 +42,20 @@ class MadeBatches(Dataset[Any]):
     """
 
     def __init__(self, make_batch: MakeBatch, batch_size: int, batches: int, seed: int) -> None:
-        self.make_batch, self.batch_size, self.batches, self.seed = make_batch, batch_size, batches, seed
+        self.make_batch, self.batch_size, self.batches, self.seed = (
+            make_batch,
+            batch_size,
+            batches,
+            seed,
+        )
 
     def __len__(self) -> int:
         return self.batches
 
     def __getitem__(self, index: int) -> Any:
-        batch = self.make_batch(self.batch_size, torch.Generator().manual_seed(1_000_003 * self.seed + index))
+        batch = self.make_batch(
+            self.batch_size, torch.Generator().manual_seed(1_000_003 * self.seed + index)
+        )
         if problem := _problem(batch, self.batch_size):
             raise user_errors.at_return(self.make_batch, problem)
         return batch
@@ -66,7 +73,11 @@ def _problem(batch: Any, batch_size: int) -> str:
     tensors = list(tensors_in(batch))
     if not tensors:
         kind = type(batch[0] if isinstance(batch, (tuple, list)) and batch else batch).__name__
-        convert = "`torch.from_numpy(array)` makes an array a tensor" if kind == "ndarray" else "return tensors, in any nesting"
+        convert = (
+            "`torch.from_numpy(array)` makes an array a tensor"
+            if kind == "ndarray"
+            else "return tensors, in any nesting"
+        )
         return f"make_batch returns {kind}, with no tensor in it: {convert}."
     if not any(batch_size in tensor.shape for tensor in tensors):
         shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors[:3])
@@ -82,17 +93,22 @@ def _check_call(function: Callable[..., Any], name: str, *handed: str) -> None:
     except TypeError:
         call = f"{name}({', '.join(handed)})"
         raise user_errors.at_definition(
-            function, f"`{name}` is called as `{call}`, and takes {signature}. Give it these arguments, and others a default."
+            function,
+            f"`{name}` is called as `{call}`, and takes {signature}. Give it these arguments, and others a default.",
         ) from None
 
 
 def optimizer_spec(name: str, learning_rate: float | None) -> OptimizerSpec:
     """Return the optimizer of that name with torch's defaults, and no weight decay. Raises InputError for an unknown name."""
     if name not in OPTIMIZERS:
-        raise InputError(f"optimizer={name!r} is not offered.{did_you_mean(name, OPTIMIZERS)} Known: {', '.join(OPTIMIZERS)}.")
+        raise InputError(
+            f"optimizer={name!r} is not offered.{did_you_mean(name, OPTIMIZERS)} Known: {', '.join(OPTIMIZERS)}."
+        )
     kind, arguments = OPTIMIZERS[name]
     default = inspect.signature(getattr(torch.optim, kind)).parameters["lr"].default
-    return OptimizerSpec(kind, lr=default if learning_rate is None else learning_rate, arguments=arguments)
+    return OptimizerSpec(
+        kind, lr=default if learning_rate is None else learning_rate, arguments=arguments
+    )
 
 
 def task_from(
@@ -117,7 +133,9 @@ def task_from(
 
     def data(config: TrainConfig) -> Splits:
         if config.batch_size not in (None, batch_size):
-            raise InputError(f"batch_size={config.batch_size}: the model of this notebook makes batches of {batch_size}. Change it there.")
+            raise InputError(
+                f"batch_size={config.batch_size}: the model of this notebook makes batches of {batch_size}. Change it there."
+            )
         return Splits(
             MadeBatches(make_batch, batch_size, BATCHES, config.seed),
             MadeBatches(make_batch, batch_size, HELD_OUT_BATCHES, config.seed + 1),

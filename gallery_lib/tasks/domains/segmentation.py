@@ -21,8 +21,12 @@ from gallery_lib.system import paths
 from gallery_lib.tasks.examples import Pictures
 from gallery_lib.tasks.task import Splits
 
-Batch = tuple[Tensor, Tensor]  # images float [N, 3, H, W], masks int64 [N, H, W], 1 where an object is
-OVERLAY = np.array([255, 0, 160], np.float32)  # a colour that neither photographs nor the mock data have much of
+Batch = tuple[
+    Tensor, Tensor
+]  # images float [N, 3, H, W], masks int64 [N, H, W], 1 where an object is
+OVERLAY = np.array(
+    [255, 0, 160], np.float32
+)  # a colour that neither photographs nor the mock data have much of
 
 
 def width_of(height: int) -> int:
@@ -52,7 +56,11 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     inputs, masks = batch
     logits = model(inputs)
     logits = logits if logits.dtype is torch.float64 else logits.float()
-    return F.cross_entropy(logits, masks) + 1 - dice(logits.softmax(1)[:, 1], masks.to(logits.dtype)).mean()
+    return (
+        F.cross_entropy(logits, masks)
+        + 1
+        - dice(logits.softmax(1)[:, 1], masks.to(logits.dtype)).mean()
+    )
 
 
 def _predicted(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -70,7 +78,9 @@ def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
 def chance(splits: Splits, most: int = 64) -> dict[str, float]:
     """Dice of taking every pixel for the object, on at most so many of the held-out images."""
     data: Any = splits.held_out
-    masks = torch.stack([data[int(i)][1] for i in np.linspace(0, len(data) - 1, min(most, len(data)))]).double()
+    masks = torch.stack(
+        [data[int(i)][1] for i in np.linspace(0, len(data) - 1, min(most, len(data)))]
+    ).double()
     return {"dice": float(dice(torch.ones_like(masks), masks).mean())}
 
 
@@ -102,7 +112,9 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4)
     """Held-out images with the true mask laid over them, and then with each model's."""
     data: Any = splits.held_out
     chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
-    inputs, masks = data.finish_batch((torch.stack([image for image, _ in chosen]), torch.stack([mask for _, mask in chosen])))
+    inputs, masks = data.finish_batch(
+        (torch.stack([image for image, _ in chosen]), torch.stack([mask for _, mask in chosen]))
+    )
     guesses = {title: _predicted(model.eval(), inputs) for title, model in models.items()}
     shown, captions = [], []
     for i, (image, mask) in enumerate(chosen):
@@ -110,7 +122,12 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4)
         captions.append("true mask")
         for title, guess in guesses.items():
             shown.append(overlaid(image, guess[i]))
-            captions.append(f"{title}: dice {float(dice(guess[i : i + 1].double(), masks[i : i + 1].double())):.2f}")
+            captions.append(
+                f"{title}: dice {float(dice(guess[i : i + 1].double(), masks[i : i + 1].double())):.2f}"
+            )
     return Pictures(
-        shown, captions, "held-out images with true and predicted masks laid over them in magenta", columns=2 * (1 + len(models))
+        shown,
+        captions,
+        "held-out images with true and predicted masks laid over them in magenta",
+        columns=2 * (1 + len(models)),
     )

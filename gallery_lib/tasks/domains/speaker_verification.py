@@ -36,9 +36,19 @@ def utterances(config: TrainConfig) -> Splits:
     root = config.data_dir or str(paths.data_dir("speakers-small"))
     assert config.sequence_length is not None and config.batch_size is not None
     if config.batch_size < 2 * PER_ITEM:
-        raise InputError(f"batch_size={config.batch_size} is one speaker, who has nobody to be told from: use {2 * PER_ITEM} or more.")
+        raise InputError(
+            f"batch_size={config.batch_size} is one speaker, who has nobody to be told from: use {2 * PER_ITEM} or more."
+        )
     train = SpeakerPairs(root, "train", config.sequence_length, DIMS, train=True, seed=config.seed)
-    held_out = SpeakerPairs(root, "val", config.sequence_length, DIMS, train=False, seed=config.seed, statistics=train.statistics)
+    held_out = SpeakerPairs(
+        root,
+        "val",
+        config.sequence_length,
+        DIMS,
+        train=False,
+        seed=config.seed,
+        statistics=train.statistics,
+    )
     refuse_common_speakers(train.speakers, held_out.speakers, root)
     return Splits(train, held_out)
 
@@ -58,7 +68,9 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     """The angular prototypical loss over the speakers of all processes; the same number in each of them."""
     embeddings = gather_for_common_loss(model(batch[0]))
     inner: Any = plain_module(model)
-    with torch.autocast(embeddings.device.type, enabled=False):  # the product of cosines stays in the embeddings' fp32
+    with torch.autocast(
+        embeddings.device.type, enabled=False
+    ):  # the product of cosines stays in the embeddings' fp32
         return angular_prototypical(embeddings, inner.scale, inner.offset)
 
 
@@ -86,7 +98,9 @@ def equal_error_rate(true_pairs: Tensor, false_pairs: Tensor) -> float:
     Both are the shares [bins] of scores in bins from low to high, and add up to 1. NaN when one of them is.
     """
     edge = torch.zeros(1, dtype=torch.float64)
-    refused = torch.cat((edge, true_pairs.double().cpu().cumsum(0)))  # of the true pairs, below each edge between bins
+    refused = torch.cat(
+        (edge, true_pairs.double().cpu().cumsum(0))
+    )  # of the true pairs, below each edge between bins
     accepted = 1 - torch.cat((edge, false_pairs.double().cpu().cumsum(0)))
     difference = refused - accepted  # from −1 to 1, never falling
     if bool(difference.isnan().any()):
@@ -110,7 +124,12 @@ def examples(splits: Splits) -> Matrices:
         features, label = data[speaker]
         for number, utterance in enumerate(features, 1):
             values[f"{data.speakers[label]}, {number}"] = utterance.T.numpy()
-    return Matrices(values, "two utterances of each of two speakers, brighter where there is more energy", "feature", "frame")
+    return Matrices(
+        values,
+        "two utterances of each of two speakers, brighter where there is more energy",
+        "feature",
+        "frame",
+    )
 
 
 @torch.no_grad()
@@ -118,6 +137,8 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 16
     """How alike each model finds the utterances of held-out speakers; the diagonal should be the brightest."""
     data: Any = splits.held_out
     chosen = torch.stack([data[i][0] for i in range(min(count, len(data), len(data.speakers)))])
-    values: dict[str, np.ndarray] = {title: cosines(model.eval()(chosen)).numpy() for title, model in models.items()}
+    values: dict[str, np.ndarray] = {
+        title: cosines(model.eval()(chosen)).numpy() for title, model in models.items()
+    }
     description = f"cosines between two utterances of {len(chosen)} held-out speakers; on the diagonal it is the same speaker"
     return Matrices(values, description, "speaker of the first utterance", "speaker of the second")

@@ -27,13 +27,21 @@ def utterances(config: TrainConfig, vocabulary_size: int) -> Splits:
     root = Path(config.data_dir or paths.data_dir("speech-small"))
     assert config.sequence_length is not None
     train = SpeechFolder(root / "train", config.sequence_length, vocabulary_size)
-    return Splits(train=train, held_out=SpeechFolder(root / "val", config.sequence_length, vocabulary_size, train))
+    return Splits(
+        train=train,
+        held_out=SpeechFolder(root / "val", config.sequence_length, vocabulary_size, train),
+    )
 
 
 def loss(model: nn.Module, batch: SpeechBatch) -> Tensor:
     """Cross-entropy with smoothed labels, over what is no padding; in fp32 under autocast too."""
     logits = model(batch.features, batch.lengths, batch.inputs)  # [N, U, vocabulary]
-    return cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, label_smoothing=LABEL_SMOOTHING)
+    return cross_entropy(
+        logits.flatten(0, 1),
+        batch.labels.flatten(),
+        ignore_index=IGNORED,
+        label_smoothing=LABEL_SMOOTHING,
+    )
 
 
 def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
@@ -54,7 +62,12 @@ def _until_end(tokens: Sequence[int]) -> list[int]:
 
 def _transcribe(model: Any, batch: SpeechBatch) -> list[list[int]]:
     """Tokens of each utterance by greedy search, which stops at the padded length of the batch's transcripts at the latest."""
-    return [_until_end(tokens) for tokens in model.transcribe(batch.features, batch.lengths, batch.labels.shape[1]).tolist()]
+    return [
+        _until_end(tokens)
+        for tokens in model.transcribe(
+            batch.features, batch.lengths, batch.labels.shape[1]
+        ).tolist()
+    ]
 
 
 def metrics(model: nn.Module, batch: SpeechBatch) -> dict[str, tuple[Tensor, int]]:
@@ -63,7 +76,10 @@ def metrics(model: nn.Module, batch: SpeechBatch) -> dict[str, tuple[Tensor, int
     An unknown character is never right.
     """
     spoken = [_until_end(labels) for labels in batch.labels.tolist()]
-    heard = [[-1 if token == UNKNOWN else token for token in tokens] for tokens in _transcribe(model, batch)]
+    heard = [
+        [-1 if token == UNKNOWN else token for token in tokens]
+        for tokens in _transcribe(model, batch)
+    ]
     errors = sum(edit_distance(said, found) for said, found in zip(spoken, heard, strict=True))
     counted = (batch.labels != IGNORED) & (batch.labels != END)  # [N, U]
     best = model(batch.features, batch.lengths, batch.inputs).argmax(-1)
@@ -79,7 +95,10 @@ def chance(splits: Splits) -> dict[str, float]:
     """An empty transcript misses every character; and the share of the most frequent character among the held-out ones."""
     data: Any = splits.held_out
     counts = Counter("".join(piece.transcript for piece in data.pieces))
-    return {"character_error_rate": 1.0, "character_accuracy": max(counts.values()) / counts.total()}
+    return {
+        "character_error_rate": 1.0,
+        "character_accuracy": max(counts.values()) / counts.total(),
+    }
 
 
 def examples(splits: Splits, count: int = 3) -> Matrices:
@@ -105,5 +124,10 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8)
     batch = data.collate([data[index] for index in chosen])
     columns = [[data.pieces[index].transcript for index in chosen]]
     for model in models.values():
-        columns.append([data.characters.decode(tokens) or "(nothing)" for tokens in _transcribe(model.eval(), batch)])
+        columns.append(
+            [
+                data.characters.decode(tokens) or "(nothing)"
+                for tokens in _transcribe(model.eval(), batch)
+            ]
+        )
     return Rows(["said", *models], list(zip(*columns, strict=True)))

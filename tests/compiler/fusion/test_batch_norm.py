@@ -52,7 +52,13 @@ def named(names) -> list:
 
 
 def a_layer(**arguments) -> nn.Module:
-    layers = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, **arguments), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.BatchNorm2d(4))
+    layers = nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6, **arguments),
+        nn.ReLU(),
+        nn.Conv2d(6, 4, 1),
+        nn.BatchNorm2d(4),
+    )
     for parameter in layers.parameters():
         nn.init.normal_(parameter)
     return layers
@@ -66,14 +72,22 @@ def trained(model: nn.Module, x: torch.Tensor, steps: int = 2) -> list[torch.Ten
         model.zero_grad()
         result = model(x + step)
         seen.append(result.detach().clone())
-        (result * torch.linspace(-1, 1, result.numel(), dtype=x.dtype).view_as(result)).sum().backward()
+        (
+            result * torch.linspace(-1, 1, result.numel(), dtype=x.dtype).view_as(result)
+        ).sum().backward()
         with torch.no_grad():
-            norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+            norm = torch.nn.utils.get_total_norm(
+                [parameter.grad for parameter in model.parameters()]
+            )
             for parameter in model.parameters():
                 parameter -= 1e-2 * parameter.grad / norm
     with torch.no_grad():
         seen.append(model.eval()(x))
-    return [*seen, *(parameter.grad for parameter in model.parameters()), *(buffer.clone() for buffer in model.buffers())]
+    return [
+        *seen,
+        *(parameter.grad for parameter in model.parameters()),
+        *(buffer.clone() for buffer in model.buffers()),
+    ]
 
 
 def pair(model: nn.Module, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module]:
@@ -86,7 +100,9 @@ def pair(model: nn.Module, dtype: torch.dtype = torch.float64) -> tuple[nn.Modul
 
 def images(size: int = 64, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """At 64 pixels the last layers have 2 × 2 left: 1 × 1 would be channels_last whatever the layout, and normalise 4 values."""
-    return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(1)).to(dtype=dtype, memory_format=torch.channels_last)
+    return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(1)).to(
+        dtype=dtype, memory_format=torch.channels_last
+    )
 
 
 @pytest.mark.parametrize("name", named(MODELS))
@@ -95,16 +111,25 @@ def test_every_pattern_of_a_model_is_found_and_its_training_stays_the_same(name)
     build, expected = MODELS[name]
     model = build()
     if name.startswith("timm-resnet"):
-        for module in model.modules():  # timm starts the last batch norm of a block at 0, which hides what is behind it
+        for module in (
+            model.modules()
+        ):  # timm starts the last batch norm of a block at 0, which hides what is behind it
             if isinstance(module, nn.BatchNorm2d):
                 nn.init.uniform_(module.weight, 0.5, 1.0)
     original, fused = pair(model)
     assert fuse_batchnorm(copy.deepcopy(original)) == expected
     assert list(fused.state_dict()) == list(original.state_dict())
     size = 32 if name in ("vgg_bn", "unet") else 64
-    for got, exact in zip(trained(fused, images(size), 1), trained(original, images(size), 1), strict=True):
-        torch.testing.assert_close(got, exact, rtol=0, atol=1e-6 * max(exact.abs().max().item(), 1e-2))
-    assert any(isinstance(module, nn.BatchNorm2d) and module.num_batches_tracked == 1 for module in fused.modules())
+    for got, exact in zip(
+        trained(fused, images(size), 1), trained(original, images(size), 1), strict=True
+    ):
+        torch.testing.assert_close(
+            got, exact, rtol=0, atol=1e-6 * max(exact.abs().max().item(), 1e-2)
+        )
+    assert any(
+        isinstance(module, nn.BatchNorm2d) and module.num_batches_tracked == 1
+        for module in fused.modules()
+    )
 
 
 @pytest.mark.parametrize("name", named(MODELS))
@@ -123,13 +148,21 @@ def test_evaluation_and_other_layouts_are_the_same_bits(name):
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"momentum": None}, {"momentum": 0.7, "eps": 0.1}, {"affine": False}, {"track_running_stats": False}],
+    [
+        {},
+        {"momentum": None},
+        {"momentum": 0.7, "eps": 0.1},
+        {"affine": False},
+        {"track_running_stats": False},
+    ],
     ids=["plain", "cumulative average", "eps", "without weights", "without running statistics"],
 )
 def test_every_kind_of_batch_norm_trains_and_evaluates_as_before(arguments):
     original, fused = pair(a_layer(**arguments))
     assert isinstance(fused[1], BatchNormReLU2d)
-    torch.testing.assert_close(trained(fused, images(12)), trained(original, images(12)), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        trained(fused, images(12)), trained(original, images(12)), rtol=1e-11, atol=1e-11
+    )
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 5e-5), (torch.bfloat16, 3e-2)])
@@ -138,10 +171,17 @@ def test_in_fp32_and_under_autocast_it_differs_by_rounding_only(dtype, tolerance
     torch.manual_seed(0)
     original, fused = pair(a_layer(), torch.float32)
     with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
-        ours, theirs = (trained(model, images(12, torch.float32), steps=1) for model in (fused, original))
+        ours, theirs = (
+            trained(model, images(12, torch.float32), steps=1) for model in (fused, original)
+        )
     largest = max(expected.abs().max().item() for expected in theirs)
     for got, expected in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(got, expected, rtol=0, atol=tolerance * (largest if expected.ndim == 1 else expected.abs().max().item()))
+        torch.testing.assert_close(
+            got,
+            expected,
+            rtol=0,
+            atol=tolerance * (largest if expected.ndim == 1 else expected.abs().max().item()),
+        )
 
 
 def test_parameters_of_16_bits_train_by_torchs_own_calls():
@@ -163,16 +203,25 @@ def test_what_someone_looks_at_or_uses_twice_is_left_alone():
     watched_relu[2].register_forward_pre_hook(lambda *_: None)
     twice = nn.Sequential(shared, nn.ReLU(), shared)
     synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(a_layer())
-    others = nn.Sequential(nn.BatchNorm2d(3), nn.GELU(), nn.BatchNorm2d(3), nn.Identity(), nn.ReLU())
+    others = nn.Sequential(
+        nn.BatchNorm2d(3), nn.GELU(), nn.BatchNorm2d(3), nn.Identity(), nn.ReLU()
+    )
     for model in (watched, watched_relu, twice, synchronised, others):
         kinds = [type(module) for module in model.modules()]
         fusion = fuse_batchnorm(model)
-        assert (fusion.relu, fusion.add_relu, kinds) == (0, 0, [type(module) for module in model.modules()])
+        assert (fusion.relu, fusion.add_relu, kinds) == (
+            0,
+            0,
+            [type(module) for module in model.modules()],
+        )
 
 
 def test_it_says_how_many_and_finds_nothing_the_second_time():
     model = a_layer()
-    assert str(fuse_batchnorm(model)) == "1 BatchNorm + ReLU and 0 BatchNorm + add + ReLU fused, 1 batch norms left as they are"
+    assert (
+        str(fuse_batchnorm(model))
+        == "1 BatchNorm + ReLU and 0 BatchNorm + add + ReLU fused, 1 batch norms left as they are"
+    )
     assert fuse_batchnorm(model) == Fusion(relu=0, add_relu=0, left=2)
 
 
@@ -187,7 +236,9 @@ def test_synchronised_layers_put_in_place_of_fused_ones_keep_the_model_as_it_was
 def test_a_fused_model_can_be_copied_and_kept():
     fused = pair(a_layer())[1]
     again = pickle.loads(pickle.dumps(copy.deepcopy(fused)))
-    torch.testing.assert_close(trained(again, images(12)), trained(fused, images(12)), rtol=0, atol=0)
+    torch.testing.assert_close(
+        trained(again, images(12)), trained(fused, images(12)), rtol=0, atol=0
+    )
 
 
 @pytest.mark.slow
@@ -202,10 +253,14 @@ def test_it_compiles_in_one_graph(backend):
 
 @pytest.mark.slow
 def test_it_trains_in_distributed_data_parallel(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
     try:
         original, fused = pair(a_layer())
         wrapped = nn.parallel.DistributedDataParallel(fused)
-        torch.testing.assert_close(trained(wrapped, images(12)), trained(original, images(12)), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(
+            trained(wrapped, images(12)), trained(original, images(12)), rtol=1e-11, atol=1e-11
+        )
     finally:
         torch.distributed.destroy_process_group()

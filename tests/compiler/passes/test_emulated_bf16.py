@@ -21,9 +21,15 @@ class Recording(EmulatedBf16):
         super().__call__(graph)
         for node in graph.nodes:
             name = str(node.target)
-            if node.op == "call_function" and any(word in name for word in ("convolution", "aten.mm", "aten.addmm", "aten.bmm")):
+            if node.op == "call_function" and any(
+                word in name for word in ("convolution", "aten.mm", "aten.addmm", "aten.bmm")
+            ):
                 value = node.meta["val"]
-                values = [v for v in (value if isinstance(value, (tuple, list)) else [value]) if v is not None]
+                values = [
+                    v
+                    for v in (value if isinstance(value, (tuple, list)) else [value])
+                    if v is not None
+                ]
                 if any(v.dtype is torch.bfloat16 for v in values):
                     self.bf16_operators.append(name)
                 else:
@@ -36,7 +42,13 @@ class Recording(EmulatedBf16):
 @pytest.mark.slow
 def test_no_bf16_arithmetic_is_left_and_gradients_are_as_exact_as_the_emulation() -> None:
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 10))
+    plain = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 64, 10),
+    )
     exact = copy.deepcopy(plain).double()
     compiled = copy.deepcopy(plain)
     record = Recording()
@@ -48,7 +60,9 @@ def test_no_bf16_arithmetic_is_left_and_gradients_are_as_exact_as_the_emulation(
             F.cross_entropy(network(inputs).float(), labels).backward()
     assert record.bf16_operators == []
     assert record.widened >= 5  # two forward, three backward
-    for (name, ours), theirs, true in zip(compiled.named_parameters(), plain.parameters(), exact.parameters(), strict=True):
+    for (name, ours), theirs, true in zip(
+        compiled.named_parameters(), plain.parameters(), exact.parameters(), strict=True
+    ):
         assert ours.dtype is torch.float32
         scale = true.grad.norm() + 1e-4
         error = (ours.grad.double() - true.grad).norm() / scale

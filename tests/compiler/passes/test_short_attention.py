@@ -22,7 +22,9 @@ Passes = Callable[..., tuple[Tensor, ...]]
 def both_passes(**options: bool | float) -> Passes:
     """A function of queries, keys, values, the gradient of what comes out, and perhaps a mask; it gives that and three gradients."""
 
-    def passes(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, *mask: Tensor) -> tuple[Tensor, ...]:
+    def passes(
+        query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, *mask: Tensor
+    ) -> tuple[Tensor, ...]:
         parts = [each.detach().requires_grad_() for each in (query, key, value)]
         out = F.scaled_dot_product_attention(*parts, attn_mask=mask[0] if mask else None, **options)
         return (out.detach(), *torch.autograd.grad(out, parts, gradient))
@@ -30,11 +32,21 @@ def both_passes(**options: bool | float) -> Passes:
     return passes
 
 
-def inputs(queries: int, keys: int, dtype: torch.dtype, *, samples: int = 3, heads: int = 4, width: int = 16) -> list[Tensor]:
+def inputs(
+    queries: int,
+    keys: int,
+    dtype: torch.dtype,
+    *,
+    samples: int = 3,
+    heads: int = 4,
+    width: int = 16,
+) -> list[Tensor]:
     """They lie token by token, as a model's projections leave them."""
     torch.manual_seed(0)
     sizes = queries, keys, keys, queries
-    return [torch.randn(samples, tokens, heads, width).to(dtype).transpose(1, 2) for tokens in sizes]
+    return [
+        torch.randn(samples, tokens, heads, width).to(dtype).transpose(1, 2) for tokens in sizes
+    ]
 
 
 def rewritten(passes: Passes, given: list[Tensor]) -> GraphModule:
@@ -55,7 +67,13 @@ def fused(graph: GraphModule | Graph) -> int:
     return sum("scaled_dot_product_flash_attention_for_cpu" in str(node.target) for node in nodes)
 
 
-MASKS = ("none", "of keys", "of queries and keys", "one query attends to nothing", "added to scores")
+MASKS = (
+    "none",
+    "of keys",
+    "of queries and keys",
+    "one query attends to nothing",
+    "added to scores",
+)
 
 
 def mask(kind: str, queries: int, keys: int) -> list[Tensor]:
@@ -72,9 +90,16 @@ def mask(kind: str, queries: int, keys: int) -> list[Tensor]:
 @pytest.mark.parametrize("sizes", [(16, 16), (7, 12), (12, 7), (1, 5)])
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [*((kind, {}) for kind in MASKS), ("none", {"is_causal": True}), ("none", {"scale": 0.5}), ("none", {"scale": 0.0})],
+    [
+        *((kind, {}) for kind in MASKS),
+        ("none", {"is_causal": True}),
+        ("none", {"scale": 0.5}),
+        ("none", {"scale": 0.0}),
+    ],
 )
-def test_in_fp32_all_is_as_torch_has_it(kind: str, options: dict[str, bool | float], sizes: tuple[int, int]) -> None:
+def test_in_fp32_all_is_as_torch_has_it(
+    kind: str, options: dict[str, bool | float], sizes: tuple[int, int]
+) -> None:
     given = [*inputs(*sizes, torch.float32), *mask(kind, *sizes)]
     passes = both_passes(**options)
     graph = rewritten(passes, given)
@@ -84,17 +109,25 @@ def test_in_fp32_all_is_as_torch_has_it(kind: str, options: dict[str, bool | flo
         assert ours.stride() == theirs.stride()  # what follows in a graph was made for these
 
 
-@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in MASKS), ("none", {"is_causal": True})])
-def test_in_bfloat16_it_rounds_no_more_than_torch_does(kind: str, options: dict[str, bool | float]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"), [*((kind, {}) for kind in MASKS), ("none", {"is_causal": True})]
+)
+def test_in_bfloat16_it_rounds_no_more_than_torch_does(
+    kind: str, options: dict[str, bool | float]
+) -> None:
     sizes = 24, 24
     given = inputs(*sizes, torch.bfloat16, width=64)
     masks = [each if each.dtype is torch.bool else each.bfloat16() for each in mask(kind, *sizes)]
     passes = both_passes(**options)
     with sdpa_kernel(SDPBackend.MATH):
-        exact = passes(*(each if each.dtype is torch.bool else each.double() for each in [*given, *masks]))
+        exact = passes(
+            *(each if each.dtype is torch.bool else each.double() for each in [*given, *masks])
+        )
     graph = rewritten(passes, [*given, *masks])
     assert fused(graph) == 0
-    for ours, theirs, true in zip(graph(*given, *masks), passes(*given, *masks), exact, strict=True):
+    for ours, theirs, true in zip(
+        graph(*given, *masks), passes(*given, *masks), exact, strict=True
+    ):
         assert ours.dtype is torch.bfloat16
         error, own = ((each.double() - true).norm() / true.norm() for each in (ours, theirs))
         assert error <= 1.3 * own + 2e-4
@@ -102,9 +135,13 @@ def test_in_bfloat16_it_rounds_no_more_than_torch_does(kind: str, options: dict[
 
 def test_without_a_backward_pass() -> None:
     given = inputs(8, 9, torch.float32)
-    graph = rewritten(lambda query, key, value, _: (F.scaled_dot_product_attention(query, key, value),), given)
+    graph = rewritten(
+        lambda query, key, value, _: (F.scaled_dot_product_attention(query, key, value),), given
+    )
     assert fused(graph) == 0
-    torch.testing.assert_close(graph(*given)[0], F.scaled_dot_product_attention(*given[:3]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        graph(*given)[0], F.scaled_dot_product_attention(*given[:3]), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", LONGEST)
@@ -148,7 +185,9 @@ def test_a_compiled_model_uses_it_unless_told_otherwise() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             model(x).float().square().mean().backward()  # while compiling, every operator is called
             model.zero_grad()
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU]
+            ) as profile:
                 model(x).float().square().mean().backward()
         called[short] = sum("flash_attention" in event.key for event in profile.key_averages())
         gradients[short] = [parameter.grad for parameter in model.parameters()]
@@ -176,7 +215,9 @@ def test_sizes_that_change_share_a_graph() -> None:
     count = Counting()
     torch._dynamo.reset()
     passes = both_passes()
-    compiled = torch.compile(F.scaled_dot_product_attention, options={"joint_custom_pre_pass": count})
+    compiled = torch.compile(
+        F.scaled_dot_product_attention, options={"joint_custom_pre_pass": count}
+    )
     for queries, keys, samples in ((8, 9, 3), (20, 31, 2), (40, 17, 5), (6, 50, 4)):
         given = inputs(queries, keys, torch.float32, samples=samples)
         parts = [each.detach().requires_grad_() for each in given[:3]]

@@ -25,7 +25,9 @@ NAMES = ("outputs", "gradient of inputs", "gradient of weights", "gradient of th
 def both_passes(**options: object) -> Passes:
     """A function of image, weight, the gradient of what comes out, and perhaps a bias; it gives that and their gradients."""
 
-    def passes(image: Tensor, weight: Tensor, gradient: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
+    def passes(
+        image: Tensor, weight: Tensor, gradient: Tensor, *bias: Tensor
+    ) -> tuple[Tensor, ...]:
         parts = [each.detach().requires_grad_() for each in (image, weight, *bias)]
         out = F.conv2d(*parts, **options)  # type: ignore[arg-type]
         return (out.detach(), *torch.autograd.grad(out, parts, gradient))
@@ -34,14 +36,24 @@ def both_passes(**options: object) -> Passes:
 
 
 def inputs(
-    size: tuple[int, int], kernel: tuple[int, int], dtype: torch.dtype = torch.bfloat16, *, bias: bool = False, **options: object
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    bias: bool = False,
+    **options: object,
 ) -> list[Tensor]:
     """In channels_last, 24 channels to 40."""
     torch.manual_seed(0)
     groups = int(options.get("groups", 1))  # type: ignore[call-overload]
-    image, weight = torch.randn(3, 24, *size), torch.randn(40, 24 // groups, *kernel) / (24 * kernel[0] * kernel[1]) ** 0.5
+    image, weight = (
+        torch.randn(3, 24, *size),
+        torch.randn(40, 24 // groups, *kernel) / (24 * kernel[0] * kernel[1]) ** 0.5,
+    )
     gradient = torch.randn_like(F.conv2d(image, weight, **options))  # type: ignore[arg-type]
-    parts = [each.to(dtype).to(memory_format=torch.channels_last) for each in (image, weight, gradient)]
+    parts = [
+        each.to(dtype).to(memory_format=torch.channels_last) for each in (image, weight, gradient)
+    ]
     return [*parts, torch.randn(40).to(dtype)] if bias else parts
 
 
@@ -59,10 +71,16 @@ def rewritten(passes: Passes, given: list[Tensor]) -> GraphModule:
 
 def convolutions(graph: GraphModule) -> list[str]:
     """Which are left."""
-    return [node.target.__name__.split(".")[0] for node in graph.graph.nodes if "convolution" in str(node.target)]
+    return [
+        node.target.__name__.split(".")[0]
+        for node in graph.graph.nodes
+        if "convolution" in str(node.target)
+    ]
 
 
-def assert_as_exact_as_torch(found: tuple[Tensor, ...], passes: Passes, given: list[Tensor]) -> None:
+def assert_as_exact_as_torch(
+    found: tuple[Tensor, ...], passes: Passes, given: list[Tensor]
+) -> None:
     """Held against float64: no further off than torch's own, but for a quarter (both are chance)."""
     exact = passes(*(each.double() for each in given))
     for name, ours, torchs, true in zip(NAMES, found, passes(*given), exact, strict=False):
@@ -94,7 +112,9 @@ def test_values_and_gradients_are_as_exact_as_torchs(
     passes, given = both_passes(**options), inputs(size, kernel, bias=bias, **options)
     graph = rewritten(passes, given)
     turned = options.get("stride", 1) == 1 and (options.get("padding") != 1 or kernel != (1, 1))
-    assert convolutions(graph) == ([] if turned and not bias else ["convolution_backward"])  # which is left for the other gradients
+    assert convolutions(graph) == (
+        [] if turned and not bias else ["convolution_backward"]
+    )  # which is left for the other gradients
     assert_as_exact_as_torch(graph(*given), passes, given)
 
 
@@ -132,7 +152,9 @@ def test_each_pass_has_a_size_up_to_which_it_is_a_product(pixels: int) -> None:
         given = inputs((1, positions), kernel, **options)  # of three samples
         image, weight, gradient = (each[:1] if each.shape[0] == 3 else each for each in given)
         graph = rewritten(both_passes(**options), [image, weight, gradient])
-        backward = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default)
+        backward = graph.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.convolution_backward.default
+        )
         mask = backward[0].args[-1][:2] if backward else (False, False)
         return ("convolution" in convolutions(graph), *mask)
 
@@ -153,11 +175,16 @@ class Deep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[samples, 32, height, width] → [samples, 64, height / 2, width / 2]."""
-        return F.relu(self.norms[1](self.second(F.relu(self.norms[0](self.first(x))))) + self.shortcut(x))
+        return F.relu(
+            self.norms[1](self.second(F.relu(self.norms[0](self.first(x))))) + self.shortcut(x)
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(small_convolutions.reason_not_applied() is not None, reason="needs a CPU with AVX512-BF16, for which the pass is made")
+@pytest.mark.skipif(
+    small_convolutions.reason_not_applied() is not None,
+    reason="needs a CPU with AVX512-BF16, for which the pass is made",
+)
 def test_a_compiled_model_uses_it_unless_told_otherwise() -> None:
     left, gradients = {}, {}
     for small in (True, False):
@@ -169,10 +196,14 @@ def test_a_compiled_model_uses_it_unless_told_otherwise() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             model(x).float().square().mean().backward()  # while compiling, every operator is called
             model.zero_grad()
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU]
+            ) as profile:
                 model(x).float().square().mean().backward()
         left[small] = sum(
-            event.count for event in profile.key_averages() if event.key.startswith(("aten::mkldnn_conv", "aten::convolution"))
+            event.count
+            for event in profile.key_averages()
+            if event.key.startswith(("aten::mkldnn_conv", "aten::convolution"))
         )
         gradients[small] = [parameter.grad for parameter in model.parameters()]
     assert left[True] == 1 < left[False]  # for the gradient of the shortcut's bias
@@ -182,10 +213,16 @@ def test_a_compiled_model_uses_it_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "said"),
-    [({"avx2"}, "no bfloat16 units"), ({"avx512_bf16", "amx_bf16"}, None), ({"avx512f", "avx512_bf16"}, None)],
+    [
+        ({"avx2"}, "no bfloat16 units"),
+        ({"avx512_bf16", "amx_bf16"}, None),
+        ({"avx512f", "avx512_bf16"}, None),
+    ],
     ids=["AVX2", "AMX", "AVX512-BF16"],
 )
-def test_it_is_for_processors_on_which_it_was_measured(flags: set[str], said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_for_processors_on_which_it_was_measured(
+    flags: set[str], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
     reason = small_convolutions.reason_not_applied()
     assert reason is None if said is None else said in str(reason)
@@ -204,7 +241,13 @@ def test_no_gradient_of_a_resnet_50_is_lost() -> None:
             model.compile(options={"joint_custom_pre_pass": SmallConvolutions()})
         with torch.autocast("cpu", torch.bfloat16):
             F.cross_entropy(model(images).float(), torch.arange(16)).backward()
-        lengths.append({name: float(parameter.grad.norm()) for name, parameter in model.named_parameters() if parameter.grad is not None})
+        lengths.append(
+            {
+                name: float(parameter.grad.norm())
+                for name, parameter in model.named_parameters()
+                if parameter.grad is not None
+            }
+        )
     assert lengths[0].keys() == lengths[1].keys()
     for name, ours in lengths[0].items():
         assert ours == pytest.approx(lengths[1][name], rel=0.2), name

@@ -30,7 +30,11 @@ ENLARGEMENTS: dict[str, dict[str, Any]] = {
 LEFT_ALONE: dict[str, dict[str, Any]] = {
     "nearest": {"scale_factor": 2, "mode": "nearest"},
     "anti-aliased": {"scale_factor": 0.5, "mode": "bilinear", "antialias": True},
-    "factors computed again": {"scale_factor": 1.7, "mode": "bilinear", "recompute_scale_factor": True},
+    "factors computed again": {
+        "scale_factor": 1.7,
+        "mode": "bilinear",
+        "recompute_scale_factor": True,
+    },
 }
 
 
@@ -65,11 +69,15 @@ def replaced(graph: Graph) -> int:
     return len(graph.find_nodes(op="call_function", target=torch.ops.gallery.upsample.default))
 
 
-def image(dtype: torch.dtype = torch.float32, *, channels_last: bool = True, samples: int = 2) -> Tensor:
+def image(
+    dtype: torch.dtype = torch.float32, *, channels_last: bool = True, samples: int = 2
+) -> Tensor:
     """A batch of images that are higher than wide."""
     torch.manual_seed(0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    return torch.randn(samples, 3, 11, 7).to(dtype).contiguous(memory_format=layout).requires_grad_()
+    return (
+        torch.randn(samples, 3, 11, 7).to(dtype).contiguous(memory_format=layout).requires_grad_()
+    )
 
 
 def both_passes(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +98,9 @@ def assert_alike(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> 
 @pytest.mark.parametrize("channels_last", [True, False], ids=["channels_last", "contiguous"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("options", ENLARGEMENTS.values(), ids=ENLARGEMENTS.keys())
-def test_the_pass_changes_no_bit(options: dict[str, Any], dtype: torch.dtype, channels_last: bool) -> None:
+def test_the_pass_changes_no_bit(
+    options: dict[str, Any], dtype: torch.dtype, channels_last: bool
+) -> None:
     torch._dynamo.reset()
     model, count = Enlarge(options), Counting()
     x = image(dtype, channels_last=channels_last)
@@ -128,7 +138,10 @@ def test_an_upsample_layer_and_a_functions_call_are_both_found() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             larger = self.layer(x)
-            return F.interpolate(x, size=larger.shape[2:], mode="bilinear", align_corners=False) + larger
+            return (
+                F.interpolate(x, size=larger.shape[2:], mode="bilinear", align_corners=False)
+                + larger
+            )
 
     torch._dynamo.reset()
     model, count, x = Both(), Counting(), image()
@@ -157,7 +170,9 @@ def test_a_compiled_model_uses_it_unless_told_otherwise() -> None:
         results[whole] = both_passes(model, x)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             both_passes(model, x)
-        called[whole] = sorted(event.key for event in profile.key_averages() if event.key.startswith("gallery::"))
+        called[whole] = sorted(
+            event.key for event in profile.key_averages() if event.key.startswith("gallery::")
+        )
     assert called == {True: ["gallery::upsample", "gallery::upsample_backward"], False: []}
     assert_alike(results[True], both_passes(Enlarge(ENLARGEMENTS["twice"]), x))
     for ours, theirs in zip(results[True], results[False], strict=True):
@@ -179,7 +194,13 @@ compile_model(model, Compiler(), torch.device("cpu"))
 assert_alike(both_passes(model, image()), both_passes(Enlarge(ENLARGEMENTS["twice"]), image()))
 print("read from the cache:", sum(count for name, count in counters["aot_autograd"].items() if name == "autograd_cache_hit"))
 """
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     command = [sys.executable, "-c", script]
-    said = [subprocess.run(command, env=environment, text=True, capture_output=True, check=True).stdout for _ in range(2)]
+    said = [
+        subprocess.run(command, env=environment, text=True, capture_output=True, check=True).stdout
+        for _ in range(2)
+    ]
     assert said == ["read from the cache: 0\n", "read from the cache: 1\n"]

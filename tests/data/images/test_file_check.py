@@ -17,7 +17,9 @@ from gallery_lib.data.images.file_check import examine
 
 NOISE = np.random.default_rng(0).integers(0, 255, (90, 120, 3), dtype=np.uint8)
 
-KINDS: dict[str, tuple[str, str, dict[str, object]]] = {  # name: ending, Pillow's mode, options of saving
+KINDS: dict[
+    str, tuple[str, str, dict[str, object]]
+] = {  # name: ending, Pillow's mode, options of saving
     "JPEG": (".jpg", "RGB", {}),
     "progressive JPEG": (".jpeg", "RGB", {"progressive": True}),
     "grey JPEG": (".jpg", "L", {}),
@@ -56,9 +58,13 @@ def write(folder: Path, kind: str, **more: object) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pixels_are_those_of_torchvision_s_loader_and_nothing_is_found(tmp_path: Path, kind: str) -> None:
+def test_pixels_are_those_of_torchvision_s_loader_and_nothing_is_found(
+    tmp_path: Path, kind: str
+) -> None:
     path = write(tmp_path, kind)
-    pixels, _ = decode(memoryview(bytearray(path.read_bytes())), lambda height, width: (0, 0, height, width))
+    pixels, _ = decode(
+        memoryview(bytearray(path.read_bytes())), lambda height, width: (0, 0, height, width)
+    )
     assert np.array_equal(pixels, np.asarray(default_loader(path)))
     assert (examine(path).damage, examine(path).oddity) == (None, None)
 
@@ -70,8 +76,12 @@ def test_an_image_is_not_turned_as_exif_says_and_the_first_frame_counts(tmp_path
     frames = tmp_path / "frames.tif"
     picture("RGB").save(frames, save_all=True, append_images=[Image.new("RGB", (10, 10))])
     for path in (turned, frames):
-        pixels, _ = decode(memoryview(bytearray(path.read_bytes())), lambda height, width: (0, 0, height, width))
-        assert pixels.shape == (90, 120, 3) and np.array_equal(pixels, np.asarray(default_loader(path)))
+        pixels, _ = decode(
+            memoryview(bytearray(path.read_bytes())), lambda height, width: (0, 0, height, width)
+        )
+        assert pixels.shape == (90, 120, 3) and np.array_equal(
+            pixels, np.asarray(default_loader(path))
+        )
         assert examine(path).damage is None
 
 
@@ -102,7 +112,9 @@ def middle_zeroed(data: bytes) -> bytes:
         ("JPEG", lambda data: b"", "is empty"),
     ],
 )
-def test_damage_inside_is_found(tmp_path: Path, kind: str, damage: Callable[[bytes], bytes], said: str) -> None:
+def test_damage_inside_is_found(
+    tmp_path: Path, kind: str, damage: Callable[[bytes], bytes], said: str
+) -> None:
     path = write(tmp_path, kind)
     path.write_bytes(damage(path.read_bytes()))
     found = examine(path).damage

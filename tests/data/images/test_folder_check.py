@@ -12,7 +12,10 @@ import pytest
 from gallery_lib.data.images.image_folder import ImageFolder, check_image_folder
 from gallery_lib.errors import InputError
 
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "check_imagenet.py")]
+COMMAND = [
+    sys.executable,
+    str(Path(__file__).resolve().parents[3] / "data_prep" / "check_imagenet.py"),
+]
 
 
 def test_a_good_folder_is_summarised(tiny_root: Path) -> None:
@@ -23,7 +26,9 @@ def test_a_good_folder_is_summarised(tiny_root: Path) -> None:
 
 
 def test_a_missing_folder_suggests_the_command_that_makes_data(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=rf"{tmp_path}/none does not exist.*data_prep/mock_imagenet.py$"):
+    with pytest.raises(
+        InputError, match=rf"{tmp_path}/none does not exist.*data_prep/mock_imagenet.py$"
+    ):
         ImageFolder(tmp_path / "none", "train", 32, train=True, seed=0)
 
 
@@ -47,12 +52,19 @@ def test_a_split_without_classes_is_named(tmp_path: Path) -> None:
 def test_empty_class_folders_are_named(tiny_copy: Path) -> None:
     for split in ("train", "val"):
         (tiny_copy / split / "n00000009").mkdir()
-    for check in (check_image_folder, lambda root: ImageFolder(root, "train", 32, train=True, seed=0)):
-        with pytest.raises(InputError, match=r"1 class folders of .*train hold no images.*n00000009"):
+    for check in (
+        check_image_folder,
+        lambda root: ImageFolder(root, "train", 32, train=True, seed=0),
+    ):
+        with pytest.raises(
+            InputError, match=r"1 class folders of .*train hold no images.*n00000009"
+        ):
             check(tiny_copy)
 
 
-def test_a_class_that_only_train_has_is_announced_and_one_that_only_val_has_is_refused(tiny_copy: Path) -> None:
+def test_a_class_that_only_train_has_is_announced_and_one_that_only_val_has_is_refused(
+    tiny_copy: Path,
+) -> None:
     (tiny_copy / "val" / "n00000002").rename(tiny_copy / "kept")
     summary = check_image_folder(tiny_copy)
     assert summary.classes == 3 and len(summary.notices) == 1
@@ -64,7 +76,9 @@ def test_a_class_that_only_train_has_is_announced_and_one_that_only_val_has_is_r
 
 def test_what_a_run_would_leave_out_is_named(tiny_copy: Path) -> None:
     (tiny_copy / "val" / "n00000002" / "list.csv").write_text("x")
-    assert check_image_folder(tiny_copy).notices == (f"left out of {tiny_copy / 'val'}: 1 with another ending (n00000002/list.csv)",)
+    assert check_image_folder(tiny_copy).notices == (
+        f"left out of {tiny_copy / 'val'}: 1 with another ending (n00000002/list.csv)",
+    )
 
 
 def test_the_full_check_names_every_damaged_file_with_the_reason(tiny_copy: Path) -> None:
@@ -96,14 +110,27 @@ def test_the_full_check_finds_a_truncated_image_that_the_quick_one_skips(tiny_co
 
 
 def test_the_command_ends_with_0_or_2_and_one_message(tiny_root: Path, tmp_path: Path) -> None:
-    good = subprocess.run([*COMMAND, str(tiny_root), "--full"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert (good.returncode, good.stderr) == (0, "") and "3 classes, 18 train, 6 val images; 24 read, all fine" in good.stdout
-    bad = subprocess.run([*COMMAND, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    good = subprocess.run(
+        [*COMMAND, str(tiny_root), "--full"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (good.returncode, good.stderr) == (
+        0,
+        "",
+    ) and "3 classes, 18 train, 6 val images; 24 read, all fine" in good.stdout
+    bad = subprocess.run(
+        [*COMMAND, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert bad.returncode == 2 and "has no train/" in bad.stderr and "Traceback" not in bad.stderr
 
 
 def command(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, user=user)
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, user=user
+    )
 
 
 def test_names_of_any_bytes_are_checked_and_shown_on_one_line(tiny_copy: Path) -> None:
@@ -114,11 +141,18 @@ def test_names_of_any_bytes_are_checked_and_shown_on_one_line(tiny_copy: Path) -
     (odd / "train" / "n00000002" / "n00000002_0.JPEG").rename(image)
     image.with_name(os.fsdecode(b"\xff\r.gif")).touch()
     good = command(str(odd), "--full")
-    assert (good.returncode, good.stderr) == (0, "") and "copy \\udcff\\né: 3 classes, 18 train" in good.stdout
+    assert (good.returncode, good.stderr) == (
+        0,
+        "",
+    ) and "copy \\udcff\\né: 3 classes, 18 train" in good.stdout
     assert len(good.stdout.splitlines()) == 2 and "(n00000002/\\udcff\\r.gif)" in good.stdout
     image.write_bytes(b"x")
     bad = command(str(odd), "--full")
-    assert bad.returncode == 2 and "n00000002/\\udcff\\n.JPEG: cannot identify" in bad.stderr and "Traceback" not in bad.stderr
+    assert (
+        bad.returncode == 2
+        and "n00000002/\\udcff\\n.JPEG: cannot identify" in bad.stderr
+        and "Traceback" not in bad.stderr
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a command as somebody else")
@@ -127,10 +161,17 @@ def test_a_folder_that_may_not_be_read_ends_the_command_with_2(tiny_copy: Path) 
         folder.chmod(folder.stat().st_mode | 0o555)
     (tiny_copy / "train" / "n00000002").chmod(0)
     result = command(str(tiny_copy), user=65534)
-    assert result.returncode == 2 and f"Cannot list the folder {tiny_copy}/train/n00000002: Permission denied" in result.stderr
+    assert (
+        result.returncode == 2
+        and f"Cannot list the folder {tiny_copy}/train/n00000002: Permission denied"
+        in result.stderr
+    )
     tiny_copy.chmod(0)
     result = command(str(tiny_copy), user=65534)
-    assert result.returncode == 2 and f"Cannot read the data folder {tiny_copy}: Permission denied" in result.stderr
+    assert (
+        result.returncode == 2
+        and f"Cannot read the data folder {tiny_copy}: Permission denied" in result.stderr
+    )
     assert "Traceback" not in result.stderr
 
 

@@ -64,7 +64,10 @@ def test_what_is_left_out_is_counted_by_the_data_set(root: Path) -> None:
 def test_a_class_whose_files_are_all_left_out_says_which(root: Path) -> None:
     (root / "train" / "emu").mkdir()
     (root / "train" / "emu" / "bird.gif").write_text("x")
-    with pytest.raises(InputError, match=r"hold no images .*: emu\. They hold 1 with another ending \(emu/bird.gif\)"):
+    with pytest.raises(
+        InputError,
+        match=r"hold no images .*: emu\. They hold 1 with another ending \(emu/bird.gif\)",
+    ):
         list_split(root, "train")
 
 
@@ -73,7 +76,10 @@ def test_held_out_labels_are_numbers_of_the_training_classes(root: Path) -> None
     train = ImageFolder(root, "train", 32, train=True)
     held_out = ImageFolder(root, "val", 32, train=False, classes=train.classes)
     assert held_out.classes == train.classes == ["A-first", "Dog", "a-b", "cat"]
-    names = {held_out.path(index).relative_to(root / "val").parts[0]: held_out.label(index) for index in range(len(held_out))}
+    names = {
+        held_out.path(index).relative_to(root / "val").parts[0]: held_out.label(index)
+        for index in range(len(held_out))
+    }
     assert names == {"Dog": 1, "a-b": 2, "cat": 3}
     assert held_out[0][1] == 1
     assert held_out.notices == (
@@ -89,4 +95,6 @@ def test_a_held_out_class_without_training_images_is_refused(root: Path) -> None
 
 def test_one_class_alone_is_announced(tmp_path: Path) -> None:
     save(tmp_path / "train" / "cat" / "1.jpg")
-    assert list_split(tmp_path, "train").notices() == (f"{tmp_path / 'train'} has one class alone, cat: there is nothing to tell it from",)
+    assert list_split(tmp_path, "train").notices() == (
+        f"{tmp_path / 'train'} has one class alone, cat: there is nothing to tell it from",
+    )

@@ -28,28 +28,41 @@ def test_items_and_batches_have_the_promised_shapes_and_labels(tiny_root: Path) 
     image, label = dataset[17]
     assert (image.shape, image.dtype, label) == ((64, 64, 3), torch.uint8, 2)
     images, labels = next(iter(DataLoader(dataset, 18)))
-    assert images.shape == (18, 64, 64, 3) and images.dtype == torch.uint8 and images.is_contiguous()
+    assert (
+        images.shape == (18, 64, 64, 3) and images.dtype == torch.uint8 and images.is_contiguous()
+    )
     assert labels.tolist() == [0] * 6 + [1] * 6 + [2] * 6
-    assert dataset.classes == ["n00000001", "n00000002", "n00000003"] and dataset.class_to_index["n00000003"] == 2
+    assert (
+        dataset.classes == ["n00000001", "n00000002", "n00000003"]
+        and dataset.class_to_index["n00000003"] == 2
+    )
     assert dataset.path(17).is_file() and dataset.path(17).parent.name == "n00000003"
 
 
-def test_augmentation_is_the_same_for_any_number_of_workers_and_another_in_another_epoch_or_seed(tiny_root: Path) -> None:
+def test_augmentation_is_the_same_for_any_number_of_workers_and_another_in_another_epoch_or_seed(
+    tiny_root: Path,
+) -> None:
     dataset = ImageFolder(tiny_root, "train", 32, train=True, seed=3)
     first = batches(dataset, workers=0)
-    assert torch.equal(first, batches(dataset, workers=1)) and torch.equal(first, batches(dataset, workers=2))
+    assert torch.equal(first, batches(dataset, workers=1)) and torch.equal(
+        first, batches(dataset, workers=2)
+    )
     dataset.set_epoch(1)
     second = batches(dataset, workers=0)
     assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
     dataset.set_epoch(0)
     assert torch.equal(first, batches(dataset, workers=0))
-    assert not torch.equal(first, batches(ImageFolder(tiny_root, "train", 32, train=True, seed=4), workers=0))
+    assert not torch.equal(
+        first, batches(ImageFolder(tiny_root, "train", 32, train=True, seed=4), workers=0)
+    )
 
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_set_epoch_reaches_persistent_workers(tiny_root: Path, start: str) -> None:
     dataset = ImageFolder(tiny_root, "train", 32, train=True, seed=3)
-    loader = DataLoader(dataset, 5, num_workers=2, persistent_workers=True, multiprocessing_context=start)
+    loader = DataLoader(
+        dataset, 5, num_workers=2, persistent_workers=True, multiprocessing_context=start
+    )
     seen = []
     for epoch in (0, 1, 0):
         dataset.set_epoch(epoch)
@@ -66,13 +79,19 @@ def test_a_pickled_data_set_gives_the_same_items(tiny_root: Path) -> None:
 
 def jpeg(size: tuple[int, int], **options: object) -> bytes:
     file = io.BytesIO()
-    noise = np.random.default_rng(1).integers(0, 255, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
+    noise = np.random.default_rng(1).integers(
+        0, 255, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8
+    )
     Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", **options)
     return file.getvalue()
 
 
-@pytest.mark.parametrize("size", [(512, 512), (768, 512), (512, 768)])  # sizes at which neither side rounds the crop
-def test_evaluation_shows_what_torchvision_s_resize_and_centre_crop_show(tmp_path: Path, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    "size", [(512, 512), (768, 512), (512, 768)]
+)  # sizes at which neither side rounds the crop
+def test_evaluation_shows_what_torchvision_s_resize_and_centre_crop_show(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
     path = tmp_path / "image.JPEG"
     path.write_bytes(jpeg(size, quality=95))
     reference = v2.Compose([v2.Resize(256), v2.CenterCrop(224), v2.PILToTensor()])
@@ -84,23 +103,35 @@ def test_evaluation_shows_what_torchvision_s_resize_and_centre_crop_show(tmp_pat
 
 
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 7}, {"optimize": True}])
-def test_leaving_a_jpeg_early_gives_exactly_the_rows_of_the_whole(subsampling: str, options: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"restart_marker_blocks": 7}, {"optimize": True}]
+)
+def test_leaving_a_jpeg_early_gives_exactly_the_rows_of_the_whole(
+    subsampling: str, options: dict[str, object]
+) -> None:
     data = jpeg((301, 203), quality=90, subsampling=subsampling, **options)
     whole = np.asarray(Image.open(io.BytesIO(data)))
     for top, height in ((0, 1), (3, 30), (50, 78), (10, 150), (0, 203), (202, 1)):
-        pixels, box = decode(memoryview(bytearray(data)), lambda h, w, top=top, height=height: (top, 0, height, w))  # type: ignore[misc]
+        pixels, box = decode(
+            memoryview(bytearray(data)), lambda h, w, top=top, height=height: (top, 0, height, w)
+        )  # type: ignore[misc]
         assert box == (top, 0, height, 301)
         assert np.array_equal(pixels[top : top + height], whole[top : top + height])
 
 
 def test_a_sequential_jpeg_is_left_early() -> None:
-    pixels, _ = decode(memoryview(bytearray(jpeg((301, 203), quality=90))), lambda h, w: (0, 0, 40, w))
+    pixels, _ = decode(
+        memoryview(bytearray(jpeg((301, 203), quality=90))), lambda h, w: (0, 0, 40, w)
+    )
     assert pixels.shape == (48, 301, 3)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "RGBA PNG", "palette PNG", "CMYK", "greyscale", "progressive", "tiny"])
-def test_every_kind_of_file_found_in_imagenet_gives_the_same_shape(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["PNG", "RGBA PNG", "palette PNG", "CMYK", "greyscale", "progressive", "tiny"]
+)
+def test_every_kind_of_file_found_in_imagenet_gives_the_same_shape(
+    tmp_path: Path, kind: str
+) -> None:
     colour = Image.new("RGB", (3, 2) if kind == "tiny" else (120, 90), (200, 60, 20))
     path = tmp_path / "image.JPEG"
     match kind:
@@ -120,16 +151,22 @@ def test_every_kind_of_file_found_in_imagenet_gives_the_same_shape(tmp_path: Pat
     assert (image.shape, image.dtype, image.is_contiguous()) == ((48, 48, 3), torch.uint8, True)
     expected = colour.convert("L").convert("RGB") if kind == "greyscale" else colour
     tolerance = 30 if kind == "palette PNG" else 4
-    assert np.abs(image.numpy().astype(int) - np.array(expected.getpixel((0, 0)))).max() <= tolerance
+    assert (
+        np.abs(image.numpy().astype(int) - np.array(expected.getpixel((0, 0)))).max() <= tolerance
+    )
 
 
 def test_mirroring_flips_left_and_right_alone(tiny_root: Path) -> None:
     path = next(tiny_root.rglob("*.JPEG"))
-    plain, mirrored = (load(path, lambda h, w: (5, 9, 200, 150), 40, mirror=m) for m in (False, True))
+    plain, mirrored = (
+        load(path, lambda h, w: (5, 9, 200, 150), 40, mirror=m) for m in (False, True)
+    )
     assert torch.equal(plain.flip(1), mirrored) and not torch.equal(plain, mirrored)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:2000], lambda data: b"", lambda data: b"<html>not found</html>"])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:2000], lambda data: b"", lambda data: b"<html>not found</html>"]
+)
 def test_a_damaged_file_raises_an_error_that_names_it(tiny_copy: Path, damage) -> None:  # type: ignore[no-untyped-def]
     dataset = ImageFolder(tiny_copy, "train", 32, train=True, seed=0)
     path = dataset.path(4)
@@ -152,14 +189,23 @@ def test_random_crops_cover_the_stated_areas_and_ratios_and_stay_inside() -> Non
     rng = np.random.default_rng(0)
     crops = np.array([random_resized_crop(rng, 375, 500) for _ in range(4000)])
     top, left, height, width = crops.T
-    assert (top >= 0).all() and (left >= 0).all() and (top + height <= 375).all() and (left + width <= 500).all()
+    assert (
+        (top >= 0).all()
+        and (left >= 0).all()
+        and (top + height <= 375).all()
+        and (left + width <= 500).all()
+    )
     area, ratio = height * width / (375 * 500), width / height
     assert area.min() < 0.1 and area.max() > 0.95 and area.min() > 0.07
     assert 0.74 < ratio.min() < 0.78 and 1.28 < ratio.max() < 1.35
     image = torch.empty(3, 375, 500)
-    reference = [v2.RandomResizedCrop.make_params(v2.RandomResizedCrop(8), [image]) for _ in range(1000)]
+    reference = [
+        v2.RandomResizedCrop.make_params(v2.RandomResizedCrop(8), [image]) for _ in range(1000)
+    ]
     for name, values in (("top", top), ("left", left), ("height", height), ("width", width)):
-        assert abs(values.mean() - np.mean([params[name] for params in reference])) < 14  # 4 standard errors
+        assert (
+            abs(values.mean() - np.mean([params[name] for params in reference])) < 14
+        )  # 4 standard errors
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 900), (900, 1), (40, 41)])
@@ -167,22 +213,39 @@ def test_random_crops_of_extreme_shapes_stay_inside(shape: tuple[int, int]) -> N
     rng = np.random.default_rng(0)
     for _ in range(50):
         top, left, height, width = random_resized_crop(rng, *shape)
-        assert min(top, left) >= 0 and min(height, width) >= 1 and top + height <= shape[0] and left + width <= shape[1]
+        assert (
+            min(top, left) >= 0
+            and min(height, width) >= 1
+            and top + height <= shape[0]
+            and left + width <= shape[1]
+        )
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_finish_batch_normalises_like_torchvision(memory_format: torch.memory_format, dtype: torch.dtype) -> None:
+def test_finish_batch_normalises_like_torchvision(
+    memory_format: torch.memory_format, dtype: torch.dtype
+) -> None:
     images = torch.randint(0, 256, (4, 24, 24, 3), dtype=torch.uint8)
     before, labels = images.clone(), torch.arange(4)
     result, same_labels = finish_batch((images, labels), memory_format, dtype)
-    expected = v2.functional.normalize(images.permute(0, 3, 1, 2).float() / 255, MEAN, STANDARD_DEVIATION)
-    assert result.shape == (4, 3, 24, 24) and result.dtype == dtype and result.is_contiguous(memory_format=memory_format)
-    torch.testing.assert_close(result, expected.to(dtype), atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=0)
+    expected = v2.functional.normalize(
+        images.permute(0, 3, 1, 2).float() / 255, MEAN, STANDARD_DEVIATION
+    )
+    assert (
+        result.shape == (4, 3, 24, 24)
+        and result.dtype == dtype
+        and result.is_contiguous(memory_format=memory_format)
+    )
+    torch.testing.assert_close(
+        result, expected.to(dtype), atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=0
+    )
     assert same_labels is labels and torch.equal(images, before)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [((0, 0), "image_size is 0"), ((8, -1), "seed is -1")])
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((0, 0), "image_size is 0"), ((8, -1), "seed is -1")]
+)
 def test_bad_options_are_named(tiny_root: Path, arguments: tuple[int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ImageFolder(tiny_root, "train", arguments[0], train=True, seed=arguments[1])

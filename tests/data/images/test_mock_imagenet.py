@@ -35,7 +35,10 @@ def files_of(root: Path) -> dict[str, bytes]:
 def test_the_layout_is_that_of_imagenet(tiny_root: Path) -> None:
     paths = files_of(tiny_root)
     assert len(paths) == TINY.total == 24
-    assert all(re.fullmatch(r"train/(n\d{8})/\1_\d+\.JPEG|val/n\d{8}/ILSVRC2012_val_\d{8}\.JPEG", path) for path in paths)
+    assert all(
+        re.fullmatch(r"train/(n\d{8})/\1_\d+\.JPEG|val/n\d{8}/ILSVRC2012_val_\d{8}\.JPEG", path)
+        for path in paths
+    )
     assert {path.split("/")[1] for path in paths} == {"n00000001", "n00000002", "n00000003"}
 
 
@@ -43,14 +46,20 @@ def test_the_layout_is_that_of_imagenet(tiny_root: Path) -> None:
 def test_any_number_of_workers_writes_the_same_bytes(tiny_root: Path, tmp_path: Path) -> None:
     generate(tmp_path / "two", TINY, workers=2, progress=False)
     assert files_of(tmp_path / "two") == files_of(tiny_root)
-    assert (tmp_path / "two" / "manifest.jsonl").read_bytes() == (tiny_root / "manifest.jsonl").read_bytes()
+    assert (tmp_path / "two" / "manifest.jsonl").read_bytes() == (
+        tiny_root / "manifest.jsonl"
+    ).read_bytes()
 
 
 def test_an_image_depends_on_seed_split_and_index_alone() -> None:
     small = PRESETS["small"]
     image = render(small, "train", 70)
     assert np.array_equal(image, render(small, "train", 70))
-    others = [render(small, "train", 71), render(small, "val", 70), render(MockSpec(10, 64, 20, seed=1), "train", 70)]
+    others = [
+        render(small, "train", 71),
+        render(small, "val", 70),
+        render(MockSpec(10, 64, 20, seed=1), "train", 70),
+    ]
     assert not any(np.array_equal(image, other) for other in others)
 
 
@@ -67,13 +76,19 @@ def test_files_decode_at_the_cost_of_imagenet_s() -> None:
 
 def test_files_have_the_quantization_tables_of_quality_96(tiny_root: Path, tmp_path: Path) -> None:
     Image.new("RGB", (16, 16)).save(tmp_path / "reference.jpg", quality=96)
-    with Image.open(tmp_path / "reference.jpg") as reference, Image.open(next(tiny_root.rglob("*.JPEG"))) as image:
+    with (
+        Image.open(tmp_path / "reference.jpg") as reference,
+        Image.open(next(tiny_root.rglob("*.JPEG"))) as image,
+    ):
         assert image.quantization == reference.quantization
 
 
 def test_a_thousand_classes_are_a_thousand_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = set()
-    monkeypatch.setattr("gallery_lib.data.images.mock_render.draw", lambda canvas, noise, rng, *kind: drawn.add(kind))
+    monkeypatch.setattr(
+        "gallery_lib.data.images.mock_render.draw",
+        lambda canvas, noise, rng, *kind: drawn.add(kind),
+    )
     monkeypatch.setattr("gallery_lib.data.images.mock_render._size", lambda rng: (8, 8))
     for label in range(1000):
         render(MockSpec(1000, 1, 1), "train", label)
@@ -81,14 +96,18 @@ def test_a_thousand_classes_are_a_thousand_combinations(monkeypatch: pytest.Monk
 
 
 def test_a_complete_folder_is_left_alone_in_a_fraction_of_a_second(tiny_copy: Path) -> None:
-    generate(tiny_copy, TINY, workers=1, progress=False)  # a copied folder has new times: checked once
+    generate(
+        tiny_copy, TINY, workers=1, progress=False
+    )  # a copied folder has new times: checked once
     before = {path: path.stat().st_mtime_ns for path in tiny_copy.rglob("*")}
     done = generate(tiny_copy, TINY)
     assert done.made == 0 and done.seconds < 0.5
     assert {path: path.stat().st_mtime_ns for path in tiny_copy.rglob("*")} == before
 
 
-def test_only_what_is_missing_or_of_the_wrong_size_is_made_again(tiny_root: Path, tiny_copy: Path) -> None:
+def test_only_what_is_missing_or_of_the_wrong_size_is_made_again(
+    tiny_root: Path, tiny_copy: Path
+) -> None:
     missing, truncated, *others = sorted(tiny_copy.rglob("*.JPEG"))
     missing.unlink()
     truncated.write_bytes(truncated.read_bytes()[:1000])
@@ -111,7 +130,16 @@ def test_a_torn_manifest_line_counts_as_not_written(tiny_copy: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_leaves_no_process_and_the_next_run_completes(tmp_path: Path, workers: int) -> None:
     root = tmp_path / "mock"
-    counts = ["--classes", "4", "--train-per-class", "40", "--val-per-class", "2", "--workers", str(workers)]
+    counts = [
+        "--classes",
+        "4",
+        "--train-per-class",
+        "40",
+        "--val-per-class",
+        "2",
+        "--workers",
+        str(workers),
+    ]
     arguments = [*COMMAND, "--out", str(root), *counts]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 30
@@ -123,18 +151,24 @@ def test_ctrl_c_leaves_no_process_and_the_next_run_completes(tmp_path: Path, wor
     assert process.returncode == 130 and "run it again" in stderr and "Traceback" not in stderr
     assert (len(children) >= 2) == (workers == 2)
     time.sleep(0.5 if children else 0)  # multiprocessing's own resource tracker follows its parent
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    ]
     assert not list(root.rglob("*.tmp"))
     made = len(files_of(root))
     assert 20 <= made < 168 and verify(root)[0].startswith("incomplete")
     done = generate(root, MockSpec(4, 40, 2), workers=2, progress=False)
-    assert done.made <= 168 - made + 1 and verify(root) == []  # one image may have been written and not yet recorded
+    assert (
+        done.made <= 168 - made + 1 and verify(root) == []
+    )  # one image may have been written and not yet recorded
 
 
 @pytest.mark.slow
 def test_killing_the_parent_ends_the_workers_and_leftovers_are_removed(tmp_path: Path) -> None:
     root = tmp_path / "mock"
-    process = subprocess.Popen([*COMMAND, "--out", str(root), "--workers", "2"], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*COMMAND, "--out", str(root), "--workers", "2"], stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 30
     while len(files_of(root)) < 20 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -178,7 +212,9 @@ def test_a_folder_that_is_not_ours_is_refused_untouched(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_too_little_disk_space_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space_is_said_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")(2**40, 2**40 - 2**30, 2**30)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(InputError, match=r"1[45]\d\.\d GiB needed, 1\.0 GiB available"):
@@ -193,7 +229,8 @@ def test_a_failing_write_is_a_failed_run_that_names_the_folder(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("classes", 1), ("classes", 1001), ("train_per_class", 0), ("val_per_class", 0), ("seed", -1)]
+    ("field", "value"),
+    [("classes", 1), ("classes", 1001), ("train_per_class", 0), ("val_per_class", 0), ("seed", -1)],
 )
 def test_an_impossible_spec_names_the_field_and_the_value(field: str, value: int) -> None:
     with pytest.raises(InputError, match=f"{field} is {value}"):
@@ -203,7 +240,14 @@ def test_an_impossible_spec_names_the_field_and_the_value(field: str, value: int
 def test_the_command_makes_verifies_and_reports_with_its_exit_codes(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"GALLERY_CACHE_DIR": str(tmp_path / "cache")}
-        return subprocess.run([*COMMAND, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     made = run("--classes", "2", "--train-per-class", "3", "--val-per-class", "1", "--workers", "1")
     root = tmp_path / "cache" / "data" / "imagenet-small"
@@ -215,5 +259,9 @@ def test_the_command_makes_verifies_and_reports_with_its_exit_codes(tmp_path: Pa
     verified = run("--verify")
     assert verified.returncode == 1 and f"missing: {victim.relative_to(root)}" in verified.stdout
     other = run("--classes", "3")
-    assert other.returncode == 2 and "another mock data set" in other.stderr and "Traceback" not in other.stderr
+    assert (
+        other.returncode == 2
+        and "another mock data set" in other.stderr
+        and "Traceback" not in other.stderr
+    )
     assert run("--out", "nowhere", "--verify").returncode == 2

@@ -45,7 +45,11 @@ def training(root: Path, seed: int = 0) -> SegmentationFolder:
 
 def test_an_image_depends_on_seed_split_and_index_alone() -> None:
     image, mask = render(0, "train", 7)
-    assert image.shape == (640, 959, 3) and mask.shape == (640, 959) and image.dtype == mask.dtype == np.uint8
+    assert (
+        image.shape == (640, 959, 3)
+        and mask.shape == (640, 959)
+        and image.dtype == mask.dtype == np.uint8
+    )
     again = render(0, "train", 7)
     assert np.array_equal(image, again[0]) and np.array_equal(mask, again[1])
     for other in ((0, "train", 8), (0, "val", 7), (1, "train", 7)):
@@ -54,7 +58,11 @@ def test_an_image_depends_on_seed_split_and_index_alone() -> None:
 
 @pytest.mark.slow
 def test_every_mask_holds_both_classes() -> None:
-    shares = [float((render(0, split, index)[1] == 255).mean()) for split, count in (("train", 64), ("val", 16)) for index in range(count)]
+    shares = [
+        float((render(0, split, index)[1] == 255).mean())
+        for split, count in (("train", 64), ("val", 16))
+        for index in range(count)
+    ]
     assert min(shares) > 0.005 and max(shares) < 0.75
     assert 0.1 < np.mean(shares) < 0.3
 
@@ -64,7 +72,11 @@ def test_files_are_photographs_in_size_and_masks_in_black_and_white(root: Path) 
     assert [path.name for path in files] == [f"{i:06d}.jpg" for i in range(5)]
     assert all(150_000 < path.stat().st_size < 500_000 for path in files)
     with Image.open(root / "val" / "masks" / "000001.png") as mask:
-        assert mask.mode == "L" and mask.size == (959, 640) and set(np.unique(np.asarray(mask))) == {0, 255}
+        assert (
+            mask.mode == "L"
+            and mask.size == (959, 640)
+            and set(np.unique(np.asarray(mask))) == {0, 255}
+        )
 
 
 def test_items_and_batches_have_the_promised_shapes_and_values(root: Path) -> None:
@@ -75,10 +87,16 @@ def test_items_and_batches_have_the_promised_shapes_and_values(root: Path) -> No
     for memory_format in (torch.contiguous_format, torch.channels_last):
         batch = next(iter(DataLoader(data, 5)))
         images, masks = data.finish_batch(batch, memory_format)
-        assert images.shape == (5, 3, 32, 47) and images.dtype == torch.float32 and images.is_contiguous(memory_format=memory_format)
+        assert (
+            images.shape == (5, 3, 32, 47)
+            and images.dtype == torch.float32
+            and images.is_contiguous(memory_format=memory_format)
+        )
         assert masks.shape == (5, 32, 47) and masks.dtype == torch.int64
         expected = (image.float() / 255 - torch.tensor(MEAN)) / torch.tensor(STANDARD_DEVIATION)
-        assert torch.allclose(images[4].movedim(0, -1), expected, atol=1e-5) and torch.equal(masks[4], mask.long())
+        assert torch.allclose(images[4].movedim(0, -1), expected, atol=1e-5) and torch.equal(
+            masks[4], mask.long()
+        )
 
 
 def test_held_out_images_are_whole_at_any_size_and_stay_as_they_are(root: Path) -> None:
@@ -97,7 +115,11 @@ def test_flips_turn_image_and_mask_together_and_depend_on_seed_epoch_and_index(r
         data.set_epoch(epoch)
         for index in range(5):
             image, mask = data[index]
-            matching = [axes for axes in ((), (0,), (1,), (0, 1)) if torch.equal(mask, plain[index][1].flip(axes))]
+            matching = [
+                axes
+                for axes in ((), (0,), (1,), (0, 1))
+                if torch.equal(mask, plain[index][1].flip(axes))
+            ]
             assert len(matching) == 1
             difference = (image.float() - plain[index][0].flip(matching[0]).float()).abs().mean()
             assert difference < 3  # the fast DCT's rounding
@@ -105,7 +127,10 @@ def test_flips_turn_image_and_mask_together_and_depend_on_seed_epoch_and_index(r
     assert {axes for _, _, axes in seen} == {(), (0,), (1,), (0, 1)}
     data.set_epoch(0)
     first = [data[i][1] for i in range(5)]
-    assert all(torch.equal(a, b) for a, (_, b) in zip(first, (training(root)[i] for i in range(5)), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, (_, b) in zip(first, (training(root)[i] for i in range(5)), strict=True)
+    )
     assert any(not torch.equal(a, training(root, seed=1)[i][1]) for i, a in enumerate(first))
 
 
@@ -130,7 +155,9 @@ def half(value: int, other: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("values", [half(255), half(1), np.zeros((640, 959), np.uint8)])
-def test_zero_is_background_and_any_one_other_value_the_object(copy: Path, values: np.ndarray) -> None:
+def test_zero_is_background_and_any_one_other_value_the_object(
+    copy: Path, values: np.ndarray
+) -> None:
     Image.fromarray(values).save(copy / "train" / "masks" / "000000.png")
     mask = SegmentationFolder(copy, "train", (640, 959), train=False)[0][1]
     assert np.array_equal(mask.numpy(), values != 0)
@@ -146,14 +173,40 @@ DEFECTS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: shutil.rmtree(folder), "does not exist"),
     (lambda folder: shutil.rmtree(folder / "val"), "has no val/images/ in it"),
     (lambda folder: shutil.rmtree(folder / "train" / "masks"), "has no train/masks/ in it"),
-    (lambda folder: (folder / "train" / "masks" / "000002.png").unlink(), "1 of 5 images in .* have no mask: 000002.jpg needs"),
-    (lambda folder: [path.unlink() for path in (folder / "val" / "images").iterdir()], "holds no images"),
-    (lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(255)[:, :958]), "000003.png is 640×958 pixels, and its image"),
-    (lambda folder: save_mask(folder / "train/masks/000003.png", "RGB", half(255)), "000003.png has 3 channels"),
-    (lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(2, 1)), "000003.png has the values 1, 2"),
-    (lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(255) // 2 + half(1)[:, ::-1]), "has the values 0, 1, 127"),
-    (lambda folder: (folder / "train/masks/000003.png").write_bytes(b"x"), "Cannot read the mask .*000003.png"),
-    (lambda folder: (folder / "train/images/000003.jpg").write_bytes(b"x"), "000003.jpg .* is damaged or not an image"),
+    (
+        lambda folder: (folder / "train" / "masks" / "000002.png").unlink(),
+        "1 of 5 images in .* have no mask: 000002.jpg needs",
+    ),
+    (
+        lambda folder: [path.unlink() for path in (folder / "val" / "images").iterdir()],
+        "holds no images",
+    ),
+    (
+        lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(255)[:, :958]),
+        "000003.png is 640×958 pixels, and its image",
+    ),
+    (
+        lambda folder: save_mask(folder / "train/masks/000003.png", "RGB", half(255)),
+        "000003.png has 3 channels",
+    ),
+    (
+        lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(2, 1)),
+        "000003.png has the values 1, 2",
+    ),
+    (
+        lambda folder: save_mask(
+            folder / "train/masks/000003.png", "L", half(255) // 2 + half(1)[:, ::-1]
+        ),
+        "has the values 0, 1, 127",
+    ),
+    (
+        lambda folder: (folder / "train/masks/000003.png").write_bytes(b"x"),
+        "Cannot read the mask .*000003.png",
+    ),
+    (
+        lambda folder: (folder / "train/images/000003.jpg").write_bytes(b"x"),
+        "000003.jpg .* is damaged or not an image",
+    ),
     (empty_all, "are all 0"),
 ]
 
@@ -169,7 +222,9 @@ def test_images_of_other_formats_are_read_and_what_is_left_out_is_named(copy: Pa
     (images / "below").mkdir()
     shutil.copy(masks / "000002.png", masks / "alone.png")
     data = training(copy)
-    assert len(data) == 5 and data.pairs[1][0].name == "000001.webp" and data[1][0].shape == (*SIZE, 3)
+    assert (
+        len(data) == 5 and data.pairs[1][0].name == "000001.webp" and data[1][0].shape == (*SIZE, 3)
+    )
     said = (
         f"left out of {copy / 'train'}: 1 hidden (images/.hidden.jpg), 1 a folder (images/below), "
         "2 with another ending (images/note.txt), 1 a mask without an image (masks/alone.png)"
@@ -179,12 +234,16 @@ def test_images_of_other_formats_are_read_and_what_is_left_out_is_named(copy: Pa
 
 def test_two_images_of_one_mask_are_refused(copy: Path) -> None:
     shutil.copy(copy / "train/images/000001.jpg", copy / "train/images/000001.jpeg")
-    with pytest.raises(InputError, match=r"000001\.jpeg and 000001\.jpg in .* would share one mask"):
+    with pytest.raises(
+        InputError, match=r"000001\.jpeg and 000001\.jpg in .* would share one mask"
+    ):
         training(copy)
 
 
 @pytest.mark.parametrize("values", [half(2, 1), half(255) // 2 + half(1)[:, ::-1]])
-def test_a_mask_of_more_values_than_two_is_refused_in_training(copy: Path, values: np.ndarray) -> None:
+def test_a_mask_of_more_values_than_two_is_refused_in_training(
+    copy: Path, values: np.ndarray
+) -> None:
     save_mask(copy / "train/masks/000003.png", "L", values)
     with pytest.raises(InputError, match=r"000003\.png has the values"):
         training(copy)[3]
@@ -200,33 +259,59 @@ def test_the_full_check_finds_an_image_that_libjpeg_only_warns_about(copy: Path)
 
 
 @pytest.mark.parametrize(("damage", "said"), DEFECTS)
-def test_each_defect_has_its_message(copy: Path, damage: Callable[[Path], object], said: str) -> None:
+def test_each_defect_has_its_message(
+    copy: Path, damage: Callable[[Path], object], said: str
+) -> None:
     damage(copy)
     with pytest.raises(InputError, match=said):
         check_segmentation_folder(copy)
 
 
-def test_a_data_set_over_a_missing_folder_suggests_the_command_that_makes_one(tmp_path: Path) -> None:
+def test_a_data_set_over_a_missing_folder_suggests_the_command_that_makes_one(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(InputError, match=r"data_prep/mock_segmentation\.py$"):
         training(tmp_path / "none")
 
 
 def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(DATA_PREP / command), *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, str(DATA_PREP / command), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def test_the_command_makes_it_once_and_ends_with_0_or_2(tmp_path: Path) -> None:
     arguments = ("--train", "2", "--val", "1", "--out", str(tmp_path / "made"))
     made, again = run("mock_segmentation.py", *arguments), run("mock_segmentation.py", *arguments)
-    assert made.returncode == again.returncode == 0 and "made now" in made.stdout and "complete already" in again.stdout
+    assert (
+        made.returncode == again.returncode == 0
+        and "made now" in made.stdout
+        and "complete already" in again.stdout
+    )
     other = run("mock_segmentation.py", *arguments, "--seed", "1")
-    assert other.returncode == 2 and "holds other mock data" in other.stderr and "Traceback" not in other.stderr
-    assert run("mock_segmentation.py", "--train", "0", "--out", str(tmp_path / "none")).returncode == 2
+    assert (
+        other.returncode == 2
+        and "holds other mock data" in other.stderr
+        and "Traceback" not in other.stderr
+    )
+    assert (
+        run("mock_segmentation.py", "--train", "0", "--out", str(tmp_path / "none")).returncode == 2
+    )
 
 
 @pytest.mark.slow
 def test_the_check_ends_with_0_or_2_and_one_message(root: Path, tmp_path: Path) -> None:
     good = run("check_segmentation.py", str(root))
-    assert (good.returncode, good.stderr) == (0, "") and "5 train, 2 val images with masks; 7 read, all fine" in good.stdout
+    assert (good.returncode, good.stderr) == (
+        0,
+        "",
+    ) and "5 train, 2 val images with masks; 7 read, all fine" in good.stdout
     bad = run("check_segmentation.py", str(tmp_path))
-    assert bad.returncode == 2 and "has no train/images/ in it" in bad.stderr and "Traceback" not in bad.stderr
+    assert (
+        bad.returncode == 2
+        and "has no train/images/ in it" in bad.stderr
+        and "Traceback" not in bad.stderr
+    )

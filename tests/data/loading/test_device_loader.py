@@ -70,11 +70,15 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "shuffled, workers": lambda: DataLoader(DATA, 3, shuffle=True, num_workers=1),
     "weighted": lambda: DataLoader(DATA, 3, sampler=WeightedRandomSampler([1.0] * 20, 12)),
     "subset": lambda: DataLoader(DATA, 3, sampler=SubsetRandomSampler(range(9))),
-    "with replacement": lambda: DataLoader(DATA, 3, sampler=RandomSampler(DATA, replacement=True, num_samples=33)),
+    "with replacement": lambda: DataLoader(
+        DATA, 3, sampler=RandomSampler(DATA, replacement=True, num_samples=33)
+    ),
     "batch_sampler": lambda: DataLoader(DATA, batch_sampler=[[1, 2], [3]]),
     "no collation": lambda: DataLoader(torch.arange(6), batch_size=None),
     "subclass": lambda: Doubled(DATA, 3, shuffle=True),
-    "DistributedSampler": lambda: DataLoader(DATA, 3, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)),
+    "DistributedSampler": lambda: DataLoader(
+        DATA, 3, sampler=DistributedSampler(DATA, num_replicas=2, rank=1)
+    ),
     "list": lambda: [torch.ones(1), torch.zeros(1)],
     "generator": lambda: (torch.full((1,), number) for number in range(3)),
     "endless": lambda: (torch.full((1,), number) for number in itertools.count()),
@@ -190,7 +194,9 @@ def test_an_error_keeps_its_type_and_the_pass_goes_on_behind_it(workers: int, ni
 
 @pytest.mark.parametrize("nice", [0, 5])
 def test_a_pass_that_is_left_ends_its_workers_and_the_next_one_is_whole(nice: int) -> None:
-    found = DeviceLoader(DataLoader(DATA, 2, num_workers=2), CPU, torch.contiguous_format, Loader(nice=nice))
+    found = DeviceLoader(
+        DataLoader(DATA, 2, num_workers=2), CPU, torch.contiguous_format, Loader(nice=nice)
+    )
     before = set(psutil.Process().children())  # other tests' processes
     for _ in found:
         workers = set(psutil.Process().children()) - before
@@ -214,7 +220,9 @@ class Counting(TensorDataset):
         self.epochs.append(epoch)
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]
+)
 def test_a_copy_is_a_loader_that_tells_its_epochs(copied: Callable[[Any], Any]) -> None:
     found = copied(ours(DataLoader(Counting(), 2)))
     for _ in range(2):
@@ -266,7 +274,9 @@ def test_a_second_loader_over_the_same_data_set_knows_whose_its_epochs_are() -> 
 def test_what_came_back_may_be_given_again() -> None:
     data = Counting()
     again = ours(ours(DataLoader(data)))
-    assert len(list(again)) == 4 and data.epochs == [0] and not isinstance(again.loader, DeviceLoader)
+    assert (
+        len(list(again)) == 4 and data.epochs == [0] and not isinstance(again.loader, DeviceLoader)
+    )
 
 
 def test_a_batch_may_be_anything_and_ends_nothing() -> None:
@@ -283,19 +293,27 @@ def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
-    monkeypatch.setattr(device_loader, "_used_on_current_stream", lambda tensor: used.append(tensor) or tensor)
+    monkeypatch.setattr(
+        device_loader, "_used_on_current_stream", lambda tensor: used.append(tensor) or tensor
+    )
     return used
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("given", [[0, None, 2, 3], [None, None, None], [None], [(), 0, "", {}], []])
-def test_copying_ahead_hands_on_every_batch(pretended_cuda: list[Any], given: list[Any], depth: int) -> None:
+@pytest.mark.parametrize(
+    "given", [[0, None, 2, 3], [None, None, None], [None], [(), 0, "", {}], []]
+)
+def test_copying_ahead_hands_on_every_batch(
+    pretended_cuda: list[Any], given: list[Any], depth: int
+) -> None:
     assert list(device_loader._ahead(iter(given), CPU, depth)) == given
 
 
 def test_copying_ahead_reads_no_further_than_asked(pretended_cuda: list[Any]) -> None:
     read: list[int] = []
-    batches = device_loader._ahead((read.append(number) or number for number in itertools.count()), CPU, 2)
+    batches = device_loader._ahead(
+        (read.append(number) or number for number in itertools.count()), CPU, 2
+    )
     assert next(batches) == 0 and read == [0, 1, 2]
     assert next(batches) == 1 and read == [0, 1, 2, 3]
 

@@ -74,7 +74,9 @@ def test_data_sets_are_told_apart_by_what_they_keep() -> None:
         ConcatDataset([TensorDataset(x[::2]), TensorDataset(x[1::2])]), ConcatDataset([TensorDataset(x[1::2]), TensorDataset(x[::2])]),
     ]  # fmt: skip
     digests = [of_data(share) for share in shares]
-    assert len(set(digests) - {of_data(range(4))}) == len(shares) - 2  # a list and a range of the same numbers are the same data
+    assert (
+        len(set(digests) - {of_data(range(4))}) == len(shares) - 2
+    )  # a list and a range of the same numbers are the same data
     assert of_data(files("/a")) == of_data(files("/another/host"))
 
 

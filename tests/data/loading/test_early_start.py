@@ -27,7 +27,11 @@ def passes(loader: DataLoader[tuple[int, int]], count: int = 3) -> list[list[int
 
 
 def loader(kind: type[DataLoader[tuple[int, int]]], workers: int) -> DataLoader[tuple[int, int]]:
-    options = {"num_workers": workers, "persistent_workers": workers > 0, "generator": torch.Generator().manual_seed(3)}
+    options = {
+        "num_workers": workers,
+        "persistent_workers": workers > 0,
+        "generator": torch.Generator().manual_seed(3),
+    }
     return kind(Numbers(), 4, shuffle=True, **options)  # type: ignore[arg-type]
 
 

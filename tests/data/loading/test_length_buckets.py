@@ -18,11 +18,18 @@ def sampler(batch_items: int, seed: int = 0, lengths: list[int] = LENGTHS) -> Le
 
 def spread(indices: list[int], batch_items: int) -> float:
     """Mean difference between the longest and the shortest item of a batch."""
-    batches = [[LENGTHS[i] for i in indices[start : start + batch_items]] for start in range(0, len(indices), batch_items)]
+    batches = [
+        [LENGTHS[i] for i in indices[start : start + batch_items]]
+        for start in range(0, len(indices), batch_items)
+    ]
     return sum(max(batch) - min(batch) for batch in batches) / len(batches)
 
 
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=100), batch_items=st.integers(1, 9), seed=st.integers(0, 9))
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=100),
+    batch_items=st.integers(1, 9),
+    seed=st.integers(0, 9),
+)
 def test_each_index_comes_once_in_a_pass(lengths: list[int], batch_items: int, seed: int) -> None:
     chosen = sampler(batch_items, seed, lengths)
     assert len(chosen) == len(lengths)
@@ -54,7 +61,9 @@ def test_every_pass_has_another_order_and_the_same_seed_the_same_ones() -> None:
 
 def test_long_and_short_batches_are_mixed() -> None:
     order = list(sampler(8))
-    means = [sum(LENGTHS[i] for i in order[start : start + 8]) / 8 for start in range(0, len(order), 8)]
+    means = [
+        sum(LENGTHS[i] for i in order[start : start + 8]) / 8 for start in range(0, len(order), 8)
+    ]
     half = len(means) // 2
     assert abs(sum(means[:half]) - sum(means[half:])) / half < 30
     assert sorted(means) != means

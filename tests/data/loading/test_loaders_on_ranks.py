@@ -60,7 +60,9 @@ def test_ranks_divide_the_order_that_rank_0_draws_in_plain_pytorch(two: Ranks, k
             assert flat(found[rank]["passes"][number]) == dealt(flat(batches), rank)
 
 
-@pytest.mark.parametrize("kind", ["random batches", "random batches, no collation", "stream of batches", "iterable"])
+@pytest.mark.parametrize(
+    "kind", ["random batches", "random batches, no collation", "stream of batches", "iterable"]
+)
 def test_batches_that_come_as_such_are_dealt_whole(two: Ranks, kind: str) -> None:
     found = of_ranks(two, kind, 2)
     expected = two.call("loaders.plain", kind, 2)[0]
@@ -109,7 +111,10 @@ def test_what_is_divided_already_loses_nothing(two: Ranks, kind: str) -> None:
     announced = not kind.startswith("DistributedSampler")
     assert [len(answer["said"]) for answer in found] == [int(announced), 0]
     if announced:
-        assert "config.loader.shard = 'always' divides it" in found[0]["said"][0] and "\n" not in found[0]["said"][0]
+        assert (
+            "config.loader.shard = 'always' divides it" in found[0]["said"][0]
+            and "\n" not in found[0]["said"][0]
+        )
 
 
 def test_a_stream_that_can_be_read_once_and_divides_itself_loses_nothing(two: Ranks) -> None:
@@ -130,7 +135,9 @@ def test_the_same_with_worker_processes(two: Ranks, kind: str, persistent: bool)
     for number in range(2):
         seen = flat(found[0]["passes"][number]) + flat(found[1]["passes"][number])
         uneven = "uneven" in kind  # a rank that has run out repeats its first batch
-        assert sorted(scale * item for item in (set(seen) if uneven else seen)) == list(range(11 if uneven else SAMPLES))
+        assert sorted(scale * item for item in (set(seen) if uneven else seen)) == list(
+            range(11 if uneven else SAMPLES)
+        )
     assert len(found[0]["said"]) == int("by rank" in kind)
 
 
@@ -144,7 +151,9 @@ def test_an_uneven_stream_that_divides_itself_loses_nothing(two: Ranks) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_rank_that_runs_out_repeats_its_first_batch_so_that_no_rank_waits_for_it(two: Ranks, workers: int) -> None:
+def test_a_rank_that_runs_out_repeats_its_first_batch_so_that_no_rank_waits_for_it(
+    two: Ranks, workers: int
+) -> None:
     found = of_ranks_with(two, "very uneven stream by rank", 2, num_workers=workers)
     assert [answer["error"] for answer in found] == ["", ""]
     assert [sorted(flat(batches)) for batches in found[0]["passes"]] == [list(range(15))] * 2
@@ -158,7 +167,9 @@ def test_a_rank_that_runs_out_repeats_its_first_batch_so_that_no_rank_waits_for_
 
 def test_a_rank_without_any_batch_of_its_own_is_refused_on_all_ranks(two: Ranks) -> None:
     for answer in of_ranks(two, "stream on rank 0 alone"):
-        assert answer["error"].startswith("InputError: rank 1 has no batch at all in this pass, and others have.")
+        assert answer["error"].startswith(
+            "InputError: rank 1 has no batch at all in this pass, and others have."
+        )
 
 
 def test_a_stream_that_divides_itself_and_knows_its_length(two: Ranks) -> None:
@@ -170,18 +181,27 @@ def test_a_stream_that_divides_itself_and_knows_its_length(two: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"in_order": False}, pytest.param({"multiprocessing_context": "spawn"}, marks=pytest.mark.slow), {"pin_memory": True}]
+    "options",
+    [
+        {"in_order": False},
+        pytest.param({"multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        {"pin_memory": True},
+    ],
 )
 def test_workers_may_be_started_in_any_way(two: Ranks, options: dict[str, Any]) -> None:
     found = of_ranks_with(two, "stream by function", 2, num_workers=2, **options)
     assert [answer["error"] for answer in found] == ["", ""]
     for number in range(2):
-        assert sorted(flat(found[0]["passes"][number]) + flat(found[1]["passes"][number])) == list(range(SAMPLES))
+        assert sorted(flat(found[0]["passes"][number]) + flat(found[1]["passes"][number])) == list(
+            range(SAMPLES)
+        )
 
 
 def test_the_option_says_otherwise(two: Ranks) -> None:
     whole = of_ranks(two, "stream", 1, 100, "never")
-    assert [flat(answer["passes"][0]) for answer in whole] == [list(range(SAMPLES))] * 2 and not whole[0]["said"]
+    assert [flat(answer["passes"][0]) for answer in whole] == [
+        list(range(SAMPLES))
+    ] * 2 and not whole[0]["said"]
     cut = of_ranks(two, "stream by rank", 1, 100, "always")
     assert [len(flat(answer["passes"][0])) for answer in cut] == [5, 5] and not cut[0]["said"]
     cut = of_ranks(two, "DistributedSampler", 1, 100, "always")
@@ -252,7 +272,10 @@ def test_what_does_not_fit_is_refused_on_every_rank(two: Ranks, kind: str) -> No
 )
 def test_loaders_of_different_kinds_are_refused_on_every_rank(two: Ranks, kind: str) -> None:
     for answer in of_ranks(two, kind):
-        assert "InputError: the ranks' loaders are of different kinds (rank 0: map-style data, BatchSampler of " in answer["error"]
+        assert (
+            "InputError: the ranks' loaders are of different kinds (rank 0: map-style data, BatchSampler of "
+            in answer["error"]
+        )
 
 
 @pytest.mark.parametrize("kind", ["failing sampler", "failing stream"])
@@ -266,10 +289,15 @@ def test_when_one_rank_cannot_read_none_waits(two: Ranks, kind: str, workers: in
 @pytest.mark.parametrize("kind", ["rank 0 alone has another stream", "rank 0 alone has other data"])
 def test_data_that_is_alike_on_some_ranks_alone_is_refused_on_all(three: Ranks, kind: str) -> None:
     for answer in of_ranks(three, kind):
-        assert answer["error"].startswith("InputError: the ") and "(rank 0; ranks 1, 2)" in answer["error"]
+        assert (
+            answer["error"].startswith("InputError: the ")
+            and "(rank 0; ranks 1, 2)" in answer["error"]
+        )
 
 
-def test_tensors_that_ranks_draw_without_a_common_seed_are_divided_which_is_said(two: Ranks) -> None:
+def test_tensors_that_ranks_draw_without_a_common_seed_are_divided_which_is_said(
+    two: Ranks,
+) -> None:
     found = of_ranks(two, "noise")
     assert [len(flat(answer["passes"][0])) for answer in found] == [4, 4]
     (said,) = found[0]["said"]
@@ -278,7 +306,10 @@ def test_tensors_that_ranks_draw_without_a_common_seed_are_divided_which_is_said
 
 def test_data_of_each_ranks_own_is_left_to_it(two: Ranks) -> None:
     found = of_ranks(two, "list of each rank")
-    assert [flat(answer["passes"][0]) for answer in found] == [list(range(0, SAMPLES, 2)), list(range(1, SAMPLES, 2))]
+    assert [flat(answer["passes"][0]) for answer in found] == [
+        list(range(0, SAMPLES, 2)),
+        list(range(1, SAMPLES, 2)),
+    ]
     assert len(found[0]["said"]) == 1
 
 

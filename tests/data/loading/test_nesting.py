@@ -177,12 +177,18 @@ def test_a_batch_keeps_its_type_and_reaches_the_device(kind: str) -> None:
     moved = to_device(batch, META)
     assert type(moved) is type(batch) and len(list(tensors_in(moved))) == len(before) > 0
     if kind == "packed sequence":
-        assert moved.data.device == META and moved.batch_sizes.device == CPU  # as its own `to` has it
+        assert (
+            moved.data.device == META and moved.batch_sizes.device == CPU
+        )  # as its own `to` has it
     else:
         assert left_behind(moved) == []
-    assert [tensor.shape for tensor in tensors_in(moved)] == [tensor.shape for tensor in before] or "set" in kind
+    assert [tensor.shape for tensor in tensors_in(moved)] == [
+        tensor.shape for tensor in before
+    ] or "set" in kind
     assert all(tensor.device == CPU for tensor in before)
-    assert all(one is other for one, other in zip(tensors_in(batch), before, strict=True))  # the caller's stays as it was
+    assert all(
+        one is other for one, other in zip(tensors_in(batch), before, strict=True)
+    )  # the caller's stays as it was
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -224,7 +230,10 @@ def test_what_belongs_to_a_container_beside_its_members_stays_with_it() -> None:
     assert moved["deque"].maxlen == 5
     assert moved["dataclass"].doubled is moved["dataclass"].x and moved["dataclass"].n == 3
     assert moved["frozen dataclass"].n == 4 and not hasattr(moved["dataclass with slots"], "unset")
-    assert moved["model output"].x is moved["model output"]["x"] and moved["model output"].y[0].device == META
+    assert (
+        moved["model output"].x is moved["model output"]["x"]
+        and moved["model output"].y[0].device == META
+    )
     assert moved["BatchEncoding"].input_ids.device == META
     assert (moved["tuple"][1:], moved["dict"]["name"]) == (("text", None), ["a", "b"])
     assert moved["return type"].values.device == META

@@ -42,19 +42,31 @@ def test_what_is_not_there_or_has_no_length_is_named() -> None:
     with pytest.raises(InputError, match=r"'idz'; the batch has 'ids'"):
         pad_to_bucket({"ids": torch.ones(1, 3)}, BUCKETS, {"idz": 0})
     with pytest.raises(InputError, match="'labels', which is no tensor with a batch and a length"):
-        pad_to_bucket({"ids": torch.ones(1, 3), "labels": torch.ones(3)}, BUCKETS, {"ids": 0, "labels": 0})
+        pad_to_bucket(
+            {"ids": torch.ones(1, 3), "labels": torch.ones(3)}, BUCKETS, {"ids": 0, "labels": 0}
+        )
 
 
 def test_a_loader_of_variable_length_yields_only_the_shapes_of_the_buckets() -> None:
     items = [torch.ones(length) for length in range(1, 17)]
-    loader = DataLoader(items, batch_size=2, collate_fn=lambda group: {"x": torch.nn.utils.rnn.pad_sequence(group, batch_first=True)})  # type: ignore[arg-type]
+    loader = DataLoader(
+        items,
+        batch_size=2,
+        collate_fn=lambda group: {"x": torch.nn.utils.rnn.pad_sequence(group, batch_first=True)},
+    )  # type: ignore[arg-type]
     options = Loader(buckets=BUCKETS, pad_values={"x": 0.0})
-    shapes = {tuple(batch["x"].shape) for batch in DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, options)}
+    shapes = {
+        tuple(batch["x"].shape)
+        for batch in DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, options)
+    }
     assert shapes == {(2, 4), (2, 8), (2, 16)}
 
 
 def test_what_pads_nothing_is_refused() -> None:
-    for options, said in ((Loader(buckets=BUCKETS), "pad_values is not"), (Loader(pad_values={"x": 0.0}), "buckets is not")):
+    for options, said in (
+        (Loader(buckets=BUCKETS), "pad_values is not"),
+        (Loader(pad_values={"x": 0.0}), "buckets is not"),
+    ):
         with pytest.raises(InputError, match=said):
             DeviceLoader([], torch.device("cpu"), torch.contiguous_format, options)
 
@@ -87,5 +99,7 @@ def test_a_batch_that_fits_is_not_touched() -> None:
 
 
 def test_a_batch_without_parts_is_refused() -> None:
-    with pytest.raises(InputError, match="pad_values names 'x'; a batch is a Tensor, which has no named parts"):
+    with pytest.raises(
+        InputError, match="pad_values names 'x'; a batch is a Tensor, which has no named parts"
+    ):
         pad_to_bucket(torch.ones(1, 3), BUCKETS, {"x": 0})

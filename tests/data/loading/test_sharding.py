@@ -28,12 +28,19 @@ class Counting(IterableDataset[int]):
 
     def __iter__(self) -> Iterator[int]:
         worker = get_worker_info()
-        return iter(range(worker.id, self.length, worker.num_workers) if worker else range(self.length))
+        return iter(
+            range(worker.id, self.length, worker.num_workers) if worker else range(self.length)
+        )
 
 
 @given(length=st.integers(1, 50), world_size=st.integers(1, 8), drop_last=st.booleans())
-def test_ranks_get_equal_shares_that_cover_the_data(length: int, world_size: int, drop_last: bool) -> None:
-    shares = [list(ShardedSampler(range(length), rank, world_size, drop_last=drop_last)) for rank in range(world_size)]
+def test_ranks_get_equal_shares_that_cover_the_data(
+    length: int, world_size: int, drop_last: bool
+) -> None:
+    shares = [
+        list(ShardedSampler(range(length), rank, world_size, drop_last=drop_last))
+        for rank in range(world_size)
+    ]
     assert len({len(share) for share in shares}) == 1
     seen = sorted(index for share in shares for index in share)
     if drop_last:
@@ -55,11 +62,16 @@ def test_the_union_of_one_step_is_the_batch_of_a_single_process() -> None:
 def test_a_stream_is_divided_in_whole_rounds(length: int, world_size: int) -> None:
     shares = [list(ShardedStream(Counting(length), rank, world_size)) for rank in range(world_size)]
     assert {len(share) for share in shares} == {length // world_size}
-    assert sorted(item for share in shares for item in share) == list(range(length - length % world_size))
+    assert sorted(item for share in shares for item in share) == list(
+        range(length - length % world_size)
+    )
 
 
 def test_workers_of_a_sharded_stream_still_divide_it_as_the_data_set_says() -> None:
-    loaders = [sharded(DataLoader(Counting(16), batch_size=2, num_workers=2), rank, 2).loader for rank in range(2)]
+    loaders = [
+        sharded(DataLoader(Counting(16), batch_size=2, num_workers=2), rank, 2).loader
+        for rank in range(2)
+    ]
     seen = [item for loader in loaders for batch in loader for item in batch.tolist()]
     assert sorted(seen) == list(range(16))
 
@@ -68,7 +80,9 @@ def test_a_sharded_stream_is_told_its_epochs(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     stream = Counting(8)
-    loader = DeviceLoader(DataLoader(stream, batch_size=2), torch.device("cpu"), torch.contiguous_format)
+    loader = DeviceLoader(
+        DataLoader(stream, batch_size=2), torch.device("cpu"), torch.contiguous_format
+    )
     assert [len(list(loader)) for _ in range(2)] == [2, 2]
     assert stream.epochs == [0, 1]
 
@@ -90,7 +104,11 @@ def test_a_copy_keeps_every_argument_that_this_torch_has() -> None:
         in_order=False,
     )
     copy = sharded(loader, 1, 2).loader
-    arguments = set(inspect.signature(DataLoader).parameters) - {"shuffle", "sampler", "batch_sampler"}
+    arguments = set(inspect.signature(DataLoader).parameters) - {
+        "shuffle",
+        "sampler",
+        "batch_sampler",
+    }
     assert len(arguments) > 10
     for name in arguments:
         assert getattr(copy, name) is getattr(loader, name), name
@@ -111,7 +129,10 @@ def test_a_subclass_with_samplers_of_its_own_class_keeps_the_class() -> None:
             return id(self)
 
     copy = sharded(Stateful(list(range(8))), 1, 2).loader
-    assert type(copy.batch_sampler) is Own and [batch.tolist() for batch in copy] == [[1, 3], [5, 7]]
+    assert type(copy.batch_sampler) is Own and [batch.tolist() for batch in copy] == [
+        [1, 3],
+        [5, 7],
+    ]
     assert copy.bound() == id(copy)
 
 
@@ -125,7 +146,10 @@ def test_a_loader_whose_parts_cannot_be_replaced_is_refused() -> None:
         def sampler(self, value: object) -> None:
             pass
 
-    with pytest.raises(InputError, match=r"a Fixed, whose `sampler` cannot be replaced.*config\.loader\.shard = 'never'"):
+    with pytest.raises(
+        InputError,
+        match=r"a Fixed, whose `sampler` cannot be replaced.*config\.loader\.shard = 'never'",
+    ):
         sharded(Fixed(list(range(8)), batch_size=None), 0, 2)
 
 

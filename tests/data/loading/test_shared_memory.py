@@ -41,8 +41,12 @@ class Shaped(Numbered):
         return self.form(index)
 
 
-def loader(data: Dataset[Any] | None = None, batch_size: int = 8, workers: int = 2, **options: Any) -> DataLoader[Any]:
-    return DataLoader(data or Numbered(), batch_size, num_workers=workers, collate_fn=collate, **options)
+def loader(
+    data: Dataset[Any] | None = None, batch_size: int = 8, workers: int = 2, **options: Any
+) -> DataLoader[Any]:
+    return DataLoader(
+        data or Numbered(), batch_size, num_workers=workers, collate_fn=collate, **options
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -55,17 +59,24 @@ def nothing_mapped() -> Iterator[None]:
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_batches_are_those_of_torch_s_collate_function(start: str) -> None:
     expected = list(DataLoader(Numbered(), 24))  # the last one has 8 items
-    for found in (list(loader(batch_size=24, workers=0)), list(loader(batch_size=24, multiprocessing_context=start))):
+    for found in (
+        list(loader(batch_size=24, workers=0)),
+        list(loader(batch_size=24, multiprocessing_context=start)),
+    ):
         assert len(found) == len(expected) == 9
         for mine, theirs in zip(found, expected, strict=True):
             assert type(mine) is type(theirs) and len(mine) == 4
             for part, other in zip(mine, theirs, strict=True):
-                assert part.dtype == other.dtype and part.is_contiguous() and torch.equal(part, other)
+                assert (
+                    part.dtype == other.dtype and part.is_contiguous() and torch.equal(part, other)
+                )
 
 
 def test_a_loop_that_drops_its_batches_stays_in_the_same_memory() -> None:
     addresses = [images.data_ptr() for images, *_ in loader(batch_size=4, workers=1)]
-    assert len(addresses) == 50 and len(set(addresses)) <= 5  # three in flight, one in hand, one more at the change
+    assert (
+        len(addresses) == 50 and len(set(addresses)) <= 5
+    )  # three in flight, one in hand, one more at the change
 
 
 def test_batches_that_are_kept_stay_what_they_are() -> None:
@@ -83,7 +94,9 @@ def test_persistent_workers_go_on_after_a_pass_that_was_left() -> None:
     for number, (images, *_) in enumerate(data):
         assert images[:, 0, 0].tolist() == list(range(4 * number, 4 * number + 4))
         if number == 5:
-            addresses = {worker: len(known.blocks) for worker, known in shared_memory._mapped.items()}
+            addresses = {
+                worker: len(known.blocks) for worker, known in shared_memory._mapped.items()
+            }
     assert len(addresses) == 2 and max(addresses.values()) < shared_memory._BLOCKS
 
 
@@ -91,7 +104,9 @@ def test_batches_that_grow_get_larger_blocks() -> None:
     ends = [n * (n + 1) // 2 for n in range(20)]
     sampler = [list(range(start, stop)) for start, stop in itertools.pairwise(ends)]
     sizes = []
-    for images, _, numbers, _ in DataLoader(Numbered(), batch_sampler=sampler, num_workers=1, collate_fn=collate):
+    for images, _, numbers, _ in DataLoader(
+        Numbered(), batch_sampler=sampler, num_workers=1, collate_fn=collate
+    ):
         assert torch.equal(images[:, 0, 0].long(), numbers)
         sizes.append(len(images))
     assert sizes == list(range(1, 20))
@@ -137,7 +152,9 @@ def test_memory_of_ended_workers_is_let_go() -> None:
 @pytest.mark.slow
 def test_a_batch_may_end_while_torch_traces() -> None:
     """Nothing of torch runs then: a mode that looks at every operation would refuse it, and the block would be lost."""
-    all_at_once = loader(batch_size=len(Numbered()), workers=1, persistent_workers=True)  # nothing is left that a block could be taken for
+    all_at_once = loader(
+        batch_size=len(Numbered()), workers=1, persistent_workers=True
+    )  # nothing is left that a block could be taken for
     iterator = iter(all_at_once)
     batch = next(iterator)
     (worker,) = shared_memory._mapped.values()
@@ -194,7 +211,9 @@ print(len(batches) > 0 and all(int(images[0, 0, 0]) == 4 * number for number, im
 
 @pytest.mark.slow
 def test_a_killed_worker_ends_the_pass_and_its_batches_stay_readable() -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode == 0, ended.stderr
     assert re.fullmatch(r"\w+Error\nTrue\n", ended.stdout)
 

@@ -26,10 +26,17 @@ def niceness(loader: DataLoader) -> set[int]:
 
 
 def plain_loader(workers: int = 2, samples: int = 16) -> DataLoader:
-    return DataLoader(TensorDataset(torch.arange(samples)), batch_size=2, num_workers=workers, persistent_workers=workers > 0)
+    return DataLoader(
+        TensorDataset(torch.arange(samples)),
+        batch_size=2,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
 
 
-def of_accelerate(asked: int | None, workers: int = 2) -> tuple[DataLoader, torch.nn.Module, list[int]]:
+def of_accelerate(
+    asked: int | None, workers: int = 2
+) -> tuple[DataLoader, torch.nn.Module, list[int]]:
     config = Config.plain() if asked is None else Config(loader=Loader(nice=asked))
     config.compiler.enabled = False
     loader = plain_loader(workers)
@@ -38,7 +45,9 @@ def of_accelerate(asked: int | None, workers: int = 2) -> tuple[DataLoader, torc
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(19, 19), (5, 5), (0, 0), (None, 0)])
-def test_the_processes_have_the_niceness_that_was_asked_for(asked: int | None, expected: int) -> None:
+def test_the_processes_have_the_niceness_that_was_asked_for(
+    asked: int | None, expected: int
+) -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     loader, model, samples = of_accelerate(asked)
     assert niceness(loader) == {max(expected, own)} and samples == list(range(16))
@@ -49,7 +58,11 @@ def test_the_processes_have_the_niceness_that_was_asked_for(asked: int | None, e
 def test_a_loader_without_processes_is_as_it_was() -> None:
     own = os.getpriority(os.PRIO_PROCESS, 0)
     _, model, samples = of_accelerate(19, workers=0)
-    assert samples == list(range(16)) and os.getpriority(os.PRIO_PROCESS, 0) == own and "loader" not in techniques(model)
+    assert (
+        samples == list(range(16))
+        and os.getpriority(os.PRIO_PROCESS, 0) == own
+        and "loader" not in techniques(model)
+    )
 
 
 def test_without_options_the_processes_stay_as_they_are() -> None:
@@ -116,7 +129,9 @@ def test_the_priority_is_given_back_where_others_have_the_cores(
 
 
 @pytest.mark.parametrize("made", [(3.0, 1.0)], indirect=True)
-def test_who_may_not_give_it_back_is_told_what_to_do(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_give_it_back_is_told_what_to_do(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.setpriority
 
     def refuse(which: int, who: int, priority: int) -> None:
@@ -125,7 +140,9 @@ def test_who_may_not_give_it_back_is_told_what_to_do(made: Made, monkeypatch: py
         real(which, who, priority)
 
     monkeypatch.setattr(worker_priority.os, "setpriority", refuse)
-    with pytest.warns(UserWarning, match=r"70% of the time .* a core for only 2% of it.*config\.loader\.nice = 0") as said:
+    with pytest.warns(
+        UserWarning, match=r"70% of the time .* a core for only 2% of it.*config\.loader\.nice = 0"
+    ) as said:
         assert trained_on(made, 0.02, monkeypatch).given_back
     assert len(said) == 1 and made.niceness() == 19
 
@@ -144,15 +161,22 @@ class Worked(torch.utils.data.Dataset):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may raise a process's priority: run as root")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root may raise a process's priority: run as root"
+)
 def test_beside_programs_that_keep_all_cores_busy_loading_goes_on() -> None:
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * hardware.cores())]
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * hardware.cores())
+    ]
     try:
         loader = DataLoader(Worked(), num_workers=1)
         batches = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format, Loader())
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            needed = next(number for number, _ in enumerate(batches) if batches._background.given_back)
+            needed = next(
+                number for number, _ in enumerate(batches) if batches._background.given_back
+            )
         assert needed == LOOK_AFTER
     finally:
         for each in busy:

@@ -17,7 +17,10 @@ from gallery_lib.data.speech.mock_speakers import SpeakerSpec, features, generat
 from gallery_lib.data.speech.speakers import SpeakerPairs
 from gallery_lib.errors import InputError
 
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "mock_speakers.py")]
+COMMAND = [
+    sys.executable,
+    str(Path(__file__).resolve().parents[3] / "data_prep" / "mock_speakers.py"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,10 @@ def test_a_training_item_is_a_speaker_in_two_different_utterances(root: Path) ->
     found = []
     for utterance in pair.numpy():
         matches = [
-            n for n, whole in enumerate(own) for s in range(len(whole) - 119) if np.allclose(whole[s : s + 120], utterance, atol=1e-5)
+            n
+            for n, whole in enumerate(own)
+            for s in range(len(whole) - 119)
+            if np.allclose(whole[s : s + 120], utterance, atol=1e-5)
         ]
         assert len(matches) == 1
         found += matches
@@ -69,10 +75,14 @@ def test_items_are_normalised_by_the_training_utterances(root: Path) -> None:
     mean, deviation = train.statistics
     whole = features(2, "val", 0, 0)
     start = (len(whole) - 100) // 2
-    assert np.allclose(held_out[0][0][0].numpy(), (whole[start : start + 100] - mean) / deviation, atol=1e-5)
+    assert np.allclose(
+        held_out[0][0][0].numpy(), (whole[start : start + 100] - mean) / deviation, atol=1e-5
+    )
 
 
-def test_crops_are_the_same_for_any_number_of_workers_and_others_in_another_epoch_or_seed(root: Path) -> None:
+def test_crops_are_the_same_for_any_number_of_workers_and_others_in_another_epoch_or_seed(
+    root: Path,
+) -> None:
     data = training(root)
     first = items(data)
     assert torch.equal(first, items(data, workers=2))
@@ -95,7 +105,14 @@ def test_set_epoch_reaches_persistent_workers(root: Path) -> None:
 
 def test_held_out_items_are_all_pairs_of_each_speaker_always_the_same(root: Path) -> None:
     data = SpeakerPairs(root, "val", 20, 40, train=False)
-    assert [data[i][1] for i in range(len(data))] == [0, 1, 2, 0, 1, 2]  # five utterances are two pairs
+    assert [data[i][1] for i in range(len(data))] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+    ]  # five utterances are two pairs
     first = items(data)
     data.set_epoch(3)
     assert torch.equal(first, items(data))
@@ -112,13 +129,20 @@ def test_held_out_speakers_are_other_speakers(root: Path) -> None:
 def test_a_speaker_with_one_utterance_is_named(root: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     lines = (copy / "train" / "manifest.tsv").read_text().splitlines(keepends=True)
-    (copy / "train" / "manifest.tsv").write_text("".join(lines[:7]))  # the header, five utterances of the first, one of the second
-    with pytest.raises(InputError, match=r"1 of 2 speakers in .* have fewer than 2 utterances.*train-00001 has 1"):
+    (copy / "train" / "manifest.tsv").write_text(
+        "".join(lines[:7])
+    )  # the header, five utterances of the first, one of the second
+    with pytest.raises(
+        InputError, match=r"1 of 2 speakers in .* have fewer than 2 utterances.*train-00001 has 1"
+    ):
         training(copy)
 
 
 def test_utterances_shorter_than_a_crop_do_not_count(root: Path) -> None:
-    with pytest.raises(InputError, match=r"utterances of 201 frames or more: train-00000 has 0.*smaller sequence_length"):
+    with pytest.raises(
+        InputError,
+        match=r"utterances of 201 frames or more: train-00000 has 0.*smaller sequence_length",
+    ):
         training(root, frames=201)
 
 
@@ -143,7 +167,9 @@ def test_utterances_shorter_than_a_crop_are_counted_and_named(root: Path, tmp_pa
         (np.full((150, 40), np.nan, np.float32), "not finite"),
     ],
 )
-def test_features_that_are_not_as_listed_are_refused_when_read(root: Path, tmp_path: Path, array: np.ndarray, said: str) -> None:
+def test_features_that_are_not_as_listed_are_refused_when_read(
+    root: Path, tmp_path: Path, array: np.ndarray, said: str
+) -> None:
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     data = training(copy)
     for _, own in data.items:
@@ -155,7 +181,9 @@ def test_features_that_are_not_as_listed_are_refused_when_read(root: Path, tmp_p
         data[0]
 
 
-def test_a_listed_file_that_is_not_there_is_named_before_the_training(root: Path, tmp_path: Path) -> None:
+def test_a_listed_file_that_is_not_there_is_named_before_the_training(
+    root: Path, tmp_path: Path
+) -> None:
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     victim = sorted((copy / "train").rglob("*.npy"))[4]
     victim.unlink()
@@ -163,7 +191,9 @@ def test_a_listed_file_that_is_not_there_is_named_before_the_training(root: Path
         training(copy)
 
 
-def test_features_of_another_size_and_a_missing_folder_are_refused(root: Path, tmp_path: Path) -> None:
+def test_features_of_another_size_and_a_missing_folder_are_refused(
+    root: Path, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=r"0\.npy has 40 values a frame; the model takes 80"):
         SpeakerPairs(root, "train", 20, 80, train=True)
     with pytest.raises(InputError, match=r"data_prep/mock_speakers\.py$"):
@@ -173,9 +203,15 @@ def test_features_of_another_size_and_a_missing_folder_are_refused(root: Path, t
 def test_the_command_makes_it_once_and_ends_with_0_or_2(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         sizes = ("--train", "2", "--val", "2", "--utterances", "2", "--out", str(tmp_path / "made"))
-        return subprocess.run([*COMMAND, *sizes, *arguments], capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [*COMMAND, *sizes, *arguments], capture_output=True, text=True, timeout=60
+        )
 
     assert "made now" in run().stdout and "complete already" in run().stdout
     other = run("--seed", "1")
-    assert other.returncode == 2 and "holds other mock data" in other.stderr and "Traceback" not in other.stderr
+    assert (
+        other.returncode == 2
+        and "holds other mock data" in other.stderr
+        and "Traceback" not in other.stderr
+    )
     assert run("--utterances", "1").returncode == 2

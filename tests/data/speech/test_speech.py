@@ -22,12 +22,22 @@ from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN, Characters, 
 from gallery_lib.data.speech.feature_check import check_features
 from gallery_lib.data.speech.feature_manifest import list_utterances, load
 from gallery_lib.data.speech.mock_speech import SpeechSpec, generate, language, utterance
-from gallery_lib.data.speech.utterances import IGNORED, SpeechBatch, SpeechFolder, collate, stack_frames, stacked_length
+from gallery_lib.data.speech.utterances import (
+    IGNORED,
+    SpeechBatch,
+    SpeechFolder,
+    collate,
+    stack_frames,
+    stacked_length,
+)
 from gallery_lib.errors import InputError
 from gallery_lib.tasks import speech_transformer
 
 TINY = SpeechSpec(characters=12, words=10, train=24, val=8)
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "mock_speech.py")]
+COMMAND = [
+    sys.executable,
+    str(Path(__file__).resolve().parents[3] / "data_prep" / "mock_speech.py"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +55,11 @@ def copy(root: Path, tmp_path: Path) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 # Frames, items and batches
@@ -65,14 +79,20 @@ def test_an_item_is_normalised_frames_and_the_numbers_of_its_characters(root: Pa
     features, characters = data[5]
     listed = list_utterances(root / "train", "text", "")[5]
     assert data.characters.decode(characters.tolist()) == listed.label
-    assert (features.dtype, features.shape) == (torch.float32, (stacked_length(len(load(listed))), 320))
+    assert (features.dtype, features.shape) == (
+        torch.float32,
+        (stacked_length(len(load(listed))), 320),
+    )
     frames = torch.cat([data[i][0][:, :80] for i in range(len(data))])
     assert float(frames.mean().abs()) < 0.05 and 0.9 < float(frames.std()) < 1.1
     assert data.lengths == [len(data[i][0]) for i in range(len(data))]
 
 
 def test_a_batch_is_padded_to_round_lengths() -> None:
-    items = [(torch.ones(17, 320), torch.tensor([5, 6, 7, 8])), (torch.ones(3, 320), torch.tensor([9]))]
+    items = [
+        (torch.ones(17, 320), torch.tensor([5, 6, 7, 8])),
+        (torch.ones(3, 320), torch.tensor([9])),
+    ]
     batch = collate(items)
     assert batch.features.shape == (2, 32, 320) and batch.lengths.tolist() == [17, 3]
     assert batch.features.sum(dim=(1, 2)).tolist() == [17 * 320, 3 * 320]
@@ -82,9 +102,15 @@ def test_a_batch_is_padded_to_round_lengths() -> None:
 
 def test_workers_give_the_same_batches(root: Path) -> None:
     data = SpeechFolder(root / "train", 40, 100)
-    here, there = (list(DataLoader(data, 4, num_workers=n, collate_fn=data.collate)) for n in (0, 1))
+    here, there = (
+        list(DataLoader(data, 4, num_workers=n, collate_fn=data.collate)) for n in (0, 1)
+    )
     assert isinstance(there[0], SpeechBatch) and len(here) == len(there)
-    assert all(torch.equal(a, b) for x, y in zip(here, there, strict=True) for a, b in zip(x, y, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for x, y in zip(here, there, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 # Lengths
@@ -101,7 +127,9 @@ def test_a_smaller_sequence_length_cuts_utterances_between_words(root: Path) -> 
         stop[piece.utterance.name] = piece.stop
     assert spoken == {piece.utterance.name: piece.transcript for piece in whole.pieces}
     assert stop == {piece.utterance.name: piece.utterance.frames for piece in whole.pieces}
-    assert [p.transcript for p in SpeechFolder(root / "train", 40, 100).pieces] == [p.transcript for p in cut.pieces]
+    assert [p.transcript for p in SpeechFolder(root / "train", 40, 100).pieces] == [
+        p.transcript for p in cut.pieces
+    ]
 
 
 def test_without_an_alignment_long_utterances_are_left_out(copy: Path) -> None:
@@ -140,7 +168,9 @@ def test_characters_are_numbered_by_frequency_and_others_are_unknown() -> None:
 
 def test_more_characters_than_the_model_has_room_for_are_refused() -> None:
     assert len(Characters.of(["abc"], 6, "here")) == 6
-    with pytest.raises(InputError, match="here have 4 different characters, and the model has room for 3"):
+    with pytest.raises(
+        InputError, match="here have 4 different characters, and the model has room for 3"
+    ):
         Characters.of(["abcd"], 6, "here")
 
 
@@ -153,7 +183,11 @@ def test_spaces_stay_except_between_ideographs() -> None:
 def test_held_out_data_takes_vocabulary_and_scale_from_the_training_data(root: Path) -> None:
     train = SpeechFolder(root / "train", 160, 100)
     held_out = SpeechFolder(root / "val", 160, 100, train)
-    assert held_out.characters is train.characters and held_out.mean is train.mean and held_out.deviation is train.deviation
+    assert (
+        held_out.characters is train.characters
+        and held_out.mean is train.mean
+        and held_out.deviation is train.deviation
+    )
 
 
 # Real data
@@ -164,7 +198,9 @@ def test_a_kaldi_folder_gives_the_same_items(root: Path, tmp_path: Path) -> None
     with kaldiio.WriteHelper(f"ark,scp:{tmp_path}/feats.ark,{tmp_path}/feats.scp") as writer:
         for number, u in enumerate(utterances):
             writer(f"utt{number:03d}", load(u))
-    (tmp_path / "text").write_text("".join(f"utt{n:03d} {u.label}\n" for n, u in enumerate(utterances)), encoding="utf-8")
+    (tmp_path / "text").write_text(
+        "".join(f"utt{n:03d} {u.label}\n" for n, u in enumerate(utterances)), encoding="utf-8"
+    )
     plain, kaldi = SpeechFolder(root / "train", 160, 100), SpeechFolder(tmp_path, 160, 100)
     assert kaldi.lengths == plain.lengths
     for index in (0, 7, 23):
@@ -173,7 +209,9 @@ def test_a_kaldi_folder_gives_the_same_items(root: Path, tmp_path: Path) -> None
 
 def test_a_missing_feature_file_is_named_before_anything_is_read(copy: Path) -> None:
     (copy / "train" / "000003.npy").unlink()
-    with pytest.raises(InputError, match=r"1 feature file\(s\) that do not exist, the first being .*000003\.npy"):
+    with pytest.raises(
+        InputError, match=r"1 feature file\(s\) that do not exist, the first being .*000003\.npy"
+    ):
         SpeechFolder(copy / "train", 160, 100)
 
 
@@ -201,7 +239,9 @@ def test_an_utterance_depends_on_seed_split_and_index_alone() -> None:
     others = [
         utterance(TINY, language(TINY), "val", 7),
         utterance(TINY, language(TINY), "train", 8),
-        utterance(SpeechSpec(characters=12, words=10, train=24, val=8, seed=1), language(TINY), "train", 7),
+        utterance(
+            SpeechSpec(characters=12, words=10, train=24, val=8, seed=1), language(TINY), "train", 7
+        ),
     ]
     assert all(not np.array_equal(a[0], other[0]) for other in others)
 
@@ -231,9 +271,13 @@ def test_words_can_be_told_from_their_sound() -> None:
 
     training = words("train")
     names = sorted({name for name, _ in training})
-    means = np.stack([np.mean([sound for name, sound in training if name == which], axis=0) for which in names])
+    means = np.stack(
+        [np.mean([sound for name, sound in training if name == which], axis=0) for which in names]
+    )
     tested = words("val")
-    right = sum(names[int(((means - sound) ** 2).sum(1).argmin())] == name for name, sound in tested)
+    right = sum(
+        names[int(((means - sound) ** 2).sum(1).argmin())] == name for name, sound in tested
+    )
     assert right / len(tested) > 0.9
 
 
@@ -242,7 +286,9 @@ def test_a_large_language_has_as_many_characters_as_asked() -> None:
     assert len(set(letters)) == 4230 and all(tidy(letter) == letter for letter in letters)
 
 
-def test_the_same_spec_makes_the_same_bytes_and_a_second_call_makes_nothing(root: Path, tmp_path: Path) -> None:
+def test_the_same_spec_makes_the_same_bytes_and_a_second_call_makes_nothing(
+    root: Path, tmp_path: Path
+) -> None:
     assert generate(tmp_path / "again", TINY).now
     before = files_of(tmp_path / "again")
     assert before == files_of(root)
@@ -262,7 +308,9 @@ def test_another_spec_or_other_content_is_refused_untouched(root: Path, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_an_interrupted_generation_leaves_nothing_and_leftovers_of_a_killed_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_generation_leaves_nothing_and_leftovers_of_a_killed_one_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -274,11 +322,21 @@ def test_an_interrupted_generation_leaves_nothing_and_leftovers_of_a_killed_one_
     (tmp_path / ".speech.partial" / "train").mkdir(parents=True)
     (tmp_path / ".speech.partial" / "train" / "extra.npy").write_bytes(b"x")
     generate(tmp_path / "speech", TINY)
-    assert [path.name for path in tmp_path.iterdir()] == ["speech"] and not list(tmp_path.rglob("extra.npy"))
+    assert [path.name for path in tmp_path.iterdir()] == ["speech"] and not list(
+        tmp_path.rglob("extra.npy")
+    )
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("characters", 1), ("characters", 4231), ("words", 0), ("train", 0), ("val", -1), ("seed", -1)]
+    ("field", "value"),
+    [
+        ("characters", 1),
+        ("characters", 4231),
+        ("words", 0),
+        ("train", 0),
+        ("val", -1),
+        ("seed", -1),
+    ],
 )
 def test_an_impossible_spec_names_the_field_and_the_value(field: str, value: int) -> None:
     with pytest.raises(InputError, match=f"{field} is {value}"):
@@ -288,7 +346,14 @@ def test_an_impossible_spec_names_the_field_and_the_value(field: str, value: int
 def test_the_command_makes_reports_and_refuses_with_its_exit_codes(tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"GALLERY_CACHE_DIR": str(tmp_path / "cache")}
-        return subprocess.run([*COMMAND, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
     sizes = ["--characters", "12", "--words", "10", "--train", "4", "--val", "2"]
     made = run(*sizes)
@@ -297,7 +362,11 @@ def test_the_command_makes_reports_and_refuses_with_its_exit_codes(tmp_path: Pat
     assert json.loads((folder / "made.json").read_text())["made"]["spec"]["train"] == 4
     assert "complete already" in run(*sizes).stdout
     refused = run("--characters", "1")
-    assert refused.returncode == 2 and "characters is 1" in refused.stderr and "Traceback" not in refused.stderr
+    assert (
+        refused.returncode == 2
+        and "characters is 1" in refused.stderr
+        and "Traceback" not in refused.stderr
+    )
     other = run("--seed", "5")
     assert other.returncode == 2 and "other mock data" in other.stderr
 
@@ -305,11 +374,15 @@ def test_the_command_makes_reports_and_refuses_with_its_exit_codes(tmp_path: Pat
 # What is left out
 
 
-def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_named(copy: Path) -> None:
+def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_named(
+    copy: Path,
+) -> None:
     train = SpeechFolder(copy / "train", 160, 100)
     assert train.notices == ()
     (copy / "train" / "alignment.tsv").unlink(missing_ok=True)
-    lengths = sorted(stacked_length(len(load(u))) for u in list_utterances(copy / "train", "text", ""))
+    lengths = sorted(
+        stacked_length(len(load(u))) for u in list_utterances(copy / "train", "text", "")
+    )
     short = SpeechFolder(copy / "train", lengths[-1] // 2 - 1, 100)
     (line,) = short.notices
     left = sum(length > 2 * (lengths[-1] // 2 - 1) for length in lengths)
@@ -320,7 +393,13 @@ def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_nam
     manifest.write_text("\n".join([lines[0], f"{path}\t{label}§§\t{frames}", *lines[2:]]) + "\n")
     (line,) = SpeechFolder(copy / "val", 160, 100, train).notices
     assert line.startswith("2 of ") and line.endswith("are not in train/, and count as unknown: §")
-    command = [sys.executable, str(Path(COMMAND[1]).with_name("check_features.py")), str(copy), "--task", "speech_transformer"]
+    command = [
+        sys.executable,
+        str(Path(COMMAND[1]).with_name("check_features.py")),
+        str(copy),
+        "--task",
+        "speech_transformer",
+    ]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0 and line in checked.stdout
 
@@ -332,7 +411,9 @@ def test_the_check_refuses_more_characters_than_the_model_has_tokens(copy: Path)
 
 
 def test_the_check_knows_the_model_s_tokens() -> None:
-    spec = importlib.util.spec_from_file_location("check_features", Path(COMMAND[1]).with_name("check_features.py"))
+    spec = importlib.util.spec_from_file_location(
+        "check_features", Path(COMMAND[1]).with_name("check_features.py")
+    )
     assert spec and spec.loader
     command = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(command)

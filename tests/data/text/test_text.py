@@ -32,7 +32,9 @@ def text_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text") / "files"
     (folder / "below").mkdir(parents=True)
     for number, document in enumerate(grammar.documents(count=6, sentences=150)):
-        (folder / ("below" if number % 2 else ".") / f"{number}.txt").write_text(document.replace("\n", "\n\n"))
+        (folder / ("below" if number % 2 else ".") / f"{number}.txt").write_text(
+            document.replace("\n", "\n\n")
+        )
     (folder / "picture.png").write_bytes(b"\x89PNG")
     return folder
 
@@ -57,7 +59,9 @@ def byte_bpe(prepared: Path) -> TokenisedText:
 
 def test_prose_is_taken_from_python_sources_and_code_is_not(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "left_out.py").write_text('"""A docstring of a test, which is not looked at by anyone."""\n')
+    (tmp_path / "test" / "left_out.py").write_text(
+        '"""A docstring of a test, which is not looked at by anyone."""\n'
+    )
     (tmp_path / "broken.py").write_text("def (:\n")
     (tmp_path / "b.py").write_text(
         '"""Docstring of the module,\nwhich goes over two lines.\n\n>>> and_an_example() + of_some_code(1, 2, 3)\n"""\n'
@@ -74,7 +78,9 @@ def test_prose_is_taken_from_python_sources_and_code_is_not(tmp_path: Path) -> N
     )
 
 
-def test_the_made_up_language_takes_over_where_no_sources_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_made_up_language_takes_over_where_no_sources_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_corpus.sysconfig, "get_path", lambda name: str(tmp_path))
     corpus = text_corpus.default()
     assert corpus.source == "a made-up language" and corpus.characters > text_corpus.ENOUGH_ENGLISH
@@ -82,18 +88,30 @@ def test_the_made_up_language_takes_over_where_no_sources_are_installed(tmp_path
 
 
 def test_a_tenth_of_the_documents_is_held_out_and_long_ones_count_as_several() -> None:
-    for documents in (["one " * 200_000], [f"document {i} " * 1000 for i in range(40)], ["ab" * 500_000], ["short text. " * 2000]):
+    for documents in (
+        ["one " * 200_000],
+        [f"document {i} " * 1000 for i in range(40)],
+        ["ab" * 500_000],
+        ["short text. " * 2000],
+    ):
         corpus = text_corpus.Corpus("test", tuple(documents))
         train, held_out = corpus.split()
         share = sum(map(len, held_out)) / sum(map(len, train + held_out))
         assert 0.05 < share < 0.12
-        letters = sorted("".join(train + held_out).replace(" ", "")), sorted("".join(documents).replace(" ", ""))
+        letters = (
+            sorted("".join(train + held_out).replace(" ", "")),
+            sorted("".join(documents).replace(" ", "")),
+        )
         assert letters[0] == letters[1]
 
 
 def test_words_are_not_cut_where_a_document_is() -> None:
     train, held_out = text_corpus.Corpus("test", ("alpha beta\ngamma " * 20_000,)).split()
-    assert len(train) > 10 and {word for part in train + held_out for word in part.split()} == {"alpha", "beta", "gamma"}
+    assert len(train) > 10 and {word for part in train + held_out for word in part.split()} == {
+        "alpha",
+        "beta",
+        "gamma",
+    }
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -114,7 +132,10 @@ def test_special_tokens_have_the_ids_that_the_models_are_configured_with(kind: s
     assert [tokenizer.token_to_id(token) for token in special.tokens] == [0, 1, 2, 3, 4]
     pad, start, end = (0, 2, 3) if kind == "wordpiece" else (1, 0, 2)
     assert (special.pad, special.start, special.end) == (pad, start, end)
-    assert special.tokens[special.mask] in ("[MASK]", "<mask>") and special.tokens[special.pad] in ("[PAD]", "<pad>")
+    assert special.tokens[special.mask] in ("[MASK]", "<mask>") and special.tokens[special.pad] in (
+        "[PAD]",
+        "<pad>",
+    )
 
 
 @pytest.mark.parametrize("kind", text_tokenizers.KINDS)
@@ -127,10 +148,14 @@ def test_a_special_token_in_the_text_is_text(kind: str) -> None:
 
 
 def test_tokens_decode_to_the_text_they_were_made_of(text_files: Path, prepared: Path) -> None:
-    train, held_out = text_corpus.text_folder(text_files, text_corpus.text_files(text_files)[0]).split()
+    train, held_out = text_corpus.text_folder(
+        text_files, text_corpus.text_files(text_files)[0]
+    ).split()
     tokens = byte_bpe(prepared)
     for split, documents in (("train", train), ("held_out", held_out)):
-        decoded = tokens.tokenizer().decode(tokens.tokens(split).tolist(), skip_special_tokens=False)
+        decoded = tokens.tokenizer().decode(
+            tokens.tokens(split).tolist(), skip_special_tokens=False
+        )
         assert decoded == "".join(f"{document}</s>" for document in documents)
     words = wordpiece(prepared)
     decoded = words.tokenizer().decode(words.tokens("held_out").tolist(), skip_special_tokens=True)
@@ -147,22 +172,35 @@ def batches(dataset: PackedText, workers: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "hide"), [("wordpiece", mask_tokens), ("byte-bpe", infill)])
-def test_samples_are_int64_of_the_asked_length_and_follow_each_other(prepared: Path, kind: str, hide: Hide) -> None:
+def test_samples_are_int64_of_the_asked_length_and_follow_each_other(
+    prepared: Path, kind: str, hide: Hide
+) -> None:
     tokens = text.find(str(prepared), kind)
     for length in (8, 64, 512):
         dataset = PackedText(tokens, "train", length, hide, train=True)
         samples = [dataset[index] for index in range(len(dataset))]
         assert len(samples) == len(tokens.tokens("train")) // (length - 2)
-        assert {(value.shape, value.dtype) for sample in samples for value in sample.values()} == {((length,), torch.int64)}
+        assert {(value.shape, value.dtype) for sample in samples for value in sample.values()} == {
+            ((length,), torch.int64)
+        }
         if hide is infill:
             words = torch.cat([sample["labels"][1:-1] for sample in samples])
         else:
-            words = torch.cat([torch.where(s["labels"] == IGNORED, s["input_ids"], s["labels"])[1:-1] for s in samples])
-        assert torch.equal(words, torch.from_numpy(tokens.tokens("train")[: len(words)].astype(np.int64)))
+            words = torch.cat(
+                [
+                    torch.where(s["labels"] == IGNORED, s["input_ids"], s["labels"])[1:-1]
+                    for s in samples
+                ]
+            )
+        assert torch.equal(
+            words, torch.from_numpy(tokens.tokens("train")[: len(words)].astype(np.int64))
+        )
 
 
 @pytest.mark.parametrize(("kind", "hide"), [("wordpiece", mask_tokens), ("byte-bpe", infill)])
-def test_gaps_are_the_same_for_any_number_of_workers_and_others_in_another_epoch_or_seed(prepared: Path, kind: str, hide: Hide) -> None:
+def test_gaps_are_the_same_for_any_number_of_workers_and_others_in_another_epoch_or_seed(
+    prepared: Path, kind: str, hide: Hide
+) -> None:
     tokens = text.find(str(prepared), kind)
     dataset = PackedText(tokens, "train", 64, hide, train=True, seed=3)
     first = batches(dataset, 0)
@@ -171,7 +209,11 @@ def test_gaps_are_the_same_for_any_number_of_workers_and_others_in_another_epoch
     assert (first != batches(dataset, 0)).any(dim=1).all()
     dataset.set_epoch(0)
     assert torch.equal(first, batches(dataset, 0))
-    assert (first != batches(PackedText(tokens, "train", 64, hide, train=True, seed=4), 0)).any(dim=1).all()
+    assert (
+        (first != batches(PackedText(tokens, "train", 64, hide, train=True, seed=4), 0))
+        .any(dim=1)
+        .all()
+    )
 
 
 def test_set_epoch_reaches_persistent_workers(prepared: Path) -> None:
@@ -191,9 +233,14 @@ def test_held_out_samples_are_fixed_and_spread_over_the_text(prepared: Path) -> 
     first = batches(dataset, 0)
     dataset.set_epoch(5)
     assert torch.equal(first, batches(dataset, 0))
-    assert torch.equal(first, batches(PackedText(tokens, "held_out", 16, mask_tokens, train=False, seed=9, at_most=7), 0))
+    assert torch.equal(
+        first,
+        batches(PackedText(tokens, "held_out", 16, mask_tokens, train=False, seed=9, at_most=7), 0),
+    )
     assert len(first) == 7 and len(every) > 50
-    last = torch.where(dataset[6]["labels"] == IGNORED, dataset[6]["input_ids"], dataset[6]["labels"])
+    last = torch.where(
+        dataset[6]["labels"] == IGNORED, dataset[6]["input_ids"], dataset[6]["labels"]
+    )
     place = [
         torch.equal(last, torch.where(s["labels"] == IGNORED, s["input_ids"], s["labels"]))
         for s in map(every.__getitem__, range(len(every)))
@@ -201,14 +248,18 @@ def test_held_out_samples_are_fixed_and_spread_over_the_text(prepared: Path) -> 
     assert place.index(True) > 0.8 * len(every)
 
 
-def test_bert_masks_15_percent_of_the_words_four_fifths_of_them_with_the_mask(prepared: Path) -> None:
+def test_bert_masks_15_percent_of_the_words_four_fifths_of_them_with_the_mask(
+    prepared: Path,
+) -> None:
     tokens = wordpiece(prepared)
     dataset = PackedText(tokens, "train", 128, mask_tokens, train=True)
     samples = [dataset[index] for index in range(len(dataset))]
     for epoch in range(1, 6):
         dataset.set_epoch(epoch)
         samples += [dataset[index] for index in range(len(dataset))]
-    inputs, labels = (torch.stack([sample[name] for sample in samples]) for name in ("input_ids", "labels"))
+    inputs, labels = (
+        torch.stack([sample[name] for sample in samples]) for name in ("input_ids", "labels")
+    )
     chosen = labels != IGNORED
     assert not chosen[:, 0].any() and not chosen[:, -1].any() and (labels[chosen] >= 5).all()
     share = chosen.float().mean(dim=1) * 128 / 126
@@ -216,7 +267,11 @@ def test_bert_masks_15_percent_of_the_words_four_fifths_of_them_with_the_mask(pr
     masked, kept = inputs[chosen] == tokens.specials.mask, inputs[chosen] == labels[chosen]
     replaced = inputs[chosen][~masked & ~kept]
     assert abs(masked.float().mean() - 0.8) < 0.02 and abs(kept.float().mean() - 0.1) < 0.02
-    assert replaced.min() >= 5 and replaced.max() < tokens.pieces and len(replaced.unique()) > len(replaced) / 4
+    assert (
+        replaced.min() >= 5
+        and replaced.max() < tokens.pieces
+        and len(replaced.unique()) > len(replaced) / 4
+    )
     every_word_may_be_chosen = chosen.any(dim=0)[1:-1].float().mean()
     assert every_word_may_be_chosen == 1
 
@@ -229,17 +284,25 @@ def test_bart_hides_30_percent_of_the_words_in_spans_of_three_on_average(prepare
     for seed in range(200):
         sample = infill(words, np.random.default_rng(seed), tokens)
         source = sample["input_ids"][sample["attention_mask"] == 1]
-        assert (source[0], source[-1]) == (0, 2) and (sample["input_ids"][len(source) :] == tokens.specials.pad).all()
+        assert (source[0], source[-1]) == (0, 2) and (
+            sample["input_ids"][len(source) :] == tokens.specials.pad
+        ).all()
         assert sample["hidden"].sum() == 60
         visible = source[1:-1][source[1:-1] != mask]
         assert np.array_equal(visible, words[sample["hidden"][1:-1] == 0])
-        assert sample["labels"].tolist() == [0, *words, 2] and sample["decoder_input_ids"].tolist() == [2, 0, *words]
+        assert sample["labels"].tolist() == [0, *words, 2] and sample[
+            "decoder_input_ids"
+        ].tolist() == [2, 0, *words]
         edges = np.diff(np.concatenate([[0], sample["hidden"], [0]]))
         runs = np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
         spans = (source == mask).sum()
         assert len(runs) <= spans
         lengths += [*runs, *[0] * (spans - len(runs))]
-    assert abs(np.mean(lengths) - 3) < 0.2 and abs(np.mean(np.array(lengths) == 0) - np.exp(-3)) < 0.02 and max(lengths) > 7
+    assert (
+        abs(np.mean(lengths) - 3) < 0.2
+        and abs(np.mean(np.array(lengths) == 0) - np.exp(-3)) < 0.02
+        and max(lengths) > 7
+    )
 
 
 def test_infilling_never_outgrows_the_sample(prepared: Path) -> None:
@@ -247,11 +310,15 @@ def test_infilling_never_outgrows_the_sample(prepared: Path) -> None:
     for count in (6, 7, 10, 30):
         for seed in range(300):
             sample = infill(np.arange(100, 100 + count), np.random.default_rng(seed), tokens)
-            assert {len(values) for values in sample.values()} == {count + 2} and sample["hidden"].sum() == max(1, round(0.3 * count))
+            assert {len(values) for values in sample.values()} == {count + 2} and sample[
+                "hidden"
+            ].sum() == max(1, round(0.3 * count))
 
 
 def test_a_text_that_is_shorter_than_a_sample_says_so(prepared: Path) -> None:
-    with pytest.raises(InputError, match=r"sequence_length=100000: the held_out text in .* has only \d+ tokens"):
+    with pytest.raises(
+        InputError, match=r"sequence_length=100000: the held_out text in .* has only \d+ tokens"
+    ):
         PackedText(wordpiece(prepared), "held_out", 100_000, mask_tokens, train=False)
 
 
@@ -259,11 +326,15 @@ def test_a_text_that_is_shorter_than_a_sample_says_so(prepared: Path) -> None:
 # Folders
 
 
-def test_a_folder_of_text_is_tokenised_once_into_the_cache(text_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_text_is_tokenised_once_into_the_cache(
+    text_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
     first = text.find(str(text_files), "wordpiece")
     assert first.folder.is_relative_to(tmp_path) and "TOKENIZERS_PARALLELISM" not in os.environ
-    monkeypatch.setattr(text_corpus, "text_folder", None)  # from here on, tokenising again would fail
+    monkeypatch.setattr(
+        text_corpus, "text_folder", None
+    )  # from here on, tokenising again would fail
     assert text.find(str(text_files), "byte-bpe").folder.parent == first.folder.parent
     assert [path.name for path in (tmp_path / "data").iterdir()] == [first.folder.parent.name]
 
@@ -279,13 +350,19 @@ def test_changed_text_is_tokenised_anew(text_files: Path, tmp_path: Path) -> Non
     assert len(set(keys)) == 4
 
 
-def test_text_that_was_not_made_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_was_not_made_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
-    with pytest.raises(InputError, match=rf"no text to train on in {tmp_path}.*python3 data_prep/text.py"):
+    with pytest.raises(
+        InputError, match=rf"no text to train on in {tmp_path}.*python3 data_prep/text.py"
+    ):
         text.find(None, "wordpiece")
 
 
-def test_an_interrupted_preparation_leaves_nothing_behind(text_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_preparation_leaves_nothing_behind(
+    text_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
@@ -308,14 +385,26 @@ def test_the_process_may_fork_after_tokenising_a_folder(text_files: Path, tmp_pa
         "tokens.tokenizer().decode(tokens.tokens('train')[:50].tolist())\n"
         "if os.fork() == 0: os._exit(0)\nos.wait()\n"
     )
-    environment = os.environ | {"GALLERY_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(text.__file__).parents[3])}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    environment = os.environ | {
+        "GALLERY_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(Path(text.__file__).parents[3]),
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_two_processes_that_need_the_same_text_make_it_once(text_files: Path, tmp_path: Path) -> None:
+def test_two_processes_that_need_the_same_text_make_it_once(
+    text_files: Path, tmp_path: Path
+) -> None:
     both = [
-        subprocess.Popen([*COMMAND, "--data_dir", text_files, "--out", tmp_path / "made"], stdout=subprocess.PIPE, text=True) for _ in "ab"
+        subprocess.Popen(
+            [*COMMAND, "--data_dir", text_files, "--out", tmp_path / "made"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in "ab"
     ]
     said = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
@@ -324,7 +413,13 @@ def test_two_processes_that_need_the_same_text_make_it_once(text_files: Path, tm
 
 def run(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"GALLERY_CACHE_DIR": str(cache)}
-    return subprocess.run([*COMMAND, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def test_the_command_makes_text_where_tasks_look_for_it_and_finds_it_again(
@@ -345,13 +440,24 @@ def test_the_command_makes_text_where_tasks_look_for_it_and_finds_it_again(
     [
         (None, "does not exist"),
         ({}, "has no .txt files in it or below. It is empty."),
-        ({"notes.md": b"words"}, "has no .txt files in it or below. It holds 1 with another ending (notes.md)."),
-        ({"a.txt": b"", "b.txt": b" \n\n "}, "hold 0 characters of text; at least 20000 are needed"),
+        (
+            {"notes.md": b"words"},
+            "has no .txt files in it or below. It holds 1 with another ending (notes.md).",
+        ),
+        (
+            {"a.txt": b"", "b.txt": b" \n\n "},
+            "hold 0 characters of text; at least 20000 are needed",
+        ),
         ({"a.txt": b"A few words only."}, "hold 17 characters of text; at least 20000"),
-        ({"a.txt": b"words " * 5000, "b.txt": b"na\xefve " * 5000}, "b.txt is not UTF-8 text: byte 0xef at position 2."),
+        (
+            {"a.txt": b"words " * 5000, "b.txt": b"na\xefve " * 5000},
+            "b.txt is not UTF-8 text: byte 0xef at position 2.",
+        ),
     ],
 )
-def test_unfit_text_ends_the_command_with_code_2_and_one_message(tmp_path: Path, content: dict[str, bytes] | None, message: str) -> None:
+def test_unfit_text_ends_the_command_with_code_2_and_one_message(
+    tmp_path: Path, content: dict[str, bytes] | None, message: str
+) -> None:
     folder = tmp_path / "texts"
     if content is not None:
         folder.mkdir()
@@ -381,21 +487,56 @@ def without_digests(made: Path) -> None:
     (made / "manifest.json").write_text(json.dumps(manifest))
 
 
-DAMAGE: list[tuple[Callable[[Path], object], str, bool]] = [  # what, what is said of it, and whether it shows without digests
-    (lambda made: (made / "wordpiece/train.npy").unlink(), "train.npy is damaged: it is missing", True),
+DAMAGE: list[
+    tuple[Callable[[Path], object], str, bool]
+] = [  # what, what is said of it, and whether it shows without digests
+    (
+        lambda made: (made / "wordpiece/train.npy").unlink(),
+        "train.npy is damaged: it is missing",
+        True,
+    ),
     (lambda made: os.truncate(made / "wordpiece/train.npy", 500), "train.npy is damaged: ", True),
-    (lambda made: (made / "byte-bpe/held_out.npy").write_bytes(b"x" * 400), "held_out.npy is damaged: ", True),
-    (lambda made: np.save(made / "byte-bpe/train.npy", np.zeros(10, np.uint16)), r"it holds uint16 \[10\], and uint16", True),
-    (lambda made: with_an_id(made / "byte-bpe/train.npy", 7, 60_000), "it holds the id 60000, and the vocabulary has", True),
-    (lambda made: with_an_id(made / "byte-bpe/train.npy", 7, 4), "train.npy is damaged: it is not what was written", False),
-    (lambda made: (made / "wordpiece/tokenizer.json").write_text("{"), "tokenizer.json is damaged: it is not what", False),
-    (lambda made: (made / "manifest.json").write_text('{"format": 1, "key": "x", "kinds": {}}'), "cannot be read as", False),
+    (
+        lambda made: (made / "byte-bpe/held_out.npy").write_bytes(b"x" * 400),
+        "held_out.npy is damaged: ",
+        True,
+    ),
+    (
+        lambda made: np.save(made / "byte-bpe/train.npy", np.zeros(10, np.uint16)),
+        r"it holds uint16 \[10\], and uint16",
+        True,
+    ),
+    (
+        lambda made: with_an_id(made / "byte-bpe/train.npy", 7, 60_000),
+        "it holds the id 60000, and the vocabulary has",
+        True,
+    ),
+    (
+        lambda made: with_an_id(made / "byte-bpe/train.npy", 7, 4),
+        "train.npy is damaged: it is not what was written",
+        False,
+    ),
+    (
+        lambda made: (made / "wordpiece/tokenizer.json").write_text("{"),
+        "tokenizer.json is damaged: it is not what",
+        False,
+    ),
+    (
+        lambda made: (made / "manifest.json").write_text('{"format": 1, "key": "x", "kinds": {}}'),
+        "cannot be read as",
+        False,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("damage", "said", "shows_without"), DAMAGE)
 def test_damaged_tokens_are_not_complete_already(
-    text_files: Path, prepared: Path, tmp_path: Path, damage: Callable[[Path], object], said: str, shows_without: bool
+    text_files: Path,
+    prepared: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    said: str,
+    shows_without: bool,
 ) -> None:
     made = Path(shutil.copytree(prepared, tmp_path / "made"))
     assert not text.prepare(text_files, made).made
@@ -407,7 +548,9 @@ def test_damaged_tokens_are_not_complete_already(
         text.prepare(text_files, made)
 
 
-def test_a_run_refuses_tokens_that_are_truncated_or_outside_the_vocabulary(prepared: Path, tmp_path: Path) -> None:
+def test_a_run_refuses_tokens_that_are_truncated_or_outside_the_vocabulary(
+    prepared: Path, tmp_path: Path
+) -> None:
     made = Path(shutil.copytree(prepared, tmp_path / "made"))
     with_an_id(made / "byte-bpe" / "train.npy", 70, 60_000)
     data = PackedText(byte_bpe(made), "train", 32, infill, train=True)
@@ -419,7 +562,9 @@ def test_a_run_refuses_tokens_that_are_truncated_or_outside_the_vocabulary(prepa
         PackedText(wordpiece(made), "held_out", 32, mask_tokens, train=False)
 
 
-def test_text_files_of_any_case_count_and_others_are_named(text_files: Path, tmp_path: Path) -> None:
+def test_text_files_of_any_case_count_and_others_are_named(
+    text_files: Path, tmp_path: Path
+) -> None:
     copy = Path(shutil.copytree(text_files, tmp_path / "files"))
     (copy / "0.txt").rename(copy / "0.TXT")
     (copy / ".draft.txt").write_text("x")
@@ -431,7 +576,9 @@ def test_text_files_of_any_case_count_and_others_are_named(text_files: Path, tmp
     assert done.notices == (f"left out of {copy}: {left_out}",)
 
 
-def test_a_folder_that_holds_anything_else_is_left_alone(text_files: Path, prepared: Path, tmp_path: Path) -> None:
+def test_a_folder_that_holds_anything_else_is_left_alone(
+    text_files: Path, prepared: Path, tmp_path: Path
+) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InputError, match="holds no tokenised text; nothing was changed"):
         text.prepare(text_files, tmp_path)

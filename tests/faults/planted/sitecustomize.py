@@ -85,7 +85,9 @@ class _Planter(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, plant: Any) -> None:
         self.name, self.plant = name, plant
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name != self.name:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)

@@ -28,14 +28,29 @@ def gradients(widths: list[int], values: dict[str, Any], steps: int = 3) -> dict
         for each in (model, plain):
             each.zero_grad()
             each(batch(step, widths[0])).pow(2).sum().backward()
-        terms = [own_gradients(model.module, step, widths[0], rank) for rank in range(dist.get_world_size())]
-        for parameter, other, *own in zip(model.parameters(), plain.parameters(), *terms, strict=True):
-            unit = torch.finfo(torch.float32).eps / 2 * sum(term.abs() for term in own) + 1e-40  # n·u·Σ|term| / n
+        terms = [
+            own_gradients(model.module, step, widths[0], rank)
+            for rank in range(dist.get_world_size())
+        ]
+        for parameter, other, *own in zip(
+            model.parameters(), plain.parameters(), *terms, strict=True
+        ):
+            unit = (
+                torch.finfo(torch.float32).eps / 2 * sum(term.abs() for term in own) + 1e-40
+            )  # n·u·Σ|term| / n
             worst = max(worst, ((parameter.grad - sum(own) / len(own)).abs() / unit).max().item())
-            against_plain = max(against_plain, ((parameter.grad - other.grad).abs() / unit).max().item())
-    same = process_group.all_ranks([parameter.grad.sum().item() for parameter in model.parameters()])
+            against_plain = max(
+                against_plain, ((parameter.grad - other.grad).abs() / unit).max().item()
+            )
+    same = process_group.all_ranks(
+        [parameter.grad.sum().item() for parameter in model.parameters()]
+    )
     accelerate_ddp(model, Comm())  # ends its threads
-    return {"worst": worst, "against_plain": against_plain, "same": all(each == same[0] for each in same)}
+    return {
+        "worst": worst,
+        "against_plain": against_plain,
+        "same": all(each == same[0] for each in same),
+    }
 
 
 def bucket_bytes(widths: list[int], values: dict[str, Any]) -> list[int]:
@@ -63,7 +78,9 @@ def gradient_memories(made_with: dict[str, bool], ways: list[dict[str, Any]]) ->
         for step in range(3):
             model.zero_grad()
             model(batch(step, 8)).pow(2).sum().backward()
-        found.append(len({parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}))
+        found.append(
+            len({parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()})
+        )
     accelerate_ddp(model, Comm())  # ends its threads
     return found
 
@@ -93,7 +110,10 @@ def relative_error(widths: list[int], values: dict[str, Any]) -> float:
     model = accelerate_ddp(DDP(stack(widths)), options_of(values))
     model(batch(0, widths[0])).pow(2).sum().backward()
     got = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
-    terms = [torch.cat([g.flatten() for g in own_gradients(model.module, 0, widths[0], r)]) for r in range(dist.get_world_size())]
+    terms = [
+        torch.cat([g.flatten() for g in own_gradients(model.module, 0, widths[0], r)])
+        for r in range(dist.get_world_size())
+    ]
     exact = sum(terms) / len(terms)
     return ((got - exact).norm() / exact.norm()).item()
 
@@ -101,13 +121,20 @@ def relative_error(widths: list[int], values: dict[str, Any]) -> float:
 def unused_parameters(values: dict[str, Any]) -> float:
     torch.manual_seed(0)
     models = [DDP(Branches(), find_unused_parameters=True)]
-    models.append(accelerate_ddp(DDP(copy.deepcopy(models[0].module), find_unused_parameters=True), options_of(values)))
+    models.append(
+        accelerate_ddp(
+            DDP(copy.deepcopy(models[0].module), find_unused_parameters=True), options_of(values)
+        )
+    )
     for step in range(3):
         for model in models:
             model.zero_grad(set_to_none=False)
             model(batch(step, 7)).pow(2).sum().backward()
     pairs = zip(models[0].parameters(), models[1].parameters(), strict=True)
-    return max(0.0 if a.grad is None and b.grad is None else (a.grad - b.grad).abs().max().item() for a, b in pairs)
+    return max(
+        0.0 if a.grad is None and b.grad is None else (a.grad - b.grad).abs().max().item()
+        for a, b in pairs
+    )
 
 
 def accumulation(values: dict[str, Any]) -> float:
@@ -117,4 +144,7 @@ def accumulation(values: dict[str, Any]) -> float:
         for step in range(3):
             with model.no_sync() if step < 2 else torch.enable_grad():
                 model(batch(step, 6)).pow(2).sum().backward()
-    return max((a.grad - b.grad).abs().max().item() for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+    return max(
+        (a.grad - b.grad).abs().max().item()
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True)
+    )

@@ -53,7 +53,13 @@ def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
             super().average_(*arguments)
 
     reducer.Channel = Slow  # type: ignore[misc]
-    ways = {"ddp": Comm(), **{kind: {"slow": options_of({"streams": 3}), "good": options_of({"streams": 2})}[kind] for kind in kinds}}
+    ways = {
+        "ddp": Comm(),
+        **{
+            kind: {"slow": options_of({"streams": 3}), "good": options_of({"streams": 2})}[kind]
+            for kind in kinds
+        },
+    }
     if "good" in kinds:  # then DDP's own way is made the slow one
         ways["ddp"] = options_of({"streams": 3})
     model, other = DDP(stack([6, 9, 4])), stack([6, 9, 4])
@@ -69,7 +75,11 @@ def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
             for parameter in [*model.parameters(), *other.parameters()]:
                 parameter -= 0.01 * parameter.grad
     pairs = zip(model.module.parameters(), other.parameters(), strict=True)
-    return {"at once": chosen_at_once, "chosen": tuner.chosen, "error": max((a - b).abs().max().item() for a, b in pairs)}
+    return {
+        "at once": chosen_at_once,
+        "chosen": tuner.chosen,
+        "error": max((a - b).abs().max().item() for a, b in pairs),
+    }
 
 
 def automatic_twice() -> list[dict[str, Any]]:
@@ -85,7 +95,9 @@ def automatic_twice() -> list[dict[str, Any]]:
         watch = watch_of(model)
         for step in range(180):
             model(batch(step, 5)).sum().backward()
-        found.append({"calls": len(calls), "chosen": watch is not None and watch.before_forward is None})
+        found.append(
+            {"calls": len(calls), "chosen": watch is not None and watch.before_forward is None}
+        )
     auto.disable()
     return found
 
@@ -106,12 +118,21 @@ def automatic_otherwise() -> dict[str, Any]:
     mine(batch(0, 4)).sum().backward()
     found["subclass"] = [gradient_reducer(mine) is not None, mine.mine]
     delayed = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2).requires_grad_(False))
-    trained = [(name, parameter) for name, parameter in delayed.named_parameters() if parameter.requires_grad]
+    trained = [
+        (name, parameter)
+        for name, parameter in delayed.named_parameters()
+        if parameter.requires_grad
+    ]
     others: dict[str, tuple[nn.Module, dict[str, Any]]] = {
-        "delayed": (delayed, {"delay_all_reduce_named_params": trained, "param_to_hook_all_reduce": trained[0][1]}),
+        "delayed": (
+            delayed,
+            {"delay_all_reduce_named_params": trained, "param_to_hook_all_reduce": trained[0][1]},
+        ),
     }
     for name, (net, arguments) in others.items():
-        with pytest.warns(UserWarning, match="leaves this DistributedDataParallel as it is") as caught:
+        with pytest.warns(
+            UserWarning, match="leaves this DistributedDataParallel as it is"
+        ) as caught:
             DDP(net, **arguments)
         found[name] = " ".join(str(warning.message) for warning in caught)
     auto.disable()
@@ -129,4 +150,8 @@ def damaged() -> list[bool]:
     dist.barrier()
     tuner = Tuner(DDP(stack([7, 2])), ways)
     dist.barrier()
-    return [tuner.chosen is None, not path.exists(), path.with_name(f"{path.name}.damaged").read_text() == "{"]
+    return [
+        tuner.chosen is None,
+        not path.exists(),
+        path.with_name(f"{path.name}.damaged").read_text() == "{",
+    ]

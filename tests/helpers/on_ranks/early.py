@@ -21,7 +21,9 @@ def gan() -> bool:
     plain, weights = (nn.Linear(6, 5), nn.Linear(5, 1)), []
     for early in (False, True):
         G, D = (DDP(copy.deepcopy(each)) for each in plain)
-        of_g, of_d = (torch.optim.SGD(each.parameters(), 0.1, momentum=0.9, foreach=False) for each in (G, D))
+        of_g, of_d = (
+            torch.optim.SGD(each.parameters(), 0.1, momentum=0.9, foreach=False) for each in (G, D)
+        )
         if early:
             accelerate_ddp(G, Comm(), optimizer=of_g)
             accelerate_ddp(D, Comm(), optimizer=of_d)
@@ -56,7 +58,9 @@ def closure() -> bool:
             accelerate_ddp(model, Comm(), optimizer=optimizer)
         for step in range(3):
 
-            def again(step: int = step, model: nn.Module = model, optimizer: Any = optimizer) -> Any:
+            def again(
+                step: int = step, model: nn.Module = model, optimizer: Any = optimizer
+            ) -> Any:
                 optimizer.zero_grad()
                 loss = model(batch(step, 6)).pow(2).sum()
                 loss.backward()
@@ -138,7 +142,14 @@ def refused(what: str) -> str:
         message = f"{type(error).__name__}: {error}"
     else:
         message = "nothing was raised"
-    if what not in ("two backward passes", "no step", "a forward pass", "accelerate_ddp again", "no optimizer", "other optimizer"):
+    if what not in (
+        "two backward passes",
+        "no step",
+        "a forward pass",
+        "accelerate_ddp again",
+        "no optimizer",
+        "other optimizer",
+    ):
         accelerate_ddp(model, Comm())
         optimizer.zero_grad()
         loss().backward()

@@ -98,7 +98,9 @@ class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         items = self.make(rank())
-        return itertools.islice(items, worker.id, None, worker.num_workers) if worker else iter(items)
+        return (
+            itertools.islice(items, worker.id, None, worker.num_workers) if worker else iter(items)
+        )
 
 
 class Long(Stream):
@@ -169,14 +171,24 @@ def _share(number: int, of: int = SAMPLES) -> Any:
 LOADERS: dict[str, Callable[..., Any]] = {
     "sequential": lambda **o: DataLoader(DATA, 2, **o),
     "shuffled": lambda **o: DataLoader(DATA, 2, shuffle=True, **o),
-    "shuffled, generator": lambda **o: DataLoader(DATA, 2, shuffle=True, generator=torch.Generator().manual_seed(rank()), **o),
-    "with replacement": lambda **o: DataLoader(DATA, 2, sampler=RandomSampler(DATA, replacement=True, num_samples=36), **o),
-    "weighted": lambda **o: DataLoader(DATA, 2, sampler=WeightedRandomSampler([1.0] * 10 + [3.0] * 10, 24), **o),
-    "few weighted": lambda **o: DataLoader(range(10000), 2, sampler=WeightedRandomSampler([1.0] * 10000, 4), **o),
+    "shuffled, generator": lambda **o: DataLoader(
+        DATA, 2, shuffle=True, generator=torch.Generator().manual_seed(rank()), **o
+    ),
+    "with replacement": lambda **o: DataLoader(
+        DATA, 2, sampler=RandomSampler(DATA, replacement=True, num_samples=36), **o
+    ),
+    "weighted": lambda **o: DataLoader(
+        DATA, 2, sampler=WeightedRandomSampler([1.0] * 10 + [3.0] * 10, 24), **o
+    ),
+    "few weighted": lambda **o: DataLoader(
+        range(10000), 2, sampler=WeightedRandomSampler([1.0] * 10000, 4), **o
+    ),
     "subset": lambda **o: DataLoader(DATA, 2, sampler=SubsetRandomSampler(range(4, 16)), **o),
     "Python's random": lambda **o: DataLoader(DATA, 2, sampler=OfPython(), **o),
     "NumPy's random": lambda **o: DataLoader(DATA, 2, sampler=OfNumpy(), **o),
-    "random batches": lambda **o: DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, False), **o),
+    "random batches": lambda **o: DataLoader(
+        DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, False), **o
+    ),
     "random batches, no collation": lambda **o: DataLoader(
         torch.arange(SAMPLES),
         batch_size=None,
@@ -189,18 +201,32 @@ LOADERS: dict[str, Callable[..., Any]] = {
     "endless with length": lambda **o: DataLoader(DATA, 2, sampler=EndlessWithLength(), **o),
     "failing sampler": lambda **o: DataLoader(DATA, 2, sampler=Failing(), **o),
     "list": lambda **o: DataLoader(DATA, 2, sampler=DATA[::-1], **o),
-    "five batches": lambda **o: DataLoader(DATA, batch_sampler=BatchSampler(range(10), 2, False), **o),
-    "five batches, drop_last": lambda **o: DataLoader(DATA, batch_sampler=BatchSampler(range(10), 2, True), **o),
+    "five batches": lambda **o: DataLoader(
+        DATA, batch_sampler=BatchSampler(range(10), 2, False), **o
+    ),
+    "five batches, drop_last": lambda **o: DataLoader(
+        DATA, batch_sampler=BatchSampler(range(10), 2, True), **o
+    ),
     "one sample": lambda **o: DataLoader([7], 2, **o),
     "no sample": lambda **o: DataLoader([], 2, **o),
     "DistributedSampler": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA), **o),
-    "DistributedSampler inside": lambda **o: DataLoader(DATA, batch_sampler=BatchSampler(DistributedSampler(DATA), 2, False), **o),
-    "DistributedSampler of others": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA, num_replicas=4, rank=0), **o),
-    "DistributedSampler of rank 0": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA, num_replicas=2, rank=0), **o),
+    "DistributedSampler inside": lambda **o: DataLoader(
+        DATA, batch_sampler=BatchSampler(DistributedSampler(DATA), 2, False), **o
+    ),
+    "DistributedSampler of others": lambda **o: DataLoader(
+        DATA, 2, sampler=DistributedSampler(DATA, num_replicas=4, rank=0), **o
+    ),
+    "DistributedSampler of rank 0": lambda **o: DataLoader(
+        DATA, 2, sampler=DistributedSampler(DATA, num_replicas=2, rank=0), **o
+    ),
     "by rank": lambda **o: DataLoader(DATA, 2, sampler=ByRank(), **o),
     "range by rank": lambda **o: DataLoader(DATA, 2, sampler=_share(rank()), **o),
-    "subset by rank": lambda **o: DataLoader(DATA, 2, sampler=SubsetRandomSampler(_share(rank())), **o),
-    "padded by rank": lambda **o: DataLoader(DATA[:19], 2, sampler=[*_share(rank(), 19), 0][:10], **o),
+    "subset by rank": lambda **o: DataLoader(
+        DATA, 2, sampler=SubsetRandomSampler(_share(rank())), **o
+    ),
+    "padded by rank": lambda **o: DataLoader(
+        DATA[:19], 2, sampler=[*_share(rank(), 19), 0][:10], **o
+    ),
     "part by rank": lambda **o: DataLoader(DATA, 2, sampler=list(_share(rank(), 12)), **o),
     "Subset by rank": lambda **o: DataLoader(Subset(DATA, list(_share(rank()))), 2, **o),
     "list of each rank": lambda **o: DataLoader(list(_share(rank())), 2, **o),
@@ -211,25 +237,35 @@ LOADERS: dict[str, Callable[..., Any]] = {
         **o,
     ),
     "shuffled on rank 0 alone": lambda **o: DataLoader(DATA, 2, shuffle=rank() == 0, **o),
-    "DistributedSampler on rank 0 alone": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA) if rank() == 0 else None, **o),
+    "DistributedSampler on rank 0 alone": lambda **o: DataLoader(
+        DATA, 2, sampler=DistributedSampler(DATA) if rank() == 0 else None, **o
+    ),
     "stream on rank 1 alone": lambda **o: DataLoader(Stream(_share) if rank() else DATA, 2, **o),
     "other lengths": lambda **o: DataLoader(DATA[: 8 + rank()], 2, **o),
-    "rank 0 alone has other data": lambda **o: DataLoader(DATA[::-1] if rank() == 0 else DATA, 2, **o),
+    "rank 0 alone has other data": lambda **o: DataLoader(
+        DATA[::-1] if rank() == 0 else DATA, 2, **o
+    ),
     "stream": lambda **o: DataLoader(Stream(lambda _: range(SAMPLES)), 2, **o),
     "stream by rank": lambda **o: DataLoader(Stream(_share), 2, **o),
     "stream by function": lambda **o: DataLoader(Stream(_share), 2, **o),
     "very uneven stream by rank": lambda **o: DataLoader(
         Stream(lambda number: iter(range(100 * number, 100 * number + 15 - 9 * number))), 2, **o
     ),
-    "uneven stream by rank": lambda **o: DataLoader(Stream(lambda number: _share(number, 11)), 2, **o),
+    "uneven stream by rank": lambda **o: DataLoader(
+        Stream(lambda number: _share(number, 11)), 2, **o
+    ),
     "endless stream": lambda **o: DataLoader(Stream(lambda _: itertools.count()), 2, **o),
     "stream of batches": lambda **o: DataLoader(Stream(lambda _: _pairs(DATA)), None, **o),
     "stream once": lambda **o: DataLoader(Once(_share(rank())), 2, **o),
     "empty stream": lambda **o: DataLoader(Stream(lambda _: ()), 2, **o),
-    "stream on rank 0 alone": lambda **o: DataLoader(Stream(lambda number: range(4) if number == 0 else ()), 2, **o),
+    "stream on rank 0 alone": lambda **o: DataLoader(
+        Stream(lambda number: range(4) if number == 0 else ()), 2, **o
+    ),
     "stream of Nones": lambda **o: DataLoader(Stream(lambda _: [None, None, 1, 2]), None, **o),
     "failing stream": lambda **o: DataLoader(Stream(_failing_stream), 2, **o),
-    "rank 0 alone has another stream": lambda **o: DataLoader(Stream(lambda number: range(3 if number == 0 else 0, 20)), 2, **o),
+    "rank 0 alone has another stream": lambda **o: DataLoader(
+        Stream(lambda number: range(3 if number == 0 else 0, 20)), 2, **o
+    ),
     "long stream": lambda **o: DataLoader(Long(lambda _: range(SAMPLES)), 2, **o),
     "long stream by rank": lambda **o: DataLoader(Long(lambda number: _share(number, 11)), 2, **o),
     "longer on rank 1": lambda **o: DataLoader(Long(lambda number: range(8 + number)), 2, **o),
@@ -253,7 +289,9 @@ def _numbers(batch: Any) -> Any:
     return batch.tolist() if isinstance(batch, torch.Tensor) else batch
 
 
-def batches(kind: str, passes: int = 1, most: int = 100, shard: str = "auto", **options: Any) -> dict[str, Any]:
+def batches(
+    kind: str, passes: int = 1, most: int = 100, shard: str = "auto", **options: Any
+) -> dict[str, Any]:
     """The batches of some passes on this rank, as lists; what was said; the error. The ranks are seeded differently."""
     result: dict[str, Any] = {"passes": [], "said": [], "error": ""}
     _seed()
@@ -267,10 +305,14 @@ def batches(kind: str, passes: int = 1, most: int = 100, shard: str = "auto", **
                 Loader(nice=0, shard=shard),
             )
             for _ in range(passes):
-                result["passes"].append([_numbers(batch) for batch in itertools.islice(loader, most)])
+                result["passes"].append(
+                    [_numbers(batch) for batch in itertools.islice(loader, most)]
+                )
         except Exception as error:
             result["error"] = f"{type(error).__name__}: {error}"
-    result["said"] = [str(warning.message) for warning in said if "accelerate()" in str(warning.message)]
+    result["said"] = [
+        str(warning.message) for warning in said if "accelerate()" in str(warning.message)
+    ]
     return result
 
 
@@ -297,7 +339,9 @@ def epochs(who: str, told: list[int]) -> tuple[list[list[Any]], list[list[Any]]]
     loader = DataLoader(DATA, 2, sampler=DistributedSampler(DATA))
     ours = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format)
     for epoch in told:
-        {"loader": ours, "its sampler": ours.sampler, "the sampler": loader.sampler}[who].set_epoch(epoch)
+        {"loader": ours, "its sampler": ours.sampler, "the sampler": loader.sampler}[who].set_epoch(
+            epoch
+        )
         found.append([batch.tolist() for batch in ours])
     expected = []
     sampler = DistributedSampler(DATA)
@@ -310,7 +354,12 @@ def epochs(who: str, told: list[int]) -> tuple[list[list[Any]], list[list[Any]]]
 def two_orders() -> list[list[int]]:
     """One pass each of two shuffled loaders."""
     _seed()
-    loaders = [DeviceLoader(DataLoader(range(64), 4, shuffle=True), torch.device("cpu"), torch.contiguous_format) for _ in range(2)]
+    loaders = [
+        DeviceLoader(
+            DataLoader(range(64), 4, shuffle=True), torch.device("cpu"), torch.contiguous_format
+        )
+        for _ in range(2)
+    ]
     return [[int(number) for batch in loader for number in batch] for loader in loaders]
 
 

@@ -35,7 +35,9 @@ def options_of(values: dict[str, Any]) -> Comm:
 
 def stack(widths: list[int]) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*(layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())))
+    return nn.Sequential(
+        *(layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh()))
+    )
 
 
 def batch(step: int, width: int, rank: int | None = None, rows: int = 3) -> Tensor:

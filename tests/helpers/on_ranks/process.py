@@ -10,7 +10,18 @@ from ranks import connect
 
 from gallery_lib.comm import process_group
 from gallery_lib.system.processes import die_with_parent
-from on_ranks import averages, choices, early, loaders, memory, replays, training, trouble, twins, users
+from on_ranks import (
+    averages,
+    choices,
+    early,
+    loaders,
+    memory,
+    replays,
+    training,
+    trouble,
+    twins,
+    users,
+)
 
 SUBJECTS = {
     "averages": averages,

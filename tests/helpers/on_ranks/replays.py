@@ -18,7 +18,11 @@ from on_ranks.models import DDP, options_of
 
 def replayed(values: dict[str, Any], timeline: Timeline, late_seconds: float) -> dict[str, Any]:
     """Steps of a replay whose rank 0 is late with its backward pass: the worst error of a mean gradient, and the last step's time."""
-    own = dataclasses.replace(timeline, forward_seconds=late_seconds) if dist.get_rank() == 0 else timeline
+    own = (
+        dataclasses.replace(timeline, forward_seconds=late_seconds)
+        if dist.get_rank() == 0
+        else timeline
+    )
     replay = Replay(own, seed=dist.get_rank())
     model = accelerate_ddp(DDP(replay, init_sync=False), options_of(values))
     for _ in range(3):

@@ -10,7 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.comm.accelerate_ddp import accelerate_ddp, comm_state_dict, load_comm_state_dict, step_in_backward
+from gallery_lib.comm.accelerate_ddp import (
+    accelerate_ddp,
+    comm_state_dict,
+    load_comm_state_dict,
+    step_in_backward,
+)
 from gallery_lib.comm.ddp import distribute
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, batch, options_of, stack
@@ -77,11 +82,15 @@ def two_models_one_frozen_midway(values: dict[str, Any]) -> float:
                     for parameter in model.parameters():
                         if parameter.grad is not None:
                             parameter -= 0.01 * parameter.grad
-        weights.append([parameter.detach().clone() for model in models for parameter in model.parameters()])
+        weights.append(
+            [parameter.detach().clone() for model in models for parameter in model.parameters()]
+        )
     return max((a - b).abs().max().item() for a, b in zip(*weights, strict=True))
 
 
-def early_steps(optimizer: str, arguments: dict[str, Any], values: dict[str, Any], uneven: bool = False) -> dict[str, Any]:
+def early_steps(
+    optimizer: str, arguments: dict[str, Any], values: dict[str, Any], uneven: bool = False
+) -> dict[str, Any]:
     """Training with the optimizer's step in the backward pass, against plain DDP: two groups, a schedule, accumulation."""
     models, moved = [DDP(stack([6, 90, 40])), DDP(stack([6, 90, 40]))], []
     for early, model in enumerate(models):
@@ -102,18 +111,27 @@ def early_steps(optimizer: str, arguments: dict[str, Any], values: dict[str, Any
                 with step_in_backward(model) if early else contextlib.nullcontext():
                     loss.backward()
                 if early:
-                    moved.append(all(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True)))
+                    moved.append(
+                        all(not torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
+                    )
                 update.step()
                 schedule.step()
                 assert all(parameter.grad is not None for parameter in parameters)
-    error = max((a - b).abs().max().item() for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+    error = max(
+        (a - b).abs().max().item()
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True)
+    )
     accelerate_ddp(models[1], Comm())  # takes the optimizer back, too
     update.zero_grad()
     before = parameters[0].detach().clone()
     models[1](batch(0, 6)).pow(2).sum().backward()
     late = torch.equal(before, parameters[0])
     update.step()
-    return {"error": error, "moved": all(moved), "late": late and not torch.equal(before, parameters[0])}
+    return {
+        "error": error,
+        "moved": all(moved),
+        "late": late and not torch.equal(before, parameters[0]),
+    }
 
 
 def resumed(values: dict[str, Any]) -> list[bool]:
@@ -132,7 +150,10 @@ def resumed(values: dict[str, Any]) -> list[bool]:
                         parameter -= 0.1 * parameter.grad
 
         steps(model, range(4))
-        weights, kept = copy.deepcopy(model.module.state_dict()), copy.deepcopy(comm_state_dict(model))
+        weights, kept = (
+            copy.deepcopy(model.module.state_dict()),
+            copy.deepcopy(comm_state_dict(model)),
+        )
         steps(model, range(4, 7))
         other = accelerate_ddp(DDP(stack(widths)), options_of(values))
         steps(other, range(1))  # DDP orders its buckets at the first step
@@ -140,5 +161,10 @@ def resumed(values: dict[str, Any]) -> list[bool]:
         if keep:
             load_comm_state_dict(other, kept)
         steps(other, range(4, 7))
-        same.append(all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)))
+        same.append(
+            all(
+                torch.equal(a, b)
+                for a, b in zip(model.parameters(), other.parameters(), strict=True)
+            )
+        )
     return same

@@ -16,7 +16,9 @@ from on_ranks.models import DDP, batch, options_of, stack
 def not_finite(values: dict[str, Any], bad_rank: int) -> str:
     """What is raised when the gradient of one layer is NaN on one rank; the step after it is an ordinary one."""
     model = accelerate_ddp(DDP(stack([60, 90, 40])), options_of({**values, "non_finite": "stop"}))
-    handle = model.module[2].weight.register_hook(lambda g: g * torch.nan if dist.get_rank() == bad_rank else g)
+    handle = model.module[2].weight.register_hook(
+        lambda g: g * torch.nan if dist.get_rank() == bad_rank else g
+    )
     try:
         model(batch(0, 60)).pow(2).sum().backward()
         return "nothing was raised"
@@ -37,15 +39,27 @@ def skipped(values: dict[str, Any], bad_rank: int, stand_by: bool) -> dict[str, 
     with model.join() if stand_by else contextlib.nullcontext():
         for step in steps:
             bad = step == 2 and dist.get_rank() == bad_rank
-            handle = model.module[2].weight.register_hook(lambda g, bad=bad: g * torch.nan if bad else g)
+            handle = model.module[2].weight.register_hook(
+                lambda g, bad=bad: g * torch.nan if bad else g
+            )
             optimizer.zero_grad()
             model(batch(step, 6)).pow(2).sum().backward()
             handle.remove()
             optimizer.step()
             seen.append([p.detach().clone() for p in model.parameters()])
-    moved = [any(not torch.equal(a, b) for a, b in zip(one, other, strict=True)) for one, other in itertools.pairwise(seen)]
-    finite = all(bool(p.isfinite().all()) for p in [*model.parameters(), *(s["momentum_buffer"] for s in optimizer.state.values())])
-    return {"moved": moved, "finite": finite, "sum": sum(p.double().sum().item() for p in model.parameters())}
+    moved = [
+        any(not torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        for one, other in itertools.pairwise(seen)
+    ]
+    finite = all(
+        bool(p.isfinite().all())
+        for p in [*model.parameters(), *(s["momentum_buffer"] for s in optimizer.state.values())]
+    )
+    return {
+        "moved": moved,
+        "finite": finite,
+        "sum": sum(p.double().sum().item() for p in model.parameters()),
+    }
 
 
 def refused(values: dict[str, Any], what: str) -> str:
@@ -61,7 +75,10 @@ def refused(values: dict[str, Any], what: str) -> str:
     elif what == "own optimizer":
         optimizer = type("Own", (torch.optim.SGD,), {"__module__": "mine"})(model.parameters())
     elif what == "unused":
-        model, optimizer = DDP(model.module, find_unused_parameters=True), torch.optim.SGD(model.parameters())
+        model, optimizer = (
+            DDP(model.module, find_unused_parameters=True),
+            torch.optim.SGD(model.parameters()),
+        )
     try:
         accelerate_ddp(model, options_of(values), optimizer=optimizer)
     except Exception as error:
@@ -70,4 +87,8 @@ def refused(values: dict[str, Any], what: str) -> str:
 
 
 def _own_hook(state, bucket):  # type: ignore[no-untyped-def]
-    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda future: future.value()[0])
+    return (
+        dist.all_reduce(bucket.buffer(), async_op=True)
+        .get_future()
+        .then(lambda future: future.value()[0])
+    )

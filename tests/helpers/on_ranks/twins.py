@@ -42,11 +42,15 @@ def _twin(net: nn.Module, **comm: Any) -> Any:
 
 
 def _input(rank: int | None = None, call: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(10 * call + (dist.get_rank() if rank is None else rank))
+    generator = torch.Generator().manual_seed(
+        10 * call + (dist.get_rank() if rank is None else rank)
+    )
     return torch.randn(5, 3, generator=generator)
 
 
-def _worst(step: Callable[[Any, int | None], None], make: Callable[[], nn.Module] = _net, **comm: Any) -> float:
+def _worst(
+    step: Callable[[Any, int | None], None], make: Callable[[], nn.Module] = _net, **comm: Any
+) -> float:
     """The largest difference between the twin's gradients and the mean of what each rank's would be alone."""
     net = make()
     twin = _twin(net, **comm)
@@ -60,7 +64,9 @@ def _worst(step: Callable[[Any, int | None], None], make: Callable[[], nn.Module
     for name, parameter in twin.named_parameters():
         gradients = [dict(model.named_parameters())[name].grad for model in alone]
         if any(gradient is not None for gradient in gradients):
-            mean = torch.stack([g if g is not None else torch.zeros_like(parameter) for g in gradients]).mean(0)
+            mean = torch.stack(
+                [g if g is not None else torch.zeros_like(parameter) for g in gradients]
+            ).mean(0)
             worst = max(worst, (parameter.grad - mean).abs().max().item())
         elif parameter.grad is not None:
             worst = max(worst, parameter.grad.abs().max().item())
@@ -183,7 +189,10 @@ def flattened_by_view() -> list[float]:
     twin, _ = accelerate(net, None, config)
     differences = []
     for step in range(3):
-        inputs = [torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(9 * step + rank)) for rank in range(2)]
+        inputs = [
+            torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(9 * step + rank))
+            for rank in range(2)
+        ]
         for model, losses in ((twin, [inputs[dist.get_rank()]]), (plain, inputs)):
             model.zero_grad()
             (sum(model(x).square().mean() for x in losses) / len(losses)).backward()
@@ -195,7 +204,11 @@ def flattened_by_view() -> list[float]:
 def refusals() -> list[str]:
     """What is said of models that several processes of a CPU cannot train."""
     said = []
-    for model in (nn.LazyLinear(3), nn.SyncBatchNorm(3), nn.parallel.DistributedDataParallel(nn.Linear(1, 1))):
+    for model in (
+        nn.LazyLinear(3),
+        nn.SyncBatchNorm(3),
+        nn.parallel.DistributedDataParallel(nn.Linear(1, 1)),
+    ):
         try:
             accelerate(model, None, Config.plain())
         except Exception as error:

@@ -23,7 +23,11 @@ from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, batch, options_of, stack
 
-WAYS = {"ddp": Comm(), "views": Comm(bucket_views=True), "streams": Comm(streams=2, bucket_mb=0.001)}
+WAYS = {
+    "ddp": Comm(),
+    "views": Comm(bucket_views=True),
+    "streams": Comm(streams=2, bucket_mb=0.001),
+}
 STEPS = len(WAYS) * 4 * (2 + 2)
 """Of all turns."""
 
@@ -32,7 +36,9 @@ def tuned(model: DDP) -> Tuner:
     return Tuner(model, WAYS, rounds=4, block_steps=2, keep=False)
 
 
-def _trained(change: Callable[[DDP], Any], accelerated: bool, steps: int = STEPS + 4) -> dict[str, Any]:
+def _trained(
+    change: Callable[[DDP], Any], accelerated: bool, steps: int = STEPS + 4
+) -> dict[str, Any]:
     """Weights after training with what `change` makes of the model before the first step; it may return a function for each step."""
     model = DDP(stack([6, 9, 4]))
     if accelerated:
@@ -48,10 +54,16 @@ def _trained(change: Callable[[DDP], Any], accelerated: bool, steps: int = STEPS
     return {"weights": weights, "model": model, "chosen": turns.chosen if accelerated else "ddp"}
 
 
-def _same(change: Callable[[DDP], Any], seen: Callable[[DDP], Any] = lambda model: None, steps: int = STEPS + 4) -> dict[str, Any]:
+def _same(
+    change: Callable[[DDP], Any],
+    seen: Callable[[DDP], Any] = lambda model: None,
+    steps: int = STEPS + 4,
+) -> dict[str, Any]:
     plain, other = (_trained(change, accelerated, steps) for accelerated in (False, True))
     return {
-        "exact": all(torch.equal(a, b) for a, b in zip(plain["weights"], other["weights"], strict=True)),
+        "exact": all(
+            torch.equal(a, b) for a, b in zip(plain["weights"], other["weights"], strict=True)
+        ),
         "seen": [seen(each["model"]) for each in (plain, other)],
         "chosen": other["chosen"],
     }
@@ -80,7 +92,13 @@ def hooks() -> dict[str, Any]:
 
     def seen(model: DDP) -> Any:
         model.state_dict()
-        return model.calls, model.mine, model.training, model.gradient_as_bucket_view, len(model._comm_hooks)
+        return (
+            model.calls,
+            model.mine,
+            model.training,
+            model.gradient_as_bucket_view,
+            len(model._comm_hooks),
+        )
 
     return _same(change, seen)
 
@@ -116,7 +134,9 @@ def copies() -> list[bool]:
                     for later in range(3):
                         each(batch(later, 6)).pow(2).sum().backward()
                 exact.append(_equal(*pair, gradients=True))
-                exact.append(pair[1].gradient_as_bucket_view is False and gradient_reducer(pair[1]) is None)
+                exact.append(
+                    pair[1].gradient_as_bucket_view is False and gradient_reducer(pair[1]) is None
+                )
         _step(models, step)
         exact.append(_equal(*models))
     return exact
@@ -134,7 +154,9 @@ def _equal(first: nn.Module, second: nn.Module, gradients: bool = False) -> bool
     return all(torch.equal(*((a.grad, b.grad) if gradients else (a, b))) for a, b in pairs)
 
 
-def _step(models: list[Any], step: int, loss: Callable[[nn.Module, int], Tensor] | None = None) -> None:
+def _step(
+    models: list[Any], step: int, loss: Callable[[nn.Module, int], Tensor] | None = None
+) -> None:
     for model in models:
         model.zero_grad()
         (loss(model, step) if loss else model(batch(step, 6)).pow(2).sum()).backward()
@@ -148,9 +170,14 @@ def habits(which: str) -> list[bool]:
     """Whether weights are those of plain DDP after every step, with an unusual habit of the user's while ways take turns."""
     models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
     turns = tuned(models[1])
-    run: list[Any] = [torch.compile(model, backend="eager") if which == "compiled" else model for model in models]
+    run: list[Any] = [
+        torch.compile(model, backend="eager") if which == "compiled" else model for model in models
+    ]
     exact, rank = [], dist.get_rank()
-    held = [torch.nn.parallel.DistributedDataParallel.__getattribute__(model, "reducer") for model in models]
+    held = [
+        torch.nn.parallel.DistributedDataParallel.__getattribute__(model, "reducer")
+        for model in models
+    ]
 
     def loss(model: nn.Module, step: int) -> Tensor:
         if which == "two forwards":
@@ -182,7 +209,9 @@ def habits(which: str) -> list[bool]:
 
     for step in range(STEPS + 4):
         if which == "frozen" and step % 7 == 3:
-            for model in models:  # of which plain DDP does not hear; it averages again once it is unfrozen
+            for (
+                model
+            ) in models:  # of which plain DDP does not hear; it averages again once it is unfrozen
                 model.module[0].weight.requires_grad_(False)
                 model.module[0].weight.requires_grad_(True)
         if which == "joined" and step % 7 == 3:
@@ -192,7 +221,10 @@ def habits(which: str) -> list[bool]:
         _step(run, step, loss)
         exact.append(_equal(*models))
     del held
-    return [*exact, turns.chosen in WAYS or which == "joined"]  # after join() DDP takes itself for joined, and turns wait
+    return [
+        *exact,
+        turns.chosen in WAYS or which == "joined",
+    ]  # after join() DDP takes itself for joined, and turns wait
 
 
 def a_rank_that_does_not_come() -> dict[str, Any]:
@@ -204,7 +236,9 @@ def a_rank_that_does_not_come() -> dict[str, Any]:
         for step in range(12):
             _step(models, step)
             for model in models:
-                if dist.get_rank() == 0 and step > 0:  # after the first step plain DDP would hang as well
+                if (
+                    dist.get_rank() == 0 and step > 0
+                ):  # after the first step plain DDP would hang as well
                     model(batch(step, 6))
                 dist.barrier()
             exact.append(_equal(*models))
@@ -285,12 +319,20 @@ class _Odd(nn.Module):
         generator = torch.Generator().manual_seed(0)
 
         def weight(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
-            return nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype))
+            return nn.Parameter(
+                torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+            )
 
         self.complex = weight(6, 8, dtype=torch.complex64)
         self.complex_turned = nn.Parameter(weight(7, 5, dtype=torch.complex64).data.t())
-        self.doubles, self.double_bias = weight(40, 30, dtype=torch.float64), weight(30, dtype=torch.float64)
-        self.halves, self.brain = weight(9, 7, dtype=torch.float16), weight(9, 7, dtype=torch.bfloat16)
+        self.doubles, self.double_bias = (
+            weight(40, 30, dtype=torch.float64),
+            weight(30, dtype=torch.float64),
+        )
+        self.halves, self.brain = (
+            weight(9, 7, dtype=torch.float16),
+            weight(9, 7, dtype=torch.bfloat16),
+        )
         self.nothing, self.nothing_double = weight(0, 3), weight(0, dtype=torch.float64)
         self.turned = nn.Parameter(weight(5, 4, 3, 3).data.to(memory_format=torch.channels_last))
         self.single, self.shared = weight(), weight(12, 10)
@@ -307,9 +349,16 @@ class _Odd(nn.Module):
             if parameter is self.table.weight:
                 continue
             generator = torch.Generator().manual_seed(1000 * step + 100 * rank + number)
-            factor = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
+            factor = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(
+                parameter.dtype
+            )
             scaled = parameter * factor
-            total = total + (torch.view_as_real(scaled).pow(2) if scaled.is_complex() else scaled.double()).sum()
+            total = (
+                total
+                + (
+                    torch.view_as_real(scaled).pow(2) if scaled.is_complex() else scaled.double()
+                ).sum()
+            )
         return total + self.table(torch.tensor([rank, step % 10, 3, 3])).double().sum()
 
 
@@ -321,11 +370,18 @@ def odd_parameters(values: dict[str, Any], sparse: bool) -> dict[str, float]:
         for model in models:
             model.zero_grad()
             model(step).backward()
-        for (name, first), second in zip(models[0].module.named_parameters(), models[1].parameters(), strict=True):
-            a, b = (each.grad.to_dense() if each.grad.is_sparse else each.grad for each in (first, second))
+        for (name, first), second in zip(
+            models[0].module.named_parameters(), models[1].parameters(), strict=True
+        ):
+            a, b = (
+                each.grad.to_dense() if each.grad.is_sparse else each.grad
+                for each in (first, second)
+            )
             assert a.dtype == b.dtype and first.grad.is_sparse == second.grad.is_sparse
             if a.numel():
-                apart[name] = max(apart.get(name, 0.0), ((a - b).abs().max() / a.abs().max()).item())
+                apart[name] = max(
+                    apart.get(name, 0.0), ((a - b).abs().max() / a.abs().max()).item()
+                )
     accelerate_ddp(models[1], Comm())
     return apart
 
@@ -338,7 +394,9 @@ def large_gradients(values: dict[str, Any]) -> bool:
             parameter.register_hook(lambda gradient: torch.full_like(gradient, 3e38))
         model(batch(0, 6)).sum().backward()
     accelerate_ddp(models[1], Comm())
-    return _equal(*models, gradients=True) and bool(models[0].module[0].weight.grad.isfinite().all())
+    return _equal(*models, gradients=True) and bool(
+        models[0].module[0].weight.grad.isfinite().all()
+    )
 
 
 def sparse_while_tuning() -> list[bool]:
@@ -351,7 +409,11 @@ def sparse_while_tuning() -> list[bool]:
             tuned(models[-1])
     exact = []
     for step in range(STEPS + 4):
-        _step(models, step, lambda model, step: model(torch.tensor([dist.get_rank(), step % 10])).sum())
+        _step(
+            models,
+            step,
+            lambda model, step: model(torch.tensor([dist.get_rank(), step % 10])).sum(),
+        )
         exact.append(_equal(*models))
     return exact
 
@@ -432,4 +494,11 @@ def made_otherwise(how: str) -> list[bool]:
         exact.append(_equal(*models))
     mine = models[1]
     same = ("static_graph", "find_unused_parameters", "gradient_as_bucket_view", "bucket_bytes_cap")
-    return [*exact, all(getattr(mine, name) == getattr(models[0], name) for name in same if name != "bucket_bytes_cap" or how == "buckets")]
+    return [
+        *exact,
+        all(
+            getattr(mine, name) == getattr(models[0], name)
+            for name in same
+            if name != "bucket_bytes_cap" or how == "buckets"
+        ),
+    ]

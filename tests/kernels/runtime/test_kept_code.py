@@ -42,7 +42,10 @@ def test_folders_of_code_are_made_for_this_user_alone(tmp_path: Path) -> None:
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code").chmod(mode)
-    with pytest.raises(InputError, match=f"may be written by others .mode {mode:o}., and code is loaded from it. Run `chmod -R go-w"):
+    with pytest.raises(
+        InputError,
+        match=f"may be written by others .mode {mode:o}., and code is loaded from it. Run `chmod -R go-w",
+    ):
         paths.code_folder(tmp_path / "code")
 
 

@@ -29,7 +29,9 @@ def folder(tmp_path):
     return shutil.copytree(SOURCES, tmp_path / "cuda")
 
 
-OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in resources.ARCHITECTURES if each != 90]
+OTHERS = [
+    pytest.param(each, marks=pytest.mark.slow) for each in resources.ARCHITECTURES if each != 90
+]
 
 
 @pytest.mark.slow
@@ -38,12 +40,16 @@ def test_every_kernel_compiles_and_none_spills(architecture):
     if architecture not in nvrtc.supported_architectures():
         pytest.skip(f"NVRTC {nvrtc.versions()['nvrtc']} does not compile for sm_{architecture}")
     for source, defines in VARIANTS:
-        kernels = re.findall(r'extern "C" __global__ void .*?(\w+)\(const', (SOURCES / source).read_text())
+        kernels = re.findall(
+            r'extern "C" __global__ void .*?(\w+)\(const', (SOURCES / source).read_text()
+        )
         rows = resources.resources(source, defines, architecture)
         assert sorted(row.kernel for row in rows) == sorted(kernels), source
         for row in rows:
             assert (row.architecture, row.spill_bytes, row.stack_bytes) == (architecture, 0, 0), row
-            assert 0 < row.registers <= 128, row  # 256 threads × 128 registers: at least two blocks on every multiprocessor
+            assert 0 < row.registers <= 128, (
+                row
+            )  # 256 threads × 128 registers: at least two blocks on every multiprocessor
         machine = struct.unpack_from("<H", compiled(source, defines, architecture).cubin, 18)
         assert machine == (EM_CUDA,)
 
@@ -57,13 +63,24 @@ def test_what_was_compiled_is_kept(own_cache):
     first, second = compiled(source, defines, 80), compiled(source, defines, 80)
     assert (first.from_cache, second.from_cache) == (False, True)
     assert (first.cubin, first.log) == (second.cubin, second.log)
-    assert sorted(path.suffix for path in own_cache.iterdir()) == [".cubin", ".log", ".sha256", ".sha256"]
+    assert sorted(path.suffix for path in own_cache.iterdir()) == [
+        ".cubin",
+        ".log",
+        ".sha256",
+        ".sha256",
+    ]
 
 
 def test_the_key_depends_on_everything_that_the_code_depends_on(folder, monkeypatch):
     source, defines = VARIANTS[0]
-    keys = {cache_key(source, defines, 80, folder), cache_key(source, defines, 90, folder), cache_key(source, VARIANTS[1][1], 80, folder)}
-    (folder / "sum_of_squares.cuh").write_text((folder / "sum_of_squares.cuh").read_text() + "\n// changed\n")
+    keys = {
+        cache_key(source, defines, 80, folder),
+        cache_key(source, defines, 90, folder),
+        cache_key(source, VARIANTS[1][1], 80, folder),
+    }
+    (folder / "sum_of_squares.cuh").write_text(
+        (folder / "sum_of_squares.cuh").read_text() + "\n// changed\n"
+    )
     keys.add(cache_key(source, defines, 80, folder))
     (folder / source).write_text((folder / source).read_text() + "\n// changed\n")
     keys.add(cache_key(source, defines, 80, folder))
@@ -73,7 +90,9 @@ def test_the_key_depends_on_everything_that_the_code_depends_on(folder, monkeypa
 
 
 def test_an_error_in_a_source_is_reported_with_the_compilers_words(folder, own_cache):
-    (folder / "broken.cu").write_text('extern "C" __global__ void broken(const int a) { undefined_name = a; }')
+    (folder / "broken.cu").write_text(
+        'extern "C" __global__ void broken(const int a) { undefined_name = a; }'
+    )
     with pytest.raises(CompilationFailed, match="undefined_name"):
         compiled("broken.cu", (), 80, folder)
     assert not list(own_cache.iterdir())

@@ -8,8 +8,12 @@ import torch
 from gallery_lib.measure.bench import machine_limits
 
 
-@pytest.mark.parametrize(("longest", "sizes"), [(0.0, [256]), (float("inf"), [256, 512, 1024, 2048])])
-def test_products_become_larger_until_they_take_too_long(monkeypatch: pytest.MonkeyPatch, longest: float, sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("longest", "sizes"), [(0.0, [256]), (float("inf"), [256, 512, 1024, 2048])]
+)
+def test_products_become_larger_until_they_take_too_long(
+    monkeypatch: pytest.MonkeyPatch, longest: float, sizes: list[int]
+) -> None:
     """A CPU that emulates bfloat16 by plain loops would take minutes for the largest."""
     seen = []
 

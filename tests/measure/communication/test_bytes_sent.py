@@ -19,9 +19,18 @@ SHAPES = [(300, 200), (200,), (8, 3, 2, 2)]
         (Comm(), 4 * 60_296),
         (Comm(wire="bf16"), 2 * 60_296),
         (Comm(wire="fp16"), 2 * 60_296),
-        (Comm(wire="int8"), 944 + 60_304),  # 236 scales of 4 bytes; codes, filled up to a multiple of 16
-        (Comm(wire="powersgd", powersgd_rank=4), 4 * (4 * 500 + 200 + 4 * (8 + 12))),  # [8, 12] is still smaller as two matrices
-        (Comm(wire="powersgd", powersgd_rank=8), 4 * (8 * 500 + 200 + 96)),  # and not with 8 columns
+        (
+            Comm(wire="int8"),
+            944 + 60_304,
+        ),  # 236 scales of 4 bytes; codes, filled up to a multiple of 16
+        (
+            Comm(wire="powersgd", powersgd_rank=4),
+            4 * (4 * 500 + 200 + 4 * (8 + 12)),
+        ),  # [8, 12] is still smaller as two matrices
+        (
+            Comm(wire="powersgd", powersgd_rank=8),
+            4 * (8 * 500 + 200 + 96),
+        ),  # and not with 8 columns
     ],
 )
 def test_each_format_takes_what_it_is_made_of(options: Comm, expected: int) -> None:
@@ -35,7 +44,10 @@ def test_over_two_hosts_each_sends_all_gradients_once_and_over_more_hosts_nearly
 
 
 def test_hierarchical_averaging_sends_what_one_process_a_host_would() -> None:
-    flat, hierarchical = (sent_bytes(SHAPES, Comm(hierarchical=value), hosts=2, processes=4) for value in (False, True))
+    flat, hierarchical = (
+        sent_bytes(SHAPES, Comm(hierarchical=value), hosts=2, processes=4)
+        for value in (False, True)
+    )
     assert flat == pytest.approx(1.75 * gradient_bytes(SHAPES, Comm()))
     assert hierarchical == sent_bytes(SHAPES, Comm(), hosts=2)
 

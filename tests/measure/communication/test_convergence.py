@@ -9,7 +9,13 @@ import pytest
 from gallery_lib.config import ConvergenceConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.communication import convergence
-from gallery_lib.measure.communication.convergence import FORMATS, FP32, WITHOUT_FEEDBACK, Scores, noise
+from gallery_lib.measure.communication.convergence import (
+    FORMATS,
+    FP32,
+    WITHOUT_FEEDBACK,
+    Scores,
+    noise,
+)
 
 WITH_FEEDBACK = [name for name in FORMATS if name not in (FP32, WITHOUT_FEEDBACK)]
 TASK = "tts_angular"
@@ -33,8 +39,15 @@ def test_noise_is_half_a_percent_where_all_seeds_came_out_the_same() -> None:
         (False, [0.80, 0.82], "better"),
     ],
 )
-def test_a_format_is_judged_by_its_mean(higher_is_better: bool, scores: list[float], verdict: str) -> None:
-    assert Scores("planted", "score", higher_is_better, {FP32: [0.89, 0.93], "bf16": scores}).verdict("bf16") == verdict
+def test_a_format_is_judged_by_its_mean(
+    higher_is_better: bool, scores: list[float], verdict: str
+) -> None:
+    assert (
+        Scores("planted", "score", higher_is_better, {FP32: [0.89, 0.93], "bf16": scores}).verdict(
+            "bf16"
+        )
+        == verdict
+    )
 
 
 def test_one_process_and_an_unknown_task_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +69,9 @@ def trainings() -> dict[str, Scores]:
 @pytest.mark.slow
 @pytest.mark.whole_machine  # trains in two processes
 def test_fp32_learns_digits_in_either_units(trainings: dict[str, Scores]) -> None:
-    shared, mixed = (trainings[title].by_format[FP32] for title in ("digits", "digits, mixed units"))
+    shared, mixed = (
+        trainings[title].by_format[FP32] for title in ("digits", "digits, mixed units")
+    )
     assert mean(shared) > 0.9
     assert mixed == pytest.approx(shared, abs=0.01)  # the same training but for rounding
 
@@ -65,14 +80,18 @@ def test_fp32_learns_digits_in_either_units(trainings: dict[str, Scores]) -> Non
 @pytest.mark.whole_machine
 @pytest.mark.parametrize("title", ["digits", "digits, mixed units", TASK])
 @pytest.mark.parametrize("wire", WITH_FEEDBACK)
-def test_a_wire_format_is_within_the_noise_of_fp32(trainings: dict[str, Scores], title: str, wire: str) -> None:
+def test_a_wire_format_is_within_the_noise_of_fp32(
+    trainings: dict[str, Scores], title: str, wire: str
+) -> None:
     scores = trainings[title]
     assert scores.verdict(wire) in ("within noise", "better"), scores
 
 
 @pytest.mark.slow
 @pytest.mark.whole_machine
-def test_without_error_feedback_int8_learns_much_less_in_mixed_units(trainings: dict[str, Scores]) -> None:
+def test_without_error_feedback_int8_learns_much_less_in_mixed_units(
+    trainings: dict[str, Scores],
+) -> None:
     scores = trainings["digits, mixed units"]
     assert scores.verdict(WITHOUT_FEEDBACK) == "worse"
     assert mean(scores.by_format[WITHOUT_FEEDBACK]) < 0.6 < 0.88 < mean(scores.by_format["int8"])

@@ -44,7 +44,10 @@ def test_a_slower_variant_is_called_slower_and_the_result_reads_back(tmp_path: P
     assert comparison_text(again) in folder_text(tmp_path)
     written = json.loads((tmp_path / "comparison.json").read_text())
     assert {"task", "variants", "speedup", "parity", "break_even_steps", "verdict"} <= set(written)
-    steps = [json.loads(line)["step"] for line in (tmp_path / "baseline" / "steps.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"]
+        for line in (tmp_path / "baseline" / "steps.jsonl").read_text().splitlines()
+    ]
     warmup = 3  # the task's own, which is more than the probe of fp32 needs
     assert steps == list(range(1, warmup + 6 * 3 + 1))
 
@@ -68,8 +71,13 @@ def test_two_processes_take_turns_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_variant_that_fails_ends_the_comparison_with_the_line_of_code_that_failed(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"ValueError: planted failure\.\n  tiny_task\.py, line \d+: raise ValueError"):
+def test_a_variant_that_fails_ends_the_comparison_with_the_line_of_code_that_failed(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        RunFailed,
+        match=r"ValueError: planted failure\.\n  tiny_task\.py, line \d+: raise ValueError",
+    ):
         compared(tmp_path, "FAILING")
     assert not (tmp_path / "comparison.json").exists()
 
@@ -81,10 +89,16 @@ def test_variants_of_different_batch_size_are_refused() -> None:
 
 def test_a_comparison_over_several_hosts_is_refused() -> None:
     with pytest.raises(InputError, match="nnodes=2: a comparison runs on one host"):
-        compare({"a": config(), "b": config()}, LaunchConfig(nnodes=2, master_addr="192.0.2.1"), progress=False)
+        compare(
+            {"a": config(), "b": config()},
+            LaunchConfig(nnodes=2, master_addr="192.0.2.1"),
+            progress=False,
+        )
 
 
-def test_a_comparison_of_an_older_version_is_read_and_has_no_break_even_without_a_gain(tmp_path: Path) -> None:
+def test_a_comparison_of_an_older_version_is_read_and_has_no_break_even_without_a_gain(
+    tmp_path: Path,
+) -> None:
     found = made_comparison.comparison(made_comparison.NO_DIFFERENCE, 40)
     path = made_comparison.write(found, tmp_path / "old")
     values = json.loads(path.read_text())
@@ -92,7 +106,9 @@ def test_a_comparison_of_an_older_version_is_read_and_has_no_break_even_without_
     for check in values["parity"]["checks"]:
         del check["baselines"]
     path.write_text(json.dumps(values))
-    assert read_comparison(path.parent) == dataclasses.replace(found, folder=str(path.parent), break_even_steps=None)
+    assert read_comparison(path.parent) == dataclasses.replace(
+        found, folder=str(path.parent), break_even_steps=None
+    )
 
 
 @pytest.mark.parametrize("content", ['{"parity"', "[]", '{"parity": {"checks": []}}'])
@@ -108,8 +124,12 @@ def test_variants_that_are_started_twice_are_measured_twice(tmp_path: Path) -> N
     assert outcome.verdict == "slower" and outcome.speedup is not None
     again = [read_results(tmp_path / "start-2" / name) for name in ("baseline", "candidate")]
     assert [run.steps for run in again] == [run.steps for run in outcome.variants.values()]
-    ratios = [a.step_seconds["p50"] / b.step_seconds["p50"] for a, b in (outcome.variants.values(), again)]
-    assert min(ratios) * 0.7 < outcome.speedup.ratio < max(ratios) * 1.4  # medians over all steps are not quite those of the rounds
+    ratios = [
+        a.step_seconds["p50"] / b.step_seconds["p50"] for a, b in (outcome.variants.values(), again)
+    ]
+    assert (
+        min(ratios) * 0.7 < outcome.speedup.ratio < max(ratios) * 1.4
+    )  # medians over all steps are not quite those of the rounds
 
 
 def test_the_first_step_of_a_turn_is_not_counted() -> None:
@@ -126,7 +146,14 @@ def results(p50: float, startup: float) -> Results:
 
 @pytest.mark.parametrize(
     ("baseline", "candidate", "steps"),
-    [((1.0, 5.0), (0.5, 15.0), 20), ((1.0, 5.0), (1.0, 15.0), None), ((1.0, 5.0), (2.0, 1.0), None), ((1.0, 9.0), (0.5, 5.0), 0)],
+    [
+        ((1.0, 5.0), (0.5, 15.0), 20),
+        ((1.0, 5.0), (1.0, 15.0), None),
+        ((1.0, 5.0), (2.0, 1.0), None),
+        ((1.0, 9.0), (0.5, 5.0), 0),
+    ],
 )
-def test_break_even_is_where_the_longer_start_up_is_paid(baseline: tuple, candidate: tuple, steps: int | None) -> None:
+def test_break_even_is_where_the_longer_start_up_is_paid(
+    baseline: tuple, candidate: tuple, steps: int | None
+) -> None:
     assert break_even_steps(results(*baseline), results(*candidate)) == steps

@@ -10,13 +10,23 @@ from gallery_lib.config import LaunchConfig
 from gallery_lib.measure.comparison import float64_reference
 from gallery_lib.measure.comparison.float64_reference import Reference
 
-START = {"weights": "w", "first_batches": ["a", "b"], "batches": 1, "square_norms": {}, "samples": {}}
+START = {
+    "weights": "w",
+    "first_batches": ["a", "b"],
+    "batches": 1,
+    "square_norms": {},
+    "samples": {},
+}
 
 
 @pytest.mark.slow
-def test_a_reference_is_kept_for_the_same_options_and_not_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_is_kept_for_the_same_options_and_not_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
-    asked = float64_reference.configuration(dataclasses.replace(config(), run_dir=str(tmp_path / "run")), 2, 1)
+    asked = float64_reference.configuration(
+        dataclasses.replace(config(), run_dir=str(tmp_path / "run")), 2, 1
+    )
     assert float64_reference.kept_reference(asked, 1) is None
     made = float64_reference.run_reference(asked, LaunchConfig())
     kept = float64_reference.kept_reference(asked, 1)
@@ -24,7 +34,9 @@ def test_a_reference_is_kept_for_the_same_options_and_not_for_others(tmp_path: P
     assert kept.losses == made.losses and len(made.losses) == 2
     assert kept.probe == made.probe
     assert not (tmp_path / "run").exists()
-    assert made.probe["batches"] == 2 and all(len(norms) == 2 for norms in made.probe["square_norms"].values())
+    assert made.probe["batches"] == 2 and all(
+        len(norms) == 2 for norms in made.probe["square_norms"].values()
+    )
     for changed in ({"seed": 1}, {"batch_size": 4}, {"max_steps": 3}):
         assert float64_reference.kept_reference(dataclasses.replace(asked, **changed), 1) is None
     assert float64_reference.kept_reference(asked, 2) is None

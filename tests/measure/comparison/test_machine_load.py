@@ -13,27 +13,52 @@ import time
 import pytest
 
 from gallery_lib.measure.comparison import machine_load
-from gallery_lib.measure.comparison.machine_load import Look, MachineLoad, Others, Watch, drift, others_between
+from gallery_lib.measure.comparison.machine_load import (
+    Look,
+    MachineLoad,
+    Others,
+    Watch,
+    drift,
+    others_between,
+)
 
 
 def seen(at: float, *, busy: float = 0.0, own: float = 0.0, **others: float) -> Look:
-    processes = {(number, 1.0): (name, spent) for number, (name, spent) in enumerate(others.items(), 1)}
+    processes = {
+        (number, 1.0): (name, spent) for number, (name, spent) in enumerate(others.items(), 1)
+    }
     return Look(at, 0.5, busy, 0.0, 100.0 * at, own, processes)
 
 
 def test_the_process_that_took_most_is_named_and_all_are_added_up() -> None:
     looks = [seen(0.0, editor=5.0, compiler=100.0), seen(10.0, editor=6.0, compiler=108.0)]
-    assert others_between(looks, with_hidden=False) == Others(pytest.approx(0.9), "compiler", pytest.approx(0.8))
+    assert others_between(looks, with_hidden=False) == Others(
+        pytest.approx(0.9), "compiler", pytest.approx(0.8)
+    )
 
 
 def test_many_short_processes_of_one_program_are_added_up_under_its_name() -> None:
-    begun = Look(10.0, 0.5, 0.0, 0.0, 100.0, 0.0, {(number, 5.0): ("cc1plus", 2.0) for number in range(4)} | {(9, 1.0): ("editor", 3.0)})
-    assert others_between([seen(0.0), begun], with_hidden=False) == Others(pytest.approx(1.1), "cc1plus", pytest.approx(0.8))
+    begun = Look(
+        10.0,
+        0.5,
+        0.0,
+        0.0,
+        100.0,
+        0.0,
+        {(number, 5.0): ("cc1plus", 2.0) for number in range(4)} | {(9, 1.0): ("editor", 3.0)},
+    )
+    assert others_between([seen(0.0), begun], with_hidden=False) == Others(
+        pytest.approx(1.1), "cc1plus", pytest.approx(0.8)
+    )
 
 
-def test_a_process_that_began_meanwhile_counts_and_one_that_ended_keeps_what_was_seen_of_it() -> None:
+def test_a_process_that_began_meanwhile_counts_and_one_that_ended_keeps_what_was_seen_of_it() -> (
+    None
+):
     looks = [seen(0.0), seen(5.0, short=2.0), seen(10.0)]
-    assert others_between(looks, with_hidden=False) == Others(pytest.approx(0.2), "short", pytest.approx(0.2))
+    assert others_between(looks, with_hidden=False) == Others(
+        pytest.approx(0.2), "short", pytest.approx(0.2)
+    )
 
 
 def test_what_is_not_visible_from_here_is_told_by_the_systems_own_count() -> None:
@@ -63,7 +88,11 @@ def test_a_process_of_others_is_told_from_those_that_this_one_has_started() -> N
     silent = "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"  # nobody waits for its end
     start = f"import subprocess\nprint(subprocess.Popen(['sleep', '60'], {silent}).pid)"
     child = subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(60)"])
-    stranger = int(subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True).stdout)
+    stranger = int(
+        subprocess.run(
+            [sys.executable, "-c", start], capture_output=True, text=True, check=True
+        ).stdout
+    )
     try:
         others = {number: name for (number, _), (name, _) in machine_load.look().others.items()}
     finally:

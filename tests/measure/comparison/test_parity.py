@@ -21,7 +21,9 @@ def probe(gradients: dict[str, torch.Tensor], batches: int = 1) -> dict:
     """As if each batch had the same gradients."""
     return {
         "batches": batches,
-        "square_norms": {name: [float(g.double().square().sum())] * batches for name, g in gradients.items()},
+        "square_norms": {
+            name: [float(g.double().square().sum())] * batches for name, g in gradients.items()
+        },
         "samples": {name: g.double().tolist() for name, g in gradients.items()},
         "weights": "the same",
         "first_batches": ["the same"],
@@ -30,10 +32,16 @@ def probe(gradients: dict[str, torch.Tensor], batches: int = 1) -> dict:
 
 def noisy(exact: dict[str, torch.Tensor], noise: float, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {name: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn(g.shape, generator=generator) for name, g in exact.items()}
+    return {
+        name: g + noise * g.norm() / g.numel() ** 0.5 * torch.randn(g.shape, generator=generator)
+        for name, g in exact.items()
+    }
 
 
-EXACT = {f"layer{i}": torch.randn(512, generator=torch.Generator().manual_seed(i)) * 10.0**-i for i in range(4)}
+EXACT = {
+    f"layer{i}": torch.randn(512, generator=torch.Generator().manual_seed(i)) * 10.0**-i
+    for i in range(4)
+}
 
 
 def judged(candidate: dict[str, torch.Tensor], *, level: str = "O0", noise: float = 1e-3) -> Parity:
@@ -48,7 +56,9 @@ def test_rounding_noise_passes() -> None:
 def test_a_check_keeps_the_baselines_own_distance_that_its_limit_is_made_of() -> None:
     checks = {check.name: check for check in judged(noisy(EXACT, 2e-3, 2)).checks}
     gradients = checks["gradients"]
-    assert gradients.baselines is not None and gradients.limit == pytest.approx(3 * gradients.baselines + 3e-2)
+    assert gradients.baselines is not None and gradients.limit == pytest.approx(
+        3 * gradients.baselines + 3e-2
+    )
     assert checks["losses"].baselines == 0.0
     assert checks["gradient scale"].baselines is None and checks["same start"].baselines is None
 
@@ -60,9 +70,14 @@ def test_runs_that_saw_other_batches_are_not_comparable() -> None:
     assert check.where == "batch 1"
 
 
-@pytest.mark.parametrize(("level", "noise", "factor"), [("O0", 1e-3, 1.01), ("O0", 1e-3, 0.99), ("O1", 0.2, 1.1), ("O1", 0.2, 0.9)])
+@pytest.mark.parametrize(
+    ("level", "noise", "factor"),
+    [("O0", 1e-3, 1.01), ("O0", 1e-3, 0.99), ("O1", 0.2, 1.1), ("O1", 0.2, 0.9)],
+)
 @pytest.mark.parametrize("name", list(EXACT))
-def test_one_parameters_wrong_scale_is_found_and_named(level: str, noise: float, factor: float, name: str) -> None:
+def test_one_parameters_wrong_scale_is_found_and_named(
+    level: str, noise: float, factor: float, name: str
+) -> None:
     wrong = noisy(EXACT, noise, 2)
     wrong[name] = wrong[name] * factor
     check = check_gradient_scale(probe(noisy(EXACT, noise, 1)), probe(wrong), probe(EXACT), level)
@@ -86,25 +101,40 @@ def test_a_candidate_that_is_float64s_is_right_though_the_baseline_is_not_and_no
     right = noisy(EXACT, 0.05, 2)
 
     def check(candidate: dict[str, torch.Tensor], exact_batches: int = 4) -> Check:
-        return check_gradient_scale(probe(baseline, 4), probe(candidate, 4), probe(EXACT, exact_batches), "O1")
+        return check_gradient_scale(
+            probe(baseline, 4), probe(candidate, 4), probe(EXACT, exact_batches), "O1"
+        )
 
     assert check(right).passed
-    assert check(right).where.endswith("; 1 parameter(s) held against float64 instead of the baseline")
+    assert check(right).where.endswith(
+        "; 1 parameter(s) held against float64 instead of the baseline"
+    )
     assert not check(right, exact_batches=1).passed  # float64 has not seen what is to be judged
     assert not check(dict(right, layer2=1.06 * right["layer2"])).passed  # not float64's
-    hidden = noisy(EXACT, 0.46, 2)["layer2"] / 1.1  # noise gives it back the length that a wrong factor took
-    assert abs(float(hidden.norm() / EXACT["layer2"].norm()) - 1) < 0.05 and not check(dict(right, layer2=hidden)).passed
+    hidden = (
+        noisy(EXACT, 0.46, 2)["layer2"] / 1.1
+    )  # noise gives it back the length that a wrong factor took
+    assert (
+        abs(float(hidden.norm() / EXACT["layer2"].norm()) - 1) < 0.05
+        and not check(dict(right, layer2=hidden)).passed
+    )
 
 
-def test_a_candidate_with_less_noise_than_the_baseline_may_be_shorter_and_by_no_more_than_that() -> None:
+def test_a_candidate_with_less_noise_than_the_baseline_may_be_shorter_and_by_no_more_than_that() -> (
+    None
+):
     """Half a gradient is noise in both, on the first batch; on others it is more in the baseline (Speech-Transformer on a CPU with AMX)."""
     first, candidate, exact = noisy(EXACT, 0.55, 1), noisy(EXACT, 0.5, 2), probe(EXACT, 4)
     others = probe(noisy(EXACT, 0.8, 3), 4)["square_norms"]
     baseline = probe(first, 4)
-    baseline["square_norms"] = {name: [norms[0], *others[name][1:]] for name, norms in baseline["square_norms"].items()}
+    baseline["square_norms"] = {
+        name: [norms[0], *others[name][1:]] for name, norms in baseline["square_norms"].items()
+    }
 
     def check(factor: float) -> Check:
-        return check_gradient_scale(baseline, probe(dict(candidate, layer2=factor * candidate["layer2"]), 4), exact, "O1")
+        return check_gradient_scale(
+            baseline, probe(dict(candidate, layer2=factor * candidate["layer2"]), 4), exact, "O1"
+        )
 
     assert check(1.0).passed and "held against float64" in check(1.0).where
     assert not check(0.9).passed and not check(1.3).passed
@@ -144,12 +174,20 @@ def test_losses_may_err_as_far_as_the_baseline_does() -> None:
     assert not check_losses([2.0], [None], [2.0], "O1").passed
 
 
-@pytest.mark.parametrize("losses", [[9.0, 9.0, 9.0], [2.0, 1.9, 0.2], [None, 1.9, 1.8]], ids=["all of them", "the last", "no number"])
+@pytest.mark.parametrize(
+    "losses",
+    [[9.0, 9.0, 9.0], [2.0, 1.9, 0.2], [None, 1.9, 1.8]],
+    ids=["all of them", "the last", "no number"],
+)
 @pytest.mark.parametrize("level", ["O0", "O1"])
-def test_a_wrong_baseline_or_a_wrong_reference_allows_nothing(losses: list[float | None], level: str) -> None:
+def test_a_wrong_baseline_or_a_wrong_reference_allows_nothing(
+    losses: list[float | None], level: str
+) -> None:
     exact = [2.0, 1.9, 1.8]
     for baseline, reference in ((losses, exact), (exact, losses)):
-        parity = judge((baseline, baseline, reference), (probe(EXACT), probe(EXACT), probe(EXACT)), level)
+        parity = judge(
+            (baseline, baseline, reference), (probe(EXACT), probe(EXACT), probe(EXACT)), level
+        )
         failed = [check.name for check in parity.checks if not check.passed]
         assert not parity.passed and "baseline" in failed
 
@@ -171,18 +209,27 @@ def test_losses_of_exactly_0_are_nothing_to_divide_by() -> None:
 def test_a_variant_that_diverged_is_named_with_its_step() -> None:
     at = {"step": 30, "rank": 1, "what": "the parameter fc.weight"}
     check = check_finite({"the baseline": None, "the candidate": at})
-    assert (check.passed, check.where) == (False, "the candidate from step 30 on rank 1 on: the parameter fc.weight")
+    assert (check.passed, check.where) == (
+        False,
+        "the candidate from step 30 on rank 1 on: the parameter fc.weight",
+    )
     losses = ([1.0], [1.0], [1.0])
     probes = (probe(EXACT), probe(EXACT), probe(EXACT))
     assert not judge(losses, probes, "O0", diverged={"the candidate": at}).passed
     assert judge(losses, probes, "O0", diverged={"the candidate": None}).passed
 
 
-def test_half_precision_against_fp32_may_have_half_precisions_noise_and_no_wrong_direction() -> None:
+def test_half_precision_against_fp32_may_have_half_precisions_noise_and_no_wrong_direction() -> (
+    None
+):
     baseline = probe(noisy(EXACT, 1e-4, 1))
     assert not check_gradients(baseline, probe(noisy(EXACT, 0.2, 2)), probe(EXACT), "O1").passed
-    assert check_gradients(baseline, probe(noisy(EXACT, 0.2, 2)), probe(EXACT), "O1", same_precision=False).passed
-    assert not check_gradients(baseline, probe(noisy(EXACT, 0.9, 2)), probe(EXACT), "O1", same_precision=False).passed
+    assert check_gradients(
+        baseline, probe(noisy(EXACT, 0.2, 2)), probe(EXACT), "O1", same_precision=False
+    ).passed
+    assert not check_gradients(
+        baseline, probe(noisy(EXACT, 0.9, 2)), probe(EXACT), "O1", same_precision=False
+    ).passed
 
 
 def test_a_loss_of_exactly_zero_is_compared_too() -> None:

@@ -31,7 +31,9 @@ print(clock.page_faults[-1])
 def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_their_memory() -> None:
     few = dataclasses.replace(results(0.04, 1.0), page_faults=20.0)
     many = dataclasses.replace(few, page_faults=4400.0)
-    longer = dataclasses.replace(many, step_seconds={"p50": 4.0})  # the same faults matter less there
+    longer = dataclasses.replace(
+        many, step_seconds={"p50": 4.0}
+    )  # the same faults matter less there
     keeps = dataclasses.replace(few, techniques={"allocator": allocator.KEEPS})
     alike, unlike = 0.004, 0.05
     for pair, parts in [
@@ -46,10 +48,28 @@ def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_thei
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(allocator.reason_not_applied() is not None, reason="needs glibc 2.35 or newer, without another allocator preloaded")
-def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_one_that_does_not_has_them() -> None:
+@pytest.mark.skipif(
+    allocator.reason_not_applied() is not None,
+    reason="needs glibc 2.35 or newer, without another allocator preloaded",
+)
+def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_one_that_does_not_has_them() -> (
+    None
+):
     def faults(environment: dict[str, str]) -> int:
         command = [sys.executable, "-c", GIVES_BACK]
-        return int(subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True).stdout)
+        return int(
+            subprocess.run(
+                command,
+                env={**os.environ, **environment},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
 
-    assert faults(allocator.environment()) < 100 < 16_000 <= faults({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
+    assert (
+        faults(allocator.environment())
+        < 100
+        < 16_000
+        <= faults({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
+    )

@@ -25,7 +25,9 @@ def take_turn(server: TurnServer, name: str) -> None:
     assert not done.is_alive()
 
 
-def test_strangers_who_are_silent_send_garbage_or_a_wrong_secret_keep_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_who_are_silent_send_garbage_or_a_wrong_secret_keep_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(turns, "_GREETING_SECONDS", 60.0)
     server = TurnServer()
     path, _ = server.address
@@ -57,7 +59,9 @@ def test_the_socket_lies_in_a_folder_of_ours_alone_and_goes(tmp_path: Path) -> N
         client.wait()
 
 
-def test_a_long_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_temporary_folder_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr(turns.tempfile, "tempdir", str(long))

@@ -12,12 +12,16 @@ import torch
 
 from gallery_lib.measure.replay.repeated_memory import repeated
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is ordinary memory; run the tests on Linux")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere it is ordinary memory; run the tests on Linux"
+)
 PIECE = 4 * mmap.PAGESIZE
 
 
 def mappings() -> int:
-    return sum("memfd:repeated" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    return sum(
+        "memfd:repeated" in line for line in Path("/proc/self/maps").read_text().splitlines()
+    )
 
 
 def test_what_lies_a_piece_apart_is_the_same() -> None:

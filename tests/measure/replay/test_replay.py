@@ -55,20 +55,45 @@ PAUSED = dataclasses.replace(tiny_task.TASK, name="paused", build_model=Paused)
 
 def timeline(*ready: float, backward: float | None = None) -> Timeline:
     """Gradients that are ready then, in the reverse order of their parameters, of odd sizes."""
-    gradients = [Gradient(f"p{i}", len(ready) - 1 - i, (3, 40_000 + i), "float32", seconds) for i, seconds in enumerate(ready)]
-    return Timeline("made up", "recorded", {"batch_size": 4}, {}, "", 1, 0.002, 0.004, backward or ready[-1], 0.003, tuple(gradients))
+    gradients = [
+        Gradient(f"p{i}", len(ready) - 1 - i, (3, 40_000 + i), "float32", seconds)
+        for i, seconds in enumerate(ready)
+    ]
+    return Timeline(
+        "made up",
+        "recorded",
+        {"batch_size": 4},
+        {},
+        "",
+        1,
+        0.002,
+        0.004,
+        backward or ready[-1],
+        0.003,
+        tuple(gradients),
+    )
 
 
 def test_a_recorded_run_has_each_gradient_when_it_was_ready() -> None:
-    found = record(dataclasses.replace(tiny_task.config(), model=f"{Path(__file__)}:PAUSED"), steps=3)
+    found = record(
+        dataclasses.replace(tiny_task.config(), model=f"{Path(__file__)}:PAUSED"), steps=3
+    )
     names = [each.parameter for each in found.gradients]
-    assert sorted(names[:2]) == ["last.bias", "last.weight"] and sorted(names[2:]) == ["first.bias", "first.weight"]
+    assert sorted(names[:2]) == ["last.bias", "last.weight"] and sorted(names[2:]) == [
+        "first.bias",
+        "first.weight",
+    ]
     by_name = {each.parameter: each for each in found.gradients}
     assert by_name["first.weight"].shape == (4, 3, 3, 3) and by_name["first.weight"].place == 2
     ready = [each.ready_seconds for each in found.gradients]
     assert ready[2] - ready[1] >= PAUSE_SECONDS
     assert found.backward_seconds >= ready[3]
-    assert found.steps == 3 and found.task == "paused" and found.batch_size == 8 and found.origin == "recorded"
+    assert (
+        found.steps == 3
+        and found.task == "paused"
+        and found.batch_size == 8
+        and found.origin == "recorded"
+    )
     assert found.forward_seconds > 0 and found.optimizer_seconds > 0
 
 
@@ -77,7 +102,9 @@ def test_gradients_come_in_the_recorded_order_and_not_before_their_time() -> Non
     replay = Replay(timeline(0.005, 0.005, 0.02, 0.021, backward=0.03), stretch=stretch)
     came: list[tuple[int, float]] = []
     for place, parameter in enumerate(replay.parameters()):
-        parameter.register_post_accumulate_grad_hook(lambda _, place=place: came.append((place, time.perf_counter())))
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, place=place: came.append((place, time.perf_counter()))
+        )
     for _ in range(2):
         came.clear()
         loss = replay()
@@ -126,7 +153,9 @@ def test_parameters_have_shapes_but_no_memory_and_gradients_have_both() -> None:
     replay = Replay(timeline(0.0, 0.0), seed=1)
     assert all(parameter.untyped_storage().nbytes() == 4 for parameter in replay.parameters())
     replay().backward()
-    for gradient, parameter in zip(reversed(replay.timeline.gradients), replay.parameters(), strict=True):
+    for gradient, parameter in zip(
+        reversed(replay.timeline.gradients), replay.parameters(), strict=True
+    ):
         assert parameter.grad is not None and parameter.grad.shape == gradient.shape
         assert torch.equal(parameter.grad, replay.gradient(gradient))
         assert parameter.grad.is_contiguous() and 0.9 < parameter.grad.std() < 1.1
@@ -134,16 +163,24 @@ def test_parameters_have_shapes_but_no_memory_and_gradients_have_both() -> None:
     assert not torch.equal(other.gradient(gradient), replay.gradient(gradient))
 
 
-def test_gradients_may_share_their_memory_and_are_what_they_are_when_they_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_may_share_their_memory_and_are_what_they_are_when_they_are_handed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(model, "repeated", lambda size: repeated(size, _PATTERN_VALUES * 4))
     replay = Replay(timeline(0.0, 0.0, 0.0), share_gradients=True)
     right: list[bool] = []
-    by_place = {each.place: Replay(replay.timeline).gradient(each) for each in replay.timeline.gradients}
+    by_place = {
+        each.place: Replay(replay.timeline).gradient(each) for each in replay.timeline.gradients
+    }
     for place, parameter in enumerate(replay.parameters()):
-        parameter.register_post_accumulate_grad_hook(lambda p, place=place: right.append(torch.equal(p.grad, by_place[place])))
+        parameter.register_post_accumulate_grad_hook(
+            lambda p, place=place: right.append(torch.equal(p.grad, by_place[place]))
+        )
     replay().backward()
     assert right == [True] * 3
-    assert len({parameter.grad.untyped_storage().data_ptr() for parameter in replay.parameters()}) == 1  # type: ignore[union-attr]
+    assert (
+        len({parameter.grad.untyped_storage().data_ptr() for parameter in replay.parameters()}) == 1
+    )  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -153,18 +190,28 @@ def two_by_two() -> Iterator[Ranks]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", [{}, {"bucket_views": True, "streams": 2, "bucket_mb": 0.2}, {"hierarchical": True}])
-def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(two_by_two: Ranks, values: dict) -> None:
+@pytest.mark.parametrize(
+    "values", [{}, {"bucket_views": True, "streams": 2, "bucket_mb": 0.2}, {"hierarchical": True}]
+)
+def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(
+    two_by_two: Ranks, values: dict
+) -> None:
     found = two_by_two.call("replays.replayed", values, timeline(0.001, 0.01, 0.02), 0.2)
     for each in found:
         assert each["worst"] < 1e-6
-        assert each["seconds"] >= 0.2  # rank 0 takes that long, and the others wait for its gradients
+        assert (
+            each["seconds"] >= 0.2
+        )  # rank 0 takes that long, and the others wait for its gradients
     assert len({tuple(each["sums"]) for each in found}) == 1
 
 
 @pytest.mark.slow
 def test_communication_runs_while_later_gradients_are_computed(two_by_two: Ranks) -> None:
     """DDP hands over each bucket when its gradient is ready, before the next one is."""
-    for handed_over in two_by_two.call("replays.buckets_of_a_replay", timeline(0.0, 0.1, 0.2, backward=0.5)):
+    for handed_over in two_by_two.call(
+        "replays.buckets_of_a_replay", timeline(0.0, 0.1, 0.2, backward=0.5)
+    ):
         assert len(handed_over) == 3
-        assert all(0 <= late - each < 0.1 for late, each in zip(handed_over, (0.0, 0.1, 0.2), strict=True))
+        assert all(
+            0 <= late - each < 0.1 for late, each in zip(handed_over, (0.0, 0.1, 0.2), strict=True)
+        )

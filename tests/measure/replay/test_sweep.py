@@ -13,15 +13,32 @@ import synthetic_sweep
 from measure.replay.test_timeline import TIMELINE
 
 from gallery_lib.errors import InputError
-from gallery_lib.measure.replay.sweep import COLUMNS, SETTINGS, TABLE, Cell, find_sweep, read_sweep, write_sweep
+from gallery_lib.measure.replay.sweep import (
+    COLUMNS,
+    SETTINGS,
+    TABLE,
+    Cell,
+    find_sweep,
+    read_sweep,
+    write_sweep,
+)
 from gallery_lib.measure.replay.timeline import derived
 
 
 def test_a_table_reads_back_as_it_was_written_with_its_conditions(tmp_path: Path) -> None:
-    table = [*synthetic_sweep.cells()[:-1], synthetic_sweep.cell("small", 2, ddp_acc=None, input_sizes="")]
+    table = [
+        *synthetic_sweep.cells()[:-1],
+        synthetic_sweep.cell("small", 2, ddp_acc=None, input_sizes=""),
+    ]
     sweep = read_sweep(synthetic_sweep.write(tmp_path / "sweep", table) / TABLE)
     assert list(sweep.cells) == table
-    assert (sweep.rate, sweep.stretches, sweep.ranks, sweep.wires, sweep.date) == ("10gbit", "8", 2, "exact", "2026-11-22")
+    assert (sweep.rate, sweep.stretches, sweep.ranks, sweep.wires, sweep.date) == (
+        "10gbit",
+        "8",
+        2,
+        "exact",
+        "2026-11-22",
+    )
     assert sweep.machines == table[0].replayed_on
     assert sweep.models == [*synthetic_sweep.MODELS, "small"] and sweep.hosts == [1, 2, 4, 8]
 
@@ -30,66 +47,143 @@ def test_what_is_missing_is_named_with_its_reason_where_that_is_known(tmp_path: 
     sweep = read_sweep(synthetic_sweep.write(tmp_path) / TABLE)
     missing = sweep.missing(["alexnet", "hf_Bert", "vgg16"])
     assert list(missing) == [("hf_Bert", 8), *(("vgg16", hosts) for hosts in (1, 2, 4, 8))]
-    assert missing["hf_Bert", 8] == "no reason recorded" and missing["vgg16", 8].startswith("vgg16 needs about 30 GiB")
+    assert missing["hf_Bert", 8] == "no reason recorded" and missing["vgg16", 8].startswith(
+        "vgg16 needs about 30 GiB"
+    )
 
 
 def test_more_hosts_may_have_been_replayed_with_a_larger_stretch(tmp_path: Path) -> None:
-    table = [synthetic_sweep.cell("small", hosts, stretch=32.0 if hosts == 8 else 8.0) for hosts in (1, 2, 8)]
+    table = [
+        synthetic_sweep.cell("small", hosts, stretch=32.0 if hosts == 8 else 8.0)
+        for hosts in (1, 2, 8)
+    ]
     folder = synthetic_sweep.write(tmp_path, table, stretches={"1": 8, "2": 8, "8": 32})
     assert read_sweep(folder / TABLE).stretches == "8 (hosts: 1, 2); 32 (hosts: 8)"
     synthetic_sweep.write(tmp_path, table)
-    with pytest.raises(InputError, match=r"small on 8 hosts has stretch=32\.0, and settings\.json beside it 8\.0: they"):
+    with pytest.raises(
+        InputError,
+        match=r"small on 8 hosts has stretch=32\.0, and settings\.json beside it 8\.0: they",
+    ):
         read_sweep(folder / TABLE)
 
 
 def test_a_sweep_may_have_been_gone_on_with_on_another_machine(tmp_path: Path) -> None:
-    table = [synthetic_sweep.cell("small", hosts, replayed_on="B" if hosts == 8 else "A") for hosts in (1, 2, 8)]
-    assert read_sweep(synthetic_sweep.write(tmp_path, table) / TABLE).machines == "A (hosts: 1, 2); B (hosts: 8)"
+    table = [
+        synthetic_sweep.cell("small", hosts, replayed_on="B" if hosts == 8 else "A")
+        for hosts in (1, 2, 8)
+    ]
+    assert (
+        read_sweep(synthetic_sweep.write(tmp_path, table) / TABLE).machines
+        == "A (hosts: 1, 2); B (hosts: 8)"
+    )
 
 
 def test_two_timelines_of_a_model_are_told_apart(tmp_path: Path) -> None:
     faster = [
-        synthetic_sweep.cell("alexnet", hosts, timeline="derived, not recorded: all times × 0.5", step_seconds_alone=0.009)
+        synthetic_sweep.cell(
+            "alexnet",
+            hosts,
+            timeline="derived, not recorded: all times × 0.5",
+            step_seconds_alone=0.009,
+        )
         for hosts in (2, 1)
     ]
-    sweep = read_sweep(synthetic_sweep.write(tmp_path, [*synthetic_sweep.cells(["alexnet"]), *faster]) / TABLE)
+    sweep = read_sweep(
+        synthetic_sweep.write(tmp_path, [*synthetic_sweep.cells(["alexnet"]), *faster]) / TABLE
+    )
     recorded, other = sweep.recordings("alexnet")
     assert [cell.hosts for cell in recorded] == [1, 2, 4, 8] and recorded[0].is_recorded
     assert [cell.hosts for cell in other] == [1, 2] and not other[0].is_recorded
 
 
 def test_a_cell_knows_its_timeline_and_its_rates() -> None:
-    settings = {"batch_size": 8, "image_size": 64, "sequence_length": None, "amp_level": "O1", "autocast": "torch.bfloat16"}
-    timeline = dataclasses.replace(TIMELINE, settings=settings, environment={"device": "cpu", "cores": 2, "cpu": "a CPU of two"})
-    known = {"model", "batch_size", "input_sizes", "precision", "device", "timeline", "gradient_bytes", "step_seconds_alone"}
-    measured = {name: getattr(synthetic_sweep.cell("small", 4), name) for name in COLUMNS if name not in known}
+    settings = {
+        "batch_size": 8,
+        "image_size": 64,
+        "sequence_length": None,
+        "amp_level": "O1",
+        "autocast": "torch.bfloat16",
+    }
+    timeline = dataclasses.replace(
+        TIMELINE,
+        settings=settings,
+        environment={"device": "cpu", "cores": 2, "cpu": "a CPU of two"},
+    )
+    known = {
+        "model",
+        "batch_size",
+        "input_sizes",
+        "precision",
+        "device",
+        "timeline",
+        "gradient_bytes",
+        "step_seconds_alone",
+    }
+    measured = {
+        name: getattr(synthetic_sweep.cell("small", 4), name)
+        for name in COLUMNS
+        if name not in known
+    }
     cell = Cell.of(derived(timeline, 0.5, "faster"), **measured)
-    assert (cell.input_sizes, cell.precision, cell.device) == ("image_size 64", "O1 (bfloat16)", "2 cores of a CPU of two")
-    assert not cell.is_recorded and cell.step_seconds_alone == pytest.approx(TIMELINE.step_seconds / 2)
+    assert (cell.input_sizes, cell.precision, cell.device) == (
+        "image_size 64",
+        "O1 (bfloat16)",
+        "2 cores of a CPU of two",
+    )
+    assert not cell.is_recorded and cell.step_seconds_alone == pytest.approx(
+        TIMELINE.step_seconds / 2
+    )
     assert cell.ddp_rate == pytest.approx(4 * 2 * 8 / cell.ddp_step_seconds)
     assert cell.chosen_rate / cell.ddp_rate == pytest.approx(cell.acc_ratio)
-    assert (TIMELINE.input_sizes, TIMELINE.precision, TIMELINE.device) == ("", "not recorded", "a CPU")
-    assert dataclasses.replace(TIMELINE, settings={**settings, "amp_level": "O0", "autocast": "None"}).precision == "O0 (fp32)"
+    assert (TIMELINE.input_sizes, TIMELINE.precision, TIMELINE.device) == (
+        "",
+        "not recorded",
+        "a CPU",
+    )
+    assert (
+        dataclasses.replace(
+            TIMELINE, settings={**settings, "amp_level": "O0", "autocast": "None"}
+        ).precision
+        == "O0 (fp32)"
+    )
 
 
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("model,hosts", "model,machines", "line 1: its columns are not those of a sweep, model, hosts"),
+        (
+            "model,hosts",
+            "model,machines",
+            "line 1: its columns are not those of a sweep, model, hosts",
+        ),
         ("resnet50,2,", "resnet50,two,", "line 7: hosts='two' is no whole number"),
         ("resnet50,2,", "resnet50,0,", "line 7: hosts='0' is not above 0"),
         ("resnet50,2,", "resnet50,2,2,", "line 7: it has more values than the 20 columns"),
         ("resnet50,2,", "resnet50,1,", "line 7: resnet50 on 1 hosts is there twice"),
         ("resnet50,2,", ",2,", "line 7: model='' is no text"),
-        ("resnet50,2,2,10gbit", "resnet50,2,2,1gbit", "resnet50 on 2 hosts has rate=1gbit, and settings.json beside it 10gbit"),
-        ("1.1,1.045,1.155", "1.1,1.12,1.155", "line 3: acc_ratio=1.1 is not within its interval, 1.12 to 1.155"),
+        (
+            "resnet50,2,2,10gbit",
+            "resnet50,2,2,1gbit",
+            "resnet50 on 2 hosts has rate=1gbit, and settings.json beside it 10gbit",
+        ),
+        (
+            "1.1,1.045,1.155",
+            "1.1,1.12,1.155",
+            "line 3: acc_ratio=1.1 is not within its interval, 1.12 to 1.155",
+        ),
         ("1.1,1.045,1.155", "nan,1.045,1.155", "line 3: acc_ratio='nan' is not above 0"),
         ("0.02,1.0,0.95", '0.02,"1.0,0.95', "line 3: ',' expected after"),
         ("\nalexnet", "\nalex\0net", r"line 2: model='alex.x00net' is no text"),
     ],
 )
-def test_a_damaged_table_is_refused_with_the_line_and_what_to_do(tmp_path: Path, before: str, after: str, message: str) -> None:
-    table = [synthetic_sweep.cell(model, n, chosen_step_seconds=0.02) for model in ("alexnet", "resnet50") for n in (1, 2, 4, 8)]
+def test_a_damaged_table_is_refused_with_the_line_and_what_to_do(
+    tmp_path: Path, before: str, after: str, message: str
+) -> None:
+    table = [
+        synthetic_sweep.cell(model, n, chosen_step_seconds=0.02)
+        for model in ("alexnet", "resnet50")
+        for n in (1, 2, 4, 8)
+    ]
     path = synthetic_sweep.write(tmp_path, table) / TABLE
     text = path.read_text()
     assert before in text
@@ -105,17 +199,23 @@ def test_half_a_line_and_what_is_no_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 12: .* fewer values than the 20 columns"):
         read_sweep(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match=r"is no text file .* Begin the sweep again with the same folder"):
+    with pytest.raises(
+        InputError, match=r"is no text file .* Begin the sweep again with the same folder"
+    ):
         read_sweep(path)
 
 
 def test_figures_without_their_conditions_are_refused(tmp_path: Path) -> None:
     folder = synthetic_sweep.write(tmp_path)
     (folder / SETTINGS).write_text(json.dumps({"date": "2026-11-22"}))
-    with pytest.raises(InputError, match=r"settings.json does not hold the conditions of a sweep \(KeyError"):
+    with pytest.raises(
+        InputError, match=r"settings.json does not hold the conditions of a sweep \(KeyError"
+    ):
         read_sweep(folder / TABLE)
     (folder / SETTINGS).unlink()
-    with pytest.raises(InputError, match=r"sweep.csv has no conditions beside it \(sweep.json or settings.json\)"):
+    with pytest.raises(
+        InputError, match=r"sweep.csv has no conditions beside it \(sweep.json or settings.json\)"
+    ):
         read_sweep(folder / TABLE)
 
 
@@ -124,7 +224,9 @@ def test_the_newest_of_all_machines_is_found_and_none_is_none(tmp_path: Path) ->
     for machine, date in (("one", "2026-11-23"), ("two", "2026-11-22")):
         (tmp_path / machine).mkdir()
         write_sweep(tmp_path / machine / TABLE, synthetic_sweep.cells())
-        (tmp_path / machine / "sweep.json").write_text(json.dumps({**synthetic_sweep.CONDITIONS, "date": date}))
+        (tmp_path / machine / "sweep.json").write_text(
+            json.dumps({**synthetic_sweep.CONDITIONS, "date": date})
+        )
     found = find_sweep(tmp_path)
     assert found is not None and found.path == tmp_path / "one" / TABLE
     assert find_sweep(tmp_path / "two") == read_sweep(tmp_path / "two" / TABLE)

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from gallery_lib.errors import InputError
-from gallery_lib.measure.replay.timeline import Gradient, Timeline, derived, read_timeline, write_timeline
+from gallery_lib.measure.replay.timeline import (
+    Gradient,
+    Timeline,
+    derived,
+    read_timeline,
+    write_timeline,
+)
 
 GRADIENTS = (
     Gradient("head.bias", 3, (10,), "float32", 0.001),
@@ -42,14 +48,20 @@ def test_a_timeline_reads_back_as_it_was_written(tmp_path: Path) -> None:
 def test_it_knows_its_sums() -> None:
     assert TIMELINE.gradient_bytes == 10 * 4 + 640 * 4 + 64 * 147 * 2
     assert TIMELINE.step_seconds == pytest.approx(0.0085)
-    assert TIMELINE.described() == "small, batch 8, 0.0 MB of gradients, 0.0085 s a step without communication (recorded)"
+    assert (
+        TIMELINE.described()
+        == "small, batch 8, 0.0 MB of gradients, 0.0085 s a step without communication (recorded)"
+    )
 
 
 def test_a_derived_one_has_all_its_times_multiplied_and_says_so_for_good() -> None:
     once = derived(TIMELINE, 0.5, "a device that is twice as fast")
     assert once.step_seconds == pytest.approx(TIMELINE.step_seconds / 2)
     assert [each.ready_seconds for each in once.gradients] == [0.0005, 0.0005, 0.002]
-    assert once.origin == "derived, not recorded: all times × 0.5 (a device that is twice as fast); from what was recorded"
+    assert (
+        once.origin
+        == "derived, not recorded: all times × 0.5 (a device that is twice as fast); from what was recorded"
+    )
     assert once.origin in derived(once, 2.0, "and back").origin
 
 
@@ -70,7 +82,10 @@ def _without(name: str) -> Callable[[dict[str, Any]], Any]:
 def _gradient(number: int, **changes: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda values: {
         **values,
-        "gradients": [{**each, **changes} if place == number else each for place, each in enumerate(values["gradients"])],
+        "gradients": [
+            {**each, **changes} if place == number else each
+            for place, each in enumerate(values["gradients"])
+        ],
     }
 
 
@@ -94,7 +109,9 @@ def _gradient(number: int, **changes: Any) -> Callable[[dict[str, Any]], Any]:
         (_gradient(1, shape=None), "is damaged (TypeError"),
     ],
 )
-def test_a_damaged_file_is_refused_with_what_is_wrong(tmp_path: Path, damage: Callable[[dict[str, Any]], Any], message: str) -> None:
+def test_a_damaged_file_is_refused_with_what_is_wrong(
+    tmp_path: Path, damage: Callable[[dict[str, Any]], Any], message: str
+) -> None:
     path = tmp_path / "damaged.json"
     path.write_text(json.dumps(damage(json.loads(json.dumps(dataclasses.asdict(TIMELINE))))))
     with pytest.raises(InputError, match=message.replace("(", r"\(")) as refused:

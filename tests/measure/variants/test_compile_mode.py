@@ -25,16 +25,28 @@ def turns(seconds: float) -> list[list[float]]:
     return [[seconds] * 3 for _ in range(4)]
 
 
-@pytest.mark.parametrize(("other_seconds", "mode"), [(0.099, DEFAULT), (0.09, AUTOTUNE), (0.12, DEFAULT)])
-def test_another_mode_has_to_be_faster_than_the_default_one_by_more_than_noise(other_seconds: float, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("other_seconds", "mode"), [(0.099, DEFAULT), (0.09, AUTOTUNE), (0.12, DEFAULT)]
+)
+def test_another_mode_has_to_be_faster_than_the_default_one_by_more_than_noise(
+    other_seconds: float, mode: str
+) -> None:
     choice = decide({DEFAULT: turns(0.1), AUTOTUNE: turns(other_seconds)}, {})
     assert choice.mode == mode
-    assert choice.said == f"default 100 ms, {AUTOTUNE} {number(other_seconds * 1000)} ms ({0.1 / other_seconds:.2f} times as fast)"
+    assert (
+        choice.said
+        == f"default 100 ms, {AUTOTUNE} {number(other_seconds * 1000)} ms ({0.1 / other_seconds:.2f} times as fast)"
+    )
 
 
 def test_a_mode_that_is_dropped_is_named_with_its_reason() -> None:
-    choice = decide({DEFAULT: turns(0.1)}, {AUTOTUNE: "its start-up took longer than the limit of 300 s"})
-    assert choice == Choice(DEFAULT, f"default 100 ms, {AUTOTUNE} dropped: its start-up took longer than the limit of 300 s")
+    choice = decide(
+        {DEFAULT: turns(0.1)}, {AUTOTUNE: "its start-up took longer than the limit of 300 s"}
+    )
+    assert choice == Choice(
+        DEFAULT,
+        f"default 100 ms, {AUTOTUNE} dropped: its start-up took longer than the limit of 300 s",
+    )
     assert decide({AUTOTUNE: turns(0.1)}, {DEFAULT: "it failed"}).mode == AUTOTUNE
     assert decide({}, {DEFAULT: "it failed", AUTOTUNE: "it failed"}).mode == DEFAULT
 
@@ -47,19 +59,27 @@ def choose(where: task.Line, folder: Path) -> Choice:
     return compile_mode.choose(where.config, where.modes, folder, Progress(enabled=False), "tiny")
 
 
-def test_what_was_found_is_kept_for_the_same_task_options_and_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_is_kept_for_the_same_task_options_and_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
     tried: list[dict[str, interleaved.Variant]] = []
 
     def take_turns(variants: dict[str, interleaved.Variant], *_: Any, **__: Any) -> dict[str, Any]:
         tried.append(variants)
-        return {mode: interleaved.Measured(None, {}, turns(0.1 if mode == DEFAULT else 0.05)) for mode in variants}  # type: ignore[arg-type]
+        return {
+            mode: interleaved.Measured(None, {}, turns(0.1 if mode == DEFAULT else 0.05))
+            for mode in variants
+        }  # type: ignore[arg-type]
 
     monkeypatch.setattr(interleaved, "take_turns", take_turns)
     first, again = (choose(line(), tmp_path) for _ in range(2))
     assert first == again and first.mode == AUTOTUNE and len(tried) == 1
     limits = {mode: variant.start_up_limit_seconds for mode, variant in tried[0].items()}
-    assert limits == {DEFAULT: None, AUTOTUNE: compile_mode.START_UP_LIMIT_SECONDS}  # what is compared with must not drop out
+    assert limits == {
+        DEFAULT: None,
+        AUTOTUNE: compile_mode.START_UP_LIMIT_SECONDS,
+    }  # what is compared with must not drop out
     choose(line(batch_size=4), tmp_path)
     assert len(tried) == 2
     for path in (tmp_path / "cache" / "compile_modes").iterdir():
@@ -68,15 +88,24 @@ def test_what_was_found_is_kept_for_the_same_task_options_and_machine(tmp_path: 
     assert len(tried) == 3 and list((tmp_path / "cache" / "compile_modes").glob("*.damaged"))
 
 
-def test_nothing_is_kept_where_no_mode_could_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_where_no_mode_could_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
 
-    def take_turns(variants: dict[str, interleaved.Variant], *_: Any, dropped: dict[str, Exception], **__: Any) -> dict[str, Any]:
-        dropped |= {mode: RunFailed("the run in /x did not finish: no compiler\nmore") for mode in variants}
+    def take_turns(
+        variants: dict[str, interleaved.Variant], *_: Any, dropped: dict[str, Exception], **__: Any
+    ) -> dict[str, Any]:
+        dropped |= {
+            mode: RunFailed("the run in /x did not finish: no compiler\nmore") for mode in variants
+        }
         return {}
 
     monkeypatch.setattr(interleaved, "take_turns", take_turns)
-    assert choose(line(), tmp_path).said == f"default dropped: no compiler, {AUTOTUNE} dropped: no compiler"
+    assert (
+        choose(line(), tmp_path).said
+        == f"default dropped: no compiler, {AUTOTUNE} dropped: no compiler"
+    )
     assert not (tmp_path / "cache" / "compile_modes").exists()
 
 
@@ -89,17 +118,25 @@ def test_all_best_forms_that_are_compiled_get_the_mode_and_no_other_variant() ->
         assert compiled or variant == before.variants[name]
 
 
-@pytest.mark.parametrize(("asked", "tried"), [(None, [DEFAULT, AUTOTUNE]), ("default", []), (AUTOTUNE, [])])
-def test_with_one_mode_there_is_nothing_to_find_out(asked: str | None, tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("asked", "tried"), [(None, [DEFAULT, AUTOTUNE]), ("default", []), (AUTOTUNE, [])]
+)
+def test_with_one_mode_there_is_nothing_to_find_out(
+    asked: str | None, tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench.hardware, "device_type", lambda: "cpu")
     found = line(peer_modes=asked)
     assert list(found.modes) == tried
     assert list(found.variants["torch.compile-best"].recipe)[-1] == (asked or DEFAULT)
-    assert not line(variants="eager-best,ours").modes  # nothing of these is compiled by torch.compile's modes
+    assert not line(
+        variants="eager-best,ours"
+    ).modes  # nothing of these is compiled by torch.compile's modes
 
 
 @pytest.mark.slow
-def test_a_variant_whose_start_up_takes_too_long_drops_out_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_variant_whose_start_up_takes_too_long_drops_out_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
     quick = interleaved.Variant(tiny_task.config())
     slow = interleaved.Variant(tiny_task.config("SLEEPING"), start_up_limit_seconds=1.0)
     dropped: dict[str, Any] = {}
@@ -113,4 +150,6 @@ def test_a_variant_whose_start_up_takes_too_long_drops_out_and_the_others_go_on(
         dropped=dropped,
     )
     assert list(found) == ["quick"]
-    assert interleaved.reason_of(dropped["slow"]) == "its start-up took longer than the limit of 1 s"
+    assert (
+        interleaved.reason_of(dropped["slow"]) == "its start-up took longer than the limit of 1 s"
+    )

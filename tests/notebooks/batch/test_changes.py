@@ -18,11 +18,33 @@ SETS = Path(__file__).parent / "sets"
 """Two result sets in the shape that benchmarks/gallery.py writes. Their figures are made up, and say so."""
 
 
-def side(ratio: float, *, width: float = 0.03, seconds: float = 100.0, status: str = "passed", parity: bool = True) -> dict[str, Any]:
-    speedup = {"ratio": ratio, "low": ratio * (1 - width), "high": ratio * (1 + width)} if parity else None
+def side(
+    ratio: float,
+    *,
+    width: float = 0.03,
+    seconds: float = 100.0,
+    status: str = "passed",
+    parity: bool = True,
+) -> dict[str, Any]:
+    speedup = (
+        {"ratio": ratio, "low": ratio * (1 - width), "high": ratio * (1 + width)}
+        if parity
+        else None
+    )
     verdict = "faster" if parity else "not comparable"
-    comparison = {"processes": 1, "amp_level": "O0", "verdict": verdict, "speedup": speedup, "parity_passed": parity}
-    return {"status": status, "seconds": seconds, "parameters": {}, "comparisons": [comparison] if status == "passed" else []}
+    comparison = {
+        "processes": 1,
+        "amp_level": "O0",
+        "verdict": verdict,
+        "speedup": speedup,
+        "parity_passed": parity,
+    }
+    return {
+        "status": status,
+        "seconds": seconds,
+        "parameters": {},
+        "comparisons": [comparison] if status == "passed" else [],
+    }
 
 
 def marks(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -66,38 +88,64 @@ def test_lost_parity_is_a_regression_whatever_the_speed() -> None:
 
 def test_notebooks_and_comparisons_of_one_side_only_are_shown_and_not_judged() -> None:
     found = changes(Batch({"gone": side(1.5)}, {}), Batch({"new": side(1.5)}, {}))
-    assert found == [Change("gone", "passed, 1 min 40 s", "absent", "", ""), Change("new", "absent", "passed, 1 min 40 s", "", "")]
+    assert found == [
+        Change("gone", "passed, 1 min 40 s", "absent", "", ""),
+        Change("new", "absent", "passed, 1 min 40 s", "", ""),
+    ]
 
 
 def test_speedups_of_other_parameters_are_not_judged() -> None:
-    assert marks(side(1.5), {**side(1.2), "parameters": {"profile": "full"}}) == ["", "not judged: other parameters"]
+    assert marks(side(1.5), {**side(1.2), "parameters": {"profile": "full"}}) == [
+        "",
+        "not judged: other parameters",
+    ]
 
 
 def test_another_machine_is_said() -> None:
     here, there = {"cpu": "A", "cores": 2, "torch": "2"}, {"cpu": "A", "cores": 8, "torch": "2"}
-    assert "Not measured under the same conditions (cores: 2 → 8)." in text(Batch({}, here), Batch({}, there))
+    assert "Not measured under the same conditions (cores: 2 → 8)." in text(
+        Batch({}, here), Batch({}, there)
+    )
     assert "same conditions" not in text(Batch({}, here), Batch({}, here))
 
 
-def test_of_two_committed_result_sets_the_planted_regression_is_marked_and_the_noise_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_two_committed_result_sets_the_planted_regression_is_marked_and_the_noise_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["compare", str(SETS / "before.json"), str(SETS / "after.json")]) == 1
     shown = capsys.readouterr().out
     assert "1 regression(s) beyond the intervals" in shown
-    (number,) = [number for number, line in enumerate(shown.splitlines()) if "regression: a smaller speed-up" in line]
+    (number,) = [
+        number
+        for number, line in enumerate(shown.splitlines())
+        if "regression: a smaller speed-up" in line
+    ]
     above, line = shown.splitlines()[number - 1 : number + 1]
-    assert above.startswith("resnet50") and "1 process(es), O0" in line and "0.83× (0.80 to 0.88)" in line
+    assert (
+        above.startswith("resnet50")
+        and "1 process(es), O0" in line
+        and "0.83× (0.80 to 0.88)" in line
+    )
     assert "improvement" not in shown
 
 
-def test_without_the_planted_regression_nothing_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_planted_regression_nothing_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     noisy = json.loads((SETS / "after.json").read_text())
-    noisy["notebooks"]["resnet50"]["comparisons"][0]["speedup"] = {"ratio": 1.47, "low": 1.42, "high": 1.52}
+    noisy["notebooks"]["resnet50"]["comparisons"][0]["speedup"] = {
+        "ratio": 1.47,
+        "low": 1.42,
+        "high": 1.52,
+    }
     (tmp_path / "noisy.json").write_text(json.dumps(noisy))
     assert main(["compare", str(SETS / "before.json"), str(tmp_path / "noisy.json")]) == 0
     assert "no regression beyond the intervals" in capsys.readouterr().out
 
 
-def test_a_file_that_holds_no_batch_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_holds_no_batch_is_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "x.json").write_text("[]")
     assert main(["compare", str(tmp_path / "x.json"), str(tmp_path / "x.json")]) == 2
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
@@ -109,30 +157,59 @@ def test_a_problem_in_a_benchmarks_file_counts_as_failed(tmp_path: Path) -> None
     values = json.loads((SETS / "before.json").read_text())
     values["notebooks"]["alexnet"]["problem"] = "ValueError"
     (tmp_path / "x.json").write_text(json.dumps(values))
-    found = {name: entry["status"] for name, entry in read_batch(tmp_path / "x.json").notebooks.items()}
+    found = {
+        name: entry["status"] for name, entry in read_batch(tmp_path / "x.json").notebooks.items()
+    }
     assert found == {"alexnet": "failed", "resnet50": "passed", "tts_angular": "passed"}
 
 
 def leave_notebook(folder: Path, ratio: float, *, count: int | None = 1) -> str:
     """Write what `prepare.sh --run tts_angular -p starts 2` leaves: the executed notebook, and a comparison in a folder beside it."""
-    code = {"cell_type": "code", "metadata": {}, "source": "1", "execution_count": count, "outputs": []}
+    code = {
+        "cell_type": "code",
+        "metadata": {},
+        "source": "1",
+        "execution_count": count,
+        "outputs": [],
+    }
     noted = {"papermill": {"duration": 61.0, "parameters": {"starts": 2}}}
     folder.mkdir(parents=True)
-    (folder / "tts_angular.ipynb").write_text(json.dumps({"nbformat": 4, "metadata": noted, "cells": [code]}))
-    environment = {"device": "cpu", "cpu": "a processor", "cores": 2, "python": "3.12.1", "torch": "2.15.0+cpu"}
+    (folder / "tts_angular.ipynb").write_text(
+        json.dumps({"nbformat": 4, "metadata": noted, "cells": [code]})
+    )
+    environment = {
+        "device": "cpu",
+        "cpu": "a processor",
+        "cores": 2,
+        "python": "3.12.1",
+        "torch": "2.15.0+cpu",
+    }
     found = made_comparison.comparison(Ratio(ratio, ratio * 0.98, ratio * 1.02), 3)
-    made_comparison.write(made_comparison.changed(found, environment=environment, config={"amp_level": "O1"}), folder / "comparison")
+    made_comparison.write(
+        made_comparison.changed(found, environment=environment, config={"amp_level": "O1"}),
+        folder / "comparison",
+    )
     return str(folder)
 
 
-def test_what_prepare_run_left_is_compared_like_a_batch_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before, after = leave_notebook(tmp_path / "before", 1.5), leave_notebook(tmp_path / "after", 1.3)
+def test_what_prepare_run_left_is_compared_like_a_batch_of_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (
+        leave_notebook(tmp_path / "before", 1.5),
+        leave_notebook(tmp_path / "after", 1.3),
+    )
     assert main(["compare", before, after]) == 1
     said = capsys.readouterr().out
     assert "passed, 1 min 1 s" in said and "regression: a smaller speed-up" in said
     batch = read_batch(before)
     assert batch.notebooks["tts_angular"]["parameters"] == {"starts": 2}
-    assert batch.machine == {"cpu": "a processor", "cores": 2, "python": "3.12.1", "torch": "2.15.0"}
+    assert batch.machine == {
+        "cpu": "a processor",
+        "cores": 2,
+        "python": "3.12.1",
+        "torch": "2.15.0",
+    }
     assert main(["compare", before, before]) == 0
 
 

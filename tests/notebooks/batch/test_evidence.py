@@ -18,12 +18,20 @@ LOSSES = [3.0, 3.2, 2.5, 2.6, 2.0, 2.1, 1.5, 1.6]
 BY_ITSELF = Ended(0, None, "", 0)
 
 
-def write_run(folder: Path, losses: list[float | None], asked: int | None = None, logged: int | None = None) -> None:
+def write_run(
+    folder: Path, losses: list[float | None], asked: int | None = None, logged: int | None = None
+) -> None:
     """A run directory as a finished run leaves it."""
     folder.mkdir(parents=True)
     steps = len(losses)
-    (folder / "config.json").write_text(json.dumps({"max_steps": steps if asked is None else asked}))
-    (folder / "steps.jsonl").write_text("".join(json.dumps({"step": n + 1}) + "\n" for n in range(steps if logged is None else logged)))
+    (folder / "config.json").write_text(
+        json.dumps({"max_steps": steps if asked is None else asked})
+    )
+    (folder / "steps.jsonl").write_text(
+        "".join(
+            json.dumps({"step": n + 1}) + "\n" for n in range(steps if logged is None else logged)
+        )
+    )
     curve = [[n + 1, loss] for n, loss in enumerate(losses)]
     loss = {"first": losses[0], "last": losses[-1], "curve": curve}
     write_results(folder, dataclasses.replace(made_comparison.results(0.5), steps=steps, loss=loss))
@@ -35,9 +43,14 @@ def executed(folder: Path, *cells: tuple[str, int | None, list[dict]]) -> Path:
     values = json.loads(path.read_text())
     for cell, (_, count, outputs) in zip(values["cells"], cells, strict=True):
         cell.update(execution_count=count, outputs=outputs)
-        cell["metadata"]["papermill"] = {"status": "completed", "exception": False}  # which must not matter
+        cell["metadata"]["papermill"] = {
+            "status": "completed",
+            "exception": False,
+        }  # which must not matter
     path.write_text(json.dumps(values))
-    (folder / evidence.LOG_FILE).write_text("\x1b[31mExecuting Cell 1----\x1b[0m\nEnding Cell 1----\nExecuting Cell 2----\nlast words\n")
+    (folder / evidence.LOG_FILE).write_text(
+        "\x1b[31mExecuting Cell 1----\x1b[0m\nEnding Cell 1----\nExecuting Cell 2----\nlast words\n"
+    )
     return path
 
 
@@ -60,12 +73,19 @@ def test_a_noisy_last_step_does_not_hide_that_the_loss_fell(tmp_path: Path) -> N
     [
         (LOSSES, 9, None, "was to take 9 steps, its results say 8, its log 8"),
         (LOSSES, None, 7, "was to take 8 steps, its results say 8, its log 7"),
-        (LOSSES[::-1], None, None, "the loss of the run compare/baseline did not fall (1.600 → 3.000 in 8 steps)"),
+        (
+            LOSSES[::-1],
+            None,
+            None,
+            "the loss of the run compare/baseline did not fall (1.600 → 3.000 in 8 steps)",
+        ),
         ([3.0] * 8, None, None, "did not fall"),
         ([*LOSSES[:-1], None], None, None, "is not finite"),
     ],
 )
-def test_each_defect_of_a_run_is_named(tmp_path: Path, losses: list, asked: int | None, logged: int | None, message: str) -> None:
+def test_each_defect_of_a_run_is_named(
+    tmp_path: Path, losses: list, asked: int | None, logged: int | None, message: str
+) -> None:
     write_run(tmp_path / "compare" / "baseline", losses, asked, logged)
     assert message in str(problem_of_runs(tmp_path, measures=False))
 
@@ -90,8 +110,15 @@ def test_a_notebook_that_should_measure_must_leave_a_comparison(tmp_path: Path) 
 
 
 def test_a_notebook_passes_when_nothing_speaks_against_it(tmp_path: Path) -> None:
-    outcome = judge(executed(tmp_path, ("1", 1, []), ("2", 2, []), ("  ", None, [])), BY_ITSELF, measures=False)
-    assert (outcome.status, outcome.reason, outcome.cells_run, outcome.cells) == ("passed", None, 2, 2)
+    outcome = judge(
+        executed(tmp_path, ("1", 1, []), ("2", 2, []), ("  ", None, [])), BY_ITSELF, measures=False
+    )
+    assert (outcome.status, outcome.reason, outcome.cells_run, outcome.cells) == (
+        "passed",
+        None,
+        2,
+        2,
+    )
     assert outcome.log_tail[0] == "Executing Cell 1----"
 
 
@@ -99,19 +126,53 @@ def test_a_notebook_passes_when_nothing_speaks_against_it(tmp_path: Path) -> Non
     ("second", "ended", "status", "part"),
     [
         ((2, []), Ended(1, None, "", 0), "failed", "exit code 1: last words"),
-        ((None, []), BY_ITSELF, "failed", "1 of 2 code cells never ran; the first is cell 2 of 2, `second`"),
+        (
+            (None, []),
+            BY_ITSELF,
+            "failed",
+            "1 of 2 code cells never ran; the first is cell 2 of 2, `second`",
+        ),
         ((None, []), Ended(138, None, "", 0), "kernel died", "in cell 2 of 2, `second`"),
         ((None, []), Ended(138, None, "", 1), "out of memory", "Linux ended the kernel"),
-        ((None, []), Ended(143, "timeout", "still running", 0), "timeout", "still running, in cell 2 of 2"),
-        ((2, [error("ValueError", "planted\nand more")]), Ended(1, None, "", 0), "failed", "ValueError: planted"),
+        (
+            (None, []),
+            Ended(143, "timeout", "still running", 0),
+            "timeout",
+            "still running, in cell 2 of 2",
+        ),
+        (
+            (2, [error("ValueError", "planted\nand more")]),
+            Ended(1, None, "", 0),
+            "failed",
+            "ValueError: planted",
+        ),
         ((2, [error("MemoryError", "")]), Ended(1, None, "", 0), "out of memory", "MemoryError"),
-        ((2, [error("RuntimeError", "CUDA out of memory. Tried …")]), Ended(1, None, "", 0), "out of memory", "CUDA out of memory"),
-        ((2, [error("RunFailed", "rank 0 was killed by SIGKILL")]), Ended(1, None, "", 0), "failed", "SIGKILL"),
-        ((2, [error("RunFailed", "rank 0 was killed by SIGKILL")]), Ended(1, None, "", 1), "out of memory", "SIGKILL"),
+        (
+            (2, [error("RuntimeError", "CUDA out of memory. Tried …")]),
+            Ended(1, None, "", 0),
+            "out of memory",
+            "CUDA out of memory",
+        ),
+        (
+            (2, [error("RunFailed", "rank 0 was killed by SIGKILL")]),
+            Ended(1, None, "", 0),
+            "failed",
+            "SIGKILL",
+        ),
+        (
+            (2, [error("RunFailed", "rank 0 was killed by SIGKILL")]),
+            Ended(1, None, "", 1),
+            "out of memory",
+            "SIGKILL",
+        ),
     ],
 )
-def test_the_status_follows_from_what_is_left_behind(tmp_path: Path, second: tuple, ended: Ended, status: str, part: str) -> None:
-    outcome = judge(executed(tmp_path, ("first", 1, []), ("second", *second)), ended, measures=False)
+def test_the_status_follows_from_what_is_left_behind(
+    tmp_path: Path, second: tuple, ended: Ended, status: str, part: str
+) -> None:
+    outcome = judge(
+        executed(tmp_path, ("first", 1, []), ("second", *second)), ended, measures=False
+    )
     assert outcome.status == status
     assert part in str(outcome.reason)
 
@@ -121,13 +182,24 @@ def test_no_notebook_or_half_of_one_has_not_run(tmp_path: Path, text: str | None
     if text:
         (tmp_path / "one.ipynb").write_text(text)
     outcome = judge(tmp_path / "one.ipynb", Ended(1, None, "", 0), measures=False)
-    assert (outcome.status, outcome.reason) == ("failed", "papermill ended with exit code 1 before anything ran: it said nothing")
+    assert (outcome.status, outcome.reason) == (
+        "failed",
+        "papermill ended with exit code 1 before anything ran: it said nothing",
+    )
 
 
 def test_failures_of_the_same_kind_have_the_same_signature() -> None:
-    first = signature("failed", "RunFailed: the run in /a/b/20261121-alexnet did not finish: rank 0 failed with ValueError: 17")
-    assert first == signature("failed", "RunFailed: the run in /c/d-2/20261122-vgg did not finish: rank 1 failed with ValueError: 18")
-    assert first != signature("failed", "RunFailed: the run in /a/b did not finish: rank 0 failed with TypeError: 17")
+    first = signature(
+        "failed",
+        "RunFailed: the run in /a/b/20261121-alexnet did not finish: rank 0 failed with ValueError: 17",
+    )
+    assert first == signature(
+        "failed",
+        "RunFailed: the run in /c/d-2/20261122-vgg did not finish: rank 1 failed with ValueError: 18",
+    )
+    assert first != signature(
+        "failed", "RunFailed: the run in /a/b did not finish: rank 0 failed with TypeError: 17"
+    )
     elsewhere = signature("kernel died", "the kernel was gone, in cell 3 of 4, `y`")
     assert signature("kernel died", "the kernel was gone, in cell 2 of 9, `x`") == elsewhere
     assert signature("timeout", "x") != signature("failed", "x")

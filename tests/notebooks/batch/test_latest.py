@@ -31,7 +31,11 @@ def own(folder: Path) -> dict[str, Any]:
 def test_the_newest_of_single_runs_batches_and_comparisons_counts(tmp_path: Path) -> None:
     put(tmp_path / "20261120-compare-resnet50-1p", comparison(NO_DIFFERENCE, None), 100)
     put(tmp_path / "batch" / "resnet50" / "runs" / "compare", comparison(FASTER, 40), 50)
-    put(tmp_path / "batch" / "vgg16" / "runs" / "compare", dataclasses.replace(comparison(FASTER, 40), task="vgg16"), 200)
+    put(
+        tmp_path / "batch" / "vgg16" / "runs" / "compare",
+        dataclasses.replace(comparison(FASTER, 40), task="vgg16"),
+        200,
+    )
     found = own(tmp_path)
     assert set(found) == {"resnet50", "vgg16"}
     assert (found["resnet50"].ratio, found["resnet50"].machine) == (FASTER, HERE)
@@ -41,13 +45,21 @@ def test_the_newest_of_single_runs_batches_and_comparisons_counts(tmp_path: Path
 def test_only_comparisons_on_one_process_of_the_gallerys_notebooks_count(tmp_path: Path) -> None:
     put(tmp_path / "a", changed(comparison(FASTER, 40), world_size=2), 10)
     put(tmp_path / "b", dataclasses.replace(comparison(FASTER, 40), task="/mine/model.py:TASK"), 10)
-    put(tmp_path / "c", dataclasses.replace(comparison(FASTER, 40), task="/runs/20261120-120000-your-model/task.py:TASK"), 10)
+    put(
+        tmp_path / "c",
+        dataclasses.replace(
+            comparison(FASTER, 40), task="/runs/20261120-120000-your-model/task.py:TASK"
+        ),
+        10,
+    )
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "comparison.json").write_text("{")
     assert set(own(tmp_path)) == {"your_model"}
 
 
-def test_another_machines_run_counts_only_where_there_is_none_from_here_and_is_named(tmp_path: Path) -> None:
+def test_another_machines_run_counts_only_where_there_is_none_from_here_and_is_named(
+    tmp_path: Path,
+) -> None:
     elsewhere = changed(comparison(NO_DIFFERENCE, None), environment={"cpu": "Another CPU"})
     put(tmp_path / "new", elsewhere, 10)
     put(tmp_path / "old", comparison(FASTER, 40), 100)
@@ -56,11 +68,19 @@ def test_another_machines_run_counts_only_where_there_is_none_from_here_and_is_n
     assert (found["resnet50"].machine, found["vgg16"].machine) == (HERE, "2 cores of Another CPU")
 
 
-def test_the_code_that_was_measured_is_said_in_one_line_and_only_where_it_is_another(tmp_path: Path) -> None:
+def test_the_code_that_was_measured_is_said_in_one_line_and_only_where_it_is_another(
+    tmp_path: Path,
+) -> None:
     put(tmp_path / "a", changed(comparison(FASTER, 40), environment={"git": "abc"}), 10)
     found = own(tmp_path)
     assert latest.code_note(found.values(), "abc") == ""
-    put(tmp_path / "b", dataclasses.replace(changed(comparison(FASTER, 40), environment={"git": "old"}), task="vgg16"), 10)
+    put(
+        tmp_path / "b",
+        dataclasses.replace(
+            changed(comparison(FASTER, 40), environment={"git": "old"}), task="vgg16"
+        ),
+        10,
+    )
     said = latest.code_note(own(tmp_path).values(), "abc")
     assert said.startswith("Version of the code that was measured: ")
     assert "abc: ResNet-50" in said and "old: VGG-16" in said and said.endswith("Here it is abc.")
@@ -71,7 +91,10 @@ def test_figures_of_a_busy_machine_are_named(tmp_path: Path) -> None:
     assert latest.busy_note(own(tmp_path).values()) == ""
     load = MachineLoad(2, None, None, Others(1.5, "make", 1.5), None, {})
     put(tmp_path / "b", dataclasses.replace(comparison(FASTER, 40), load=load), 5)
-    assert latest.busy_note(own(tmp_path).values()) == "The machine was busy, so repeat when it is quiet: ResNet-50."
+    assert (
+        latest.busy_note(own(tmp_path).values())
+        == "The machine was busy, so repeat when it is quiet: ResNet-50."
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -81,9 +104,23 @@ def test_figures_of_a_busy_machine_are_named(tmp_path: Path) -> None:
 def commit(path: Path, date: str = "2026-11-20", **environment: Any) -> None:
     ratio = {"ratio": 1.5, "low": 1.4, "high": 1.6}
     alone = {"processes": 1, "amp_level": "O0", "verdict": "faster", "speedup": ratio}
-    run = {"seconds": 60.0, "problem": None, "comparisons": [{**alone, "processes": 2}, alone], "date": "2026-11-19"}
-    notebooks = {"resnet50": run, "vgg16": {**run, "problem": "failed"}, "data_parallel": {**run, "comparisons": []}}
-    content = {"date": date, "environment": {**HERE_GIT, **environment}, "parameters": {"profile": "quick"}, "notebooks": notebooks}
+    run = {
+        "seconds": 60.0,
+        "problem": None,
+        "comparisons": [{**alone, "processes": 2}, alone],
+        "date": "2026-11-19",
+    }
+    notebooks = {
+        "resnet50": run,
+        "vgg16": {**run, "problem": "failed"},
+        "data_parallel": {**run, "comparisons": []},
+    }
+    content = {
+        "date": date,
+        "environment": {**HERE_GIT, **environment},
+        "parameters": {"profile": "quick"},
+        "notebooks": notebooks,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
 
@@ -92,20 +129,27 @@ def commit(path: Path, date: str = "2026-11-20", **environment: Any) -> None:
     ("nearer", "farther"),
     [
         ({}, {"device": "8 × A GPU"}),
-        ({}, {"isa": ["avx2", "avx512f", "avx512_bf16"]}),  # computes in bfloat16, and this machine does not
+        (
+            {},
+            {"isa": ["avx2", "avx512f", "avx512_bf16"]},
+        ),  # computes in bfloat16, and this machine does not
         ({"cores": 4}, {"isa": ["avx2", "avx512f"]}),
         ({"cores": 4}, {"cores": 64}),
         ({"cpu": "Another CPU"}, {"cores": 4}),
     ],
 )
-def test_the_machine_most_like_this_one_stands_in(tmp_path: Path, nearer: dict[str, Any], farther: dict[str, Any]) -> None:
+def test_the_machine_most_like_this_one_stands_in(
+    tmp_path: Path, nearer: dict[str, Any], farther: dict[str, Any]
+) -> None:
     commit(tmp_path / "far" / "gallery.json", date="2026-11-30", **farther)
     commit(tmp_path / "near" / "gallery.json", **nearer)
     found = latest.nearest(tmp_path, ENVIRONMENT)
     assert found is not None and found.path.parent.name == "near"
 
 
-def test_of_two_alike_the_newer_counts_and_the_older_place_of_such_files_is_read(tmp_path: Path) -> None:
+def test_of_two_alike_the_newer_counts_and_the_older_place_of_such_files_is_read(
+    tmp_path: Path,
+) -> None:
     assert latest.nearest(tmp_path, ENVIRONMENT) is None
     commit(tmp_path / "gallery-a.json", date="2026-11-21")
     commit(tmp_path / "b" / "gallery.json", date="2026-11-20")
@@ -113,11 +157,20 @@ def test_of_two_alike_the_newer_counts_and_the_older_place_of_such_files_is_read
     assert found is not None and found.path.name == "gallery-a.json"
 
 
-def test_committed_speedups_are_of_one_process_and_name_machine_code_and_sizes(tmp_path: Path) -> None:
+def test_committed_speedups_are_of_one_process_and_name_machine_code_and_sizes(
+    tmp_path: Path,
+) -> None:
     commit(tmp_path / "a" / "gallery.json")
     found = latest.nearest(tmp_path, ENVIRONMENT)
     assert found is not None
     (one,) = found.speedups(TITLES).values()
-    assert (one.name, one.conditions, one.machine, one.date) == ("resnet50", "fp32, quick sizes", "2 cores of A CPU", "2026-11-19")
-    assert found.described.startswith("measured on 2026-11-20 on 2 cores of A CPU (avx2), 16.0 GiB, no GPU")
+    assert (one.name, one.conditions, one.machine, one.date) == (
+        "resnet50",
+        "fp32, quick sizes",
+        "2 cores of A CPU",
+        "2026-11-19",
+    )
+    assert found.described.startswith(
+        "measured on 2026-11-20 on 2 cores of A CPU (avx2), 16.0 GiB, no GPU"
+    )
     assert found.described.endswith("with code version abc")

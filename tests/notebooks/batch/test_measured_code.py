@@ -52,7 +52,9 @@ def digest(tmp_path: Path) -> Callable[[], str]:
         "notebooks/resnet50/script.py",
     ],
 )
-def test_a_change_of_what_is_measured_changes_the_digest(tmp_path: Path, digest: Callable[[], str], changed: str) -> None:
+def test_a_change_of_what_is_measured_changes_the_digest(
+    tmp_path: Path, digest: Callable[[], str], changed: str
+) -> None:
     before = digest()
     (tmp_path / changed).write_text("2\n")
     assert digest() != before
@@ -70,7 +72,9 @@ def test_a_change_of_what_is_measured_changes_the_digest(tmp_path: Path, digest:
         *("gallery_lib/notes.txt", "notebooks/other.py"),
     ],
 )
-def test_a_change_of_another_task_or_of_what_only_shows_does_not(tmp_path: Path, digest: Callable[[], str], changed: str) -> None:
+def test_a_change_of_another_task_or_of_what_only_shows_does_not(
+    tmp_path: Path, digest: Callable[[], str], changed: str
+) -> None:
     before = digest()
     (tmp_path / changed).write_text("2\n")
     assert digest() == before
@@ -104,11 +108,25 @@ def build(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
 
 
 def test_the_index_names_machine_and_code_of_its_figures_once_and_marks_no_row(
-    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    build: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    results, index = tmp_path / "benchmarks" / "results" / "a-machine" / "gallery.json", tmp_path / "notebooks" / "index.ipynb"
+    results, index = (
+        tmp_path / "benchmarks" / "results" / "a-machine" / "gallery.json",
+        tmp_path / "notebooks" / "index.ipynb",
+    )
     results.parent.mkdir(parents=True)
-    machine = {"cores": 2, "cpu": "A CPU", "isa": [], "memory_bytes": 2**34, "device": "cpu", "python": "3.11", "torch": "2.15"}
+    machine = {
+        "cores": 2,
+        "cpu": "A CPU",
+        "isa": [],
+        "memory_bytes": 2**34,
+        "device": "cpu",
+        "python": "3.11",
+        "torch": "2.15",
+    }
 
     def built(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["build.py", *words])
@@ -116,9 +134,18 @@ def test_the_index_names_machine_and_code_of_its_figures_once_and_marks_no_row(
 
     assert built() == 0
     assert "No figures are committed yet." in index.read_text()
-    alone = {"processes": 1, "amp_level": "O0", "verdict": "no measurable difference", "speedup": {"ratio": 1.2, "low": 0.9, "high": 1.5}}
+    alone = {
+        "processes": 1,
+        "amp_level": "O0",
+        "verdict": "no measurable difference",
+        "speedup": {"ratio": 1.2, "low": 0.9, "high": 1.5},
+    }
     run = {"seconds": 90.0, "problem": None, "comparisons": [alone], "code": "of last week"}
-    content = {"date": "2026-11-21", "environment": {**machine, "git": "abc123"}, "notebooks": {"resnet50": run}}
+    content = {
+        "date": "2026-11-21",
+        "environment": {**machine, "git": "abc123"},
+        "notebooks": {"resnet50": run},
+    }
     results.write_text(json.dumps(content))
     assert built("--check") == 1
     assert "not up to date: index.ipynb" in capsys.readouterr().err

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from tiny_notebooks import write_notebook
 
-from gallery_lib.config import NotebookConfig, PerformanceDataConfig, WalkConfig, WireConfig, YourModelConfig
+from gallery_lib.config import (
+    NotebookConfig,
+    PerformanceDataConfig,
+    WalkConfig,
+    WireConfig,
+    YourModelConfig,
+)
 from gallery_lib.config.options import check_value
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.batch import parameters, plan
@@ -33,16 +39,23 @@ def any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_check_kernels", lambda notebooks: None)
 
 
-def test_every_shipped_notebook_declares_one_of_the_gallerys_options_classes(checkout: Path) -> None:
+def test_every_shipped_notebook_declares_one_of_the_gallerys_options_classes(
+    checkout: Path,
+) -> None:
     for path in (checkout / "notebooks").glob("*.ipynb"):
-        assert parameters.options_class(read_notebook(path), path) is EXPECTED.get(path.stem, NotebookConfig)
+        assert parameters.options_class(read_notebook(path), path) is EXPECTED.get(
+            path.stem, NotebookConfig
+        )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["-p", "batch_sise", "8"], "unknown parameter `batch_sise`. Did you mean `batch_size`"),
-        (["resnet50", "-p", "images", "8"], "unknown parameter `images`. Did you mean `image_size`"),
+        (
+            ["resnet50", "-p", "images", "8"],
+            "unknown parameter `images`. Did you mean `image_size`",
+        ),
         (["-p", "batch_size", "abc"], "batch_size='abc' must be a whole number"),
         (["-p", "batch_size", "0"], "batch_size='0' must be at least 1"),
         (["-p", "amp_level", "O2"], "amp_level=O2 is not offered"),
@@ -56,7 +69,12 @@ def test_every_shipped_notebook_declares_one_of_the_gallerys_options_classes(che
     ],
 )
 def test_bad_input_is_refused_within_five_seconds_and_before_anything_starts(
-    checkout: Path, runs_dir: Path, words: list[str], message: str, any_kernel: None, capsys: pytest.CaptureFixture[str]
+    checkout: Path,
+    runs_dir: Path,
+    words: list[str],
+    message: str,
+    any_kernel: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from gallery_lib.cli.main import main
 
@@ -71,31 +89,53 @@ def test_a_wrong_parameter_is_refused_by_the_command_itself_without_torch(checko
     run = "import sys; from gallery_lib.cli.main import main; code = main(['run', '-p', 'rounds', '2'])"
     code = f"{run}; assert 'torch' not in sys.modules; sys.exit(code)"
     began = time.monotonic()
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout
+    )
     assert time.monotonic() - began < 5
-    assert (result.returncode, result.stderr) == (2, "error: rounds='2' must be at least 4 (turns).\n")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "error: rounds='2' must be at least 4 (turns).\n",
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("notebook.settings('resnet50', {'batch_size': 'abc'})", "batch_size='abc' must be a whole number (samples).\n"),
-        ("data_parallel.settings({'batch_size': 'abc'})", "batch_size='abc' must be a whole number (samples).\n"),
-        ("communication.settings({'seeds': 'abc'})", "seeds='abc' must be a whole number (seeds).\n"),
+        (
+            "notebook.settings('resnet50', {'batch_size': 'abc'})",
+            "batch_size='abc' must be a whole number (samples).\n",
+        ),
+        (
+            "data_parallel.settings({'batch_size': 'abc'})",
+            "batch_size='abc' must be a whole number (samples).\n",
+        ),
+        (
+            "communication.settings({'seeds': 'abc'})",
+            "seeds='abc' must be a whole number (seeds).\n",
+        ),
         ("performance_data.settings({'sweep': 3})", "sweep=3 must be text.\n"),
     ],
 )
-def test_a_wrong_parameter_is_refused_by_a_notebooks_first_cell_without_torch(checkout: Path, call: str, message: str) -> None:
+def test_a_wrong_parameter_is_refused_by_a_notebooks_first_cell_without_torch(
+    checkout: Path, call: str, message: str
+) -> None:
     code = f"import sys\nfrom gallery_lib import notebook\nfrom gallery_lib.notebooks.cells import communication, data_parallel, performance_data\ntry:\n    {call}\nexcept ValueError as error:\n    print(error)\n"
     code += "assert 'torch' not in sys.modules"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout
+    )
     assert (result.stderr, result.stdout) == ("", message)
 
 
-def test_a_kernel_that_is_not_registered_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_is_not_registered_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_notebook(tmp_path, "one", "1")
     path.write_text(path.read_text().replace('"name": "gallery"', '"name": "no-such-kernel"'))
-    with pytest.raises(InputError, match=r"asks for the Jupyter kernel `no-such-kernel`.*prepare\.sh"):
+    with pytest.raises(
+        InputError, match=r"asks for the Jupyter kernel `no-such-kernel`.*prepare\.sh"
+    ):
         plan.plan([str(path)])
 
 
@@ -117,14 +157,18 @@ def test_the_parameters_cell_of_any_notebook_gives_names_and_types(
 
 
 @pytest.mark.parametrize("given", [{"steps": "a few"}, {"rate": "fast"}, {"quiet": "perhaps"}])
-def test_a_value_of_another_type_than_the_cells_default_is_refused(tmp_path: Path, given: dict[str, Any], any_kernel: None) -> None:
+def test_a_value_of_another_type_than_the_cells_default_is_refused(
+    tmp_path: Path, given: dict[str, Any], any_kernel: None
+) -> None:
     path = write_notebook(tmp_path, "own", "steps", parameters=OWN)
     with pytest.raises(InputError, match=next(iter(given))):
         plan.plan([str(path)], given=given)
 
 
 @pytest.mark.parametrize("source", ["import os", "steps = range(3)", "steps = ("])
-def test_a_parameters_cell_that_cannot_be_read_is_refused_where_it_matters(tmp_path: Path, source: str, any_kernel: None) -> None:
+def test_a_parameters_cell_that_cannot_be_read_is_refused_where_it_matters(
+    tmp_path: Path, source: str, any_kernel: None
+) -> None:
     path = write_notebook(tmp_path, "own", "1", parameters=source)
     if source == "import os":
         assert plan.plan([str(path)])[0].parameters == {}
@@ -134,30 +178,47 @@ def test_a_parameters_cell_that_cannot_be_read_is_refused_where_it_matters(tmp_p
 
 
 def test_a_parameter_goes_to_the_notebooks_that_have_it_and_to_no_other(any_kernel: None) -> None:
-    planned = {p.name: p.parameters for p in plan.plan(["index", "data_parallel", "resnet50"], "quick", {"seed": "3", "epochs": "1"})}
-    assert planned == {"index": {}, "data_parallel": {"epochs": 1}, "resnet50": {"profile": "quick", "seed": 3}}
+    planned = {
+        p.name: p.parameters
+        for p in plan.plan(
+            ["index", "data_parallel", "resnet50"], "quick", {"seed": "3", "epochs": "1"}
+        )
+    }
+    assert planned == {
+        "index": {},
+        "data_parallel": {"epochs": 1},
+        "resnet50": {"profile": "quick", "seed": 3},
+    }
 
 
 @pytest.mark.parametrize("profile", ["quick", "full"])
 def test_the_profiles_are_parameters_of_a_tasks_notebook(profile: str) -> None:
     values = plan.profile_values(profile)
-    assert values == {name: check_value(NotebookConfig, name, value) for name, value in values.items()}
+    assert values == {
+        name: check_value(NotebookConfig, name, value) for name, value in values.items()
+    }
 
 
-def test_the_digest_changes_with_notebook_and_parameters_and_with_nothing_else(tmp_path: Path) -> None:
+def test_the_digest_changes_with_notebook_and_parameters_and_with_nothing_else(
+    tmp_path: Path,
+) -> None:
     path = write_notebook(tmp_path, "one", "1")
     first = plan.digest(path, {"seed": 1})
     assert plan.digest(path, {"seed": 1}) == first
     assert plan.digest(path, {"seed": 2}) != first
     (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "script.py").write_text("print(1)")  # what a notebook runs lies in a folder of its name
+    (tmp_path / "one" / "script.py").write_text(
+        "print(1)"
+    )  # what a notebook runs lies in a folder of its name
     second = plan.digest(path, {"seed": 1})
     assert second != first
     write_notebook(tmp_path, "one", "2")
     assert plan.digest(path, {"seed": 1}) != second
 
 
-def test_a_notebook_is_found_by_name_by_file_name_and_by_path(checkout: Path, tmp_path: Path, any_kernel: None) -> None:
+def test_a_notebook_is_found_by_name_by_file_name_and_by_path(
+    checkout: Path, tmp_path: Path, any_kernel: None
+) -> None:
     own = checkout / "notebooks" / "index.ipynb"
     for name in ("index", "index.ipynb", str(own)):
         assert [planned.path for planned in plan.plan([name])] == [own]

@@ -28,7 +28,20 @@ MEASURED = {
 
 
 def record(status: str, reason: str | None = None, **values: object) -> Record:
-    ran = Record(status, reason, 65.0, "2026-11-21T12:00:00+0000", 1, False, {"seed": 3}, "abc", "x", 4, 5, ["<last> & words"])  # type: ignore[arg-type]
+    ran = Record(
+        status,
+        reason,
+        65.0,
+        "2026-11-21T12:00:00+0000",
+        1,
+        False,
+        {"seed": 3},
+        "abc",
+        "x",
+        4,
+        5,
+        ["<last> & words"],
+    )  # type: ignore[arg-type]
     return dataclasses.replace(ran, **values)  # type: ignore[arg-type]
 
 
@@ -41,34 +54,60 @@ def report() -> Report:
         interrupted_by="SIGTERM",
         seconds=600.0,
         options={"jobs": 1},
-        machine={"python": "3.11", "torch": "2.15", "cpu": "A CPU", "cores": 2, "isa": ["avx2"], "memory_bytes": 2**34},
+        machine={
+            "python": "3.11",
+            "torch": "2.15",
+            "cpu": "A CPU",
+            "cores": 2,
+            "isa": ["avx2"],
+            "memory_bytes": 2**34,
+        },
         notebooks={
-            "alexnet": record("passed", comparisons=[MEASURED, {**MEASURED, "processes": 2, "verdict": "not comparable", "speedup": None}]),
+            "alexnet": record(
+                "passed",
+                comparisons=[
+                    MEASURED,
+                    {**MEASURED, "processes": 2, "verdict": "not comparable", "speedup": None},
+                ],
+            ),
             "bert": record("failed", "ValueError: 17 is <wrong>"),
             "bart": record("failed", "ValueError: 18 is <wrong>"),
             "unet": record("kernel died", "the kernel was gone, in cell 2 of 5, `x`"),
             "vgg": record("timeout", "still running"),
-            "vit": record("not run", "interrupted by SIGTERM before its turn", date=None, folder=None),
+            "vit": record(
+                "not run", "interrupted by SIGTERM before its turn", date=None, folder=None
+            ),
             "kept": record("passed", kept=True, attempts=2),
         },
     )
 
 
 def test_the_heading_counts_what_runs_waits_and_has_ended(report: Report) -> None:
-    assert live.heading(["unet"], report, 65.0) == "1 running, 1 waiting, 2 passed, 2 failed, 1 timeout; 1 min 5 s"
-    assert live.heading(["vit", "unet"], report, 66.0) == "2 running, 2 passed, 2 failed, 1 timeout; 1 min 6 s"
+    assert (
+        live.heading(["unet"], report, 65.0)
+        == "1 running, 1 waiting, 2 passed, 2 failed, 1 timeout; 1 min 5 s"
+    )
+    assert (
+        live.heading(["vit", "unet"], report, 66.0)
+        == "2 running, 2 passed, 2 failed, 1 timeout; 1 min 6 s"
+    )
 
 
 def test_the_text_has_every_status_and_failures_of_the_same_kind_once(report: Report) -> None:
     text = summary.text(report)
-    assert "2 of 7 passed; 2 failed, 1 timeout, 1 kernel died, 1 not run, interrupted by SIGTERM, in 10 min 0 s." in text
+    assert (
+        "2 of 7 passed; 2 failed, 1 timeout, 1 kernel died, 1 not run, interrupted by SIGTERM, in 10 min 0 s."
+        in text
+    )
     assert "bert, bart: failed\n  ValueError: 17 is <wrong>\n  | <last> & words" in text
     assert "1p O0 1.50× (1.40 to 1.60); 2p O0 not comparable" in text
     assert "passed (kept, attempt 2)" in text
     assert "ValueError: 18" not in text
 
 
-def test_gallery_show_prints_the_table_of_a_batch(report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gallery_show_prints_the_table_of_a_batch(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files.write(tmp_path, report)
     assert main(["show", str(tmp_path)]) == 0
     assert capsys.readouterr().out == summary.text(report) + "\n"
@@ -77,11 +116,20 @@ def test_gallery_show_prints_the_table_of_a_batch(report: Report, tmp_path: Path
 def test_the_json_comes_back_as_it_was(report: Report, tmp_path: Path) -> None:
     files.write(tmp_path, report)
     assert read_report(tmp_path) == report
-    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "report.xml", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "report.json",
+        "report.xml",
+        "report.html",
+    }
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "does not exist"), ("{", "damaged"), ('{"schema": 99}', "has schema 99")])
-def test_a_report_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "does not exist"), ("{", "damaged"), ('{"schema": 99}', "has schema 99")],
+)
+def test_a_report_that_cannot_be_read_is_named(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
     if text:
         (tmp_path / "report.json").write_text(text)
     with pytest.raises(InputError, match=message):
@@ -97,7 +145,12 @@ def test_junit_has_a_case_per_notebook_with_its_reason_and_log(report: Report) -
         "skipped": "1",
     }
     kinds = {case.get("name"): [element.tag for element in case] for case in suite}
-    assert kinds["alexnet"] == [] and kinds["bert"] == ["failure"] and kinds["vgg"] == ["error"] and kinds["vit"] == ["skipped"]
+    assert (
+        kinds["alexnet"] == []
+        and kinds["bert"] == ["failure"]
+        and kinds["vgg"] == ["error"]
+        and kinds["vit"] == ["skipped"]
+    )
     failure = suite.find("./testcase[@name='bert']/failure")
     assert failure is not None
     assert (failure.get("message"), failure.text) == ("ValueError: 17 is <wrong>", "<last> & words")
@@ -126,8 +179,13 @@ def test_the_page_stands_alone_and_suits_a_phone_and_the_dark(report: Report) ->
     text = page.html(report)
     elements = Elements(text).found
     tags = {tag for tag, _ in elements}
-    assert not tags & {"script", "link", "img", "iframe"} and "url(" not in text and "http" not in text
-    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in elements
+    assert (
+        not tags & {"script", "link", "img", "iframe"} and "url(" not in text and "http" not in text
+    )
+    assert (
+        "meta",
+        {"name": "viewport", "content": "width=device-width, initial-scale=1"},
+    ) in elements
     assert "prefers-color-scheme: dark" in text
     assert all("data-label" in attributes for tag, attributes in elements if tag == "td")
 
@@ -147,7 +205,9 @@ def test_the_page_says_what_the_text_says_and_escapes_what_notebooks_print(repor
 
 
 def test_a_batch_that_all_passed_shows_no_failures(report: Report) -> None:
-    fine = dataclasses.replace(report, notebooks={"alexnet": report.notebooks["alexnet"]}, interrupted_by=None)
+    fine = dataclasses.replace(
+        report, notebooks={"alexnet": report.notebooks["alexnet"]}, interrupted_by=None
+    )
     assert fine.passed
     assert "What went wrong" not in page.html(fine)
     assert "1 of 1 passed, in 10 min 0 s." in summary.text(fine)

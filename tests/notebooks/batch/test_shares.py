@@ -27,13 +27,17 @@ def test_one_at_a_time_has_the_whole_machine() -> None:
 
 
 def test_more_notebooks_at_a_time_than_devices_are_refused() -> None:
-    with pytest.raises(InputError, match=r"jobs=150: this host has \d+ .*, so at most \d+ notebooks at a time"):
+    with pytest.raises(
+        InputError, match=r"jobs=150: this host has \d+ .*, so at most \d+ notebooks at a time"
+    ):
         check(BatchConfig(jobs=150), SMALL)
 
 
 def test_limits_that_together_exceed_the_memory_are_refused() -> None:
     too_much = hardware.memory_bytes() / 2**30 * 1.1
-    with pytest.raises(InputError, match=r"jobs=1 × memory_limit=.* GiB: this host has .* GiB of memory"):
+    with pytest.raises(
+        InputError, match=r"jobs=1 × memory_limit=.* GiB: this host has .* GiB of memory"
+    ):
         check(BatchConfig(memory_limit=too_much), SMALL)
 
 
@@ -42,7 +46,9 @@ def test_notebooks_whose_estimates_do_not_fit_together_are_refused() -> None:
     if hardware.gpu_count() > 0 or hardware.cores() < 2:
         pytest.skip("needs two CPU cores, and no GPU, whose memory nobody asks about")
     large = {"batch_size": 4000, "image_size": 224}
-    with pytest.raises(InputError, match=r"the 2 largest of these notebooks need about .* GiB of memory together"):
+    with pytest.raises(
+        InputError, match=r"the 2 largest of these notebooks need about .* GiB of memory together"
+    ):
         check(BatchConfig(jobs=2), [("alexnet", large), ("vgg16", large), ("index", {})])
     check(BatchConfig(jobs=2), [("index", {}), ("your_model", {})])
 
@@ -54,7 +60,13 @@ def test_a_share_confines_its_command_to_cores_of_its_own() -> None:
     code = "import os; print(sorted(os.sched_getaffinity(0)))"
     seen = []
     for share in shares(2):
-        result = subprocess.run([*share.prefix, sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        result = subprocess.run(
+            [*share.prefix, sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         seen.append(set(map(int, result.stdout.strip("[]\n").split(","))))
     assert seen[0] | seen[1] == os.sched_getaffinity(0)
     assert not seen[0] & seen[1]
@@ -62,9 +74,13 @@ def test_a_share_confines_its_command_to_cores_of_its_own() -> None:
 
 def test_progress_tells_the_cell_and_the_phase_of_the_run_that_is_at_work(tmp_path: Path) -> None:
     assert progress(tmp_path, 9) == "starting"
-    (tmp_path / evidence.LOG_FILE).write_text("Executing Cell 4-----\nEnding Cell 4-----\nExecuting Cell 5-----\n")
+    (tmp_path / evidence.LOG_FILE).write_text(
+        "Executing Cell 4-----\nEnding Cell 4-----\nExecuting Cell 5-----\n"
+    )
     assert progress(tmp_path, 9) == "cell 5 of 9"
-    waiting, run = (tmp_path / evidence.RUNS_FOLDER / "compare" / name for name in ("baseline", "compiler-opt"))
+    waiting, run = (
+        tmp_path / evidence.RUNS_FOLDER / "compare" / name for name in ("baseline", "compiler-opt")
+    )
     PhaseLog(waiting).begin(TURNS)
     phases = PhaseLog(run)
     phases.compilation_began()

@@ -30,7 +30,11 @@ def png() -> str:
 def figure(alternative: str | None) -> dict[str, Any]:
     """The output of a cell that shows a figure."""
     metadata = {"image/png": {"alt": alternative}} if alternative else {}
-    return {"output_type": "display_data", "metadata": metadata, "data": {"image/png": png(), "text/plain": "a figure"}}
+    return {
+        "output_type": "display_data",
+        "metadata": metadata,
+        "data": {"image/png": png(), "text/plain": "a figure"},
+    }
 
 
 def executed(committed: Path, target: Path) -> None:
@@ -39,11 +43,21 @@ def executed(committed: Path, target: Path) -> None:
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(code, 1):
         cell["execution_count"] = number
-    table = {"output_type": "display_data", "metadata": {}, "data": {"text/markdown": TABLE, "text/plain": TABLE}}
+    table = {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {"text/markdown": TABLE, "text/plain": TABLE},
+    }
     bar = "resnet50 on 1 process(es): 100%|" + "█" * 80 + "| 92/92 [00:41<00:00]"
     code[1]["outputs"] = [table]
-    code[2]["outputs"] = [{"output_type": "display_data", "metadata": {}, "data": {"text/plain": bar}}]
-    code[3]["outputs"] = [figure(ALTERNATIVE), table, figure("Another figure, with words of its own.")]
+    code[2]["outputs"] = [
+        {"output_type": "display_data", "metadata": {}, "data": {"text/plain": bar}}
+    ]
+    code[3]["outputs"] = [
+        figure(ALTERNATIVE),
+        table,
+        figure("Another figure, with words of its own."),
+    ]
     target.parent.mkdir(parents=True)
     target.write_text(json.dumps(notebook))
 
@@ -53,18 +67,62 @@ def batch(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """ResNet-50 passed, with a comparison; VGG-16 failed; the others were not asked for."""
     folder = tmp_path_factory.mktemp("batch")
     executed(checkout / "notebooks" / "resnet50.ipynb", folder / "resnet50" / "resnet50.ipynb")
-    results = json.loads((checkout / "benchmarks" / "results" / "xeon-avx512-2core" / "resnet50.json").read_text())
+    results = json.loads(
+        (checkout / "benchmarks" / "results" / "xeon-avx512-2core" / "resnet50.json").read_text()
+    )
     old = results["comparisons"][0]  # of an earlier version, with figures that the site shows
     found = made_comparison.comparison(Ratio(**old["speedup"]), old["break_even_steps"])
     techniques = old["variants"]["compiler-opt"]["techniques"]
     found = made_comparison.changed(found, config={"amp_level": "O1"}, techniques=techniques)
     (folder / "resnet50" / "runs").mkdir(parents=True)
     made_comparison.write(found, folder / "resnet50" / "runs" / "compare")
-    ran = Record("passed", None, 170.2, "2026-11-21T12:00:00+0000", 1, False, {"seed": 3}, "abc", "resnet50", 15, 15)
-    failed = Record("failed", "ValueError: planted", 9.0, "2026-11-21T12:03:00+0000", 1, False, {}, "abc", "vgg16", 4, 15)
-    machine = {"python": "3.11", "torch": "2.15", "cpu": "A CPU", "cores": 2, "isa": ["avx2"], "memory_bytes": 2**34}
-    times = {"began": "2026-11-21T12:00:00+0000", "ended": "2026-11-21T12:04:00+0000", "interrupted_by": None, "seconds": 180.0}
-    report = Report(command="gallery run", **times, options={}, machine=machine, notebooks={"resnet50": ran, "vgg16": failed})  # type: ignore[arg-type]
+    ran = Record(
+        "passed",
+        None,
+        170.2,
+        "2026-11-21T12:00:00+0000",
+        1,
+        False,
+        {"seed": 3},
+        "abc",
+        "resnet50",
+        15,
+        15,
+    )
+    failed = Record(
+        "failed",
+        "ValueError: planted",
+        9.0,
+        "2026-11-21T12:03:00+0000",
+        1,
+        False,
+        {},
+        "abc",
+        "vgg16",
+        4,
+        15,
+    )
+    machine = {
+        "python": "3.11",
+        "torch": "2.15",
+        "cpu": "A CPU",
+        "cores": 2,
+        "isa": ["avx2"],
+        "memory_bytes": 2**34,
+    }
+    times = {
+        "began": "2026-11-21T12:00:00+0000",
+        "ended": "2026-11-21T12:04:00+0000",
+        "interrupted_by": None,
+        "seconds": 180.0,
+    }
+    report = Report(
+        command="gallery run",
+        **times,
+        options={},
+        machine=machine,
+        notebooks={"resnet50": ran, "vgg16": failed},
+    )  # type: ignore[arg-type]
     write_report(folder, report)
     return folder
 

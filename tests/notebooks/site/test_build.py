@@ -14,10 +14,15 @@ from gallery_lib.notebooks.site import check
 from gallery_lib.notebooks.site.build import MARK_FILE, run_sphinx
 from gallery_lib.system.extras import install_command
 
-pytestmark = pytest.mark.xdist_group("the whole site")  # which is built once, for the tests in a browser too
+pytestmark = pytest.mark.xdist_group(
+    "the whole site"
+)  # which is built once, for the tests in a browser too
 
 
-@pytest.mark.parametrize(("what", "said"), [("file", "is not a site"), ("folder", "is not a site"), ("run", "there is no batch")])
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("file", "is not a site"), ("folder", "is not a site"), ("run", "there is no batch")],
+)
 def test_what_is_no_site_is_left_alone_and_what_is_no_batch_is_refused(
     what: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,7 +52,9 @@ def test_missing_tools_are_named_with_what_installs_them(
 
 
 @pytest.mark.slow
-def test_the_whole_site_has_every_page_and_every_link_and_needs_nothing_from_elsewhere(site: Path, checkout: Path) -> None:
+def test_the_whole_site_has_every_page_and_every_link_and_needs_nothing_from_elsewhere(
+    site: Path, checkout: Path
+) -> None:
     assert check.problems(site) == []
     notebooks = {path.stem for path in (checkout / "notebooks").glob("*.ipynb")} - {"index"}
     pages = {str(path.relative_to(site)) for path in site.rglob("*.html")}
@@ -63,7 +70,10 @@ def test_the_whole_site_has_every_page_and_every_link_and_needs_nothing_from_els
     } <= pages
     assert json.loads((site / MARK_FILE).read_text())["batch"]
     text = {name: (site / name).read_text() for name in pages}
-    assert "accelerate" in text["api/acceleration.html"] and "gallery_lib.acceleration.one_call.accelerate" in text["genindex.html"]
+    assert (
+        "accelerate" in text["api/acceleration.html"]
+        and "gallery_lib.acceleration.one_call.accelerate" in text["genindex.html"]
+    )
     assert "MobileNetV3-Small" in text["guides/add_a_model.html"]
     executed = text["notebooks/resnet50.html"]
     assert "Run on 2026-11-21" in executed and "<td><p>35.5</p></td>" in executed

@@ -19,8 +19,12 @@ def site(tmp_path: Path) -> Path:
     for folder in ("sub", "_static"):
         (tmp_path / folder).mkdir()
     (tmp_path / "index.html").write_text(GOOD)
-    (tmp_path / "sub" / "other.html").write_text('<p id="there"><a href="../index.html">back</a></p>')
-    (tmp_path / "style.css").write_text("body { background: url('a.png') } p { background: url(data:image/png;base64,x) }")
+    (tmp_path / "sub" / "other.html").write_text(
+        '<p id="there"><a href="../index.html">back</a></p>'
+    )
+    (tmp_path / "style.css").write_text(
+        "body { background: url('a.png') } p { background: url(data:image/png;base64,x) }"
+    )
     for file in ("a.png", "_static/a.js"):
         (tmp_path / file).touch()
     return tmp_path
@@ -33,16 +37,34 @@ def test_a_whole_site_has_no_fault(site: Path) -> None:
 @pytest.mark.parametrize(
     ("added", "message"),
     [
-        ('<script src="https://cdn.example/x.js"></script>', "index.html loads https://cdn.example/x.js from elsewhere"),
-        ('<link rel="preload stylesheet" href="//fonts.example/x.css">', "loads //fonts.example/x.css from elsewhere"),
+        (
+            '<script src="https://cdn.example/x.js"></script>',
+            "index.html loads https://cdn.example/x.js from elsewhere",
+        ),
+        (
+            '<link rel="preload stylesheet" href="//fonts.example/x.css">',
+            "loads //fonts.example/x.css from elsewhere",
+        ),
         ('<img src="http://example/x.png" alt="x">', "loads http://example/x.png from elsewhere"),
-        ('<p style="background: url(https://example/x.png)">', "loads https://example/x.png from elsewhere"),
-        ("<style>@import 'https://example/x.css';</style>", "loads https://example/x.css from elsewhere"),
-        ('<img src="a.png" alt="x" srcset="http://example/2.png 2x">', "loads http://example/2.png from elsewhere"),
+        (
+            '<p style="background: url(https://example/x.png)">',
+            "loads https://example/x.png from elsewhere",
+        ),
+        (
+            "<style>@import 'https://example/x.css';</style>",
+            "loads https://example/x.css from elsewhere",
+        ),
+        (
+            '<img src="a.png" alt="x" srcset="http://example/2.png 2x">',
+            "loads http://example/2.png from elsewhere",
+        ),
         ('<script src="gone.js"></script>', "loads gone.js, which is not there"),
         ('<a href="gone.html">x</a>', "links to gone.html, which is not there"),
         ('<a href="../outside.html">x</a>', "links to ../outside.html, which is not there"),
-        ('<a href="sub/other.html#nowhere">x</a>', "links to sub/other.html#nowhere, and that page has no such place"),
+        (
+            '<a href="sub/other.html#nowhere">x</a>',
+            "links to sub/other.html#nowhere, and that page has no such place",
+        ),
         ('<a href="#nowhere">x</a>', "links to #nowhere, and that page has no such place"),
         ('<img src="a.png">', "shows a.png without alternative text"),
         ('<img src="a.png" alt=" ">', "shows a.png without alternative text"),
@@ -57,4 +79,6 @@ def test_each_fault_is_named_with_its_page(site: Path, added: str, message: str)
 
 def test_a_font_from_elsewhere_in_a_style_is_a_fault(site: Path) -> None:
     (site / "style.css").write_text("@font-face { src: url(https://fonts.example/x.woff2) }")
-    assert problems(site) == ["style.css loads https://fonts.example/x.woff2, which is not in the site"]
+    assert problems(site) == [
+        "style.css loads https://fonts.example/x.woff2, which is not in the site"
+    ]

@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 from chromium import chromium, screenshot
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), pytest.mark.xdist_group("the whole site")]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("the whole site"),
+]
 
 RESULTS = "benchmarks/results/xeon-amx-faster-2core/README"
-PAGES = ("index", "notebooks/resnet50", "benchmarks/results/README", RESULTS, "options", "guides/own_code", "api/measure")
+PAGES = (
+    "index",
+    "notebooks/resnet50",
+    "benchmarks/results/README",
+    RESULTS,
+    "options",
+    "guides/own_code",
+    "api/measure",
+)
 PHONE, LAPTOP = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
 TOO_WIDE = """[...document.querySelectorAll("body *")].filter(element => element.getBoundingClientRect().right > innerWidth + 1)
     .map(element => element.outerHTML.slice(0, 100))"""
@@ -69,17 +81,24 @@ def test_the_filter_works_by_keyboard_and_shows_all_again(visit: Any) -> None:
     page.get_by_label("Domain").focus()
     page.keyboard.type("language")
     assert shown(page) == ["BART", "BERT"]
-    assert page.locator(".gallery-filter output").inner_text() == f"2 of {len(everything)} notebooks"
+    assert (
+        page.locator(".gallery-filter output").inner_text() == f"2 of {len(everything)} notebooks"
+    )
     screenshot(page, "site-filtered")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    page.wait_for_function(f"document.querySelectorAll('.gallery-list > li:not([hidden])').length === {len(everything)}")
+    page.wait_for_function(
+        f"document.querySelectorAll('.gallery-list > li:not([hidden])').length === {len(everything)}"
+    )
     helped = {
-        item.locator("h3").inner_text(): item.get_attribute("data-helped").split("|") for item in page.locator(".gallery-list > li").all()
+        item.locator("h3").inner_text(): item.get_attribute("data-helped").split("|")
+        for item in page.locator(".gallery-list > li").all()
     }
-    for what in {each for several in helped.values() for each in several}:  # which depends on what was measured last
+    for what in {
+        each for several in helped.values() for each in several
+    }:  # which depends on what was measured last
         page.get_by_label("What helped").select_option(what)
         assert shown(page) == [title for title in everything if what in helped[title]] != everything
 
@@ -102,9 +121,13 @@ def test_a_page_fits_a_phone(visit: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES[2:4])
-def test_a_page_of_results_fits_a_laptop_with_its_first_table_in_view(visit: Any, name: str) -> None:
+def test_a_page_of_results_fits_a_laptop_with_its_first_table_in_view(
+    visit: Any, name: str
+) -> None:
     page = visit(viewport=LAPTOP).open(name)
-    assert page.evaluate("document.documentElement.scrollWidth") <= LAPTOP["width"], page.evaluate(TOO_WIDE)
+    assert page.evaluate("document.documentElement.scrollWidth") <= LAPTOP["width"], page.evaluate(
+        TOO_WIDE
+    )
     assert page.locator("table").first.bounding_box()["y"] < LAPTOP["height"]
     screenshot(page, f"site-laptop-{name.replace('/', '-')}")
 
@@ -117,23 +140,39 @@ def brightness(page: Any, selector: str, property: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_code_and_the_filter_follow_the_readers_choice_of_light_or_dark(visit: Any, scheme: str) -> None:
+def test_text_code_and_the_filter_follow_the_readers_choice_of_light_or_dark(
+    visit: Any, scheme: str
+) -> None:
     window = visit(color_scheme=scheme)
-    for name, selectors in (("index", ("body", ".gallery-filter select")), ("notebooks/resnet50", ("body", ".cell_input .highlight"))):
+    for name, selectors in (
+        ("index", ("body", ".gallery-filter select")),
+        ("notebooks/resnet50", ("body", ".cell_input .highlight")),
+    ):
         page = window.open(name)
         for selector in selectors:
-            background, text = brightness(page, selector, "backgroundColor"), brightness(page, selector, "color")
-            assert (background < 0.25 and text > 0.6) if scheme == "dark" else (background > 0.9 and text < 0.45), selector
+            background, text = (
+                brightness(page, selector, "backgroundColor"),
+                brightness(page, selector, "color"),
+            )
+            assert (
+                (background < 0.25 and text > 0.6)
+                if scheme == "dark"
+                else (background > 0.9 and text < 0.45)
+            ), selector
         screenshot(page, f"site-{scheme}-{name.replace('/', '-')}")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES[:2])
 def test_axe_finds_no_serious_fault(visit: Any, name: str, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: bash prepare.sh --test installs it")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="no axe: bash prepare.sh --test installs it"
+    )
     page = visit(color_scheme=scheme).open(name)
     found = axe.Axe().run(page).response["violations"]
     serious = [
-        (fault["id"], [node["html"][:200] for node in fault["nodes"]]) for fault in found if fault["impact"] in ("serious", "critical")
+        (fault["id"], [node["html"][:200] for node in fault["nodes"]])
+        for fault in found
+        if fault["impact"] in ("serious", "critical")
     ]
     assert serious == []

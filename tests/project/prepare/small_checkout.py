@@ -15,7 +15,25 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = ["bash", "awk", "basename", "cat", "chmod", "cp", "date", "df", "dirname", "env", "flock", "grep", "id", "ln", "mkdir", "mv", "rm"]
+TOOLS = [
+    "bash",
+    "awk",
+    "basename",
+    "cat",
+    "chmod",
+    "cp",
+    "date",
+    "df",
+    "dirname",
+    "env",
+    "flock",
+    "grep",
+    "id",
+    "ln",
+    "mkdir",
+    "mv",
+    "rm",
+]
 TOOLS += ["sleep", "touch", "tr", "uname"]
 
 UV = """#!/usr/bin/env bash

@@ -17,7 +17,13 @@ def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy
     first = copy.run(cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     notes = copy.notes()
-    order = ["uv venv", "--require-hashes -r pyproject.toml -c requirements.lock", "--no-deps -e .", "ipykernel install", "--preset small"]
+    order = [
+        "uv venv",
+        "--require-hashes -r pyproject.toml -c requirements.lock",
+        "--no-deps -e .",
+        "ipykernel install",
+        "--preset small",
+    ]
     places = [notes.index(words) for words in order]
     assert places == sorted(places)
     assert "[3/3]" in first.stdout
@@ -118,15 +124,22 @@ def test_into_current_installs_what_is_missing_there_and_keeps_its_torch(copy):
     result = copy.run("--into-current")
     assert result.returncode == 0, result.stderr
     notes = copy.notes()
-    assert f"uv pip install --python {copy.bin}/python3 -r .cache/into-current-required -c .cache/into-current-kept" in notes
+    assert (
+        f"uv pip install --python {copy.bin}/python3 -r .cache/into-current-required -c .cache/into-current-kept"
+        in notes
+    )
     assert "--sys-prefix" in notes
-    assert notes.splitlines()[-1] == f"python -m gallery_lib.cli.next_steps {copy.root} --into-current"
+    assert (
+        notes.splitlines()[-1] == f"python -m gallery_lib.cli.next_steps {copy.root} --into-current"
+    )
     assert f"torch=={version('torch')}\n" in (copy.root / ".cache/into-current-kept").read_text()
     assert not (copy.root / ".venv").exists()
 
 
 @pytest.mark.parametrize(("headers", "taken"), [(True, "python3.12"), (False, "python3")])
-def test_a_python_without_its_optimisations_is_taken_only_where_no_other_will_do(copy, headers, taken):
+def test_a_python_without_its_optimisations_is_taken_only_where_no_other_will_do(
+    copy, headers, taken
+):
     for name, optimised in (("python3", False), ("python3.12", True)):
         write_script(
             copy.bin / name,
@@ -161,7 +174,9 @@ def test_in_another_users_checkout_everything_goes_to_folders_of_ones_own(copy, 
     said = f"{copy.root} is not yours to write in: environment and data go to {cache}, runs to {tmp_path}/gallery-runs."
     assert first.stdout.splitlines()[0] == said
     notes = copy.notes()
-    assert f"--prompt gallery {venv}\n" in notes and f"pip install --python {venv}/bin/python" in notes
+    assert (
+        f"--prompt gallery {venv}\n" in notes and f"pip install --python {venv}/bin/python" in notes
+    )
     assert f"runs in {tmp_path}/gallery-runs/notebooks/" in notes
     assert sorted(copy.root.rglob("*")) == before
     assert "already there" in copy.run().stdout

@@ -66,7 +66,9 @@ def test_test_gets_a_browser_and_network_tools_as_root_and_else_goes_on_without(
     notes = copy.notes()
     assert ("apt-get install chromium" in notes) == ("apt-get install iproute2" in notes) == root
     assert "the tests of several hosts will be skipped -> apt-get install iproute2" in result.stdout
-    assert ("the tests in a real browser will be skipped -> apt-get install chromium" in result.stdout) != root
+    assert (
+        "the tests in a real browser will be skipped -> apt-get install chromium" in result.stdout
+    ) != root
 
 
 def test_a_compiler_named_by_cxx_will_do(copy):

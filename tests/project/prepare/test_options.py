@@ -36,12 +36,17 @@ def test_help_names_every_option(copy):
             ["--run", "resnet50", "-p", "batch", "3"],
             "error: unknown parameter `batch`. Did you mean `batch_size`?",
         ),
-        (["--run", "resnet50", "-p", "batch_size", "many"], "error: batch_size='many' must be a whole number"),
+        (
+            ["--run", "resnet50", "-p", "batch_size", "many"],
+            "error: batch_size='many' must be a whole number",
+        ),
         (["-p", "batch_size", "20"], "--run"),
         (["--lab", "--test"], "do not go together"),
     ],
 )
-def test_a_wrong_option_ends_with_2_and_says_what_to_do_before_anything_is_made(copy, options, words):
+def test_a_wrong_option_ends_with_2_and_says_what_to_do_before_anything_is_made(
+    copy, options, words
+):
     result = copy.run(*options)
     assert result.returncode == 2
     assert words in result.stderr

@@ -14,7 +14,10 @@ def test_run_executes_the_notebook_in_a_folder_of_its_own_and_shows_what_it_meas
     (folder,) = (copy.root / "runs/notebooks").iterdir()
     assert folder.name.endswith("-resnet50")
     notes = copy.notes()
-    assert f"-m gallery_lib.notebooks.batch.live_notebook {copy.root}/notebooks/resnet50.ipynb {folder}/resnet50.ipynb -k gallery" in notes
+    assert (
+        f"-m gallery_lib.notebooks.batch.live_notebook {copy.root}/notebooks/resnet50.ipynb {folder}/resnet50.ipynb -k gallery"
+        in notes
+    )
     assert "-p batch_size 20 -p profile full" in notes
     assert f"runs in {folder}\n" in notes
     assert f"-m gallery_lib.cli.main show {folder}" in notes
@@ -42,7 +45,9 @@ def test_a_signal_to_the_script_alone_ends_the_notebook_at_once(copy, sent, code
 
 def test_lab_starts_jupyterlab_for_the_checkout_in_its_own_place(copy):
     assert copy.run("--lab").returncode == 0
-    assert copy.notes().splitlines()[-1] == f"python -m gallery_lib.notebooks.jupyterlab {copy.root}"
+    assert (
+        copy.notes().splitlines()[-1] == f"python -m gallery_lib.notebooks.jupyterlab {copy.root}"
+    )
 
 
 def test_lab_does_not_start_after_a_notebook_that_failed(copy):
