@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE
+from gallery_lib.launcher.stopped_ranks import StoppedRanks
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
     RENDEZVOUS_VARIABLE,
@@ -84,7 +85,15 @@ def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int
     try:
         for process in running:
             process.start()
+        watch = StoppedRanks.from_environment()
         while True:
+            if watch is not None:
+                watch.look(
+                    {
+                        rank: process.pid if process.is_alive() else None
+                        for rank, process in enumerate(running)
+                    }
+                )
             codes = [process.exitcode for process in running]
             failed = min(
                 (rank for rank, code in enumerate(codes) if code),

@@ -31,7 +31,7 @@ from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.phases import IMPORTS, PHASES_FILE, Phase
 from gallery_lib.console.progress import Progress, shown_on
 from gallery_lib.errors import InputError
-from gallery_lib.launcher import run_folder
+from gallery_lib.launcher import run_folder, stopped_ranks
 from gallery_lib.launcher.forked import HELD_FILE, HELD_VARIABLE
 from gallery_lib.launcher.run_view import RunView
 from gallery_lib.launcher.torchrun import Torchrun, environment_of
@@ -323,6 +323,7 @@ def start(
         if on_one_host(launch):
             forget_meeting(folder)
             variables |= meeting_environment(folder) if torchrun else {}
+        variables |= stopped_ranks.environment(config, launch)
         return Job(config, launch, command, variables, say=say, ahead=ahead, hold=hold)
     except BaseException:
         hold.release()

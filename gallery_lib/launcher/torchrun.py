@@ -20,6 +20,7 @@ from typing import Any
 from gallery_lib.comm import rendezvous
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, switches
+from gallery_lib.launcher.stopped_ranks import StoppedRanks
 from gallery_lib.memory import allocator
 from gallery_lib.system import hardware
 from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, supervised
@@ -108,10 +109,39 @@ def _name_who_was_killed() -> None:
     MultiprocessContext._poll = polled  # type: ignore[assignment, method-assign]
 
 
+def _end_ranks_that_are_stopped() -> None:
+    """Have torchrun look for stopped ranks in each round of its waiting loop."""
+    from torch.distributed.elastic.multiprocessing import api
+
+    watches: list[StoppedRanks | None] = []
+
+    def look(processes: Mapping[int, int | None]) -> None:
+        if not watches:  # the variable is known once torchrun has been told what to run
+            watches.append(StoppedRanks.from_environment())
+        if watches[0] is not None:
+            watches[0].look(processes)
+
+    of_functions, of_commands = api.MultiprocessContext._poll, api.SubprocessContext._poll
+
+    def poll_functions(context: Any) -> Any:
+        processes = enumerate(context._pc.processes if context._pc else [])
+        look({rank: one.pid if one.exitcode is None else None for rank, one in processes})
+        return of_functions(context)
+
+    def poll_commands(context: Any) -> Any:
+        handlers = context.subprocess_handlers.items()
+        look({rank: one.proc.pid if one.proc.poll() is None else None for rank, one in handlers})
+        return of_commands(context)
+
+    api.MultiprocessContext._poll = poll_functions  # type: ignore[assignment, method-assign]
+    api.SubprocessContext._poll = poll_commands  # type: ignore[assignment, method-assign]
+
+
 def main(arguments: Sequence[str]) -> None:
     """Be torchrun; without arguments import it, and run it when told to."""
     rendezvous.listen_where_told()
     _name_who_was_killed()
+    _end_ranks_that_are_stopped()
     from torch.distributed import run
 
     if not arguments:

@@ -1,0 +1,96 @@
+"""Find ranks whose process is stopped, and end them: the others would wait for them for ever.
+
+Heartbeats (`comm/heartbeat.py`) show a silent rank to the other ranks while these train. This
+watch belongs to the process that started the ranks, so it also covers start-up and the end of a
+run, when no rank waits for another. A run whose ranks are all stopped is left alone: somebody has
+paused it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.errors import SilentRank
+from gallery_lib.system.processes import now
+from gallery_lib.train.failure import ErrorReport
+
+VARIABLE = "GALLERY_STOPPED_RANKS"
+_LOOK_SECONDS = 1.0
+_PAUSE_SECONDS = 5.0
+"""A longer time between two looks means that this process was stopped itself."""
+
+
+def environment(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
+    """Return the variable that tells the starting process what to watch; none for a single rank."""
+    if launch.nnodes * launch.nproc_per_node == 1:
+        return {}
+    first_rank = launch.node_rank * launch.nproc_per_node
+    return {VARIABLE: json.dumps([config.rank_timeout, config.run_dir, first_rank])}
+
+
+class StoppedRanks:
+    """Watch the ranks that this process has started.
+
+    Args:
+        limit_seconds: how long a rank may be stopped.
+        run_dir: folder of the run, for the error report.
+        first_rank: global rank of local rank 0.
+    """
+
+    def __init__(self, limit_seconds: float, run_dir: Path, first_rank: int = 0) -> None:
+        self._limit, self._run_dir, self._first = limit_seconds, run_dir, first_rank
+        self._looked = now()
+        self._stopped_at: dict[int, float] = {}
+
+    @classmethod
+    def from_environment(cls) -> StoppedRanks | None:
+        """Return the watch that `environment` describes, or None."""
+        if VARIABLE not in os.environ:
+            return None
+        limit_seconds, run_dir, first_rank = json.loads(os.environ[VARIABLE])
+        return cls(limit_seconds, Path(run_dir), first_rank)
+
+    def look(self, processes: Mapping[int, int | None]) -> None:
+        """Report and kill each rank that has been stopped for too long.
+
+        `processes` maps each local rank to its process id, or to None once it has ended. Cheap
+        enough to be called in every round of a waiting loop.
+        """
+        at = now()
+        pause = at - self._looked
+        if pause < _LOOK_SECONDS:
+            return
+        self._looked = at
+        stopped = {rank for rank, process in processes.items() if process and _is_stopped(process)}
+        if pause > _PAUSE_SECONDS or len(stopped) == len(processes):
+            stopped = set()
+        self._stopped_at = {rank: self._stopped_at.get(rank, at) for rank in stopped}
+        for rank, since in self._stopped_at.items():
+            if at - since > self._limit:
+                self._end(self._first + rank, processes[rank])
+
+    def _end(self, rank: int, process: int | None) -> None:
+        assert process is not None
+        reason = (
+            f"rank {rank} gives no sign of life: its process {process} has been stopped for "
+            f"{self._limit:g} s (rank_timeout)"
+        )
+        with contextlib.suppress(OSError):  # a full disk
+            ErrorReport(rank, SilentRank.__name__, reason).write(self._run_dir)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _is_stopped(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False

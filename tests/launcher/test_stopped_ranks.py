@@ -1,0 +1,89 @@
+"""A rank whose process is stopped is named and ended; a run that somebody has paused is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gallery_lib.config import LaunchConfig, TrainConfig
+from gallery_lib.launcher import stopped_ranks
+from gallery_lib.launcher.stopped_ranks import StoppedRanks
+
+LIMIT_SECONDS = 2.0
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two processes that stand for ranks."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    processes = [subprocess.Popen(command) for _ in range(2)]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def watched(watch: StoppedRanks, ranks: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Look as a waiting loop does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        watch.look({n: one.pid if one.poll() is None else None for n, one in enumerate(ranks)})
+        time.sleep(0.1)
+
+
+def test_the_stopped_one_is_ended_and_named(ranks, tmp_path: Path) -> None:
+    ranks[1].send_signal(signal.SIGSTOP)
+    watched(StoppedRanks(LIMIT_SECONDS, tmp_path, first_rank=4), ranks, LIMIT_SECONDS + 3)
+    assert ranks[1].poll() == -signal.SIGKILL and ranks[0].poll() is None
+    report = json.loads((tmp_path / "error-rank5.json").read_text())
+    assert report["type"] == "SilentRank"
+    said = f"rank 5 gives no sign of life: its process {ranks[1].pid} has been stopped for 2 s"
+    assert report["message"].startswith(said)
+
+
+def test_the_last_one_is_ended_when_the_others_have_ended(ranks, tmp_path: Path) -> None:
+    ranks[0].kill()
+    ranks[1].send_signal(signal.SIGSTOP)
+    watched(StoppedRanks(LIMIT_SECONDS, tmp_path), ranks, LIMIT_SECONDS + 3)
+    assert ranks[1].poll() == -signal.SIGKILL
+
+
+def test_a_run_that_was_paused_as_a_whole_goes_on(ranks, tmp_path: Path) -> None:
+    watch = StoppedRanks(LIMIT_SECONDS, tmp_path)
+    for one in ranks:
+        one.send_signal(signal.SIGSTOP)
+    watched(watch, ranks, LIMIT_SECONDS + 2)
+    for one in ranks:
+        one.send_signal(signal.SIGCONT)
+    watched(watch, ranks, 1.5)
+    assert [one.poll() for one in ranks] == [None, None] and not list(tmp_path.iterdir())
+
+
+def test_time_in_which_the_watch_itself_was_stopped_does_not_count(ranks, tmp_path: Path) -> None:
+    watch = StoppedRanks(LIMIT_SECONDS, tmp_path)
+    ranks[1].send_signal(signal.SIGSTOP)
+    watched(watch, ranks, 1.2)
+    time.sleep(6)
+    watched(watch, ranks, 1.2)
+    assert ranks[1].poll() is None
+
+
+def test_several_ranks_are_watched_and_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(model="resnet50", run_dir="runs/x", rank_timeout=30.0)
+    assert stopped_ranks.environment(config, LaunchConfig()) == {}
+    launch = LaunchConfig(nproc_per_node=2, nnodes=2, node_rank=1, master_addr="10.0.0.1")
+    (value,) = stopped_ranks.environment(config, launch).values()
+    assert json.loads(value) == [30.0, "runs/x", 2]
+    monkeypatch.delenv(stopped_ranks.VARIABLE, raising=False)
+    assert StoppedRanks.from_environment() is None
+    monkeypatch.setenv(stopped_ranks.VARIABLE, value)
+    assert StoppedRanks.from_environment() is not None
+    assert os.environ[stopped_ranks.VARIABLE] == value
