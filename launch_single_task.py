@@ -1,6 +1,8 @@
-"""One training task from the command line, over torchrun.
+"""Train one task from the command line, over torchrun.
 
-python launch_single_task.py --nproc_per_node=1 --amp_level=O1 --batch_size=128 --compiler-opt
+    python launch_single_task.py --nproc_per_node=1 --amp_level=O1 --batch_size=128 --compiler-opt
+
+A Python that cannot run the gallery is replaced by that of the environment of prepare.sh.
 """
 
 import sys

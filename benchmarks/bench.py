@@ -1,14 +1,18 @@
-"""Everything that `gallery bench` can measure on this machine, in one command, with the figures put where they are published.
+"""Measure all that `gallery bench` can on this machine, and publish the figures.
 
-    python3 benchmarks/bench.py MACHINE                        all tasks, small inputs: results/MACHINE/bench-small.json, .png
-    python3 benchmarks/bench.py MACHINE --profile large        larger images and longer sequences: bench-large.json
-    python3 benchmarks/bench.py MACHINE --run 2                a second run beside the first: bench-small-2.json
-    python3 benchmarks/bench.py MACHINE --only resnet50        some tasks only
-    python3 benchmarks/bench.py MACHINE --resume               go on after an interruption
-    python3 benchmarks/bench.py MACHINE --variants best,ours   any option of `gallery bench` is passed on
+    python3 benchmarks/bench.py MACHINE                   all tasks, small inputs
+    python3 benchmarks/bench.py MACHINE --profile large   larger images and longer sequences
+    python3 benchmarks/bench.py MACHINE --run 2           a second run beside the first
+    python3 benchmarks/bench.py MACHINE --only resnet50   some tasks only
+    python3 benchmarks/bench.py MACHINE --resume          go on after an interruption
+    python3 benchmarks/bench.py MACHINE --variants best,ours   pass on any option of `gallery bench`
 
-The pages of `results/` are then made anew (`pages.py`). On a GPU the tasks have their full sizes (ResNet-50: batch 128), which are
-published as large inputs, and ResNet-50 is then trained at the largest batch that fits, found by doubling:
+Figures of small inputs go to results/MACHINE/bench-small.json and .png, and of a second run to
+bench-small-2.json. Figures of large inputs go to bench-large.json. The pages of `results/` are then
+made anew (`pages.py`).
+
+On a GPU the tasks have their full sizes (ResNet-50: batch 128), which are published as large
+inputs. ResNet-50 is then trained at the largest batch that fits, found by doubling:
 results/MACHINE/resnet50-largest.json. That part has not been run on a GPU. It takes hours.
 """
 
@@ -22,9 +26,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -46,7 +49,10 @@ from gallery_lib.train.results import Results
 
 
 def trained(batch_size: int, steps: int, folder: Path) -> Results:
-    """ResNet-50 at 224² with the accelerated backend at O1. Raises GalleryError when it does not fit."""
+    """Return the results of ResNet-50 at 224² with the accelerated backend at O1.
+
+    Raises GalleryError when the batch does not fit into memory.
+    """
     config = TrainConfig(
         model="resnet50",
         compiler_opt=True,
@@ -65,7 +71,10 @@ def trained(batch_size: int, steps: int, folder: Path) -> Results:
 
 
 def largest_batch(folder: Path) -> dict[str, Any]:
-    """ResNet-50 at the largest of 128, 256, 512, … that fits, and what the next one said."""
+    """Train ResNet-50 at the largest of 128, 256, 512, … that fits, and return the figures.
+
+    The figures include the message of the next batch size, which failed.
+    """
     batch_size, reason = 128, ""
     while not reason:
         try:
@@ -92,7 +101,7 @@ def publish(folder: Path, machine: str, name: str) -> None:
 
 
 def main() -> int:
-    """Measure, and publish the figures; the exit code is that of `gallery bench`."""
+    """Measure and publish the figures, and return the exit code of `gallery bench`."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,4 +1,7 @@
-"""Benches of one machine beside one another: geometric means by run, and the newest small and large inputs task by task."""
+"""Benches of one machine beside one another, as rows of tables.
+
+The tables hold geometric means by run, and the newest small and large inputs task by task.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run at one size: a file, or one for most tasks and others for tasks with options of their own."""
+    """One run at one size: its files.
+
+    Most tasks share a file; tasks with options of their own have others.
+    """
 
     size: str
     number: int
@@ -32,27 +38,31 @@ class Run:
 
     @property
     def benches(self) -> list[Bench]:
-        """The files' content."""
+        """Return the benches that the files hold."""
         return [file.bench for file in self.files if file.bench is not None]
 
     @property
     def tasks(self) -> dict[str, Outcome]:
-        """Every task of the run."""
+        """Return the outcome of every task of the run, by name."""
         return {name: outcome for bench in self.benches for name, outcome in bench.tasks.items()}
 
     @property
     def baseline(self) -> str:
-        """Eager at the precision of what is compared."""
+        """Return the name of the baseline: eager at the precision of what is compared."""
         return self.benches[0].baseline
 
     @property
     def precision(self) -> str:
-        """`O1` or `O0`, as options have it."""
+        """Return the precision, `O1` or `O0`, as the options spell it."""
         return self.benches[0].amp_level
 
     @property
     def others(self) -> list[str]:
-        """What ours is held against: eager at the same precision, eager fp32, then each peer as documented and at its best."""
+        """Return the variants that ours is compared with.
+
+        They are eager at the same precision, eager fp32, then each peer as documented and at its
+        best.
+        """
         names = [
             name
             for name in dict.fromkeys(
@@ -74,19 +84,22 @@ class Run:
         )
 
     def ratios(self, other: str) -> dict[str, Ratio]:
-        """How many times as fast as `other` ours is, by task; without tasks that have no ratio."""
+        """Return how many times as fast as `other` ours is, by task.
+
+        Tasks that have no ratio are left out.
+        """
         found = {name: outcome.ratio(other, OURS) for name, outcome in self.tasks.items()}
         return {name: ratio for name, ratio in found.items() if ratio is not None}
 
 
 def label(variant: str) -> str:
-    """A variant's name as a table shows it."""
+    """Return a variant's name as a table shows it."""
     plain = variant.removesuffix(BEST)
     return _NAMES.get(plain, plain) + (", at its best" if variant.endswith(BEST) else "")
 
 
 def runs_of(machine: Machine) -> list[Run]:
-    """The runs of a machine, small inputs first, each size by number."""
+    """Return the runs of a machine, small inputs first, each size by number."""
     found: dict[tuple[int, int], list[File]] = {}
     for file in machine.files:
         for place, size in enumerate(SIZES):
@@ -103,7 +116,10 @@ def _title(run: Run, runs: Sequence[Run]) -> str:
 
 
 def mean_text(run: Run, other: str) -> str:
-    """The geometric mean over the tasks that have a ratio, with its interval; `–` where none has."""
+    """Return the geometric mean with its interval, over the tasks that have a ratio.
+
+    Return `–` where no task has one.
+    """
     ratios = run.ratios(other)
     if not ratios:
         return "–"
@@ -112,7 +128,7 @@ def mean_text(run: Run, other: str) -> str:
 
 
 def means_rows(runs: Sequence[Run]) -> Rows:
-    """Geometric means of ours over each alternative, a column for each run."""
+    """Return the geometric means of ours over each alternative, with a column for each run."""
     header = ["ours is so many times as fast as", *(_title(run, runs) for run in runs)]
     others = dict.fromkeys(
         other for run in sorted(runs, key=lambda run: -len(run.others)) for other in run.others
@@ -121,7 +137,10 @@ def means_rows(runs: Sequence[Run]) -> Rows:
 
 
 def best_peer(run: Run, task: str) -> tuple[str, Ratio] | None:
-    """The alternative other than plain eager over which ours gains least on a task, and that ratio; None where none was measured."""
+    """Return the alternative over which ours gains least on a task, and that ratio.
+
+    Plain eager does not count as an alternative. Return None where none was measured.
+    """
     others = {
         other: run.ratios(other).get(task) for other in run.others if other not in EAGER.values()
     }
@@ -130,12 +149,15 @@ def best_peer(run: Run, task: str) -> tuple[str, Ratio] | None:
 
 
 def newest(runs: Sequence[Run], size: str) -> Run | None:
-    """The last run of a size."""
+    """Return the last run of a size; None where there is none."""
     return next((run for run in reversed(runs) if run.size == size), None)
 
 
 def task_rows(runs: Sequence[Run]) -> Rows:
-    """A line a task: steps, ours over eager and over the best peer, for the newest small and large inputs beside one another."""
+    """Return a row for each task, with the newest small and large inputs side by side.
+
+    The cells are step times, ours over eager, and ours over the best peer.
+    """
     shown = [run for size in SIZES if (run := newest(runs, size))]
     header = ["task"]
     for run in shown:
@@ -156,7 +178,10 @@ def task_rows(runs: Sequence[Run]) -> Rows:
 
 
 def _input(run: Run, name: str, runs: Sequence[Run]) -> str:
-    """Batch size and size of an input; of two sizes that were options of all tasks, the one that every run of this task has."""
+    """Return batch size and input size as text.
+
+    Where two sizes were options of all tasks, the one that every run of this task has is shown.
+    """
     sizes = run.tasks[name].sizes
     all_have = set.intersection(
         *(set(other.tasks[name].sizes) for other in runs if name in other.tasks)

@@ -1,4 +1,7 @@
-"""What every benchmark writes beside its figures (hardware, versions, command and date), and where the file goes."""
+"""Conditions that every benchmark writes beside its figures, and the place of its file.
+
+The conditions are hardware, versions, command and date.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,17 @@ from gallery_lib.system.json_files import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 _LOAD_AVERAGE = os.getloadavg()[0]
-"""Of the last minute before anything was measured: a benchmark imports this at its start."""
+"""Load average of the last minute before anything was measured.
+
+A benchmark imports this module at its start.
+"""
 
 
 def conditions() -> dict[str, Any]:
-    """What the figures must be read with. The host's name is left out; paths in the command are relative."""
+    """Return the conditions under which the figures hold.
+
+    The host's name is left out; paths in the command are relative.
+    """
     environment = hardware.environment()
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
@@ -35,24 +44,34 @@ def conditions() -> dict[str, Any]:
 
 
 def results_file(machine: str, name: str) -> Path:
-    """Return where published figures of a machine lie: `results/MACHINE/NAME`; `page_kinds.py` says which names there are."""
+    """Return the path of published figures of a machine: `results/MACHINE/NAME`.
+
+    `page_kinds.py` lists the names.
+    """
     return RESULTS / machine / name
 
 
 def measured_before(path: Path | None, key: str) -> Any:
-    """What an earlier run has written under `key`, to go on with; None where there is no file. Raises InputError for a damaged one."""
+    """Return what an earlier run wrote under `key`, to go on with; None where there is no file.
+
+    Raises InputError for a damaged file.
+    """
     if path is None or not path.exists():
         return None
     try:
         return json.loads(path.read_text())[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{path} cannot be gone on with ({type(error).__name__}: {error}). Delete it, or name another file."
+            f"{path} cannot be gone on with ({type(error).__name__}: {error}). "
+            "Delete it, or name another file."
         ) from error
 
 
 def writable(path: Path) -> Path:
-    """`path`, where a file may be written; its folder is made. For before anything is measured. Raises InputError where it may not."""
+    """Return `path` if a file may be written there, and make its folder.
+
+    Call it before anything is measured. Raises InputError where the file may not be written.
+    """
     reason = "it is a folder" if path.is_dir() else ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +87,7 @@ def writable(path: Path) -> Path:
 
 
 def out_file(text: str) -> Path:
-    """argparse's type of `--out`: a file that may be written."""
+    """Return a writable path; the argparse type of `--out`."""
     try:
         return writable(Path(text))
     except InputError as error:
@@ -76,7 +95,10 @@ def out_file(text: str) -> Path:
 
 
 def exit_code(body: Callable[[], int]) -> int:
-    """The exit code of `body`, which measures one thing after another and writes what it has; one message where it fails or is ended."""
+    """Return the exit code of `body`; an error or an interrupt is one message.
+
+    `body` measures one thing after another, and writes what it has after each.
+    """
     return exit_code_of(
         body,
         error_prefix="error",

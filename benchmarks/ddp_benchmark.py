@@ -1,11 +1,13 @@
-"""DDP's own way of averaging gradients and an accelerated one, in turns, in the processes that torchrun starts.
+r"""Step times of DDP's own gradient averaging and of an accelerated one, in turns, under torchrun.
 
-    python -m torch.distributed.run --nproc_per_node 2 benchmarks/ddp_benchmark.py --model resnet50 --precision amp --wire bf16
+    python -m torch.distributed.run --nproc_per_node 2 \
+        benchmarks/ddp_benchmark.py --model resnet50 --precision amp --wire bf16
     python3 benchmarks/ddp_benchmark.py diff before.json after.json
 
-The options of the accelerated way are those of `config.Comm`; with --tune all lossless ways take part. Each is trained for
-ROUNDS turns of BLOCK_STEPS steps, with real batches of the task; a step takes as long as on the slowest rank. Rates without a
-word are of one device, as in `440/s`; that of all devices together is named.
+The options of the accelerated strategy are those of `config.Comm`; with --tune all lossless
+strategies take part. Each is trained for ROUNDS turns of BLOCK_STEPS steps, with real batches of
+the task. A step takes as long as on the slowest rank. Rates without a word are of one device, as in
+`440/s`; that of all devices together is named.
 """
 
 from __future__ import annotations
@@ -18,9 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -46,7 +47,7 @@ from gallery_lib.train.loop import Observer, Session, train
 
 @dataclass(frozen=True)
 class DdpBenchmarkConfig:
-    """What is trained, and how long."""
+    """Training that is measured, and its length."""
 
     model: str = option("resnet50", "task, or FILE.py:NAME")
     precision: Literal["fp32", "amp"] = option("amp", "fp32, or autocast (bf16 on the CPU)")
@@ -64,15 +65,17 @@ class DdpBenchmarkConfig:
     )
     early_steps: bool = option(
         False,
-        "all ways but DDP's own take the optimizer's step of a bucket while others are on their way",
+        "all ways but DDP's own take the optimizer's step of a bucket "
+        "while others are on their way",
     )
     out: str | None = option(None, "file for the figures, as JSON")
 
 
 class Turns(Observer):
-    """Changes the way at the beginning of each turn, and notes the times of the steps that count."""
+    """Observer that changes the strategy at each turn, and keeps the times of counted steps."""
 
     def __init__(self, ways: dict[str, Comm], config: DdpBenchmarkConfig) -> None:
+        """Plan the turns of all strategies."""
         self.order = ddp_turns.order(ways, config.rounds)
         self.ways, self.length = ways, SETTLING_STEPS + config.block_steps
         self.early_steps, self.fused = config.early_steps, config.fused
@@ -80,11 +83,11 @@ class Turns(Observer):
 
     @property
     def steps(self) -> int:
-        """Of all turns."""
+        """Return the number of steps of all turns."""
         return self.length * len(self.order)
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
-        """See Observer."""
+        """Choose the strategy of the turn at its first step (see Observer)."""
         if step == 0:
             self._propagate = session.propagate
         if step == 0 and self.fused:
@@ -100,7 +103,7 @@ class Turns(Observer):
             session.clock.resume()
 
     def after_training(self, session: Session) -> None:
-        """See Observer."""
+        """Sort the step times of the slowest rank by strategy (see Observer)."""
         slowest = [
             max(step) for step in zip(*process_group.all_ranks(session.clock.read()), strict=True)
         ]
@@ -119,7 +122,7 @@ def _stepping(model: nn.Module, propagate: Callable[[Tensor], Any]) -> Callable[
 
 
 def _choose_fused(optimizer: torch.optim.Optimizer) -> None:
-    """Before its first step."""
+    """Switch the optimizer to torch's fused form, before its first step."""
     if "fused" not in optimizer.defaults:
         raise InputError(
             f"torch has no fused form of {type(optimizer).__name__}. Leave --fused out."
@@ -133,16 +136,18 @@ def _ways(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
         return candidates(options, hosts)
     if options == Comm():
         raise InputError(
-            "say what to compare with DDP's own way: --tune, or options such as --hierarchical, --streams 2, --wire bf16."
+            "say what to compare with DDP's own way: --tune, or options such as --hierarchical, "
+            "--streams 2, --wire bf16."
         )
     return {PLAIN: Comm(), "accelerated": options}
 
 
 def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
-    """Train and print; rank 0 writes the file."""
+    """Train, print the figures, and return the exit code; rank 0 writes the file."""
     if process_group.world_size() < 2:
         raise InputError(
-            "one process has nobody to share gradients with. Start it with torchrun: see the first lines of this file."
+            "one process has nobody to share gradients with. "
+            "Start it with torchrun: see the first lines of this file."
         )
     if config.out:
         writable(Path(config.out))
@@ -188,7 +193,7 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
 
 
 def main() -> int:
-    """Measure, or compare two files."""
+    """Measure, or compare two files, and return the exit code."""
     if sys.argv[1:2] == ["diff"]:
         if len(sys.argv) != 4:
             raise InputError("diff takes two files: diff BEFORE.json AFTER.json")

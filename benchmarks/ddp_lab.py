@@ -1,17 +1,24 @@
-"""Gradient averaging on a cluster lab: recorded timelines, replayed in real DDP over emulated links.
+r"""Gradient averaging on a cluster lab: recorded timelines replayed in real DDP on emulated links.
 
     python3 benchmarks/ddp_lab.py record --model resnet50 --out timelines/resnet50.json
-    python3 benchmarks/ddp_lab.py run timelines/resnet50.json --ranks 4 --rate 1gbit --stretch 4 --wires exact,bf16,int8
-    python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 --out runs/sweep
+    python3 benchmarks/ddp_lab.py run timelines/resnet50.json --ranks 4 --rate 1gbit --stretch 4 \
+        --wires exact,bf16,int8
+    python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 \
+        --out runs/sweep
     python3 benchmarks/ddp_lab.py validate --model resnet18 --rate 100mbit --wire bf16
     python3 benchmarks/ddp_lab.py diff before.json after.json
 
-`record` trains a few steps in one process. `run` brings up a lab and lets DDP's own way and the others take turns. `sweep` does it
-for all timelines × numbers of hosts, with the tuner choosing among the lossless ways; begun again with the same folder it goes on,
-also with another stretch for another number of hosts: more of them on the same cores need a larger one. A committed table is gone on
-with by copying it to a new folder, as `sweep.csv` with `settings.json` beside it; each line says which machine replayed it.
-The notebook performance_data shows its table; to publish it, copy `sweep.csv` and `settings.json` to results/MACHINE/ as
-`sweep.csv` and `sweep.json`. `validate` trains for real and replays what was recorded there, in turns, in the same processes.
+`record` trains a few steps in one process. `run` brings up a lab and lets DDP's own strategy and
+the others take turns. `sweep` does so for all timelines × numbers of hosts, with the tuner choosing
+among the lossless strategies. `validate` trains for real and replays what was recorded there, in
+turns, in the same processes.
+
+A sweep that is begun again with the same folder goes on. It may have another stretch for another
+number of hosts: more hosts on the same cores need a larger stretch. To go on with a committed
+table, copy it to a new folder, as `sweep.csv` with `settings.json` beside it. Each line says which
+machine replayed it. The notebook performance_data shows the table of a sweep. To publish it, copy
+`sweep.csv` and `settings.json` to results/MACHINE/ as `sweep.csv` and `sweep.json`.
+
 Figures of `run` and `sweep` are those of a time-dilated replay on an emulated link, and say so.
 """
 
@@ -27,9 +34,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -71,33 +77,41 @@ from gallery_lib.system import hardware
 
 HERE = Path(__file__).resolve().parent
 WHAT_IT_IS = (
-    "Time-dilated replay on an emulated link. Communication between hosts is real, over links shaped to `rate` divided by `stretch`; "
-    "computation is waiting, multiplied by `stretch`; times are divided by `stretch`. What this machine's own cores and memory do "
-    "(sockets, copies, sums, all that stays within a host) is not stretched, so it counts for `stretch` times less than it takes here."
+    "Time-dilated replay on an emulated link. Communication between hosts is real, over links "
+    "shaped to `rate` divided by `stretch`; computation is waiting, multiplied by `stretch`; times "
+    "are divided by `stretch`. What this machine's own cores and memory do (sockets, copies, sums, "
+    "all that stays within a host) is not stretched, "
+    "so it counts for `stretch` times less than it takes here."
 )
 _PROCESS_BYTES, _TORCHRUN_BYTES, _SYSTEM_BYTES = 470e6, 300e6, 1e9
-"""Of a process with torch in it and its sockets, of the one that starts those of a host, and of all else on the machine."""
+"""Memory of a process with torch and its sockets, of a host's torchrun, and of all else."""
 _SHARED_PIECES_BYTES = 40 * 2**20
-"""Of the largest pieces that one way has on its way at a time: two of 12 MiB, or one of 38."""
+"""Largest pieces that one strategy has in flight at a time: two of 12 MiB, or one of 38."""
 
 
 @dataclass(frozen=True)
 class DdpLabConfig:
-    """The processes of a run on a lab."""
+    """Processes of a run on a lab."""
 
     ranks: int = option(1, "processes on each host", unit="processes", minimum=1)
     hosts_of_sweep: str = option("1,2,4,8", "with sweep: numbers of hosts, with commas between")
 
 
 def on_a_lab(lab_config: LabConfig, ranks: int, script: str, words: Sequence[str]) -> str:
-    """Run a script of this folder on every host of a new lab, to its end; returns how its hosts got their CPU share."""
+    """Run a script of this folder on every host of a new lab, to its end.
+
+    Return how the hosts got their CPU share.
+    """
     with Lab(lab_config.hosts, lab_config.rate, lab_config.cpus) as lab:
         run_on_hosts(lab, [str(HERE / script), *words], LabRunConfig(nproc_per_node=ranks))
         return lab.cpu_share
 
 
 def stretched(config: LabConfig, stretch: float) -> LabConfig:
-    """The lab on which time is stretched: slower links, and for each host all cores, since its computation is waiting."""
+    """Return the lab for stretched time, whose links are slower.
+
+    Each host gets all cores, since its computation is waiting.
+    """
     rate = f"{link_rate.bits_per_second(config.rate) / stretch / 1000:f}kbit"
     return dataclasses.replace(config, rate=rate, cpus=config.cpus or hardware.cores())
 
@@ -110,15 +124,19 @@ def replayed(
     processes: DdpLabConfig,
     out: Path,
 ) -> None:
-    """OUT/NAME.json for each timeline NAME.json, as soon as it is measured."""
+    """Write OUT/NAME.json for each timeline NAME.json, as soon as it is measured."""
     words = [action, *map(str, files), "--out", str(out), *options.command_line(config)]
     on_a_lab(stretched(lab, config.stretch), processes.ranks, "ddp_replay.py", words)
 
 
 def memory_bytes(timeline: Timeline, wires: str, hosts: int, ranks: int) -> float:
-    """What a replay takes on this machine, about: for each rank its buckets, a piece of what is being made, and with other wire formats
-    what error feedback keeps and the largest bucket as it is sent; for each host torchrun, and the shared memory of hierarchical
-    averaging, a piece of a bucket for each rank and one."""
+    """Return about how many bytes a replay takes on this machine.
+
+    Each rank holds its buckets and a piece of what is being made. With other wire formats than
+    exact it also holds what error feedback keeps, and the largest bucket as it is sent. Each host
+    holds torchrun and the shared memory of hierarchical averaging: a piece of a bucket for each
+    rank, and one more.
+    """
     largest = max(max(each.bytes for each in timeline.gradients), 25 * 2**20)
     kept = 2 if {"int8", "powersgd"} & set(wires.split(",")) else 1
     sent = 0 if wires == "exact" else largest
@@ -129,24 +147,37 @@ def memory_bytes(timeline: Timeline, wires: str, hosts: int, ranks: int) -> floa
 
 
 def too_large(timeline: Timeline, wires: str, hosts: int, ranks: int) -> str:
-    """Why this machine cannot replay it, or ''."""
+    """Return why this machine cannot replay the timeline, or ""."""
     needed, there = memory_bytes(timeline, wires, hosts, ranks), hardware.memory_bytes()
-    sizes = f"about {needed / 2**30:.1f} GiB of memory on {hosts} hosts × {ranks} processes, and there are {there / 2**30:.1f}"
+    sizes = (
+        f"about {needed / 2**30:.1f} GiB of memory on {hosts} hosts × {ranks} processes, "
+        f"and there are {there / 2**30:.1f}"
+    )
     return f"{timeline.task} needs {sizes}. Use fewer." if needed > there else ""
 
 
 def device_of(timeline: dict[str, Any]) -> str:
-    """GPU or CPU: what computed in the recorded run."""
+    """Return the kind of device that computed in the recorded run: GPU or CPU."""
     return "CPU" if timeline["environment"]["device"] == "cpu" else "GPU"
 
 
 def shown(found: dict[str, Any]) -> str:
-    """The figures of a replay, with what they are."""
+    """Return the figures of a replay as text that says what they are."""
     timeline, replay = found["timeline"], found["replay"]
     size = f"{timeline['gradient_bytes'] / 1e6:.1f} MB of gradients, {timeline['origin']}"
-    head = f"{timeline['task']} ({size}): time-dilated replay (stretch {replay['stretch']:g}) on an emulated link of {found['rate']}"
+    head = (
+        f"{timeline['task']} ({size}): time-dilated replay (stretch {replay['stretch']:g}) on an "
+        f"emulated link of {found['rate']}"
+    )
     batch_size = timeline["settings"]["batch_size"]
-    return f"{head}\n{ddp_turns.text(found['ways'], batch_size, found['processes_by_host'], device_of(timeline))}"
+    return (
+        f"{head}\n"
+        f"""{
+            ddp_turns.text(
+                found["ways"], batch_size, found["processes_by_host"], device_of(timeline)
+            )
+        }"""
+    )
 
 
 def _record(train: TrainConfig, config: RecordConfig, words: argparse.Namespace) -> int:
@@ -180,13 +211,15 @@ def _run(
 def cell(
     found: dict[str, Any], timeline: Timeline, lab: LabConfig, processes: DdpLabConfig
 ) -> Cell:
-    """A line of the sweep's table; ddp_acc wants that of one host, too, and is left out."""
+    """Return a line of the sweep's table.
+
+    `ddp_acc` needs the line of one host as well, and is left out.
+    """
     ways = found["ways"]
     chosen = next((name for name in ways if name != PLAIN), PLAIN)
     ddp, ours = ways[PLAIN]["step_seconds"]["p50"], ways[chosen]["step_seconds"]["p50"]
-    ratio = ways[chosen].get(
-        "speedup", {"ratio": 1.0, "low": 1.0, "high": 1.0}
-    )  # DDP's own way was kept
+    # The speed-up is missing where DDP's own strategy was kept.
+    ratio = ways[chosen].get("speedup", {"ratio": 1.0, "low": 1.0, "high": 1.0})
     return Cell.of(
         timeline,
         **{
@@ -208,7 +241,7 @@ def cell(
 def _sweep(
     config: ReplayConfig, lab: LabConfig, processes: DdpLabConfig, words: argparse.Namespace
 ) -> int:
-    stretched(lab, config.stretch)  # a rate that is none is said before anything is written
+    stretched(lab, config.stretch)  # refuses an invalid rate before anything is written
     timelines = {path.resolve(): read_timeline(path) for path in words.timelines}
     if len({path.name for path in timelines}) < len(timelines):
         raise InputError(
@@ -255,13 +288,13 @@ def _sweep(
     for hosts in asked:
         if left[hosts] and stretches[hosts] != config.stretch:
             raise InputError(
-                f"{words.out} holds figures of {hosts} hosts with stretch={stretches[hosts]:g}. Go on with that."
+                f"{words.out} holds figures of {hosts} hosts with stretch={stretches[hosts]:g}. "
+                "Go on with that."
             )
     for hosts in asked:
         _of_hosts(words.out, hosts).mkdir(parents=True, exist_ok=True)
-    kept = (
-        {} if any(left.values()) else before
-    )  # the conditions are those of the figures, not of looking at them again
+    # The conditions are those of the measurement, not of looking at the figures again.
+    kept = {} if any(left.values()) else before
     write_result(
         settings,
         {
@@ -286,7 +319,7 @@ def _sweep(
                     processes,
                     _of_hosts(words.out, hosts),
                 )
-        finally:  # what was measured before something failed has its line
+        finally:  # what was measured before a failure gets its line
             if measured := _measured(words.out, timelines, lab, processes):
                 _write_table(words.out, measured)
     print(f"figures: {words.out / TABLE} and the files beside it")
@@ -294,22 +327,26 @@ def _sweep(
 
 
 def _of_hosts(folder: Path, hosts: int) -> Path:
-    """Where a sweep keeps what it has measured on so many hosts."""
+    """Return the folder of what a sweep has measured on so many hosts."""
     return folder / f"{hosts}-hosts"
 
 
 def _measured(
     folder: Path, timelines: dict[Path, Timeline], lab: LabConfig, processes: DdpLabConfig
 ) -> dict[tuple[Path, int], Cell]:
-    """What a sweep has measured, by timeline and number of hosts: what its table has, as a committed one does that was copied to be gone
-    on with, and then what was measured into its folders."""
+    """Return what a sweep has measured, by timeline and number of hosts.
+
+    First come the lines of its table: a committed table may have been copied to be gone on with.
+    Then come the figures in the folders of the sweep.
+    """
     found: dict[tuple[Path, int], Cell] = {}
     if (folder / TABLE).exists():
         paths = {recording_of(timeline): path for path, timeline in timelines.items()}
         for each in read_sweep(folder / TABLE).cells:
             if each.recording not in paths:
                 raise InputError(
-                    f"{folder / TABLE} has a line of {each.model} that is of none of the timelines. Name a new folder."
+                    f"{folder / TABLE} has a line of {each.model} that is of none of the "
+                    "timelines. Name a new folder."
                 )
             found[paths[each.recording], each.hosts] = each
     for measured in folder.glob("*-hosts"):
@@ -325,7 +362,7 @@ def _measured(
 
 
 def _write_table(folder: Path, measured: dict[tuple[Path, int], Cell]) -> None:
-    """The table, with ddp_acc where one host has been measured."""
+    """Write the table, with `ddp_acc` where one host has been measured."""
     alone = {path: each.ddp_step_seconds for (path, hosts), each in measured.items() if hosts == 1}
     write_sweep(
         folder / TABLE,
@@ -350,7 +387,10 @@ def _validate(
         asked = options.command_line(config, way)
         share = on_a_lab(lab, processes.ranks, "ddp_validate.py", ["--out", str(file), *asked])
         found = json.loads(file.read_text())
-    where = f"{lab.hosts} hosts × {processes.ranks} processes, emulated link of {lab.rate}, CPU share: {share}"
+    where = (
+        f"{lab.hosts} hosts × {processes.ranks} processes, emulated link of {lab.rate}, "
+        f"CPU share: {share}"
+    )
     print(f"{found['timeline']['task']} on {where}")
     for name, figures in found["ways"].items():
         real, replay, ratio = (
@@ -358,9 +398,13 @@ def _validate(
             figures["replay_p50_seconds"],
             figures["replay_over_real"],
         )
-        interval = f"(interval {ratio['low']:.2f} to {ratio['high']:.2f}): {'' if figures['within_15_percent'] else 'not '}within 15 %"
+        interval = (
+            f"(interval {ratio['low']:.2f} to {ratio['high']:.2f}): "
+            f"{'' if figures['within_15_percent'] else 'not '}within 15 %"
+        )
         print(
-            f"  {name}: real {real:.3f} s, replay {replay:.3f} s; replay / real {ratio['ratio']:.2f} {interval}"
+            f"  {name}: real {real:.3f} s, replay {replay:.3f} s; replay / real "
+            f"{ratio['ratio']:.2f} {interval}"
         )
     if words.out:
         write_result(words.out, {**conditions(), "rate": lab.rate, "cpu_share": share, **found})
@@ -396,7 +440,7 @@ def _of_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    """Carry out an action."""
+    """Run an action and return the exit code."""
     if sys.argv[1:2] == ["diff"]:
         if len(sys.argv) != 4:
             raise InputError("diff takes two files: diff BEFORE.json AFTER.json")

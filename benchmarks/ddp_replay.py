@@ -1,10 +1,12 @@
-"""Replays timelines in the processes that torchrun starts: DDP's own way of averaging gradients and others, in turns.
+"""Replay of timelines under torchrun: DDP's own gradient averaging and other strategies, in turns.
 
-    torchrun … benchmarks/ddp_replay.py turns TIMELINE.json … --out FOLDER    every way takes turns
-    torchrun … benchmarks/ddp_replay.py tuned TIMELINE.json … --out FOLDER    the tuner chooses; then DDP's own way and its choice do
+    torchrun … benchmarks/ddp_replay.py turns TIMELINE.json … --out FOLDER
+    torchrun … benchmarks/ddp_replay.py tuned TIMELINE.json … --out FOLDER
 
-Communication is that of the network between the processes, computation is waiting: see gallery_lib/measure/replay. Rank 0 writes
-FOLDER/NAME.json for each TIMELINE NAME.json, as soon as it is measured. `ddp_lab.py` starts this on the hosts of a lab.
+With `turns` every strategy takes turns. With `tuned` the tuner chooses; then DDP's own strategy and
+its choice take turns. Communication uses the network between the processes, computation is waiting:
+see gallery_lib/measure/replay. Rank 0 writes FOLDER/NAME.json for each TIMELINE NAME.json, as soon
+as it is measured. `ddp_lab.py` starts this script on the hosts of a lab.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -49,7 +50,10 @@ DDP = nn.parallel.DistributedDataParallel
 
 
 def ways(config: ReplayConfig, hosts: topology.Topology) -> dict[str, Comm]:
-    """DDP's own, and those that `config.wires` and `config.only` ask for. Raises InputError for what is not known."""
+    """Return DDP's own strategy, and those that `config.wires` and `config.only` ask for.
+
+    Raises InputError for an unknown name.
+    """
     found = {PLAIN: Comm()}
     for wire in config.wires.split(","):
         options = Comm(wire=check_value(Comm, "wire", wire.strip()))
@@ -65,7 +69,8 @@ def ways(config: ReplayConfig, hosts: topology.Topology) -> dict[str, Comm]:
     for name in wanted:
         if name not in found:
             raise InputError(
-                f"only={name!r} is no way here.{did_you_mean(name, found)} Known: {'; '.join(found)}"
+                f"only={name!r} is no way here.{did_you_mean(name, found)} Known: "
+                f"{'; '.join(found)}"
             )
     return {PLAIN: Comm(), **{name: found[name] for name in wanted}}
 
@@ -73,12 +78,14 @@ def ways(config: ReplayConfig, hosts: topology.Topology) -> dict[str, Comm]:
 def in_turns(
     model: DDP, replay: Replay, chosen: dict[str, Comm], config: ReplayConfig
 ) -> dict[str, Blocks]:
-    """Step times of each way by turn, each of the slowest rank, on every rank."""
+    """Return the step times of each strategy by turn, on every rank.
+
+    Each step takes as long as on the slowest rank.
+    """
     own: dict[str, Blocks] = {name: [] for name in chosen}
     for name in ddp_turns.order(chosen, config.rounds):
-        model.zero_grad(
-            set_to_none=True
-        )  # they may be views of the buckets that the way before had
+        # Gradients may be views of the previous strategy's buckets.
+        model.zero_grad(set_to_none=True)
         accelerate_ddp(model, chosen[name])
         own[name].append(
             [replay.train_step(model) for _ in range(SETTLING_STEPS + config.block_steps)][
@@ -93,10 +100,10 @@ def in_turns(
 def tuned(
     model: DDP, replay: Replay, offered: dict[str, Comm], config: ReplayConfig
 ) -> dict[str, Blocks]:
-    """Step times of DDP's own way and of the tuner's choice, by turn.
+    """Return the step times of DDP's own strategy and of the tuner's choice, by turn.
 
-    A choice is measured again, beside DDP's own way: a best of several is likely to have had luck. Where DDP's own way is kept, the
-    tuner's measurement of it stands.
+    A choice is measured again, beside DDP's own strategy: a best of several is likely to have had
+    luck. Where DDP's own strategy is kept, the tuner's measurement of it stands.
     """
     tuner = Tuner(model, offered, rounds=config.rounds, block_steps=config.block_steps, keep=False)
     while tuner.chosen is None:
@@ -109,18 +116,18 @@ def tuned(
 
 
 def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str, Any]:
-    """Figures of one timeline, on every rank."""
+    """Return the figures of one timeline, on every rank."""
     hosts = topology.find()
     replay = Replay(
         timeline, stretch=config.stretch, seed=process_group.rank(), share_gradients=True
     )
-    model = DDP(replay, init_sync=False)  # no rank has values to give
+    model = DDP(replay, init_sync=False)  # no rank has values to broadcast
     alone = process_group.world_size() == 1
     offered = {PLAIN: Comm()} if alone else ways(config, hosts)
     several = choose and len(offered) > 1
     seconds = (tuned if several else in_turns)(model, replay, offered, config)
-    model.zero_grad(set_to_none=True)  # they may be views of buckets, which they would keep alive
-    accelerate_ddp(model, Comm())  # ends its threads and groups
+    model.zero_grad(set_to_none=True)  # gradients may be views of buckets and keep them alive
+    accelerate_ddp(model, Comm())  # ends the threads and process groups of the strategy
     return {
         "processes_by_host": [len(ranks) for ranks in hosts.hosts],
         "offered": list(offered),
@@ -129,7 +136,7 @@ def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str,
 
 
 def main() -> int:
-    """Measure all timelines; rank 0 writes."""
+    """Measure all timelines and return the exit code; rank 0 writes."""
     line = CommandLine("ddp_replay.py", __doc__ or "", (ReplayConfig,), operands=_operands)
     config, words = line.parse(sys.argv[1:])
     timelines = {path: read_timeline(path) for path in words.timelines}

@@ -1,6 +1,7 @@
-"""What the benchmarks of gradient averaging share: ways that take turns, and their figures, shown, written and compared.
+"""Turns of gradient-averaging strategies, and their figures: shown, written and compared.
 
-Rates without a word are of one device, as in `440/s`; that of all devices together is named.
+The benchmarks of gradient averaging share this module. Rates without a word are of one device, as
+in `440/s`; that of all devices together is named.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gallery_lib.console.table import text_table
 from gallery_lib.errors import InputError
 
 SETTLING_STEPS = 2
-"""Not counted at the beginning of a turn: DDP orders its buckets anew."""
+"""Steps at the beginning of a turn that are not counted: DDP orders its buckets anew."""
 PERCENTILES = ("p50", "p75", "p90", "p95")
 
 Blocks = list[list[float]]
@@ -26,13 +27,16 @@ Blocks = list[list[float]]
 
 
 def order(ways: Mapping[str, Comm], rounds: int) -> list[str]:
-    """The way of each turn: to and fro, so that drift of the machine falls on all."""
+    """Return the strategy of each turn.
+
+    The order reverses from round to round, so that drift of the machine falls on all strategies.
+    """
     turns = (list(ways) if number % 2 == 0 else list(reversed(ways)) for number in range(rounds))
     return [name for turn in turns for name in turn]
 
 
 def figures(ways: Mapping[str, Comm], seconds: Mapping[str, Blocks]) -> dict[str, Any]:
-    """For each way its options, step times, and speed-up over DDP's own way."""
+    """Return for each strategy its options, step times, and speed-up over DDP's own."""
     found: dict[str, Any] = {}
     for name, blocks in seconds.items():
         times = stats.percentiles([step for block in blocks for step in block])
@@ -44,7 +48,14 @@ def figures(ways: Mapping[str, Comm], seconds: Mapping[str, Blocks]) -> dict[str
 
 
 def line(seconds: Mapping[str, float], batch_size: int, hosts: Sequence[int], device: str) -> str:
-    """`8 GPUs -- 1M/8G:  p50:  0.073s 440/s  …`: per device. `hosts`: processes on each; `device`: GPU or CPU."""
+    """Return a line of step times and rates per device: `8 GPUs -- 1M/8G: p50: 0.073s 440/s …`.
+
+    Args:
+        seconds: step times in seconds, by percentile.
+        batch_size: samples per device and step.
+        hosts: number of processes on each host.
+        device: `GPU` or `CPU`.
+    """
     world = sum(hosts)
     per_device = "  ".join(
         f"{name}:  {seconds[name]:.3f}s {batch_size / seconds[name]:.0f}/s" for name in PERCENTILES
@@ -54,20 +65,24 @@ def line(seconds: Mapping[str, float], batch_size: int, hosts: Sequence[int], de
 
 
 def text(found: Mapping[str, Any], batch_size: int, hosts: Sequence[int], device: str) -> str:
-    """What `figures` found, two or three lines a way."""
+    """Return the result of `figures` as text, two or three lines for each strategy."""
     lines = []
     for name, way in found.items():
         lines.append(f"{name}:\n  {line(way['step_seconds'], batch_size, hosts, device)}")
         if "speedup" in way:
             ratio = way["speedup"]
             lines.append(
-                f"  {ratio['ratio']:.2f}× {PLAIN} (interval {ratio['low']:.2f} to {ratio['high']:.2f}): {ratio['verdict']}"
+                f"  {ratio['ratio']:.2f}× {PLAIN} (interval {ratio['low']:.2f} to "
+                f"{ratio['high']:.2f}): {ratio['verdict']}"
             )
     return "\n".join(lines)
 
 
 def diff(before: Path, after: Path) -> int:
-    """Step times of the ways that two files share, side by side."""
+    """Print the step times of the strategies that two files share, side by side, and return 0.
+
+    Raises InputError for a file that this benchmark did not write.
+    """
     files = []
     for path in (before, after):
         try:

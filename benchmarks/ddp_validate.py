@@ -1,9 +1,11 @@
-"""Is a replay like the real thing? Both take turns in the processes that torchrun starts; `ddp_lab.py validate` starts it.
+"""Check that a replay is like the real training: both take turns under torchrun.
 
-First each process trains some steps without communication, while the others do the same beside it, and records its timeline. Then real
-training and its replay take turns, with DDP's own way of averaging gradients and, where options ask for one, with another. A step
-takes as long as on the slowest rank. Nothing is stretched: real computation cannot be. On a CPU a replay waits by computing, since
-communication takes part of the cores there, and what computes is slowed by it.
+`ddp_lab.py validate` starts this script. First each process trains some steps without
+communication, while the others do the same beside it, and records its timeline. Then real training
+and its replay take turns, with DDP's own strategy of averaging gradients and, where options ask for
+one, with another. A step takes as long as on the slowest rank. Nothing is stretched, since real
+computation cannot be. On a CPU a replay waits by computing: communication takes part of the cores
+there, and slows down what computes.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -44,12 +45,12 @@ from gallery_lib.measure.replay.record import WARMUP_STEPS, Recorder
 from gallery_lib.train.loop import Observer, Session, train
 
 AGREEMENT = 1.15
-"""Real and replayed step times, the longer over the shorter, at most."""
+"""Greatest allowed ratio of real and replayed step times, the longer over the shorter."""
 
 
 @dataclass(frozen=True)
 class DdpValidateConfig:
-    """What is trained and replayed, and how long."""
+    """Training that is recorded and replayed, and its length."""
 
     model: str = option("resnet18", "task, or FILE.py:NAME")
     precision: Literal["fp32", "amp"] = option("fp32", "fp32, or autocast (bf16 on the CPU)")
@@ -65,9 +66,10 @@ class DdpValidateConfig:
 
 
 class Beside(Observer):
-    """Records first; then, before each turn of real training, lets the replay have the same turn."""
+    """Observer that records first, and then replays a turn before each turn of real training."""
 
     def __init__(self, ways: dict[str, Comm], config: DdpValidateConfig) -> None:
+        """Plan the recorded steps, and the turns of all strategies."""
         self.ways, self.config = ways, config
         self.recorder = Recorder(WARMUP_STEPS, config.recorded_steps)
         self.order = ddp_turns.order(ways, config.rounds)
@@ -80,11 +82,11 @@ class Beside(Observer):
 
     @property
     def steps(self) -> int:
-        """Of real training, recorded ones included."""
+        """Return the number of steps of real training, recorded ones included."""
         return self.first + self.length * len(self.order)
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
-        """See Observer."""
+        """Record, or let the replay take its turn (see Observer)."""
         model: Any = session.model
         self.recorder.before_step(session, step, batch)
         model.require_backward_grad_sync = step >= self.first
@@ -105,7 +107,7 @@ class Beside(Observer):
         session.clock.resume()
 
     def after_training(self, session: Session) -> None:
-        """See Observer."""
+        """Collect the step times of the slowest rank (see Observer)."""
         seconds = session.clock.read()[self.first :]
         for number, name in enumerate(self.order):
             self.real[name].append(
@@ -130,7 +132,7 @@ def _figures(real: Blocks, replayed: Blocks) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Train, replay, and write, on rank 0."""
+    """Train, replay, and return the exit code; rank 0 writes."""
     line = CommandLine(
         "ddp_validate.py", __doc__ or "", (DdpValidateConfig, Comm), operands=_operands
     )

@@ -1,9 +1,11 @@
-"""Do the `full` settings run here? A few steps of every task at its full size, at O1 with the accelerated backend.
+"""Run a few steps of every task at its full size, at O1 with the accelerated backend.
 
-    python3 benchmarks/full_settings.py --out benchmarks/results/MACHINE/full-size.json [--only resnet50 …] [--steps 3]
+    python3 benchmarks/full_settings.py --out benchmarks/results/MACHINE/full-size.json
+        [--only resnet50 …] [--steps 3]
 
-A task that does not fit into memory says so before it starts, and its message is the outcome. What a step takes here
-is written down as it is: a few steps, not a measurement of speed.
+The question is whether the `full` settings run on this machine. A task that does not fit into
+memory says so before it starts, and its message is the outcome. The time of a step is written down
+as it is: a few steps, not a measurement of speed.
 """
 
 from __future__ import annotations
@@ -14,9 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -32,7 +33,7 @@ from gallery_lib.launcher.job import launch
 
 
 def one(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:
-    """What came of `steps` steps of the task `name`."""
+    """Run `steps` steps of the task `name`, and return the outcome with its figures."""
     with TemporaryDirectory() as folder:
         config = TrainConfig(
             model=name,
@@ -62,7 +63,7 @@ def one(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run all, printing and writing each outcome."""
+    """Run all tasks, and print and write each outcome."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,14 @@
 """Run the notebooks one after another, as `gallery run` does, and write down what came out.
 
     python3 benchmarks/gallery.py --out benchmarks/results/MACHINE/gallery.json [--only resnet50 …]
-    python3 benchmarks/gallery.py --of runs/20261122-040500-gallery --out …     the figures of a `gallery run` on this machine
+    python3 benchmarks/gallery.py --of runs/20261122-040500-gallery --out …
 
-Each notebook runs with its default parameters, unless `-p NAME VALUE` gives others to those that have them, in the
-environment that runs this script. The table in `notebooks/index.ipynb` is made from the file. What is in the file for
-other notebooks is kept. `gallery compare` compares two such files. Beside each figure stands a digest of the code that it
-was measured with, so that it can be marked once that has changed.
+With `--of` nothing runs: the figures are those of a `gallery run` on this machine. Each notebook
+runs with its default parameters, unless `-p NAME VALUE` gives others to those that have them, in
+the environment that runs this script. The table in `notebooks/index.ipynb` is made from the file.
+The file keeps what it has for other notebooks. `gallery compare` compares two such files. Beside
+each figure stands a digest of the code that it was measured with, so that the figure can be marked
+once the code has changed.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -38,9 +39,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Writer(schedule.Observer):
-    """Brings the file up to date after each notebook."""
+    """Observer that brings the file up to date after each notebook."""
 
     def __init__(self, out: Path | None, about: dict[str, Any]) -> None:
+        """Keep what the file already has for other notebooks."""
         self.out, self.about = out, about
         self.kept: dict[str, Any] = (
             json.loads(out.read_text())["notebooks"] if out and out.exists() else {}
@@ -74,7 +76,7 @@ class Writer(schedule.Observer):
 
 
 def main() -> int:
-    """Run them and write the file after each; exit code 1 when one did not run through."""
+    """Run the notebooks and write the file after each; return 1 when one did not run through."""
     known = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -111,7 +113,7 @@ def main() -> int:
             "date": report.began[:10],
             "parameters": profile,
         }
-        del about["load_average_before"]  # of another time
+        del about["load_average_before"]  # it is the load of now, not of that run
         writer = Writer(arguments.out, about)
         for name in (name for name in arguments.only if name in report.notebooks):
             writer.ended(name, report.notebooks[name])

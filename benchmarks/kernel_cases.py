@@ -1,7 +1,8 @@
-"""What benchmarks/kernels.py times: for each kernel the same work by torch, by torch.compile and by the kernel.
+"""Cases of benchmarks/kernels.py: each kernel's work, done by torch, torch.compile and the kernel.
 
-A case is built where it is to run, and at a small size for the tests. What is called twice with the same state gives the
-same values on all sides (tests/project/test_kernel_benchmark.py); the sizes are those of training on a large device.
+A case is built where it is to run, and at a small size for the tests. Two calls with the same state
+give the same values on all sides (tests/project/test_kernel_benchmark.py). The sizes are those of
+training on a large device.
 """
 
 from __future__ import annotations
@@ -26,23 +27,27 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """Each of the calls does the work once and returns tensors to compare. `compiled` builds its call, which takes a while."""
+    """One piece of work in several implementations.
+
+    Each call does the work once and returns tensors to compare. `compiled` builds its call, which
+    takes a while.
+    """
 
     ours: Call
     eager: Call
     compiled: Callable[[], Call] | None
-    bytes_moved: int  # what the kernels have to read and write at least
-    aim: float | None  # how many times faster than eager it is meant to be
+    bytes_moved: int  # least that the kernels have to read and write
+    aim: float | None  # intended speed-up over eager
 
 
 Build = Callable[[torch.device, bool], Case]
-"""(device, small?) → case."""
+"""Function that builds a case on a device, at a small size or at full size."""
 
 
 def _there_and_back(
     function: Callable[..., Tensor], leaves: Sequence[Tensor], of_result: Tensor | None = None
 ) -> Call:
-    """Forward and backward: the result and the gradients of `leaves`."""
+    """Return a call of forward and backward: the result and the gradients of `leaves`."""
 
     def call() -> tuple[Tensor, ...]:
         result = function(*leaves)
@@ -83,7 +88,8 @@ def _lamb(parameters: list[Tensor], **arguments: Any) -> torch.optim.Optimizer:
 _OPTIMIZERS: dict[
     str, tuple[Callable[..., Any], Callable[..., Any], dict[str, Any], dict[str, Any], int, float]
 ] = {
-    # ours, torch's, arguments, torch's own ones, bytes an element (4 of them to look for infinities), aim
+    # ours, torch's, arguments of both, arguments of torch's, bytes per element (4 of them to look
+    # for infinities), aim
     "AdamW": (sync_free.AdamW, torch.optim.AdamW, {"weight_decay": 0.01}, {"fused": True}, 32, 1.2),
     "SGD": (
         sync_free.SGD,
@@ -107,7 +113,10 @@ _OPTIMIZERS: dict[
 
 
 def _optimizer(name: str, architecture: str) -> Build:
-    """A whole step on scaled gradients, against torch's fused or foreach form with GradScaler (LAMB: timm's)."""
+    """Return the case of a whole optimizer step on scaled gradients.
+
+    The baseline is torch's fused or foreach form with GradScaler (LAMB: timm's).
+    """
     ours_class, torchs_class, arguments, own, bytes_of_element, aim = _OPTIMIZERS[name]
 
     def build(device: torch.device, small: bool) -> Case:
@@ -146,9 +155,8 @@ def _optimizer(name: str, architecture: str) -> Build:
 
             return with_scaler(third, own_optimizer, step)
 
-        can_compile = (
-            name in ("AdamW", "RMSprop", "RAdam") and architecture == "ResNet-50"
-        )  # capturable; half a minute each
+        # These optimizers are capturable; compiling one takes half a minute.
+        can_compile = name in ("AdamW", "RMSprop", "RAdam") and architecture == "ResNet-50"
         elements = sum(parameter.numel() for parameter in mine)
         eager = with_scaler(theirs, torchs, lambda scaler, optimizer: scaler.step(optimizer))
         return Case(
@@ -159,7 +167,10 @@ def _optimizer(name: str, architecture: str) -> Build:
 
 
 def _statistics(device: torch.device, small: bool) -> Case:
-    """Norm and overflow flag of ResNet-50's gradients, against torch's norm and the scaler's check."""
+    """Return the case of norm and overflow flag of ResNet-50's gradients.
+
+    The baseline is torch's norm and the scaler's check.
+    """
     gradients = [parameter.grad for parameter in _parameters("ResNet-50", device, small)]
     one = torch.ones((), device=device)
 
@@ -179,7 +190,10 @@ def _statistics(device: torch.device, small: bool) -> Case:
 
 
 def _batch_norm(channels: int, size: int, with_residual: bool) -> Build:
-    """Forward and backward of BatchNorm (+ add) + ReLU on 128 images in bf16, against eager in channels_last."""
+    """Return the case of BatchNorm (+ add) + ReLU, forward and backward, on 128 images in bf16.
+
+    The baseline is eager in channels_last.
+    """
 
     def build(device: torch.device, small: bool) -> Case:
         torch.manual_seed(0)
@@ -227,7 +241,10 @@ def _batch_norm(channels: int, size: int, with_residual: bool) -> Build:
 
 
 def _cross_entropy(device: torch.device, small: bool) -> Case:
-    """2048 rows of 50257 classes in bf16, smoothed; torch in fp32, as autocast does it."""
+    """Return the case of 2048 rows of 50257 classes in bf16, with label smoothing.
+
+    The baseline is torch in fp32, as autocast does it.
+    """
     torch.manual_seed(0)
     rows, classes = (8, 50) if small else (2048, 50257)
     logits = torch.randn(rows, classes, device=device).bfloat16().requires_grad_()
@@ -246,7 +263,10 @@ def _cross_entropy(device: torch.device, small: bool) -> Case:
 
 
 def _images(device: torch.device, small: bool) -> Case:
-    """256 images of 224² to a normalised batch in bf16, against what the loader does without the kernel."""
+    """Return the case of 256 images of 224² that become a normalised batch in bf16.
+
+    The baseline is what the loader does without the kernel.
+    """
     images = torch.randint(
         0, 256, (2, 8, 8, 3) if small else (256, 224, 224, 3), dtype=torch.uint8, device=device
     )
@@ -264,13 +284,15 @@ def _images(device: torch.device, small: bool) -> Case:
 
 
 def _pack(wire: str) -> Build:
-    """25 million fp32 gradients for the wire, with error feedback, against the same in plain torch."""
+    """Return the case of packing 25 million fp32 gradients for the wire, with error feedback.
+
+    The baseline is the same in plain torch.
+    """
 
     def build(device: torch.device, small: bool) -> Case:
         torch.manual_seed(0)
-        gradient = torch.randn(
-            1008 if small else 25_000_000, device=device
-        )  # fills 16 bytes: what fills them up may be anything
+        # The packed size is a multiple of 16 bytes, since padding may hold any values.
+        gradient = torch.randn(1008 if small else 25_000_000, device=device)
         errors = [torch.zeros_like(gradient) for _ in range(3)]
 
         def ours() -> tuple[Tensor, Tensor]:
@@ -293,7 +315,10 @@ def _pack(wire: str) -> Build:
 
 
 def _accumulate(wire: str) -> Build:
-    """What 8 ranks sent of 25 million gradients, averaged, against the same in plain torch."""
+    """Return the case of averaging what 8 ranks sent of 25 million gradients.
+
+    The baseline is the same in plain torch.
+    """
 
     def build(device: torch.device, small: bool) -> Case:
         torch.manual_seed(0)

@@ -1,10 +1,11 @@
-"""Own CUDA kernels on a GPU: are they right, and how fast are they? In less than eight minutes.
+"""Check and time the own CUDA kernels on a GPU, in less than eight minutes.
 
     python3 benchmarks/kernels.py --out benchmarks/results/MACHINE/kernels.json
 
-First the tests marked `gpu`, then some of them again under compute-sanitizer's memcheck and racecheck where it is
-installed; then each kernel in turns with torch eager, torch.compile and a copy of as many bytes as it has to move, which
-is the floor. What there was no time for is named as not measured. Without a CUDA device: exit code 2.
+First come the tests marked `gpu`, then some of them again under compute-sanitizer's memcheck and
+racecheck where it is installed. Then each kernel takes turns with torch eager, torch.compile and a
+copy of as many bytes as the kernel has to move, which is the floor. What there was no time for is
+named as not measured. Without a CUDA device the exit code is 2.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -43,19 +43,20 @@ from gallery_lib.stats import percentiles, ratio_of_medians
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 470
 TESTS_SECONDS, SANITIZER_SECONDS, COMPILATION_SECONDS = 120, 45, 40
-"""At most for the tests, for each tool, and kept free before a compilation is begun."""
+"""Limits in seconds: for the tests, for each tool, and kept free before a compilation begins."""
 SANITIZED = (
     "(test_the_kernel or test_every_optimizer or on_the_device) and not 50265 and not 1000003"
 )
 CALLS = 5
-"""Of each candidate in a round."""
+"""Calls of each candidate in a round."""
 
 
 def _pytest(*arguments: str, seconds: float, before: tuple[str, ...] = ()) -> dict[str, Any]:
+    # The tests run in one process, with or without pytest-xdist.
     options = (
         "-o",
         "addopts=--strict-markers --import-mode=importlib",
-    )  # in one process, with or without pytest-xdist
+    )
     command = [
         *before,
         sys.executable,
@@ -87,7 +88,7 @@ def _pytest(*arguments: str, seconds: float, before: tuple[str, ...] = ()) -> di
 
 
 def correctness() -> dict[str, Any]:
-    """The tests marked `gpu`, and those of the kernels under compute-sanitizer."""
+    """Run the tests marked `gpu`, and those of the kernels under compute-sanitizer."""
     outcomes = {"pytest -m gpu": _pytest("tests", seconds=TESTS_SECONDS)}
     sanitizer = shutil.which("compute-sanitizer")
     for tool in ("memcheck", "racecheck"):
@@ -102,7 +103,10 @@ def correctness() -> dict[str, Any]:
 
 
 def _seconds(call: Call, device: torch.device) -> list[float]:
-    """Of CALLS calls, one after the other; on CUDA by events, so waiting for the host counts."""
+    """Return the seconds of each of CALLS calls, one after the other.
+
+    On CUDA events measure, so waiting for the host counts.
+    """
     if device.type != "cuda":
         times = [time.perf_counter()]
         for _ in range(CALLS):
@@ -125,7 +129,7 @@ def _copy(bytes_moved: int, device: torch.device) -> Call:
 
 
 def _peak_bytes(call: Call) -> int:
-    """Allocated by the call above what there was before."""
+    """Return how many bytes the call allocates at most, beyond what was allocated before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -135,7 +139,10 @@ def _peak_bytes(call: Call) -> int:
 
 
 def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> dict[str, Any]:
-    """Seconds of each candidate, over the rounds, and what follows from them. The order turns round by round."""
+    """Return the seconds of each candidate over the rounds, with ratios and peak memory.
+
+    The order of candidates reverses from round to round.
+    """
     candidates: dict[str, Call] = {
         "ours": case.ours,
         "eager": case.eager,
@@ -148,9 +155,8 @@ def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> d
         try:
             candidates["compiled"] = case.compiled()
             candidates["compiled"]()
-        except (
-            Exception
-        ) as error:  # whatever the compiler raises: the other candidates are measured all the same
+        # Whatever the compiler raises, the other candidates are measured all the same.
+        except Exception as error:
             candidates.pop("compiled", None)
             left_out["compiled"] = (
                 f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
@@ -219,7 +225,7 @@ def _table(cases: dict[str, Any]) -> str:
 
 
 def run() -> int:
-    """Test, time, print and write."""
+    """Test, time, print and write; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

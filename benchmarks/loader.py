@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """Images per second of our ImageFolder against torchvision's, both through torch's DataLoader.
 
-    python3 benchmarks/loader.py                       # 1 and 2 worker processes, about four minutes
+    python3 benchmarks/loader.py           # 1 and 2 worker processes, about four minutes
     python3 benchmarks/loader.py --workers 4 --out benchmarks/results/MACHINE/loader-1.json
 
-Same files, same batch size, same number of workers with one torch thread each, and the same result in the main
-process: a normalised float32 [N, 3, 224, 224] batch, contiguous, after random resized crop and mirroring, of which
-every value has been read once (a batch that comes through shared memory costs its page faults only then). Ours
-includes finish_batch in its time. The two take turns, one pass over the same number of batches each, with nothing
-left in flight at a turn's end; the first round warms files and workers up and is not counted. Beside the rates stand the
-CPU seconds of all processes for an image, which are what more workers than free cores compete for. The baseline is
-torchvision's ImageFolder with its default reader (Pillow) and the usual v2 transforms. No training, no GPU.
+Both have the same files, the same batch size, and the same number of workers with one torch thread
+each. Both give the same result in the main process: a normalised float32 [N, 3, 224, 224] batch,
+contiguous, after random resized crop and mirroring. Every value of a batch has been read once: a
+batch that comes through shared memory costs its page faults only then. Our time includes
+finish_batch.
+
+The two take turns, one pass over the same number of batches each, with nothing left in flight at a
+turn's end. The first round warms files and workers up, and is not counted. Beside the rates stand
+the CPU seconds of all processes for an image: more workers than free cores compete for them. The
+baseline is torchvision's ImageFolder with its default reader (Pillow) and the usual v2 transforms.
+No training, no GPU.
 """
 
 from __future__ import annotations
@@ -24,9 +28,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -52,13 +55,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def ours(root: Path) -> tuple[ImageFolder, Callable[[Any], Batch]]:
-    """Our data set, and what makes its batches ready for the model."""
+    """Return our data set, and the function that makes its batches ready for the model."""
     dataset = ImageFolder(root, "train", SIZE, train=True, seed=0)
     return dataset, dataset.finish_batch
 
 
 def baseline(root: Path) -> tuple[torchvision.datasets.ImageFolder, Callable[[Any], Batch]]:
-    """torchvision's data set with the usual transforms; its batches are ready as they come."""
+    """Return torchvision's data set with the usual transforms; its batches need no finishing."""
     transform = v2.Compose(
         [
             v2.RandomResizedCrop(SIZE),
@@ -79,7 +82,7 @@ def _one_thread(_: int) -> None:
 
 
 def loader_of(dataset: Any, workers: int, images: int) -> DataLoader[Any]:
-    """A shuffling DataLoader that passes over `images` images per turn and keeps its workers."""
+    """Return a shuffling DataLoader that keeps its workers and gives `images` images per turn."""
     sampler = RandomSampler(dataset, replacement=images > len(dataset), num_samples=images)
     return DataLoader(
         dataset,
@@ -94,7 +97,7 @@ def loader_of(dataset: Any, workers: int, images: int) -> DataLoader[Any]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and its workers, so far."""
+    """Return the CPU seconds of this process and its workers so far."""
     own = psutil.Process()
     return sum(
         times.user + times.system
@@ -103,7 +106,10 @@ def cpu_seconds() -> float:
 
 
 def turn(loader: DataLoader[Any], finish: Callable[[Any], Batch]) -> float:
-    """Seconds per image of one pass over `loader`, from asking for the first batch to having the last."""
+    """Return the seconds per image of one pass over `loader`.
+
+    The time runs from asking for the first batch to having the last.
+    """
     images, checksum = 0, 0.0
     started = time.perf_counter()
     for batch in loader:
@@ -118,14 +124,22 @@ def turn(loader: DataLoader[Any], finish: Callable[[Any], Batch]) -> float:
         or not ready.is_contiguous()
     ):
         raise AssertionError(
-            f"a loader gave {ready.dtype} {tuple(ready.shape)}, not contiguous float32 [N, 3, {SIZE}, {SIZE}]"
+            f"a loader gave {ready.dtype} {tuple(ready.shape)}, not contiguous float32 "
+            f"[N, 3, {SIZE}, {SIZE}]"
         )
     return seconds / images
 
 
 def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, Any]:
-    """Let both loaders take turns with `workers` processes each; images/s and their ratio with its interval."""
-    own = ours(root)  # first: it names what is wrong with a folder
+    """Let both loaders take turns; return images/s, CPU seconds, and the ratio with its interval.
+
+    Args:
+        root: the ImageNet-like folder.
+        workers: worker processes of each loader.
+        rounds: counted turns of each loader.
+        batches: batches in a turn.
+    """
+    own = ours(root)  # comes first: it reports what is wrong with a folder
     parts = {"torchvision": baseline(root), "ours": own}
     loaders = {
         name: loader_of(dataset, workers, batches * BATCH_SIZE)
@@ -162,7 +176,7 @@ def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, An
 
 
 def report(results: list[dict[str, Any]], root: Path) -> dict[str, Any]:
-    """The JSON: results and the conditions that they were measured under."""
+    """Return the results for the JSON file, with the conditions of the measurement."""
     return {
         **conditions(),
         "versions": {
@@ -177,7 +191,7 @@ def report(results: list[dict[str, Any]], root: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Parse the command line, measure, print the table and write the JSON; returns the exit code."""
+    """Parse the command line, measure, print the table, write the JSON, return the exit code."""
     parser = argparse.ArgumentParser(
         description="Images/s of our ImageFolder against torchvision's."
     )
@@ -204,7 +218,8 @@ def main() -> int:
     if args.data is None:
         generate(root, PRESETS["small"])
     print(
-        "workers   torchvision        ours   ratio [99 % interval]   CPU ms an image      (images/s; float32 [32, 3, 224, 224] batches)"
+        "workers   torchvision        ours   ratio [99 % interval]   CPU ms an image      "
+        "(images/s; float32 [32, 3, 224, 224] batches)"
     )
     results = []
     for workers in args.workers:
@@ -215,7 +230,8 @@ def main() -> int:
             f"{1e3 * value:.2f}" for value in result["cpu_seconds_per_image"].values()
         )
         print(
-            f"{workers:7d} {rates['torchvision']:13.1f} {rates['ours']:11.1f}   {interval:23} {cpu}",
+            f"{workers:7d} {rates['torchvision']:13.1f} {rates['ours']:11.1f}   {interval:23} "
+            f"{cpu}",
             flush=True,
         )
         results.append(result)

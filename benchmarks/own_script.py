@@ -1,10 +1,12 @@
-"""How much faster is a script of one's own with the lines that README shows? Its two forms are run in turns.
+"""Measure the speed-up of an own script with the lines that README shows: two forms, in turns.
 
-    python3 benchmarks/own_script.py --out benchmarks/results/MACHINE/own-script.json     # about five minutes
+    python3 benchmarks/own_script.py --out benchmarks/results/MACHINE/own-script.json
 
-docs/examples/plain.py and accelerated.py differ in the lines of README's diff and in nothing else. Each run is a process of
-its own with fresh weights, in the order plain accelerated, accelerated plain, …. The first steps of each, which compile, are
-left out of the speed-up and given as start-up. Losses of the first steps have to agree before a speed-up is printed.
+docs/examples/plain.py and accelerated.py differ in the lines of README's diff and in nothing else.
+Each run is a process of its own with fresh weights, in the order plain accelerated, accelerated
+plain, …. The first steps of each run compile; they are left out of the speed-up and given as
+start-up. The losses of the first steps have to agree before a speed-up is printed. It takes about
+five minutes.
 """
 
 from __future__ import annotations
@@ -19,9 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -40,11 +41,17 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
 FORMS = ("plain", "accelerated")
 WARMUP_STEPS = 10
 COMPARED_LOSSES = 2
-"""Losses that have to agree. Later ones part: AdamW's first steps follow the sign of a gradient, which rounding may turn."""
+"""Number of first losses that have to agree.
+
+Later ones diverge: AdamW's first steps follow the sign of a gradient, which rounding may turn.
+"""
 
 
 def run(form: str, options: Sequence[str], folder: Path) -> dict[str, list[float]]:
-    """Run one form of the script; return the seconds and the loss of each step. Raises GalleryError when it fails."""
+    """Run one form of the script; return the seconds and the loss of each step.
+
+    Raises GalleryError when the script fails.
+    """
     log = folder / "log.json"
     environment = {**os.environ, "OMP_NUM_THREADS": str(hardware.cores())}
     command = [sys.executable, str(EXAMPLES / f"{form}.py"), f"--log={log}", *options]
@@ -58,13 +65,16 @@ def run(form: str, options: Sequence[str], folder: Path) -> dict[str, list[float
 
 
 def losses_differ(plain: Sequence[float], accelerated: Sequence[float], amp_level: str) -> float:
-    """Return by how much the first losses differ, as a multiple of what rounding is allowed: above 1 is too much."""
+    """Return how far apart the first losses are, as a multiple of the allowed rounding.
+
+    A value above 1 is too much.
+    """
     pairs = list(zip(plain, accelerated, strict=True))[:COMPARED_LOSSES]
     return max(abs(a - b) / (LOSS_TOLERANCE[amp_level] * abs(a)) for a, b in pairs)
 
 
 def main() -> int:
-    """Run, print and write."""
+    """Run both forms, print and write the figures, and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -118,14 +128,16 @@ def main() -> int:
     result: dict[str, Any] = {"amp_level": amp_level, **sizes, "runs": runs}
     if share > 1:
         print(
-            f"not comparable: the first losses differ by {share:.1f} times what rounding is allowed, so no speed-up is given"
+            f"not comparable: the first losses differ by {share:.1f} times what rounding is "
+            "allowed, so no speed-up is given"
         )
     else:
         counted = [[one["seconds"][WARMUP_STEPS:] for one in runs[form]] for form in FORMS]
         ratio = ratio_of_medians(counted[0], counted[1])
         result["speedup"] = {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
         print(
-            f"the same training (first losses within {share:.2f} of what rounding is allowed); {amp_level}: {ratio}, {ratio.verdict}"
+            f"the same training (first losses within {share:.2f} of what rounding is allowed); "
+            f"{amp_level}: {ratio}, {ratio.verdict}"
         )
     if arguments.out:
         write_result(arguments.out, {**conditions(), **result})

@@ -1,6 +1,7 @@
-"""What the files of each benchmark are called, and which table of a machine's page shows their figures.
+"""Kinds of published files: the name of each benchmark's files, and the table that shows them.
 
-A new kind of file gets a `Kind`: without one it is refused, so that nothing lies in `results/` that no page shows.
+A new kind of file gets a `Kind`. A file without one is refused, so `results/` holds nothing that no
+page shows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ from gallery_lib.errors import InputError
 
 @dataclass(frozen=True)
 class Kind:
-    """One question: how names of its files begin, its heading, how its figures are read, what measures it, and its tables."""
+    """One question that a benchmark answers.
+
+    It holds how the names of its files begin, its heading, how to read its figures, the command
+    that measures it, and its tables.
+    """
 
     prefix: str
     heading: str
@@ -48,7 +53,8 @@ KINDS = (
     Kind(
         "startup",
         "How soon a run starts",
-        "Seconds from the command to the first step that is counted; the second run finds what the first one compiled.",
+        "Seconds from the command to the first step that is counted; "
+        "the second run finds what the first one compiled.",
         "python3 benchmarks/startup.py",
         startup,
     ),
@@ -70,7 +76,8 @@ KINDS = (
     Kind(
         "own-script",
         "The lines of README in a script of one's own",
-        "`docs/examples/plain.py` and `accelerated.py`, which differ in the lines that README shows, in turns: processes of their own.",
+        "`docs/examples/plain.py` and `accelerated.py`, which differ in the lines that README "
+        "shows, in turns: processes of their own.",
         "python3 benchmarks/own_script.py",
         own_script,
     ),
@@ -84,28 +91,32 @@ KINDS = (
     Kind(
         "ddp-real-",
         "Two hosts, real training",
-        "ResNet-50 on two hosts of one core each, over an emulated link: step time of DDP's own way over that of ours.",
+        "ResNet-50 on two hosts of one core each, over an emulated link: "
+        "step time of DDP's own way over that of ours.",
         "gallery lab run -- benchmarks/ddp_benchmark.py",
         ddp,
     ),
     Kind(
         "ddp-2x4-",
         "Two hosts of four processes, replayed",
-        "A time-dilated replay of recorded ResNet-50 steps on an emulated link: step time of DDP's own way over that of ours.",
+        "A time-dilated replay of recorded ResNet-50 steps on an emulated link: step time of DDP's "
+        "own way over that of ours.",
         "python3 benchmarks/ddp_lab.py run",
         ddp,
     ),
     Kind(
         "sweep",
         "Eleven models on one to eight hosts, replayed",
-        "A time-dilated replay on an emulated link. `acc_ratio`: DDP's own step time over that of the way that the tuner chose.",
+        "A time-dilated replay on an emulated link. `acc_ratio`: DDP's own step time over that of "
+        "the way that the tuner chose.",
         "python3 benchmarks/ddp_lab.py sweep",
         sweep,
     ),
     Kind(
         "gallery",
         "The notebooks",
-        "Each notebook once, headless: how long it took, and the speed-up that it found, over eager at the same precision.",
+        "Each notebook once, headless: how long it took, and the speed-up that it found, over "
+        "eager at the same precision.",
         "python3 benchmarks/gallery.py",
         gallery,
     ),
@@ -139,12 +150,15 @@ KINDS = (
         needs_gpu=True,
     ),
 )
-"""In the order of a page; benches come before them."""
+"""Kinds in the order of a page; benches come before them."""
 BENCHES = ("bench-small", "bench-large")
 
 
 def kind_of(file: File) -> Kind | None:
-    """The kind of a file; None for a bench. Raises InputError for a name of no kind."""
+    """Return the kind of a file; None for a bench.
+
+    Raises InputError for a name of no kind.
+    """
     if file.name.startswith(BENCHES):
         return None
     found = [kind for kind in KINDS if file.name.startswith(kind.prefix)]

@@ -1,4 +1,7 @@
-"""The figures of each kind of benchmark as a table of a machine's page (`page_kinds.py` says which file gets which)."""
+"""Tables of a machine's page, one function for each kind of benchmark.
+
+`page_kinds.py` says which file gets which table.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def _ratio(values: dict[str, float] | None) -> str:
 
 
 def _by_run(header: Sequence[str], rows: dict[tuple[str, ...], dict[int, str]]) -> Rows:
-    """Lines with a column for each run."""
+    """Return rows with a column for each run, from cells by key and run."""
     runs = sorted({run for found in rows.values() for run in found})
     columns = [f"run {run}" for run in runs] if len(runs) > 1 else ["speed-up"]
     return [
@@ -32,7 +35,7 @@ def _by_run(header: Sequence[str], rows: dict[tuple[str, ...], dict[int, str]]) 
 
 
 def startup(files: Sequence[File]) -> str:
-    """Start-up of the first and of a second run of each task."""
+    """Return the table of start-up times, of the first and of a second run of each task."""
     rows = [
         [
             "task",
@@ -63,7 +66,7 @@ def startup(files: Sequence[File]) -> str:
 
 
 def resnet50(files: Sequence[File]) -> str:
-    """Each pair's speed-up, run by run."""
+    """Return the table of each pair's speed-up, run by run."""
     names = {
         "O1": "eager O1",
         "O0": "eager fp32 (ours in fp32, too)",
@@ -77,7 +80,7 @@ def resnet50(files: Sequence[File]) -> str:
 
 
 def own_script(files: Sequence[File]) -> str:
-    """The two forms of the script, and what the lines gain, run by run."""
+    """Return the table of the two forms of the script, and what the lines gain, run by run."""
     steps: dict[str, list[tuple[float, float]]] = {}
     ratios: dict[tuple[str, ...], dict[int, str]] = {}
     for file in files:
@@ -101,7 +104,7 @@ def own_script(files: Sequence[File]) -> str:
 
 
 def _steady_medians(content: dict[str, Any], form: str) -> list[float]:
-    """The median step of each run of a form, without its warm-up."""
+    """Return the median step of each run of a form, without its warm-up."""
     return [
         statistics.median(run["seconds"][content["warmup_steps"] :])
         for run in content["runs"][form]
@@ -109,7 +112,7 @@ def _steady_medians(content: dict[str, Any], form: str) -> list[float]:
 
 
 def loader(files: Sequence[File]) -> str:
-    """Images a second, and the ratio of each run."""
+    """Return the table of images per second, with the ratio of each run."""
     rates: dict[int, list[tuple[float, float]]] = {}
     ratios: dict[int, dict[int, str]] = {}
     for file in files:
@@ -128,7 +131,10 @@ def loader(files: Sequence[File]) -> str:
 
 
 def _ways(file: File) -> list[tuple[str, str, dict[str, float], float, float]]:
-    """Rate, way, speed-up, and the steps of DDP's own way and of this one."""
+    """Return the strategies of a file: rate, name, speed-up, and two step times in seconds.
+
+    The step times are those of DDP's own strategy and of this one.
+    """
     content = file.content
     extras = [
         word
@@ -152,7 +158,10 @@ def _ways(file: File) -> list[tuple[str, str, dict[str, float], float, float]]:
 
 
 def ddp(files: Sequence[File]) -> str:
-    """Each way of averaging over DDP's own, run by run; a later series of the same way replaces an earlier one."""
+    """Return the table of each averaging strategy over DDP's own, run by run.
+
+    A later series of the same strategy replaces an earlier one.
+    """
     series: dict[tuple[str, str], str] = {}
     steps: dict[tuple[str, str], list[tuple[float, float]]] = {}
     ratios: dict[tuple[str, str], dict[int, str]] = {}
@@ -175,7 +184,7 @@ def ddp(files: Sequence[File]) -> str:
 
 
 def _rate_text(rate: str) -> str:
-    """`1 Gbit/s`, of `1gbit`."""
+    """Return a rate for readers: `1 Gbit/s` for `1gbit`."""
     return f"{rate[:-4]} {rate[-4:].capitalize()}/s"
 
 
@@ -188,7 +197,7 @@ def _bits(rate: str) -> float:
 
 
 def sweep(files: Sequence[File]) -> str:
-    """How much other ways gain by number of hosts."""
+    """Return the picture and table of how much other strategies gain by number of hosts."""
     table = files[-1].path.with_suffix(".csv")
     found = read_sweep(table)
     picture = f"![{replay_plots.scatter_text(found)}]({files[-1].name}.png)"
@@ -198,7 +207,7 @@ def sweep(files: Sequence[File]) -> str:
 
 
 def waterfall(files: Sequence[File]) -> str:
-    """One table and picture a task."""
+    """Return one picture and table for each task."""
     parts = []
     for file in files:
         assert file.bench is not None
@@ -215,7 +224,7 @@ def waterfall(files: Sequence[File]) -> str:
 
 
 def trust(files: Sequence[File]) -> str:
-    """What was asked of each kind of comparison, and what was found."""
+    """Return the table of what was asked of each kind of comparison, and what was found."""
     content = files[-1].content
     rows = [["compared", "asked", "found", "ratios", "page faults a step"]]
     for kind, row in content["summary"].items():
@@ -237,7 +246,7 @@ def trust(files: Sequence[File]) -> str:
 
 
 def full_size(files: Sequence[File]) -> str:
-    """What came of a few steps of every task at its full size."""
+    """Return the table of what came of a few steps of every task at its full size."""
     rows = [["task", "sizes", "step", "start-up", "peak memory", "outcome"]]
     for name, row in files[-1].content["tasks"].items():
         ran = "step_seconds" in row
@@ -256,7 +265,7 @@ def full_size(files: Sequence[File]) -> str:
 
 
 def gallery(files: Sequence[File]) -> str:
-    """Each notebook's duration and speed-ups."""
+    """Return the table of each notebook's duration and speed-ups."""
     rows = [["notebook", "minutes", "one process", "two processes", "precision"]]
     for name, run in files[-1].content["notebooks"].items():
         by_processes = {each["processes"]: each for each in run["comparisons"]}

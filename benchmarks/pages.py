@@ -1,10 +1,14 @@
-"""The pages of `results/`, made from the raw files: one for each machine, one for each bench, and a summary across machines.
+"""Pages of `results/`, made from the raw files.
 
-    python3 benchmarks/pages.py             write results/README.md, results/MACHINE/README.md and results/MACHINE/bench-….md
-    python3 benchmarks/pages.py --check     write nothing; exit code 1 where a page is not what would be written
+There is one page for each machine, one for each bench, and a summary across machines.
 
-No figure on a page is typed by hand. A picture that is missing is drawn; delete it to have it drawn anew. To publish figures, put a raw
-file into its machine's folder under a name that `page_kinds.py` knows (a new folder needs a `machine.yaml`), and run this.
+    python3 benchmarks/pages.py             write the pages
+    python3 benchmarks/pages.py --check     write nothing; exit code 1 where a page would change
+
+The pages are results/README.md, results/MACHINE/README.md and results/MACHINE/bench-….md. No figure
+on a page is typed by hand. A picture that is missing is drawn; delete it to have it drawn anew. To
+publish figures, put a raw file into its machine's folder under a name that `page_kinds.py` knows,
+and run this script. A new folder needs a `machine.yaml`.
 """
 
 from __future__ import annotations
@@ -14,9 +18,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -38,16 +41,19 @@ from gallery_lib.report import replay_plots
 
 PAGE = "README.md"
 _MADE = "<!-- Made by `python3 benchmarks/pages.py` from the raw files beside it. Do not edit. -->"
-_SUMMARY = """# Results across machines
-
-What was measured on which machine, made from the raw files in the machines' folders. *Ours*: the accelerated backend. A ratio says how
-many times as fast ours is, with its 99 % interval: median step times of variants that took turns, where both compute the same training
-(parity). A mean is geometric, over tasks. *Small inputs*: each task's `quick` size. *Large inputs*: 224² pixels, 128 tokens or 50
-frames. Machines' pages name the sizes. *At its best*: with a fused optimizer, the same allocator settings, and what else a user could
-tune by hand.
-
-A figure holds for its machine and for the code of its date. What no page names, any GPU for one, **has not been measured**. How far
-comparisons can be believed, and what else was found: [notes](../notes/README.md)."""
+_SUMMARY = (
+    "# Results across machines\n\n"
+    "What was measured on which machine, made from the raw files in the machines' folders. *Ours*: "
+    "the accelerated backend. A ratio says how\nmany times as fast ours is, with its 99 % "
+    "interval: median step times of variants that took turns, where both compute the same "
+    "training\n(parity). A mean is geometric, over tasks. *Small inputs*: each task's `quick` "
+    "size. *Large inputs*: 224² pixels, 128 tokens or 50\nframes. Machines' pages name the sizes. "
+    "*At its best*: with a fused optimizer, the same allocator settings, and what else a user "
+    "could\ntune by hand.\n\n"
+    "A figure holds for its machine and for the code of its date. What no page names, any GPU for "
+    "one, **has not been measured**. How far\ncomparisons can be believed, and what else was "
+    "found: [notes](../notes/README.md)."
+)
 _ENVIRONMENT = ("python", "torch")
 _PRECISIONS = {"O0": "O0 (fp32)", "O1": "O1 (autocast)"}
 
@@ -110,7 +116,10 @@ def _conditions(machine: Machine) -> Rows:
 
 
 def _sources(machine: Machine, files: Sequence[File], *, page: bool = False) -> str:
-    """Where the figures of a section are from: files with date, code and command, runs of the same together."""
+    """Return where the figures of a section are from: files with date, code and command.
+
+    Runs of the same question stand together. With `page`, each bench links to its page.
+    """
     groups: dict[tuple[str | None, ...], list[File]] = {}
     for file in files:
         key = (
@@ -149,7 +158,8 @@ def _bench_section(machine: Machine, runs: Sequence[Run]) -> list[str]:
         markdown_table(bench_summary.means_rows(runs)),
         f"![{bench_tables.figure_text(picture.bench)}]({picture.name}.png)",
         "### Task by task",
-        "The last run of each size. *Best peer*: the one over which ours gains least, among those that were measured.",
+        "The last run of each size. "
+        "*Best peer*: the one over which ours gains least, among those that were measured.",
         markdown_table(bench_summary.task_rows(runs)),
         "### Runs",
     ]
@@ -177,7 +187,7 @@ def _not_here(machine: Machine, runs: Sequence[Run]) -> str:
 
 
 def machine_page(machine: Machine) -> str:
-    """The page of one machine."""
+    """Return the page of one machine."""
     runs = runs_of(machine)
     parts = [_MADE, f"# {machine.name}", machine.about, markdown_table(_conditions(machine))]
     if runs:
@@ -195,10 +205,13 @@ def machine_page(machine: Machine) -> str:
 
 
 def bench_page(machine: Machine, run: Run, file: File) -> str:
-    """The page of one bench: every variant of every task."""
+    """Return the page of one bench: every variant of every task."""
     assert file.bench is not None
     several = [other for other in runs_of(machine) if other.size == run.size]
-    title = f"# {run.size.capitalize()} inputs{f', run {run.number}' if len(several) > 1 else ''}: {machine.name}"
+    title = (
+        f"# {run.size.capitalize()} inputs{f', run {run.number}' if len(several) > 1 else ''}: "
+        f"{machine.name}"
+    )
     tasks = "" if len(run.files) == 1 else f"Tasks: {', '.join(file.bench.tasks)}."
     parts = [
         _MADE,
@@ -236,7 +249,7 @@ def _at_a_glance(machines: Sequence[Machine]) -> Rows:
 
 
 def summary_page(machines: Sequence[Machine]) -> str:
-    """The page across machines."""
+    """Return the page across machines."""
     parts = [_MADE, _SUMMARY, "## Machines", markdown_table(_at_a_glance(machines))]
     parts += [
         "Over eager at the same precision; where a size was measured several times, run by run."
@@ -255,20 +268,28 @@ def summary_page(machines: Sequence[Machine]) -> str:
             )
             notes = (
                 [
-                    f"Not measured there: {', '.join([*(f'{size} inputs' for size in missing), *([] if peers else ['peers'])])}."
+                    f"""Not measured there: {
+                        ", ".join(
+                            [*(f"{size} inputs" for size in missing), *([] if peers else ["peers"])]
+                        )
+                    }."""
                 ]
                 if missing or not peers
                 else []
             )
             parts += [
                 *notes,
-                f"Task by task, and what else was measured there: [{machine.name}]({machine.folder.name}/{PAGE}).",
+                "Task by task, and what else was measured there: "
+                f"[{machine.name}]({machine.folder.name}/{PAGE}).",
             ]
     return "\n\n".join(parts) + "\n"
 
 
 def pages(results: Path = RESULTS) -> dict[Path, str]:
-    """Every page's place and text. Raises InputError for a folder or file that cannot be published."""
+    """Return the text of every page, by its path.
+
+    Raises InputError for a folder or file that cannot be published.
+    """
     machines = read_machines(results)
     found = {results / PAGE: summary_page(machines)}
     for machine in machines:
@@ -281,7 +302,7 @@ def pages(results: Path = RESULTS) -> dict[Path, str]:
 
 
 def stale(results: Path = RESULTS) -> list[str]:
-    """The pages that are missing or not up to date, and those that nothing makes any more."""
+    """Return the pages that are missing or out of date, and those that nothing makes any more."""
     expected = pages(results)
     different = [
         path
@@ -317,7 +338,7 @@ def write(results: Path = RESULTS) -> None:
 
 
 def main() -> int:
-    """Write or check the pages."""
+    """Write or check the pages, and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

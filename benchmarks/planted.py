@@ -1,8 +1,9 @@
-"""Tasks with a defect planted in them, to see whether a comparison finds it (see trust.py).
+"""Tasks with a planted defect, to see whether a comparison finds it (see trust.py).
 
-`SAME` is a small convolutional network whose step takes some 40 ms on two cores, and `SLOW` the same with every step
-taking 5 % longer: many short turns, so that the machine's mood changes little within a round. `WRONG_O0` and `WRONG_O1`
-are ResNet-50 with one parameter's gradient too large by 1 % and by 10 %.
+`SAME` is a small convolutional network whose step takes some 40 ms on two cores. `SLOW` is the same
+with every step taking 5 % longer. Turns are many and short, so that the machine's load changes
+little within a round. `WRONG_O0` and `WRONG_O1` are ResNet-50 with one parameter's gradient too
+large by 1 % and by 10 %.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ class Noise(Dataset[Any]):
     """Random images [3, 64, 64] with random labels: what is learned does not matter here."""
 
     def __len__(self) -> int:
+        """Return the number of images."""
         return 512
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image and its label; `index` is the seed of the image."""
         generator = torch.Generator().manual_seed(index)
         return torch.randn(3, 64, 64, generator=generator), index % CLASSES
 
@@ -80,9 +83,10 @@ _step_began = [0.0]
 
 
 class _SlowOptimizer(OptimizerSpec):
-    """The task's optimizer, each of whose steps then waits, so that the whole step takes 5 % longer."""
+    """The task's optimizer, which waits after each step so that the step takes 5 % longer."""
 
     def build(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Return the optimizer with the wait as a hook behind each step."""
         optimizer = super().build(*args, **kwargs)
 
         def wait(*_: Any) -> None:

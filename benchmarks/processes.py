@@ -1,11 +1,13 @@
-"""How far apart are processes that run the same code, and what do page faults have to do with it?
+"""Measure how far apart processes that run the same code are, and the part of page faults in it.
 
-    python3 benchmarks/processes.py --out benchmarks/results/MACHINE/processes.json      # about ten minutes
+    python3 benchmarks/processes.py --out benchmarks/results/MACHINE/processes.json
 
-One process after another trains the small network of planted.py, or ResNet-50 at 64² in O1, eagerly: with glibc's allocator
-as it comes, and with large blocks kept (compiler/allocator.py). For each: page faults of a step and its time, medians, and the
-standard deviation of that time over the processes, which gallery_lib/measure/comparison/process_spread.py has as constants. The
-processes do not take turns, so what the machine does between them is in it.
+One process after another trains the small network of planted.py, or ResNet-50 at 64² in O1,
+eagerly. Some have glibc's allocator as it comes, others keep large blocks (memory/allocator.py).
+The figures of each process are medians of page faults per step and of step time. The standard
+deviation of step time over the processes stands beside them;
+gallery_lib/measure/comparison/process_spread.py has it as constants. The processes do not take
+turns, so it includes what the machine does between them. It takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -44,7 +45,7 @@ RUNS = {
 
 
 def one(run: TrainConfig, *, keeps: bool) -> dict[str, float]:
-    """Medians over the steps of one process."""
+    """Run one process, and return the medians over its steps."""
     with (
         TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, allocator.environment() if keeps else {}),
@@ -59,7 +60,7 @@ def one(run: TrainConfig, *, keeps: bool) -> dict[str, float]:
 
 
 def main() -> int:
-    """Run, print and write."""
+    """Run all processes, print and write the figures, and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,11 +88,13 @@ def main() -> int:
                 }
             )
             print(
-                f"{name}, {'large blocks kept' if keeps else 'as glibc comes'}: standard deviation {deviation:.1%}"
+                f"{name}, {'large blocks kept' if keeps else 'as glibc comes'}: "
+                f"standard deviation {deviation:.1%}"
             )
             for each in found:
                 print(
-                    f"  {each['page_faults']:8,.0f} page faults a step  {1e3 * each['step_seconds']:7.1f} ms",
+                    f"  {each['page_faults']:8,.0f} page faults a step  "
+                    f"{1e3 * each['step_seconds']:7.1f} ms",
                     flush=True,
                 )
             if arguments.out:

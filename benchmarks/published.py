@@ -1,8 +1,9 @@
-"""What was measured on which machine: the folders of `results/`, read and checked.
+"""Published measurements: the folders of `results/`, read and checked.
 
-A folder holds the raw files of one machine, JSON as the benchmarks wrote them, and `machine.yaml` with the words that no benchmark
-writes: a name, what the machine is for, and, where a file wants it, what its run was for. Names of files begin with what they answer
-and may end with the number of a run: `bench-small-2.json`, `startup.json`.
+A folder holds the raw files of one machine, JSON as the benchmarks wrote them, and `machine.yaml`.
+That file has what no benchmark writes: a name, what the machine is for, and, where a raw file needs
+it, what its run was for. Names of files begin with what they answer and may end with the number of
+a run: `bench-small-2.json`, `startup.json`.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ class File:
 
     @property
     def name(self) -> str:
-        """The file's name without its ending."""
+        """Return the file's name without its ending."""
         return self.path.stem
 
     @property
     def series(self) -> str:
-        """The name without the number of the run: what the runs of one question share."""
+        """Return the name without the number of the run, which the runs of one question share."""
         return re.sub(r"-\d+$", "", self.name)
 
     @property
     def run(self) -> int:
-        """The number of the run; 1 where the name has none."""
+        """Return the number of the run; 1 where the name has none."""
         number = re.search(r"-(\d+)$", self.name)
         return int(number[1]) if number else 1
 
     @functools.cached_property
     def bench(self) -> Bench | None:
-        """The file as a bench, where `gallery bench` wrote it."""
+        """Return the file as a bench if `gallery bench` wrote it, else None."""
         return read_bench(self.path) if self.content.get("kind") in ("bench", "waterfall") else None
 
     @property
     def dates(self) -> list[str]:
-        """The days on which it was measured."""
+        """Return the days on which the figures were measured."""
         return (
             sorted({outcome.date[:10] for outcome in self.bench.tasks.values()})
             if self.bench
@@ -62,29 +63,32 @@ class File:
 
     @property
     def command(self) -> str:
-        """What was run, without where its figures went."""
+        """Return the command that was run, without the option for the file of its figures."""
         return re.sub(r" --out[ =]\S+", "", self.content["command"])
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Hardware and versions."""
+        """Return hardware and versions."""
         return dict(self.content["environment"])
 
     @property
     def hardware(self) -> str:
-        """The hardware in words, without versions."""
+        """Return the hardware in words, without versions."""
         return hardware.describe(self.environment).partition(";")[0]
 
     @property
     def processor(self) -> str:
-        """Device, CPU and instruction sets. Not the cores: a host of a lab is given a part of them."""
+        """Return device, CPU and instruction sets.
+
+        The number of cores is left out: a host of a lab is given a part of them.
+        """
         environment = self.environment
         return f"{environment['device']}, {environment['cpu']} ({', '.join(environment['isa'])})"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One folder: its words and its files."""
+    """One folder of `results/`: its words and its files."""
 
     folder: Path
     name: str
@@ -94,7 +98,7 @@ class Machine:
 
     @property
     def hardware(self) -> str:
-        """What the files name, with all of the cores."""
+        """Return the hardware that the files name, with the greatest number of cores."""
         return max(self.files, key=lambda file: int(file.environment["cores"])).hardware
 
 
@@ -112,7 +116,8 @@ def _words(path: Path) -> tuple[str, str, dict[str, str]]:
         ) from None
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path} needs `name:` and `about:`, and may have `files:` ({type(error).__name__}: {error})."
+            f"{path} needs `name:` and `about:`, "
+            f"and may have `files:` ({type(error).__name__}: {error})."
         ) from None
 
 
@@ -123,12 +128,16 @@ def _file(path: Path) -> File:
         return file
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path} is no file of results ({type(error).__name__}: {error}). Measure again, or remove it."
+            f"{path} is no file of results ({type(error).__name__}: {error}). "
+            "Measure again, or remove it."
         ) from None
 
 
 def read_machine(folder: Path) -> Machine:
-    """Read one machine's folder. Raises InputError for what cannot be read, and for files of different hardware."""
+    """Read one machine's folder.
+
+    Raises InputError for what cannot be read, and for files of different hardware.
+    """
     name, about, notes = _words(folder / ABOUT)
     files = tuple(_file(path) for path in sorted(folder.glob("*.json")))
     if not files:
@@ -141,13 +150,14 @@ def read_machine(folder: Path) -> Machine:
             )
     if unknown := sorted(set(notes) - {file.name for file in files}):
         raise InputError(
-            f"{folder / ABOUT} has words for files that are not there: {', '.join(unknown)}. Remove them."
+            f"{folder / ABOUT} has words for files that are not there: "
+            f"{', '.join(unknown)}. Remove them."
         )
     return Machine(folder, name, about, notes, files)
 
 
 def read_machines(results: Path) -> list[Machine]:
-    """Read every machine's folder, the one measured last first."""
+    """Read every machine's folder; the machine measured last comes first."""
     machines = [read_machine(path) for path in sorted(results.iterdir()) if path.is_dir()]
     return sorted(
         machines,

@@ -1,10 +1,12 @@
-"""ResNet-50 at 224², batch 16: compiler-opt against eager, in turns, with parity and the machine's own limits.
+"""Compare compiler-opt with eager on ResNet-50 at 224², batch 16, in turns, with parity.
 
-    python3 benchmarks/resnet50.py --out benchmarks/results/MACHINE/resnet50.json          three runs of each, in half an hour
-    python3 benchmarks/resnet50.py --runs 1 --pairs O1                                      one pair, once
+    python3 benchmarks/resnet50.py --out benchmarks/results/MACHINE/resnet50.json
+    python3 benchmarks/resnet50.py --runs 1 --pairs O1
 
-Pairs: `O1` and `O0` (baseline and compiler-opt at that level), `fp32-O1` (eager fp32 against compiler-opt at O1).
-The ceiling is what the fastest matrix product of the machine would allow: its rate over the 24.5 GFLOP of an image.
+The first command makes three runs of each pair, in half an hour; the second makes one pair, once.
+Pairs are `O1` and `O0` (baseline and compiler-opt at that level) and `fp32-O1` (eager fp32 against
+compiler-opt at O1). The machine's own limits stand beside the figures. The ceiling is what the
+fastest matrix product of the machine would allow: its rate over the 24.5 GFLOP of an image.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -40,7 +41,7 @@ PAIRS = {"O1": ("O1", "O1"), "O0": ("O0", "O0"), "fp32-O1": ("O0", "O1")}
 
 
 def one(pair: str, batch_size: int, image_size: int, options: CompareConfig) -> dict[str, Any]:
-    """One comparison, with its tables printed."""
+    """Run one comparison, print its tables, and return its figures."""
     before, after = PAIRS[pair]
     base = TrainConfig(
         batch_size=batch_size, image_size=image_size, evaluate=False, amp_level=before
@@ -60,7 +61,7 @@ def one(pair: str, batch_size: int, image_size: int, options: CompareConfig) -> 
 
 
 def main() -> int:
-    """Run, print and write."""
+    """Run all comparisons, print and write the figures, and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

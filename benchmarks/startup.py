@@ -1,10 +1,12 @@
-"""How soon does a task train the second time? Each task twice in a row, with the accelerated backend at O1.
+"""Time to first step of each task: two runs in a row, with the accelerated backend at O1.
 
-    python3 benchmarks/startup.py --out benchmarks/results/MACHINE/startup.json [--only resnet50 …] [--steps 30]
+    python3 benchmarks/startup.py --out benchmarks/results/MACHINE/startup.json
+        [--only resnet50 …] [--steps 30]
 
-Both runs are the same, at the sizes for a few cores. What the first has compiled, the second finds in the cache; `first` is cold
-only where the cache was. Start-up counts from the command, `launch_single_task.py`, which has nothing imported, to the end of the
-warm-up, less what its steps take in steady state. Asked of the second run: at most 10 seconds.
+Both runs are the same, at the sizes for a few cores. The second run finds in the cache what the
+first has compiled; `first` is cold only where the cache was. Start-up counts from the command,
+`launch_single_task.py`, which has nothing imported, to the end of the warm-up. The steady-state
+time of the warm-up's steps is subtracted. The second run may take at most 10 seconds.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -36,7 +37,7 @@ _COMMAND = Path(__file__).resolve().parent.parent / "launch_single_task.py"
 
 
 def run(name: str, steps: int) -> dict[str, Any]:
-    """Start-up and throughput of one run."""
+    """Run a task, and return its start-up and throughput."""
     with TemporaryDirectory() as folder:
         config = TrainConfig(
             model=name,
@@ -59,7 +60,7 @@ def run(name: str, steps: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run all; exit code 1 when a second run takes longer to start than it may."""
+    """Run all tasks; return 1 when a second run takes longer to start than it may."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,7 +77,8 @@ def main() -> int:
         rates = row["second"]["samples_per_second"]
         print(f"{name:26} first {first:5.1f} s, second {second:5.1f} s to start; ", end="")
         print(
-            f"{rates['global']:.1f} samples/s in steady state, {rates['whole_run']:.1f} in all {arguments.steps} steps",
+            f"{rates['global']:.1f} samples/s in steady state, "
+            f"{rates['whole_run']:.1f} in all {arguments.steps} steps",
             flush=True,
         )
         if arguments.out:

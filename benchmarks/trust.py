@@ -1,18 +1,19 @@
-"""Can the comparison be believed? Baseline against itself, and against planted defects.
+"""Test whether comparisons can be believed: baseline against itself, and against planted defects.
 
     python3 benchmarks/trust.py --out benchmarks/results/MACHINE/trust.json
     python3 benchmarks/trust.py --out … --only "wrong gradient, O1"
 
-It takes an hour of a machine that does nothing else. What is already in the file is not measured again, so it
-can be interrupted and go on later; delete the file to begin anew.
+It takes an hour of a machine that does nothing else. What is already in the file is not measured
+again, so the measurement can be interrupted and go on later. Delete the file to begin anew.
 
-20 comparisons of a small network with itself must nearly all say `no measurable difference`, with glibc's allocator as it
-comes, and with large blocks kept (compiler/allocator.py); a variant slowed by 5 % must be called `slower`; ResNet-50 with one
-wrong gradient must be `not comparable`, at O0 and at O1, five times each (planted.py). Every comparison starts processes
-of its own.
+20 comparisons of a small network with itself must nearly all say `no measurable difference`, with
+glibc's allocator as it comes, and with large blocks kept (memory/allocator.py). A variant slowed by
+5 % must be called `slower`. ResNet-50 with one wrong gradient must be `not comparable`, at O0 and
+at O1, five times each (planted.py). Every comparison starts processes of its own.
 
-With the allocator as it comes, processes with the same code differ by more than 5 % for as long as they live
-(gallery_lib/measure/comparison/process_spread.py), which intervals allow for; so 5 % can only be found with large blocks kept.
+With the allocator as it comes, processes with the same code differ by more than 5 % for as long as
+they live (gallery_lib/measure/comparison/process_spread.py). Intervals allow for that, so 5 % can
+only be found with large blocks kept.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -61,7 +61,10 @@ MANY_TURNS, FEW_TURNS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A baseline and the model that is compared with it, how often, and what must be said of it at least how often."""
+    """One kind of comparison: a baseline, the model compared with it, and the expected verdict.
+
+    The verdict must come at least `at_least` times in `of` comparisons.
+    """
 
     baseline: TrainConfig
     model: str
@@ -72,7 +75,7 @@ class Kind:
     keeps_large_blocks: bool = False
 
     def compare(self, seed: int, rounds: int, folder: Path) -> Any:
-        """One comparison; `rounds` is for those of many turns."""
+        """Run one comparison; `rounds` applies to kinds of many turns."""
         baseline = dataclasses.replace(self.baseline, seed=seed)
         variants = {
             "baseline": baseline,
@@ -117,7 +120,7 @@ KINDS = {
 
 
 def one(name: str, seed: int, rounds: int) -> dict[str, Any]:
-    """One comparison, reduced to what is judged."""
+    """Run one comparison, and return what is judged."""
     began = time.time()
     with TemporaryDirectory() as folder:
         outcome = KINDS[name].compare(seed, rounds, Path(folder))
@@ -147,7 +150,7 @@ def one(name: str, seed: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run all; exit code 1 when any kind misses what is expected of it."""
+    """Run all comparisons; return 1 when any kind misses what is expected of it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -178,13 +181,14 @@ def main() -> int:
                 )
     for name, outcome in summary(rows).items():
         print(
-            f"{name}: {outcome['expected']} {outcome['found'].get(outcome['expected'], 0)} of {outcome['of']}: {outcome['outcome']}"
+            f"{name}: {outcome['expected']} {outcome['found'].get(outcome['expected'], 0)} of "
+            f"{outcome['of']}: {outcome['outcome']}"
         )
     return 1 if any(outcome["outcome"] == "missed" for outcome in summary(rows).values()) else 0
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What was asked of each kind, and what was found."""
+    """Return what was asked of each kind, and what was found."""
     result = {}
     for name, kind in KINDS.items():
         found = Counter(row["verdict"] for row in rows if row["kind"] == name)

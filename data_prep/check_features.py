@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Check that features of your own can be trained on: FOLDER/train and FOLDER/val, each with a manifest.tsv or Kaldi's files.
+"""Check that features of your own can be trained on.
+
+FOLDER/train and FOLDER/val each have a manifest.tsv or Kaldi's files.
 
     python3 data_prep/check_features.py FOLDER --task tts_angular          # labels are speakers
     python3 data_prep/check_features.py FOLDER --task speech_transformer   # labels are transcripts
-    python3 data_prep/check_features.py FOLDER --task tts_angular --full   # reads every value, not only every header
+    python3 data_prep/check_features.py FOLDER --task tts_angular --full   # reads every value
 
-Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
+Without --full, every header is read, and the values of some utterances. The check changes nothing.
+Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,9 +16,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -27,7 +29,8 @@ from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.speech.feature_check import check_features
 from gallery_lib.data.speech.feature_manifest import KaldiLabels
 
-# Kaldi's file of labels, values a frame, what makes mock data, and tokens that the model has for transcripts
+# Kaldi's file of labels, values a frame, the command that makes mock data, and the number of tokens
+# that the model has for transcripts
 TASKS: dict[str, tuple[KaldiLabels, int, str, int | None]] = {
     "tts_angular": ("utt2spk", 40, "python3 data_prep/mock_speakers.py", None),
     "speech_transformer": ("text", 80, "python3 data_prep/mock_speech.py", 4233),

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Check that a folder of your own can be trained on: FOLDER/train/CLASS/… and FOLDER/val/CLASS/…, images of any usual format.
+"""Check that a folder of images of your own can be trained on.
+
+FOLDER/train/CLASS/… and FOLDER/val/CLASS/… hold images of any usual format.
 
     python3 data_prep/check_imagenet.py FOLDER            # layout, and a few images per class
-    python3 data_prep/check_imagenet.py FOLDER --full     # decodes every image to its end: minutes for a million
+    python3 data_prep/check_imagenet.py FOLDER --full     # decodes every image to its end
 
-Names what a run would leave out, too: other endings, hidden and empty files, broken links, files in no class folder.
+The check also names what a run would leave out: other endings, hidden and empty files, broken
+links, files in no class folder. It changes nothing. With --full a million images take minutes.
 
-Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
+Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,9 +17,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Check that a folder of your own can be trained on: FOLDER/train/images/NAME.jpg with FOLDER/train/masks/NAME.png, and val/.
+"""Check that a segmentation folder of your own can be trained on.
+
+FOLDER/train/images/NAME.jpg belongs to FOLDER/train/masks/NAME.png; FOLDER/val is laid out
+likewise.
 
     python3 data_prep/check_segmentation.py FOLDER            # layout, and some images and masks
     python3 data_prep/check_segmentation.py FOLDER --full     # reads all of them
 
-Changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what to do; 130: Ctrl-C.
+The check changes nothing. Exit code 0: fine; 2: not, with what is wrong, where, and what to do;
+130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,9 +16,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 

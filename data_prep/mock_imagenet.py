@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Make mock ImageNet: JPEG files in ImageNet's own layout and of its decoding cost, to train and measure with.
+"""Make mock ImageNet: JPEG files in ImageNet's own layout and of its decoding cost.
 
-    python3 data_prep/mock_imagenet.py                                  # small: 840 images, 89 MB, some seconds
-    python3 data_prep/mock_imagenet.py --preset imagenet-sized          # 1.35 million images, 145 GB, hours
+    python3 data_prep/mock_imagenet.py                                  # small, some seconds
+    python3 data_prep/mock_imagenet.py --preset imagenet-sized          # hours
     python3 data_prep/mock_imagenet.py --classes 100 --out my_images    # in between
-    python3 data_prep/mock_imagenet.py --verify                         # is what is there still what was made?
+    python3 data_prep/mock_imagenet.py --verify         # is what is there still what was made?
 
-May be interrupted at any time; the same command goes on. Exit code 0: complete; 1: verify found problems, or writing
-failed; 2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/images/mock_imagenet.py.
+The data serves to train and to measure with. The small preset has 840 images in 89 MB, the
+ImageNet-sized one 1.35 million in 145 GB. The command may be interrupted at any time; the same
+command goes on. gallery_lib/data/images/mock_imagenet.py does the work.
+
+Exit code 0: complete; 1: verify found problems, or writing failed; 2: bad input; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -91,7 +93,8 @@ def _verify(root: Path) -> int:
     print("\n".join(problems) or f"{root}: every image is as it was made")
     if problems:
         print(
-            f"mock_imagenet: {len(problems)} problems in {root}. Remove what is altered or extra, then make it again.",
+            f"mock_imagenet: {len(problems)} problems in {root}. "
+            "Remove what is altered or extra, then make it again.",
             file=sys.stderr,
         )
     return 1 if problems else 0

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Make a mock segmentation data set: 640×959 photographs as JPEG, and the masks of their objects as PNG.
+"""Make a mock segmentation data set: 640×959 photographs as JPEG, and the masks of objects as PNG.
 
     python3 data_prep/mock_segmentation.py                                 # 80 images, some seconds
     python3 data_prep/mock_segmentation.py --train 5000 --out my_shapes    # more of them
 
-Appears as a whole or not at all; a second call finds it complete. Exit code 0: complete; 1: writing failed; 2: bad
-input; 130: Ctrl-C. The work is done by gallery_lib/data/images/mock_segmentation.py.
+The data set appears as a whole or not at all; a second call finds it complete.
+gallery_lib/data/images/mock_segmentation.py does the work.
+
+Exit code 0: complete; 1: writing failed; 2: bad input; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Make mock speech: filter banks of utterances in a made-up language, with transcripts, to train and measure with.
+"""Make mock speech: filter banks of utterances in a made-up language, with transcripts.
 
-    python3 data_prep/mock_speech.py                                    # 980 utterances, 75 MB, some seconds
-    python3 data_prep/mock_speech.py --characters 4230 --words 20000 --train 20000 --out my_speech    # nearer to Mandarin
+    python3 data_prep/mock_speech.py             # 980 utterances, 75 MB, some seconds
+    python3 data_prep/mock_speech.py --characters 4230 --words 20000 --train 20000 --out my_speech
 
-May be interrupted at any time: the folder appears when it is complete. Exit code 0: it is there; 1: writing failed;
-2: bad input; 130: Ctrl-C. The work is done by gallery_lib/data/speech/mock_speech.py.
+The second command is nearer to Mandarin. The data serves to train and to measure with. The command
+may be interrupted at any time: the folder appears when it is complete.
+gallery_lib/data/speech/mock_speech.py does the work.
+
+Exit code 0: it is there; 1: writing failed; 2: bad input; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,9 +17,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Make tokenised text for the language models: two sub-word vocabularies, and the text in the pieces of each.
+"""Make tokenised text for the language models: two sub-word vocabularies, and the text in each.
 
-    python3 data_prep/text.py                         # English that every machine has, some seconds, a few MB
-    python3 data_prep/text.py --data_dir FOLDER       # your own .txt files (UTF-8), found below FOLDER
+    python3 data_prep/text.py                       # English that every machine has, some seconds
+    python3 data_prep/text.py --data_dir FOLDER     # your own .txt files (UTF-8), below FOLDER
 
-What is there already is read through, and refused where it is damaged. Other files than .txt are counted and named.
+The English text takes a few MB. What is there already is read through, and refused where it is
+damaged. Other files than .txt are counted and named.
 
-A task that is given FOLDER as its data_dir finds what was made of it here; without this command it makes the same
-itself, more slowly. Nothing is downloaded. Exit code 0: it is there; 1: writing failed; 2: bad input; 130: Ctrl-C.
-The work is done by gallery_lib/data/text/tokenized.py.
+A task with FOLDER as its data_dir finds what this command made of it. Without this command the task
+makes the same itself, more slowly. Nothing is downloaded. gallery_lib/data/text/tokenized.py does
+the work.
+
+Exit code 0: it is there; 1: writing failed; 2: bad input; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -54,7 +56,8 @@ def main() -> int:
         )
         state = f"made now in {done.seconds:.1f} s" if done.made else "complete already"
         print(
-            f"{printable(done.root)}: {done.source}; training and held-out tokens, {counts}; {state}",
+            f"{printable(done.root)}: {done.source}; "
+            f"training and held-out tokens, {counts}; {state}",
             *done.notices,
             sep="\n",
         )

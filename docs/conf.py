@@ -1,6 +1,8 @@
-"""How Sphinx builds the site. `gallery site` runs it, on a folder that holds docs/ and the pages that are written beside it.
+"""Configuration of Sphinx, which builds the site.
 
-Nothing may come from the network: no MathJax, no require.js, no fonts; `gallery_lib/notebooks/site/check.py` looks at every page.
+`gallery site` runs Sphinx on a folder that holds docs/ and the pages that are written beside it.
+Nothing may come from the network: no MathJax, no require.js, no fonts.
+`gallery_lib/notebooks/site/check.py` looks at every page.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 100
 add_module_names = False
-toc_object_entries = False  # every page's navigation is made anew of all entries, and a thousand functions would be among them
+# Every page's navigation is made anew of all entries, which would include a thousand functions.
+toc_object_entries = False
+# Names of other packages; then private names and type variables.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!gallery_lib\.).*"),
     ("py:.*", r".*\._.*|.*\.[A-Z]"),
-]  # of others; private; type variables
+]
 
 html_theme = "furo"
 html_static_path = ["static"]
@@ -40,7 +44,10 @@ html_show_search_summary = False  # it would fetch pages, which a browser refuse
 def give_captions_a_level(
     app: Any, page: str, template: str, context: dict[str, Any], doctree: Any
 ) -> None:
-    """Sphinx makes headings of the captions in the navigation and leaves out their level, which is a fault to screen readers."""
+    """Give the captions of the navigation a heading level.
+
+    Sphinx makes headings of them and leaves out the level, which is a fault to screen readers.
+    """
     navigation = context.get("furo_navigation_tree")
     if navigation:
         context["furo_navigation_tree"] = navigation.replace(
@@ -49,7 +56,6 @@ def give_captions_a_level(
 
 
 def setup(app: Any) -> None:
-    """What Sphinx calls."""
-    app.connect(
-        "html-page-context", give_captions_a_level, priority=900
-    )  # behind the theme, which makes the navigation
+    """Connect the handlers of this file; Sphinx calls this function."""
+    # The handler runs after the theme, which makes the navigation.
+    app.connect("html-page-context", give_captions_a_level, priority=900)

@@ -3,8 +3,8 @@
     python3 docs/generated.py            write them
     python3 docs/generated.py --check    exit code 1, and their names, when a page is not up to date
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a key of `PARTS`.
-The notebooks take their copy of the diff from here as well (notebooks/build.py).
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a key of `PARTS`. The
+notebooks take their copy of the diff from here as well (notebooks/build.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 EXAMPLES = DOCS / "examples"
 PICTURES = DOCS / "images"
-PAGES = (DOCS.parent / "README.md", *sorted((DOCS / "guides").glob("*.md")))
+PAGES = (
+    DOCS.parent / "README.md",
+    DOCS / "architecture.md",
+    *sorted((DOCS / "guides").glob("*.md")),
+)
 MACHINE = DOCS.parent / "benchmarks" / "results" / "epyc-avx2-2core"
-"""Whose figures README shows: a machine that has small and large inputs of all tasks."""
+"""Machine whose figures README shows: it has small and large inputs of all tasks."""
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTEXT_LINES = 3
 
 
 def diff() -> str:
-    """Return, as fenced Markdown, everything that differs between the two example scripts but their docstrings."""
+    """Return the differences between the two example scripts, as fenced Markdown.
+
+    Their docstrings are left out.
+    """
     plain, accelerated = (
         (EXAMPLES / name).read_text().splitlines()[1:] for name in ("plain.py", "accelerated.py")
     )
@@ -48,7 +55,10 @@ def _input(task: Any, sizes: dict[str, Any]) -> str:
     from gallery_lib.config import TrainConfig, options
 
     own = {name: size for name, size in sizes.items() if name in task.quick}
-    return f"{own['batch_size']} × {task.input_size(options.from_mapping(TrainConfig, {'model': task.name, **own}))}"
+    return (
+        f"{own['batch_size']} × "
+        f"{task.input_size(options.from_mapping(TrainConfig, {'model': task.name, **own}))}"
+    )
 
 
 def results() -> str:
@@ -140,15 +150,37 @@ def picture() -> str:
 
     PICTURES.mkdir(exist_ok=True)
     figure(_benches("bench-small.json")[0]).savefig(PICTURES / "speed-ups.png", dpi=110)
-    words = "A bar with its interval for each model, and a tick for the best peer; the table under Results has the figures"
+    words = (
+        "A bar with its interval for each model, and a tick for the best peer; "
+        "the table under Results has the figures"
+    )
     return f"![{words}](docs/images/speed-ups.png)"
 
 
-PARTS: dict[str, Callable[[], str]] = {"diff": diff, "results": results, "picture": picture}
+def floors() -> str:
+    """Return the table of rooms by floor, from the script that checks imports, top floor first."""
+    import runpy
+
+    checks = runpy.run_path(str(DOCS.parent / "tests" / "project" / "import_direction.py"))
+    rows = ["| floor | room | what is in it |", "|---|---|---|"]
+    for floor, rooms in reversed(list(enumerate(checks["FLOORS"]))):
+        rows += [f"| {floor} | `{room}` | {purpose} |" for room, purpose in rooms.items()]
+    return "\n".join(rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "diff": diff,
+    "floors": floors,
+    "results": results,
+    "picture": picture,
+}
 
 
 def written(text: str) -> str:
-    """Return the page with every part made anew. Raises SystemExit for a part that nobody makes."""
+    """Return the page with every part made anew.
+
+    Raises SystemExit for a part that nobody makes.
+    """
 
     def part(match: re.Match[str]) -> str:
         if match["name"] not in PARTS:
@@ -159,7 +191,7 @@ def written(text: str) -> str:
 
 
 def main() -> int:
-    """Write or check all pages."""
+    """Write or check all pages, and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -3,7 +3,7 @@
     from gallery_lib import accelerate
     model, loader, optimizer = accelerate(model, loader, optimizer)
 
-Importing it changes no global state and does not import torch until something needs it.
+Importing the package changes no global state. It imports torch only when something needs torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHERE = {
     "launch": "gallery_lib.launcher.job",
 }
 _MODULES = {"notebook": "gallery_lib.notebooks.cells.task"}
-"""What cells import by a short name."""
+"""Modules that notebook cells import by a short name."""
 
 __all__ = ["Config", "LaunchConfig", "TrainConfig", "accelerate", "launch", "notebook"]
 

@@ -1,4 +1,9 @@
-"""Run the `gallery` command from a checkout with any Python: `python3 -m gallery_lib show runs/night`."""
+"""Run the `gallery` command from a checkout with any Python.
+
+    python3 -m gallery_lib show runs/night
+
+A Python that cannot run the gallery is replaced by that of the environment of prepare.sh.
+"""
 
 from __future__ import annotations
 

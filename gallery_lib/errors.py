@@ -1,7 +1,7 @@
-"""The one base class of every error that this package raises on purpose, and what an interrupt becomes.
+"""Base class of the errors that this package raises on purpose, and the form of an interrupt.
 
-A message says what was wrong, with which value, and what to do about it. The command line ends with exit
-code 2 on bad input and 1 on a run that failed; a notebook shows the same text.
+A message says what was wrong, with which value, and what to do about it. The command line ends with
+exit code 2 on bad input and 1 on a run that failed. A notebook shows the same text.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Iterable
 
 
 class GalleryError(Exception):
-    """Something that the reader can act on. `exit_code` is what the command line ends with."""
+    """Something that the reader can act on. The command line ends with `exit_code`."""
 
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints in a notebook instead of a stack of frames inside this package."""
+        """Return the text that IPython prints in a notebook.
+
+        The text replaces a stack of frames inside this package.
+        """
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -29,14 +32,18 @@ class InputError(GalleryError, ValueError):
 class RunFailed(GalleryError, RuntimeError):
     """A run was started and did not finish. The message holds the reason and the last log lines.
 
-    `suspects_compiled_code`: it failed before its first step, where kept compiled code was loaded; the files may be damaged.
+    `suspects_compiled_code` is true where the run loaded kept compiled code and failed before its
+    first step. The files of the compiled code may be damaged.
     """
 
     suspects_compiled_code = False
 
 
 class Diverged(RunFailed):
-    """A training whose loss is no finite number any more. What was measured until then is in its `results.json`."""
+    """A training whose loss is no longer a finite number.
+
+    The run's `results.json` holds what was measured until then.
+    """
 
 
 class SilentRank(RunFailed):
@@ -44,9 +51,9 @@ class SilentRank(RunFailed):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or the stop button of a notebook, while processes of ours were at work; they have been ended.
+    """Ctrl-C, or the stop button of a notebook, while processes of this package were at work.
 
-    A notebook shows the message alone.
+    These processes have been ended. A notebook shows the message alone.
     """
 
     def _render_traceback_(self) -> list[str]:

@@ -1,10 +1,11 @@
 """Percentiles, and the interval of a ratio of step times.
 
-The ratio compares two variants that took turns. Steps inside one turn share the machine's mood, so the unit that
-is resampled is the round (one turn of each variant), not the step: resampling steps would give intervals that are
-too narrow (Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time", 2013). Two processes that run the very
-same code still differ (measure/process_spread.py); more rounds do not average that out, so the interval is widened
-by what is known of it. Figures in seconds and plain ratios.
+The ratio compares two variants that took turns. Steps inside one turn share the machine's load. So
+the resampled unit is the round (one turn of each variant), not the step: resampling steps would
+give intervals that are too narrow (Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time",
+2013). Two processes that run the same code still differ (measure/comparison/process_spread.py).
+More rounds do not average that difference out, so the interval is widened by the known spread of
+processes. Figures are in seconds and plain ratios.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from statistics import NormalDist
 import numpy as np
 
 LEAST_SPREAD = 0.004
-"""Relative standard deviation of a ratio of step times that is left in any case (see benchmarks/trust.py)."""
+"""Relative standard deviation of a ratio of step times that always remains.
+
+Its source is benchmarks/trust.py.
+"""
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p75, p90, p95 and mean of durations, by linear interpolation. Raises ValueError when there are none."""
+    """Return p50, p75, p90, p95 and mean of durations, by linear interpolation.
+
+    Raises ValueError when there are no durations.
+    """
     if len(seconds) == 0:
         raise ValueError("no durations to summarise")
     p50, p75, p90, p95 = (float(v) for v in np.percentile(seconds, [50, 75, 90, 95]))
@@ -29,7 +36,10 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Baseline time over candidate time (above 1: the candidate is faster), with the bounds of its interval."""
+    """Baseline time over candidate time, with the bounds of its interval.
+
+    A ratio above 1 means that the candidate is faster.
+    """
 
     ratio: float
     low: float
@@ -37,13 +47,13 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """`faster`, `slower`, or `no measurable difference` when the interval holds 1."""
+        """Return `faster`, `slower`, or `no measurable difference` when the interval holds 1."""
         if self.low > 1.0:
             return "faster"
         return "slower" if self.high < 1.0 else "no measurable difference"
 
     def __str__(self) -> str:
-        """`1.47× (1.44 to 1.54)`."""
+        """Return the ratio as text: `1.47× (1.44 to 1.54)`."""
         return f"{self.ratio:.2f}× ({self.low:.2f} to {self.high:.2f})"
 
 
@@ -56,17 +66,22 @@ def ratio_of_medians(
     process_spread: float = LEAST_SPREAD,
     seed: int = 0,
 ) -> Ratio:
-    """Ratio of median step times in a round, baseline over candidate; its median over the rounds, and the interval of that.
+    """Return the ratio of median step times, baseline over candidate, with its interval.
 
-    Within a round both had the machine in about the same mood. The medians over all steps of each would carry the
-    drift between rounds as well, and are a little noisier.
+    The ratio is the median, over the rounds, of each round's own ratio of medians. Within a round
+    both variants met about the same load of the machine. Medians over all steps of each variant
+    would also carry the drift between rounds, and are a little noisier.
 
     Args:
-        baseline_rounds, candidate_rounds: step times in seconds, one sequence per round, the same number of rounds.
-        confidence: level of the bootstrap interval (rounds are drawn with replacement, both variants together).
-        process_spread: relative standard deviation of the ratio over processes; the interval is widened by its share on each side.
+        baseline_rounds: step times of the baseline in seconds, one sequence per round.
+        candidate_rounds: step times of the candidate, with the same number of rounds.
+        confidence: level of the bootstrap interval.
+        resamples: bootstrap samples; rounds are drawn with replacement, both variants together.
+        process_spread: relative standard deviation of the ratio over processes; the interval is
+            widened by its share on each side.
+        seed: seed of the bootstrap.
 
-    Raises ValueError with fewer than two rounds or an empty one.
+    Raises ValueError with fewer than two rounds, unequal numbers of rounds, or an empty round.
     """
     rounds = len(baseline_rounds)
     if (
@@ -75,9 +90,11 @@ def ratio_of_medians(
         or any(len(r) == 0 for r in (*baseline_rounds, *candidate_rounds))
     ):
         raise ValueError(
-            f"needs the same number (at least 2) of non-empty rounds, got {rounds} and {len(candidate_rounds)}"
+            "needs the same number (at least 2) of non-empty rounds, "
+            f"got {rounds} and {len(candidate_rounds)}"
         )
-    # A round's own ratio is free of drift that is slower than a round; the spread of these ratios is what is resampled.
+    # A round's own ratio is free of drift that is slower than a round. The bootstrap resamples
+    # these ratios.
     log_ratios = np.array(
         [
             np.log(np.median(b)) - np.log(np.median(c))
@@ -89,9 +106,8 @@ def ratio_of_medians(
     deviations = np.median(log_ratios[draws], axis=1) - centre
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(deviations, [tail, 1.0 - tail])
-    widen = np.sqrt(
-        rounds / (rounds - 1.0)
-    )  # the bootstrap of few rounds is too narrow by about that
+    # The bootstrap of few rounds is too narrow by about this factor.
+    widen = np.sqrt(rounds / (rounds - 1.0))
     spread = process_spread * NormalDist().inv_cdf(1.0 - tail)
     low_bound, high_bound = (
         np.exp(centre + low * widen - spread),
@@ -101,16 +117,21 @@ def ratio_of_medians(
 
 
 def slowest_rank(ranks: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """Step times by round, of the rank that took longest over each step (the others wait for it), from those of each rank."""
+    """Return step times by round of the slowest rank in each step, for which the others wait.
+
+    Args:
+        ranks: step times in seconds, by rank, round and step.
+    """
     return [
         [max(step) for step in zip(*blocks, strict=True)] for blocks in zip(*ranks, strict=True)
     ]
 
 
 def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
-    """The geometric mean of ratios that were measured independently, and its interval (errors add up as in `change_of_ratio`).
+    """Return the geometric mean of independently measured ratios, with its interval.
 
-    The interval is that of the measurements; it says nothing about tasks that were not measured. ValueError when empty.
+    Errors add up as in `change_of_ratio`. The interval is that of the measurements; it says nothing
+    about tasks that were not measured. Raises ValueError when there are no ratios.
     """
     if not ratios:
         raise ValueError("no ratios to take the mean of")
@@ -123,9 +144,10 @@ def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
 
 
 def change_of_ratio(before: Ratio, after: Ratio) -> Ratio:
-    """`after` over `before`, two ratios that were measured independently (so: verdict `faster` when the ratio has grown).
+    """Return `after` over `before`, two ratios that were measured independently.
 
-    Their relative errors add up as independent ones do, by the root of the sum of squares, on each side.
+    The verdict is `faster` when the ratio has grown. The relative errors are independent, so on
+    each side they add up as the root of the sum of squares.
     """
     below = np.hypot(np.log(after.ratio / after.low), np.log(before.high / before.ratio))
     above = np.hypot(np.log(after.high / after.ratio), np.log(before.ratio / before.low))

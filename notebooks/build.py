@@ -1,11 +1,12 @@
-"""Builds the notebooks: those of tasks from `template.md` and a page per task in `pages/`, others from `whole/`.
+"""Build the notebooks: those of tasks from `template.md` and `pages/`, others from `whole/`.
 
     python3 notebooks/build.py            write notebooks/NAME.ipynb for every page
-    python3 notebooks/build.py --check    say which of them differ from what would be written (exit code 1)
+    python3 notebooks/build.py --check    name those that would change (exit code 1)
 
-The notebooks are never edited by hand. Cell ids are counted, so the same sources give the same bytes. The figures in the
-index's table are the committed ones of one machine, which is named below it; what this machine has measured is shown when the
-index runs.
+A task has a page in `pages/`. The notebooks are never edited by hand. Cell ids are counted, so the
+same sources give the same bytes. The figures in the index's table are the committed ones of one
+machine, which is named below the table. The index shows what this machine has measured when it
+runs.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
+# A checkout works without being installed.
 sys.path[:0] = [
     str(FOLDER.parent),
     str(FOLDER.parent / "docs"),
-]  # a checkout works without being installed
+]
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -53,11 +55,11 @@ OPTIONS = {
     "performance_data": PerformanceDataConfig,
     "your_model": YourModelConfig,
 }
-"""Of the notebooks whose parameters are not those of a task's notebook."""
+"""Options classes of the notebooks whose parameters are not those of a task's notebook."""
 
 
 def sections(page: Path) -> dict[str, str]:
-    """The page's content by its `# name` headings."""
+    """Return the page's content by its `# name` headings."""
     result: dict[str, list[str]] = {}
     current: list[str] = []
     for line in page.read_text().splitlines():
@@ -73,7 +75,7 @@ def _duration(run: Mapping[str, Any] | None) -> str:
 
 
 def index() -> dict[str, str]:
-    """The index's table of notebooks, and the conditions of its figures."""
+    """Return the index's table of notebooks, and the conditions of its figures."""
     newest = newest_results(RESULTS)
     committed = Committed(*newest) if newest else None
     runs = committed.content["notebooks"] if committed else {}
@@ -102,14 +104,14 @@ def index() -> dict[str, str]:
 
 
 def title_of(page: Path) -> str:
-    """The title of the notebook that a page makes."""
+    """Return the title of the notebook that a page makes."""
     if page.stem in tasks.names():
         return tasks.get(page.stem).title
     return page.read_text().partition("\n# ")[2].partition("\n")[0]
 
 
 def text_of(page: Path) -> str:
-    """The notebook of one page, as Markdown that jupytext reads."""
+    """Return the notebook of one page, as Markdown that jupytext reads."""
     if page.stem == "index":
         return string.Template(page.read_text()).substitute(index())
     if page.parent.name == "whole":
@@ -128,7 +130,7 @@ def text_of(page: Path) -> str:
 
 
 def render(page: Path) -> str:
-    """The notebook of one page, as the text of an .ipynb file."""
+    """Return the notebook of one page, as the text of an .ipynb file."""
     notebook = jupytext.reads(text_of(page), fmt="md")
     notebook.metadata.pop("jupytext", None)
     notebook.metadata["language_info"] = {"name": "python"}
@@ -139,13 +141,16 @@ def render(page: Path) -> str:
 
 
 def pages() -> list[Path]:
-    """The source of every notebook; that of the index, which depends on the others, comes last."""
+    """Return the source of every notebook.
+
+    The index comes last, since it depends on the others.
+    """
     found = [*(FOLDER / "pages").glob("*.md"), *(FOLDER / "whole").glob("*.md")]
     return sorted(found, key=lambda page: (page.stem == "index", page))
 
 
 def main() -> int:
-    """Write or check all notebooks."""
+    """Write or check all notebooks, and return the exit code."""
     parser = argparse.ArgumentParser(
         description="Build the task notebooks from template.md and pages/."
     )

@@ -1,12 +1,15 @@
-"""Checks the conventions of the notebooks: what a reader, papermill and another machine rely on.
+"""Check the conventions of the notebooks, which readers, papermill and other machines rely on.
 
-    python notebooks/conventions.py [FOLDER [RESULTS]]     every notebook in FOLDER (default: this one); exit code 1 when one
-                                                           breaks a rule; RESULTS (default: benchmarks/results) has the figures
+    python notebooks/conventions.py [FOLDER [RESULTS]]
 
-Reads the files and executes nothing. That figures have alternative text is seen from their being drawn by
-gallery_lib's functions, which add it (the tests that execute the notebooks look at the figures themselves). Links into
-the network are not followed. Measured figures that are older than the code are named in a note, which is no breach: they
-are what was measured, and measuring again takes an hour, not a commit.
+Every notebook in FOLDER (default: this one) is checked; the exit code is 1 when one breaks a rule.
+RESULTS (default: benchmarks/results) has the figures.
+
+The check reads the files and executes nothing. It takes figures to have alternative text where
+gallery_lib's functions draw them, since these add it. The tests that execute the notebooks look at
+the figures themselves. Links into the network are not followed. Measured figures that are older
+than the code are named in a note, which is no breach: they are what was measured, and measuring
+again takes an hour, not a commit.
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parent.parent)
-)  # a checkout works without being installed
+# A checkout works without being installed.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gallery_lib.system.prepared_python import run_in_prepared_environment
 
@@ -41,7 +43,8 @@ HEADER = (
 )
 
 SHELL = re.compile(
-    r"^\s*!|^\s*\w+\s*=\s*!|^\s*%%?(bash|sh|script|sx|system|cmd)\b|\bos\.system\(|\bsubprocess\b|\.getoutput\(",
+    r"^\s*!|^\s*\w+\s*=\s*!|^\s*%%?(bash|sh|script|sx|system|cmd)\b|\bos\.system\(|\bsubprocess\b"
+    r"|\.getoutput\(",
     re.MULTILINE,
 )
 PLOTTING = re.compile(r"\b(matplotlib|plt|seaborn|plotly|bokeh|altair|IPython\.display)\b")
@@ -52,7 +55,8 @@ IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<target>[^)\s]+)[^)]*\)|<img\b(?P<
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)[^)]*\)|<a\b[^>]*href=[\"']([^\"']+)")
 CODE_IN_TEXT = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 MENTIONED_FILE = re.compile(
-    r"\b(?:notebooks|data_prep|benchmarks|docs|gallery_lib|tests)/[\w./-]*\w\.(?:py|ipynb|md|json|yaml)\b"
+    r"\b(?:notebooks|data_prep|benchmarks|docs|gallery_lib|tests)"
+    r"/[\w./-]*\w\.(?:py|ipynb|md|json|yaml)\b"
 )
 
 Problems = Iterator[tuple[int | None, str]]
@@ -64,7 +68,7 @@ def _cells(notebook: NotebookFile, *, code: bool) -> Iterator[tuple[int, Cell]]:
 
 
 def header(notebook: NotebookFile, path: Path) -> Problems:
-    """Title, what one learns, what one needs, and the gallery's kernel."""
+    """Require a title, what one learns, what one needs, and the gallery's kernel."""
     text = "\n\n".join(cell.source for _, cell in _cells(notebook, code=False))
     for what, pattern in HEADER:
         if not re.search(pattern, text):
@@ -74,7 +78,10 @@ def header(notebook: NotebookFile, path: Path) -> Problems:
 
 
 def parameters(notebook: NotebookFile, path: Path) -> Problems:
-    """What settles parameters has a parameters cell, which says what the options class says."""
+    """Require a parameters cell where the notebook settles parameters.
+
+    The cell must say what the options class says.
+    """
     source = notebook.parameters_source
     if source is None:
         if any("settings(" in cell.source for cell in notebook.code):
@@ -84,38 +91,43 @@ def parameters(notebook: NotebookFile, path: Path) -> Problems:
 
 
 def outputs(notebook: NotebookFile, path: Path) -> Problems:
-    """A committed notebook has not been executed."""
+    """Require that a committed notebook has not been executed."""
     for number, cell in _cells(notebook, code=True):
         if cell.outputs or cell.execution_count is not None:
             yield number, "has outputs or an execution count: run nbstripout"
 
 
 def code(notebook: NotebookFile, path: Path) -> Problems:
-    """Code cells are short, call no shell, whose failure would go unseen, and leave figures to the gallery's functions."""
+    """Require short code cells that start no shell command and draw no figures.
+
+    The failure of a shell command would go unseen. Figures are drawn by the gallery's functions.
+    """
     for number, cell in _cells(notebook, code=True):
         if (lines := len(cell.source.splitlines())) > MAX_CODE_LINES:
             yield number, f"has {lines} lines; at most {MAX_CODE_LINES} fit on a screen"
         if match := SHELL.search(cell.source):
             yield (
                 number,
-                f"starts a command (`{match[0].strip()}`), and would not fail with it: call gallery_lib.launcher.script.run_script",
+                f"starts a command (`{match[0].strip()}`), and would not fail with it: call "
+                "gallery_lib.launcher.script.run_script",
             )
         if match := PLOTTING.search(cell.source):
             yield (
                 number,
-                f"draws by itself (`{match[0]}`), without alternative text: call a function of gallery_lib",
+                f"draws by itself (`{match[0]}`), without alternative text: "
+                "call a function of gallery_lib",
             )
 
 
 def paths(notebook: NotebookFile, path: Path) -> Problems:
-    """No path that only one machine has."""
+    """Refuse paths that only one machine has."""
     for number, cell in enumerate(notebook.cells, 1):
         for match in ABSOLUTE_PATH.finditer(cell.source):
             yield number, f"holds the absolute path {match[0]}"
 
 
 def _anchors(notebook: NotebookFile) -> set[str]:
-    """What JupyterLab calls the headings: their text with dashes for spaces."""
+    """Return the anchors that JupyterLab gives headings: their text with dashes for spaces."""
     headings = re.findall(
         r"^#+ (.+)$",
         "\n".join(cell.source for _, cell in _cells(notebook, code=False)),
@@ -125,7 +137,10 @@ def _anchors(notebook: NotebookFile) -> set[str]:
 
 
 def links(notebook: NotebookFile, path: Path) -> Problems:
-    """Pictures have alternative text; files that are linked to or named, and headings that are linked to, exist."""
+    """Require alternative text of pictures, and existing targets.
+
+    Files that are linked to or named must exist, and so must headings that are linked to.
+    """
     for number, cell in _cells(notebook, code=False):
         text = CODE_IN_TEXT.sub("", cell.source)
         targets = [target for match in LINK.finditer(text) for target in match.groups() if target]
@@ -160,7 +175,7 @@ RULES: tuple[Callable[[NotebookFile, Path], Problems], ...] = (
 
 
 def broken(path: Path) -> list[str]:
-    """A message for each breach of a rule in the notebook at `path`."""
+    """Return a message for each breach of a rule in the notebook at `path`."""
     try:
         notebook = read_notebook(path)
         found = [problem for rule in RULES for problem in rule(notebook, path)]
@@ -172,7 +187,7 @@ def broken(path: Path) -> list[str]:
 
 
 def stale_figures(folder: Path, results: Path) -> list[str]:
-    """A note where an index in the folder shows figures of other code than what is here."""
+    """Return a note where an index in the folder shows figures that other code has measured."""
     newest = newest_results(results) if (folder / "index.ipynb").exists() else None
     if newest is None:
         return []
@@ -190,12 +205,13 @@ def stale_figures(folder: Path, results: Path) -> list[str]:
     if not stale:
         return []
     return [
-        f"note: {path.parent.name}/{path.name} was measured with other code than this for {', '.join(stale)}"
+        f"note: {path.parent.name}/{path.name} was measured with other code than this for "
+        f"{', '.join(stale)}"
     ]
 
 
 def main(folder: Path, results: Path = ROOT / "benchmarks" / "results") -> int:
-    """Print what is broken in any notebook of the folder."""
+    """Print what is broken in any notebook of the folder, and return the exit code."""
     notebooks = sorted(folder.glob("*.ipynb"))
     messages = [message for path in notebooks for message in broken(path)]
     notes = stale_figures(folder, results)

@@ -1,8 +1,9 @@
-"""What all tests share: the checkout's folder, a folder of runs that is thrown away, a kernel, their shares of the machine.
+"""Fixtures of all tests: checkout folder, folder of runs, a kernel, and shares of the machine.
 
-pytest-xdist runs the tests in two processes (`-n 2` in pyproject.toml; `-n 0` turns it off), those of a file one after
-another. Each process is pinned to a core: two that use both at once would wait for each other's threads many times
-longer than one after the other takes. A test marked `whole_machine` has all cores, and nothing runs beside it.
+The folder of runs is thrown away. pytest-xdist runs the tests in two processes (`-n 2` in
+pyproject.toml; `-n 0` turns it off), those of a file one after another. Each process is pinned to a
+core: two that use both at once would wait for each other's threads many times longer than one after
+the other takes. A test marked `whole_machine` has all cores, and nothing runs beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import pytest
 from machine_share import Share
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell that starts pytest in the background makes it, and all that it starts, ignore the interrupts under test.
+    # A shell that starts pytest in the background makes it, and all that it starts, ignore the
+    # interrupts under test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARE = Share.of_this_process()
@@ -27,10 +29,12 @@ SHARE.take_own_core()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file share what its fixtures have made, so they go to one process; but each notebook is work of its own.
+    """Give the tests of a file to one process, and order them by what they need.
 
-    What takes long is begun first, notebooks before all else, so that no process has to wait for the other in the end. Those
-    that want the whole machine come last, in one process: each would have to wait for what the other does at that moment.
+    Tests of a file share what its fixtures have made; but each notebook is work of its own. What
+    takes long is begun first, notebooks before all else, so that no process has to wait for the
+    other in the end. Tests that want the whole machine come last, in one process: each would have
+    to wait for what the other process does at that moment.
     """
     items.sort(
         key=lambda item: (
@@ -51,20 +55,20 @@ def _wants_all(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Before the clock of the test's timeout starts, wait until it may have what it needs."""
+    """Wait until the test may have its cores, before the clock of its timeout starts."""
     with SHARE.taken(whole=_wants_all(item)):
         return (yield)
 
 
 @pytest.fixture(scope="session")
 def checkout() -> Path:
-    """The folder that holds pyproject.toml."""
+    """Return the folder that holds pyproject.toml."""
     return Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
 def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test writes into the checkout's own runs/."""
+    """Redirect runs to a temporary folder, so that no test writes into the checkout's own runs/."""
     path = tmp_path / "runs"
     monkeypatch.setenv("GALLERY_RUNS_DIR", str(path))
     return path
@@ -72,7 +76,10 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
-    """`accelerate()` makes a group of one, which stays for as long as the process."""
+    """Leave the process group of one that `accelerate()` makes, after each test.
+
+    The group would stay for as long as the process.
+    """
     yield
     if "torch" in sys.modules:
         process_group = importlib.import_module("gallery_lib.comm.process_group")
@@ -81,7 +88,7 @@ def no_process_group_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment variables that make a Jupyter kernel called `gallery` known, which is this interpreter."""
+    """Return the environment variables that make this interpreter a Jupyter kernel, `gallery`."""
     folder = tmp_path_factory.mktemp("jupyter")
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""The interval of a ratio of step times."""
+"""The confidence interval of a ratio of step times."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,10 @@ from gallery_lib.stats import percentiles, ratio_of_medians
 def drifting_rounds(
     rng: np.random.Generator, rounds: int, slowdown: float, noise: float
 ) -> tuple[list, list]:
-    """Two variants on a machine whose speed drifts by 30 % over the run and jitters from turn to turn."""
+    """Return two variants on a machine whose speed drifts by 30 % over the run.
+
+    It also jitters from turn to turn.
+    """
     baseline, candidate = [], []
     for number in range(rounds):
         drift = 1.0 + 0.3 * number / rounds

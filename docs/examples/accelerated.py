@@ -55,7 +55,8 @@ while len(losses) < options.steps:
         seconds.append(time.perf_counter() - began)
         if len(losses) % 10 == 0:
             print(
-                f"step {len(losses)}: loss {losses[-1]:.3f}, {options.batch_size / seconds[-1]:.1f} images/s",
+                f"step {len(losses)}: loss {losses[-1]:.3f}, "
+                f"{options.batch_size / seconds[-1]:.1f} images/s",
                 flush=True,
             )
         if len(losses) == options.steps:

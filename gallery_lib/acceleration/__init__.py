@@ -1,6 +1,7 @@
-"""`accelerate(model, loader, optimizer, scheduler, config)`: the whole backend in one call.
+"""The whole backend in one call: `accelerate(model, loader, optimizer, scheduler, config)`.
 
-`one_call` does it, from the rooms below; `arguments` sorts what it is given. `techniques(model)` returns what was done.
+`one_call` does it, from the other packages of the backend. `arguments` sorts the arguments of the
+call. `techniques(model)` returns what was done.
 """
 
 from gallery_lib.acceleration.one_call import accelerate, techniques

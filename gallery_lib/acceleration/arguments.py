@@ -1,4 +1,4 @@
-"""What accelerate() was given, told apart by type, and handed back in the order in which it was given."""
+"""Arguments of accelerate(), told apart by type and handed back in the order of the call."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ _SINGLE = ("model", "config")
 
 @dataclass
 class Parts:
-    """The parts of a training script: a model, and any number of loaders, optimizers and schedulers."""
+    """Parts of a training script: a model, and any number of loaders, optimizers, schedulers."""
 
     given: list[tuple[str, Any]]
-    """Kind and object, in the order of the call; the object of a loader that was left out is None."""
+    (
+        """Kind and object, in the order of the call; the object of a loader that was left out is "
+        "None."""
+    )
     config: Config
 
     @property
     def model(self) -> nn.Module:
-        """The only model."""
+        """Return the only model."""
         return next(part for kind, part in self.given if kind == "model")
 
     def of_kind(self, kind: str) -> list[Any]:
@@ -42,14 +45,18 @@ class Parts:
         return [part for name, part in self.given if name == kind and part is not None]
 
     def handed_back(self, replaced: Mapping[int, Any]) -> tuple[Any, ...]:
-        """Return the parts in order, those whose id is in `replaced` as what that holds."""
+        """Return the parts in order.
+
+        A part whose id is in `replaced` comes back as the value there.
+        """
         return tuple(replaced.get(id(part), part) for _, part in self.given)
 
 
 def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
     """Return the parts among the arguments of a call of accelerate().
 
-    Raises InputError for a part of another type, a name that is not offered, no model, or two of them.
+    Raises InputError for a part of another type, a name that is not offered, no model, or two of
+    them.
     """
     given: list[tuple[str, Any]] = []
     left_out = len(positional)
@@ -60,7 +67,8 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
     for name, part in named.items():
         if name not in NAMES:
             raise InputError(
-                f"accelerate() has no argument `{name}`.{did_you_mean(name, NAMES)} It takes {', '.join(NAMES)}."
+                f"accelerate() has no argument `{name}`.{did_you_mean(name, NAMES)} It takes "
+                f"{', '.join(NAMES)}."
             )
         if part is not None and _kind(part) != name:
             raise InputError(f"{name}={_shown(part)} must be {_wanted(name)}.")
@@ -75,9 +83,8 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
     configs = [part for kind, part in given if kind == "config" and part is not None]
     given = [(kind, part) for kind, part in given if kind != "config"]
     if [kind for kind, _ in given] == ["model"]:
-        given.append(
-            ("loader", None)
-        )  # the call with a model alone returns two things all the same
+        # The call with a model alone returns two things all the same.
+        given.append(("loader", None))
     return Parts(given, configs[0] if configs else Config())
 
 
@@ -94,8 +101,8 @@ def _kind(part: Any) -> str:
             else ""
         )
         raise InputError(
-            f"accelerate() got {_shown(part)}; it takes a model, loaders of batches, optimizers, schedulers of "
-            f"torch.optim.lr_scheduler and a Config, in any order.{hint}"
+            f"accelerate() got {_shown(part)}; it takes a model, loaders of batches, optimizers, "
+            f"schedulers of torch.optim.lr_scheduler and a Config, in any order.{hint}"
         )
     return "loader"
 

@@ -1,10 +1,13 @@
-"""`accelerate(model, loader, optimizer, scheduler, config)`: the whole backend in one call.
+"""The whole backend in one call: `accelerate(model, loader, optimizer, scheduler, config)`.
 
-Afterwards `model.device` exists, the loader yields batches on that device, divided among the ranks of the run and
-reshuffled every epoch, gradients are averaged over ranks by the time `optimizer.step()` runs, and names of parameters
-and keys of `state_dict()` are the plain model's. `with model.no_sync():` around the first batches of an accumulation
-spares their communication, whether there are several processes or one. Each part is usable alone:
-`compiler.layout`, `compiler.backend`, `comm.ddp`, `data.device_loader`, `optim.adoption`. Nothing global is patched.
+Afterwards `model.device` exists. The loader yields batches on that device, divided among the ranks
+of the run and reshuffled every epoch. Gradients are averaged over ranks by the time
+`optimizer.step()` runs. Names of parameters and keys of `state_dict()` are the plain model's. `with
+model.no_sync():` around the first batches of an accumulation spares their communication, whether
+there are several processes or one.
+
+Each part is usable alone: `memory.layout`, `compiler.backend`, `comm.ddp`,
+`data.loading.device_loader`, `optim.adoption`. Nothing global is patched.
 """
 
 from __future__ import annotations
@@ -39,29 +42,34 @@ from gallery_lib.tune.candidates import Candidate
 from gallery_lib.tune.first_batch import tune_at_first_step
 
 _done: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
-"""What was done, by technique, to each model that has been through accelerate()."""
+"""What accelerate() did to each model, by technique."""
 
 
 def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
-    """Place, lay out, compile and distribute a model; bring its batches to the device; speed up its optimizer.
+    """Place, lay out, compile and distribute a model; move its batches; speed up its optimizer.
 
-    `accelerate(model, loader=None, optimizer=None, scheduler=None, config=None)`: parts may be given in any order,
-    which their types tell apart, and come back in the order given, without the config.
+    The call is `accelerate(model, loader=None, optimizer=None, scheduler=None, config=None)`. Parts
+    may be given in any order, since their types tell them apart. They come back in the order given,
+    without the config:
 
         model, optimizer, loader = accelerate(model, optimizer, loader)
         model, loader = accelerate(model, loader, config)
 
-    Args:
-        model: any module, on any device. It is changed in place. With several processes what comes back is its
-            twin, whose calls average gradients; `twin.module` is the model itself.
-        loader: a DataLoader whose batch size is per process, or another iterable of batches; several may be given.
-        optimizer: one of torch.optim's classes takes the form that is fastest on the device, in place: the same object
-            with its groups, state and hooks. Others stay as they are. Several may be given.
-        scheduler: comes back as it is.
-        config: what to do; `Config()` when left out.
+    The parts are:
 
-    Returns the parts in the order given; `(model, None)` for a model alone. Raises InputError when the model has been
-    through here before, when a part is none of these or cannot be used, or when the compiler lacks something.
+    - `model`: any module, on any device. It is changed in place. With several processes its twin
+      comes back, whose calls average gradients; `twin.module` is the model itself.
+    - `loader`: a DataLoader whose batch size is per process, or another iterable of batches.
+      Several may be given.
+    - `optimizer`: one of torch.optim's classes takes the form that is fastest on the device, in
+      place: the same object with its groups, state and hooks. Others stay as they are. Several may
+      be given.
+    - `scheduler`: comes back as it is.
+    - `config`: what to do; `Config()` when left out.
+
+    Returns the parts in the order given; `(model, None)` for a model alone. Raises InputError when
+    the model has been through here before, when a part is none of these or cannot be used, or when
+    the compiler lacks something.
     """
     sorted_parts = arguments.sort(given, named)
     config, original = sorted_parts.config, sorted_parts.model
@@ -94,7 +102,7 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
     result: Any = model
 
     def follow_layout(chosen: torch.memory_format) -> None:
-        """Have batches and DDP's buckets follow the model into another layout."""
+        """Let batches and DDP's buckets follow the model into another layout."""
         for loader in batches.values():
             loader.memory_format = chosen
         laid_out_anew(result)
@@ -111,7 +119,10 @@ def accelerate(*given: Any, **named: Any) -> tuple[Any, ...]:
 
 
 class _LayoutChange(NamedTuple):
-    """The layout that a model has, or with `late` gets with its first call, and what follows a change of it."""
+    """The layout of a model, and what follows a change of it.
+
+    With `late` the model gets the layout with its first call.
+    """
 
     layout: torch.memory_format
     late: bool
@@ -125,13 +136,13 @@ def _compile(
     done: dict[str, str],
     change: _LayoutChange,
 ) -> None:
-    """Have `model` compiled, or tuned, with its first call, and its layout guarded."""
+    """Set up compilation or tuning at the first call of `model`, and guard its layout."""
 
     def guard(late: bool) -> None:
         go_through(model, layout_guard.LayoutGuard(model, done, change.follow, late=late))
 
     def follow(candidate: Candidate) -> None:
-        """Have what depends on it follow the candidate that tuning has chosen."""
+        """Apply the candidate that tuning has chosen to what depends on it."""
         done.update({"layout": candidate.layout, "compiler": candidate.backend or "none: eager"})
         if candidate.memory_format is torch.channels_last:
             guard(late=False)
@@ -160,22 +171,28 @@ def _join_run(model: nn.Module) -> torch.device:
 def _note_precision(config: Config, device: torch.device, done: dict[str, str]) -> None:
     if config.compute.fp16 and device.type == "cpu":
         done["precision"] = (
-            "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; bfloat16 is"
+            "fp32: float16 was asked for, and this run is on the CPU, where it is not offered; "
+            "bfloat16 is"
         )
         warnings.warn(f"accelerate(): {done['precision']}", stacklevel=3)
 
 
 def _checked(model: nn.Module) -> nn.Module:
     """Return the module to work on. Raises InputError for one that cannot be accelerated."""
-    if type(model).__name__ == "OptimizedModule":  # by name: importing its class takes a second
+    # By name, since importing the class takes a second.
+    if type(model).__name__ == "OptimizedModule":
         warnings.warn(
-            "accelerate(): torch.compile's wrapper is taken off the model; config.compiler says how it is compiled",
+            (
+                "accelerate(): torch.compile's wrapper is taken off the model; config.compiler "
+                "says how it is compiled"
+            ),
             stacklevel=3,
         )
         model = model._orig_mod  # type: ignore[assignment]
     if model in _done:
         raise InputError(
-            "accelerate() was called twice on the same model. Call it once, and keep what it returned."
+            "accelerate() was called twice on the same model. Call it once, and keep what it "
+            "returned."
         )
     for name, module in model.named_modules():
         kind = type(module).__name__
@@ -186,16 +203,19 @@ def _checked(model: nn.Module) -> nn.Module:
         ):
             where = f"its module {name}" if name else "the model"
             raise InputError(
-                f"{where} is a {kind} already. Give accelerate() the plain module: it distributes the model itself."
+                f"{where} is a {kind} already. Give accelerate() the plain module: it distributes "
+                "the model itself."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise InputError(
-                f"the model's parameter {name} has no values (it is on the meta device). Load or initialise it first."
+                f"the model's parameter {name} has no values (it is on the meta device). Load or "
+                "initialise it first."
             )
         if "DTensor" in (type(parameter).__name__, type(parameter.data).__name__):
             raise InputError(
-                f"the model's parameter {name} is sharded (a DTensor). Give accelerate() the plain module."
+                f"the model's parameter {name} is sharded (a DTensor). Give accelerate() the plain "
+                "module."
             )
     return model
 
@@ -205,25 +225,29 @@ def _check_optimizers(model: nn.Module, optimizers: list[torch.optim.Optimizer])
     for optimizer in optimizers:
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             raise InputError(
-                f"the {type(optimizer).__name__} has none of the model's parameters. Make it from model.parameters() of "
-                "the model that accelerate() gets."
+                f"the {type(optimizer).__name__} has none of the model's parameters. Make it from "
+                "model.parameters() of the model that accelerate() gets."
             )
 
 
 def _check_for_several_processes(model: nn.Module, device: torch.device) -> None:
     if any(map(nn.parameter.is_lazy, model.parameters())):
         raise InputError(
-            "the model has lazy parameters, which several processes cannot share. Call it once on a batch before accelerate()."
+            "the model has lazy parameters, which several processes cannot share. Call it once on "
+            "a batch before accelerate()."
         )
     if device.type == "cpu" and _has_synchronized_norm(model):
         raise InputError(
-            "the model has SyncBatchNorm, which torch offers on GPUs only. On several processes of a CPU leave "
-            "convert_sync_batchnorm() out: BatchNorm then counts each rank's own batch."
+            "the model has SyncBatchNorm, which torch offers on GPUs only. On several processes of "
+            "a CPU leave convert_sync_batchnorm() out: BatchNorm then counts each rank's own batch."
         )
 
 
 def _has_synchronized_norm(model: nn.Module) -> bool:
-    """Return whether the model has SyncBatchNorm, which on one process has to be BatchNorm: no group is made for it."""
+    """Return whether the model has SyncBatchNorm.
+
+    On one process SyncBatchNorm has to act as BatchNorm, so no process group is made for it.
+    """
     return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
 
 
@@ -258,7 +282,7 @@ def _use_kernels(
     layout: torch.memory_format,
     done: dict[str, str],
 ) -> None:
-    """Have own kernels carry out batch norms where they are used, or say why none are."""
+    """Let own kernels carry out batch norms where they are used, or note why none are."""
     if not config.compute.kernels:
         return
     if reason := usage.reason_not_used(device):
@@ -273,8 +297,9 @@ def _alone(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     """Call a model that was accelerated on one process; refuse to train so on one of several."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise InputError(
-            f"the process group of {dist.get_world_size()} processes was made after accelerate(), so gradients would not be "
-            "averaged. Call torch.distributed.init_process_group before accelerate()."
+            f"the process group of {dist.get_world_size()} processes was made after accelerate(), "
+            "so gradients would not be averaged. Call torch.distributed.init_process_group before "
+            "accelerate()."
         )
     return call(*args, **kwargs)
 
@@ -286,11 +311,15 @@ def _add_attributes(model: nn.Module, values: Mapping[str, Any]) -> None:
 
 
 def techniques(model: nn.Module) -> dict[str, str]:
-    """Return what accelerate() did to this model, by technique; empty for the baseline and for other models."""
+    """Return what accelerate() did to this model, by technique.
+
+    The result is empty for the baseline and for other models.
+    """
     return _done.get(model, {})
 
 
-accelerate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what help() and editors show
+# The signature that help() and editors show.
+accelerate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=nn.Module)]
     + [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)

@@ -1,1 +1,1 @@
-"""The `gallery` command and `launch_single_task.py`."""
+"""Command lines: the `gallery` command and `launch_single_task.py`."""

@@ -1,7 +1,8 @@
-"""A script that makes bash or zsh complete the `gallery` command: what to do, with which options, on what.
+"""Shell script that completes the `gallery` command in bash or zsh: commands, options, operands.
 
-Made by shtab from the same declarations as the command lines themselves. It is a file that the shell reads once, so
-that no Python is started when the tab key is pressed; after a change of the options it has to be made anew.
+shtab makes it from the same declarations as the command lines themselves. The shell reads the
+script once, so the tab key starts no Python. After a change of the options the script has to be
+made anew.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FILES = ("batches", "picture")
 def _complete(
     parser: argparse.ArgumentParser, line: CommandLine, known: Mapping[str, Sequence[str]]
 ) -> None:
-    """Say of each argument what may stand there, and offer one spelling of it."""
+    """Declare the values that each argument accepts, and offer one spelling of it."""
     if line.actions:
         branches = parser.add_subparsers()
         for name, action_line in line.actions.items():
@@ -46,11 +47,12 @@ def _complete(
 def script(
     shell: str, commands: Mapping[str, tuple[str, CommandLine]], known: Mapping[str, Sequence[str]]
 ) -> str:
-    """The script for `bash` or `zsh`.
+    """Return the script for `bash` or `zsh`.
 
     Args:
+        shell: `bash` or `zsh`.
         commands: a sentence about each command, and its command line.
-        known: by the name of an argument (`names`, say), the words that it may be, beside those that its option declares.
+        known: words that an argument (`names`, say) accepts beside those that its option declares.
     """
     root = argparse.ArgumentParser(prog="gallery")
     branches = root.add_subparsers()

@@ -1,7 +1,8 @@
-"""The `gallery` command and `launch_single_task.py`: which commands there are, their help page and their completion.
+"""Entry points of `gallery` and `launch_single_task.py`: the commands, help page and completion.
 
-Each command is a file of commands/, which declares what it takes; from that come its parser, its help and its completion. One
-message on standard error when something is wrong; a traceback only for what is a defect of ours.
+Each command is a file of commands/, which declares what the command takes. Its parser, help and
+completion come from that declaration. An error is one message on standard error; only a defect of
+this package has a traceback.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def _say_where_things_are_kept() -> None:
 
 
 def launch_single_task(arguments: Sequence[str]) -> int:
-    """Train one task; the options are those of TrainConfig and LaunchConfig."""
+    """Train one task and return the exit code.
+
+    The options are those of TrainConfig and LaunchConfig.
+    """
 
     def body() -> None:
         if "--version" in arguments:
@@ -69,10 +73,11 @@ def launch_single_task(arguments: Sequence[str]) -> int:
         from gallery_lib.console.progress import Progress
         from gallery_lib.launcher.torchrun import Torchrun
 
+        # Torchrun imports torch while this process does.
         with (
             Progress() as progress,
             Torchrun(config, launch_config) as ahead,
-        ):  # it imports torch while this process does
+        ):
             with progress.importing():
                 from gallery_lib.launcher import job
                 from gallery_lib.report import tables
@@ -90,7 +95,8 @@ def _completion_operands(parser: argparse.ArgumentParser) -> None:
 
 _COMPLETION = CommandLine(
     "gallery completion",
-    "Print a script that completes the gallery command. Where the shell looks for it: see gallery --help.",
+    "Print a script that completes the gallery command. "
+    "Where the shell looks for it: see gallery --help.",
     operands=_completion_operands,
 )
 
@@ -113,7 +119,7 @@ def _completion(arguments: Sequence[str]) -> None:
 
 
 class Command(NamedTuple):
-    """A word after `gallery`."""
+    """Word after `gallery`, with what it runs, its command line, and its place in the help."""
 
     run: Callable[[Sequence[str]], int | None]
     line: CommandLine
@@ -174,7 +180,9 @@ _COMMANDS: dict[str, Command] = {
 
 EXAMPLES = {
     "gallery run --profile quick": "the whole gallery, at small sizes",
-    "gallery run resnet50 -p batch_size 32 --deadline 600": "one notebook, with a parameter and a time limit",
+    "gallery run resnet50 -p batch_size 32 --deadline 600": (
+        "one notebook, with a parameter and a time limit"
+    ),
     "gallery run --out runs/night --resume": "go on where a batch was interrupted",
     "gallery show runs/night": "its table again",
     "gallery compare runs/night runs/day": "what changed; exit code 1 for a regression",
@@ -192,20 +200,25 @@ Completion, from the next shell on
   gallery completion zsh > "${fpath[1]}/_gallery"
 
 Colours and progress
-  A terminal gets a line or a table that is kept up to date; a file, a pipe and a terminal that calls itself dumb get a
+  A terminal gets a line or a table that is kept up to date; a file, a pipe \
+and a terminal that calls itself dumb get a
   plain line when a phase begins and now and then. NO_COLOR=1 switches colours off.
 
 Exit codes
-  0 done; 1 a run failed, or a regression was found; 2 bad input, and nothing was started; 130 interrupted
+  0 done; 1 a run failed, or a regression was found; 2 bad input, and nothing was started; \
+130 interrupted
 
-`gallery COMMAND --help` has the options of each. Training one task: python3 launch_single_task.py --help
-`gallery --version` names the versions. In a shell where no environment is active, `gallery` is .venv/bin/gallery"""
+`gallery COMMAND --help` has the options of each. Training one task: \
+python3 launch_single_task.py --help
+`gallery --version` names the versions. In a shell where no environment is active, \
+`gallery` is .venv/bin/gallery"""
 
 
 def help_page() -> str:
-    """What `gallery --help` prints."""
+    """Return the text that `gallery --help` prints."""
     parts = [
-        "usage: gallery COMMAND …\n\nHow much faster does a model train with the accelerated backend, and is it the same training?"
+        "usage: gallery COMMAND …\n\nHow much faster does a model train with the accelerated "
+        "backend, and is it the same training?"
     ]
     for group in dict.fromkeys(command.group for command in _COMMANDS.values()):
         rows = [
@@ -226,7 +239,7 @@ def help_page() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The `gallery` command."""
+    """Run the `gallery` command and return its exit code."""
     if arguments is None:
         read_files_as_utf8()
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -240,7 +253,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return None
         if words[0] not in _COMMANDS:
             raise InputError(
-                f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: {', '.join(_COMMANDS)}."
+                f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: "
+                f"{', '.join(_COMMANDS)}."
             )
         _say_where_things_are_kept()
         return _COMMANDS[words[0]].run(words[1:])

@@ -1,8 +1,9 @@
-"""Three commands to paste once `prepare.sh` has ended: open the notebooks, train a task, compare it with PyTorch as it comes.
+"""Three commands to paste once `prepare.sh` has ended.
 
     python -m gallery_lib.cli.next_steps FOLDER [--into-current]
 
-They work as they stand in a plain shell in FOLDER, where `prepare.sh` was called, and have sizes that suit a few cores.
+The commands open the notebooks, train a task, and compare it with PyTorch as it comes. They work as
+they stand in a plain shell in FOLDER, where `prepare.sh` was called. Their sizes suit a few cores.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ _SIZES = ("batch_size", "image_size", "sequence_length")
 
 
 def commands(root: Path, folder: Path, *, into_current: bool) -> list[str]:
-    """Return the commands for the checkout at `root`; the paths in them are as a shell in `folder` needs them."""
+    """Return the commands for the checkout at `root`.
+
+    Args:
+        root: the checkout.
+        folder: the folder of the shell; paths are absolute unless this is the checkout.
+        into_current: whether prepare.sh installed into the active environment.
+    """
 
     def here(file: str) -> str:
         return file if folder == root else shlex.quote(str(root / file))
@@ -64,7 +71,8 @@ def main() -> None:
     parser.add_argument("--into-current", action="store_true")
     arguments = parser.parse_args()
     print(
-        "Ready. The notebooks in JupyterLab; one task, accelerated; the same beside PyTorch as it comes:"
+        "Ready. The notebooks in JupyterLab; one task, accelerated; "
+        "the same beside PyTorch as it comes:"
     )
     for command in commands(
         Path(__file__).resolve().parents[2],

@@ -1,16 +1,19 @@
-"""Several hosts on one machine: network namespaces joined by a bridge, with shaped links and CPU shares of their own.
+"""Emulated cluster: several hosts on one machine, with shaped links and CPU shares of their own.
+
+Hosts are network namespaces joined by a bridge.
 
     from gallery_lib.cluster.lab import Lab
 
     with Lab(hosts=2, rate="1gbit") as lab:
         process = lab.popen(0, ["python", "train.py"])
 
-`gallery lab up` makes one that stays until `gallery lab down`. Everything in it is real (processes, sockets, queues)
-but the wires, and hosts share the cores and the memory of the machine: figures from here are those of an emulated link.
+`gallery lab up` makes a lab that stays until `gallery lab down`. Everything in it is real
+(processes, sockets, queues) except the wires. Hosts share the cores and the memory of the machine,
+so figures from here are those of an emulated link.
 
-How it is held together: one process, the keeper, holds every namespace open; nothing has a name on the machine, and no
-mount is made. Without it the namespaces, and the links in them, are gone as soon as the processes in them are. What is in
-a lab's namespaces is known by its mark: a network device that no other namespace has.
+One process, the keeper, holds every namespace open. Nothing has a name on the machine, and no mount
+is made. Without the keeper the namespaces and their links are gone as soon as the processes in them
+are. A lab's namespaces are recognized by a mark: a network device that no other namespace has.
 """
 
 from gallery_lib.cluster.lab import Lab

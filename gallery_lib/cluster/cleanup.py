@@ -1,7 +1,7 @@
-"""Ends a lab and takes away all that is left of one: its processes, its cgroups, its file. Nothing else is touched.
+"""End a lab and remove its processes, its cgroups and its file, and nothing else.
 
-A process belongs to a lab when its network namespace has the lab's mark, or when it is in the lab's cgroup. Namespaces
-and links go with the processes.
+A process belongs to a lab when its network namespace has the lab's mark, or when it is in the lab's
+cgroup. Namespaces and links go with the processes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _KILL_SECONDS = 5.0
 
 
 def alive(lab: State) -> bool:
-    """Whether it was made to the end, and its keeper still holds it."""
+    """Return whether the lab is complete and its keeper still holds it."""
     return lab.complete and lab.keeper is not None and namespaces.have_mark([lab.keeper], lab.mark)
 
 
 def _processes(lab: State) -> list[int]:
-    """All of the lab's but this one."""
+    """Return the ids of all the lab's processes except this one."""
     marked = [
         pids for pids in namespaces.processes().values() if namespaces.have_mark(pids, lab.mark)
     ]
@@ -37,12 +37,12 @@ def clear(lab: State) -> None:
     Raises InputError when it belongs to another user, RunFailed when something will not go.
     """
     deadline = time.monotonic() + _KILL_SECONDS
-    while (pids := _processes(lab)) or not cpu.remove(
-        lab.cpu
-    ):  # one that was being started may come in meanwhile
+    # A process that was being started may come in meanwhile.
+    while (pids := _processes(lab)) or not cpu.remove(lab.cpu):
         if time.monotonic() > deadline:
             raise RunFailed(
-                f"processes {pids} of the lab `{lab.name}` do not end. They may wait for a device; try again later."
+                f"processes {pids} of the lab `{lab.name}` do not end. "
+                "They may wait for a device; try again later."
             )
         for pid in pids:
             try:
@@ -50,14 +50,15 @@ def clear(lab: State) -> None:
                     os.kill(pid, signal.SIGKILL)
             except PermissionError:
                 raise InputError(
-                    f"the lab `{lab.name}` belongs to another user, as whom it has to be taken down."
+                    f"the lab `{lab.name}` belongs to another user, "
+                    "as whom it has to be taken down."
                 ) from None
         time.sleep(0.02)
     state.delete(lab)
 
 
 def clear_leftovers() -> list[str]:
-    """Clear every known lab that is not alive; the caller holds the lock. Returns their names."""
+    """Clear every known lab that is not alive; return their names. The caller holds the lock."""
     state.delete_half_written()
     cleared = []
     for name in state.names():

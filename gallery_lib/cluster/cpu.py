@@ -1,9 +1,12 @@
-"""A share of the CPU for each host: a quota where cgroups can be made, else nothing and the reason; and cores of its own
-where each host has whole ones and there are enough.
+"""CPU share of each host of a lab: a cgroup quota, cores of its own, both, or none and the reason.
 
-The quota's period is 20 ms, a fifth of the kernel's usual one: a host that has used up its time stalls for milliseconds,
-not for the length of a training step. On cores of its own it never does: a host of one core whose threads all ran at once
-on two would use up its time in half of each period, and then neither compute nor receive for the other half.
+A host gets a quota where cgroups can be made. It gets cores of its own where each host has whole
+ones and there are enough.
+
+The quota's period is 20 ms, a fifth of the kernel's usual one. A host that has used up its time
+stalls for milliseconds, not for the length of a training step. On cores of its own a host never
+stalls. Without them, a host of one core whose threads all run at once on two uses up its time in
+half of each period. In the other half it neither computes nor receives.
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ from gallery_lib.cluster.state import CpuShare, Host
 from gallery_lib.system import cgroups, hardware
 
 LEAST_CPUS = 0.05
-"""The kernel takes quotas of a millisecond and more."""
+"""Smallest CPU share of a host: the kernel takes quotas of a millisecond and more."""
 
 _PERIOD_MICROSECONDS = 20_000
 
 
 def _parent_cgroup() -> tuple[str, Path] | None:
-    """A cgroup that this user may make others in, with a CPU controller, and its version; no setting of it is changed."""
+    """Return a cgroup with a CPU controller in which this user may make others, and its version.
+
+    No setting of the cgroup is changed.
+    """
     first = cgroups.own("cgroup")
     if first and os.access(first[0], os.W_OK):
         return "cgroup v1", first[0]
@@ -38,7 +44,7 @@ def _parent_cgroup() -> tuple[str, Path] | None:
 
 
 def choose(lab_id: str, hosts: int, cpus: float) -> CpuShare:
-    """The best way that this machine offers. Nothing is made yet."""
+    """Return the best CPU share that this machine offers. Nothing is made yet."""
     if parent := _parent_cgroup():
         own = _dealt(hosts, int(cpus)) if float(cpus).is_integer() else ()
         return CpuShare(parent[0], str(parent[1] / f"gallery-lab-{lab_id}"), cores=own)  # type: ignore[arg-type]
@@ -46,7 +52,7 @@ def choose(lab_id: str, hosts: int, cpus: float) -> CpuShare:
 
 
 def _dealt(hosts: int, each: int) -> tuple[tuple[int, ...], ...]:
-    """The numbers of each host's cores; none where there are too few."""
+    """Return the numbers of each host's cores; an empty tuple where there are too few."""
     cores = sorted(os.sched_getaffinity(0))
     if each * hosts > len(cores):
         return ()
@@ -65,7 +71,7 @@ def _cores(hosts: int, cpus: float, reason: str) -> CpuShare:
 
 
 def default_cpus(hosts: int) -> float:
-    """Cores for each host when nothing else was asked for: an equal part of all."""
+    """Return the default cores for each host: an equal part of all."""
     return max(LEAST_CPUS, hardware.cores() / hosts)
 
 
@@ -86,7 +92,10 @@ def set_quota(share: CpuShare, host: int, cpus: float) -> None:
 
 
 def make(share: CpuShare, hosts: tuple[Host, ...]) -> CpuShare:
-    """Make the cgroups; returns what was chosen, or the next best when the kernel refuses. That of the lab must be new."""
+    """Make the lab's cgroups; return the share, or the next best when the kernel refuses.
+
+    The lab's own cgroup must not exist yet.
+    """
     if share.folder is None:
         return share
     try:
@@ -105,7 +114,7 @@ def make(share: CpuShare, hosts: tuple[Host, ...]) -> CpuShare:
 
 
 def joining(share: CpuShare, host: int) -> list[str]:
-    """The words before a command that is to run within the host's share."""
+    """Return the words before a command that is to run within the host's share."""
     words = []
     if share.folder is not None:
         words += [
@@ -120,7 +129,7 @@ def joining(share: CpuShare, host: int) -> list[str]:
 
 
 def members(share: CpuShare) -> list[int]:
-    """The processes in the lab's cgroups."""
+    """Return the ids of the processes in the lab's cgroups."""
     found = []
     if share.folder is not None:
         for file in [
@@ -133,7 +142,10 @@ def members(share: CpuShare) -> list[int]:
 
 
 def remove(share: CpuShare) -> bool:
-    """Take the lab's cgroups away; returns whether they are gone. They stay while a process is in them."""
+    """Remove the lab's cgroups; return whether they are gone.
+
+    They stay while a process is in them.
+    """
     if share.folder is None:
         return True
     for folder in [
@@ -146,7 +158,7 @@ def remove(share: CpuShare) -> bool:
 
 
 def shown(share: CpuShare) -> str:
-    """For people, on one line."""
+    """Return the share as one line for people."""
     if share.kind == "none":
         return f"none: {share.reason}"
     if share.kind == "cores":

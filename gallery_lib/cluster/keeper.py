@@ -1,8 +1,9 @@
-"""The process that holds a lab's namespaces: `-m gallery_lib.cluster.keeper NAME`.
+"""Process that holds a lab's namespaces: `-m gallery_lib.cluster.keeper NAME`.
 
-It says on standard output whether it could make them, and then listens to standard input. While that is open the lab
-belongs to the process at the other end: when it ends, however it ends, the keeper ends the lab and itself. After the word
-`keep` the lab stays until the keeper is killed, or its file is gone.
+It says on standard output whether it could make them, and then listens to standard input. While
+that is open the lab belongs to the process at the other end. When that process ends, however it
+ends, the keeper ends the lab and itself. After the word `keep` the lab stays until the keeper is
+killed, or its file is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LOOK_SECONDS = 2.0
 
 
 def _wait_for_the_end(lab: State) -> State:
-    """Returns what was last known of the lab when it is to end."""
+    """Wait until the lab is to end; return what was last known of it."""
     if os.read(0, len(KEEP)) == KEEP:
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
@@ -33,7 +34,7 @@ def _wait_for_the_end(lab: State) -> State:
 
 
 def main(name: str) -> None:
-    """Keep the lab that the file of that name describes."""
+    """Make and hold the namespaces of the lab that the file of this name describes."""
     lab = state.read(name)
     assert lab is not None
     try:

@@ -1,11 +1,11 @@
-"""A lab from Python: made, used, and taken down.
+"""Make, use and take down a lab from Python.
 
     with Lab(hosts=2, rate="100mbit") as lab:
         lab.popen(0, ["python", "server.py"])
         lab.cut(1)
 
-Such a lab ends with the block, and with this process however that ends. One that `gallery lab up` made is opened by its
-name: `Lab.named("lab")`.
+Such a lab ends with the block, and with this process however that ends. `Lab.named("lab")` opens
+one that `gallery lab up` made.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gallery_lib.system.processes import end_supervised, search_path
 
 
 def _planned(config: LabConfig, lab_id: str) -> State:
-    """The lab that is asked for. Raises InputError when it makes no sense; nothing has been made."""
+    """Return the requested lab; nothing is made yet. Raises InputError when it makes no sense."""
     state.check_name(config.name)
     bits_per_second = link_rate.bits_per_second(config.rate)
     if config.cpus is not None and config.cpus > hardware.cores():
@@ -54,7 +54,9 @@ def _planned(config: LabConfig, lab_id: str) -> State:
 
 
 class Lab:
-    """A lab; `hosts` are numbered from 0. Owns what it has made: the end of a `with` block, or of this process, ends it.
+    """A lab whose hosts are numbered from 0.
+
+    The object owns what it has made: the end of a `with` block, or of this process, ends it.
 
     Args:
         hosts: how many.
@@ -62,8 +64,8 @@ class Lab:
         cpus: cores' worth of time for each host; default: an equal part of this machine's.
         name: for `gallery lab status` and `down`; default: a new one.
 
-    Raises InputError for values that make no sense, before anything is made; entering raises LabUnavailable where the
-    machine cannot have a lab.
+    Raises InputError for values that make no sense, before anything is made. Entering raises
+    LabUnavailable where the machine cannot have a lab.
     """
 
     def __init__(
@@ -81,29 +83,34 @@ class Lab:
 
     @classmethod
     def named(cls, name: str) -> Lab:
-        """The lab of that name that is up. It is not this object's: it stays when the object goes. Raises InputError."""
+        """Return the lab of that name that is up. Raises InputError where there is none.
+
+        This object does not own the lab: it stays when the object goes.
+        """
         found = state.read(name)
         if found is None or not cleanup.alive(found):
             up = names_up()
             known_names = f" There are: {', '.join(up)}." if up else ""
             raise InputError(
-                f"no lab `{name}` is up.{did_you_mean(name, up)}{known_names} One is made by: gallery lab up --name {name}"
+                f"no lab `{name}` is up.{did_you_mean(name, up)}{known_names} One is made by: "
+                f"gallery lab up --name {name}"
             )
         lab = cls.__new__(cls)
         lab._state, lab._keeper, lab._started = found, None, []
         return lab
 
-    # ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # Being made and ending
 
     def up(self) -> Lab:
-        """Make it, and clear what killed processes have left of others."""
+        """Make the lab and return it; first clear what killed processes have left of others."""
         requirements.check()
         with state.locked():
             cleanup.clear_leftovers()
             if state.file_of(self.name).exists():
                 raise InputError(
-                    f"a lab `{self.name}` is up already. Take it down (gallery lab down --name {self.name}), or choose another name."
+                    f"a lab `{self.name}` is up already. Take it down (gallery lab down --name "
+                    f"{self.name}), or choose another name."
                 )
             try:
                 self._make()
@@ -145,14 +152,14 @@ class Lab:
         state.write(self._state)
 
     def detach(self) -> None:
-        """From now on it stays when this process ends, until `gallery lab down`."""
+        """Have the lab outlive this process, until `gallery lab down`."""
         assert self._keeper is not None and self._keeper.stdin is not None
         self._keeper.stdin.write(keeper.KEEP.decode())
         self._keeper.stdin.close()
         self._keeper = None
 
     def down(self) -> None:
-        """End its processes and remove all of it. Does nothing when it is gone."""
+        """End the lab's processes and remove all of it. Does nothing when it is gone."""
         with state.locked():
             cleanup.clear(self._state)
         for process in self._started:
@@ -167,41 +174,46 @@ class Lab:
     def __exit__(self, *error: object) -> None:
         self.down()
 
-    # ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # What it is
 
     @property
     def name(self) -> str:
-        """Its name, which that of its file comes from."""
+        """Return the lab's name, from which the name of its file is made."""
         return self._state.name
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Its hosts, with their addresses and rates as they are now."""
+        """Return the hosts, with their addresses and rates as they are now."""
         return self._state.hosts
 
     @property
     def cpu_share(self) -> str:
-        """How hosts get their share of the cores, or `none` and the reason."""
+        """Return how hosts get their share of the cores, or `none` and the reason."""
         return cpu.shown(self._state.cpu)
 
     @property
     def has_cpu_shares(self) -> bool:
-        """Whether they have one."""
+        """Return whether hosts have CPU shares."""
         return self._state.cpu.kind != "none"
 
     @property
     def began(self) -> float:
-        """When it was made, in seconds since the epoch."""
+        """Return when the lab was made, in seconds since the epoch."""
         return self._state.began
 
     @property
     def user_namespace(self) -> bool:
-        """Whether it was made without root."""
+        """Return whether the lab was made without root."""
         return self._state.user_namespace
 
     def processes(self, host: int, known: dict[int, list[int]] | None = None) -> list[int]:
-        """The processes in a host, by the numbers that they have outside, of those `known` (default: looked up now)."""
+        """Return the ids of the processes in a host, as seen outside it.
+
+        Args:
+            host: number of the host.
+            known: the processes to choose from, by namespace; default: looked up now.
+        """
         return namespaces.in_host(self._state, self._number(host), known)
 
     def _number(self, host: int) -> int:
@@ -211,7 +223,7 @@ class Lab:
             )
         return host
 
-    # ----------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     # What is done with it
 
     def popen(
@@ -222,10 +234,16 @@ class Lab:
         environment: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> subprocess.Popen[Any]:
-        """Start a command on a host, with more variables and with arguments of subprocess.Popen.
+        """Start a command on a host; return its supervisor, which runs outside the host.
 
-        What is returned is its supervisor, outside the host: `terminate()` ends the command and all that it has started, and so
-        does the end of this process. The command itself is among `processes(host)`.
+        `terminate()` on the supervisor ends the command and all that it has started, and so does
+        the end of this process. The command itself is among `processes(host)`.
+
+        Args:
+            host: number of the host.
+            command: the words of the command.
+            environment: variables on top of this process's own.
+            **arguments: arguments of subprocess.Popen.
         """
         number = self._number(host)
         placed = [
@@ -242,7 +260,10 @@ class Lab:
         return process
 
     def _change(self, host: int, **values: Any) -> None:
-        """Write it down, before it is done; others may have changed the lab meanwhile."""
+        """Record a change of a host in the lab's file before it is made.
+
+        Others may have changed the lab meanwhile, so the file is read first.
+        """
         with state.locked():
             kept = state.read(self.name)
             if kept is None or kept.id != self._state.id or not cleanup.alive(kept):
@@ -251,7 +272,7 @@ class Lab:
             state.write(self._state)
 
     def set_rate(self, host: int, rate: str) -> None:
-        """Another rate for a host's link, in both directions."""
+        """Set another rate for a host's link, in both directions."""
         bits_per_second = link_rate.bits_per_second(rate)
         self._change(self._number(host), rate=bits_per_second)
         network.set_rate(self._state, host, bits_per_second)
@@ -262,7 +283,7 @@ class Lab:
         network.set_cut(self._state, host, True)
 
     def mend(self, host: int) -> None:
-        """Mend the cable."""
+        """Mend the host's cable."""
         self._change(self._number(host), cut=False)
         network.set_cut(self._state, host, False)
 
@@ -278,19 +299,23 @@ class Lab:
             )
         if self._state.cpu.folder is None:
             raise LabUnavailable(
-                f"a host can be slowed down where it has a quota; here it has {self.cpu_share}. Needed: a writable cgroup."
+                f"a host can be slowed down where it has a quota; here it has {self.cpu_share}. "
+                "Needed: a writable cgroup."
             )
         self._change(number, slowed=share)
         cpu.set_quota(self._state.cpu, number, self.hosts[number].cpus * share)
 
 
 def names_up() -> list[str]:
-    """Of all labs that are up."""
+    """Return the names of all labs that are up."""
     return [name for name in state.names() if (known := state.read(name)) and cleanup.alive(known)]
 
 
 def take_down(name: str) -> list[str]:
-    """End and remove the lab of that name, and what killed processes have left of others; returns the names of all of them."""
+    """End and remove the lab of that name, and what killed processes have left of others.
+
+    Return the names of all labs that were removed.
+    """
     state.check_name(name)
     with state.locked():
         cleared = cleanup.clear_leftovers()

@@ -1,7 +1,7 @@
-"""The namespaces of a lab: how they are made, entered and looked into.
+"""Network namespaces of a lab: how they are made, entered and inspected.
 
-The keeper makes them and holds them as open files, so that they need no name on the machine. Without the rights for
-that it makes a user namespace first, in which it has them.
+The keeper makes them and holds them as open files, so that they need no name on the machine.
+Without the rights for that it first makes a user namespace, in which it has them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gallery_lib.cluster.requirements import tool
 from gallery_lib.cluster.state import State
 
 SWITCH = -1
-"""In place of a host's number: the namespace of the bridge, which is the keeper's own."""
+"""Number in place of a host's: the namespace of the bridge, which is the keeper's own."""
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _FIRST_DESCRIPTOR = 100
@@ -30,9 +30,10 @@ def _unshare(flags: int) -> None:
 
 
 def make(hosts: int) -> bool:
-    """Make the namespaces of `hosts` hosts and of the switch, for this process to keep; returns whether as root of a user namespace.
+    """Make the namespaces of `hosts` hosts and of the switch, for this process to keep.
 
-    Raises OSError where the kernel refuses.
+    Return whether a user namespace was needed, in which this process is root. Raises OSError where
+    the kernel refuses.
     """
     user_namespace = False
     try:
@@ -54,7 +55,7 @@ def make(hosts: int) -> bool:
 
 
 def path(state: State, host: int) -> str:
-    """The file of a host's namespace, or of the switch's."""
+    """Return the file of a host's namespace, or of the switch's."""
     return (
         f"/proc/{state.keeper}/ns/net"
         if host == SWITCH
@@ -63,7 +64,7 @@ def path(state: State, host: int) -> str:
 
 
 def entering(state: State, host: int) -> list[str]:
-    """The words before a command that is to run there."""
+    """Return the words before a command that is to run in that namespace."""
     words = [tool("nsenter"), f"--net={path(state, host)}"]
     return (
         [*words, f"--user=/proc/{state.keeper}/ns/user", "--preserve-credentials"]
@@ -73,7 +74,10 @@ def entering(state: State, host: int) -> list[str]:
 
 
 def processes() -> dict[int, list[int]]:
-    """By the number of a network namespace, the processes in it: of all that this user may look at."""
+    """Return process ids by the inode of their network namespace.
+
+    Only processes that this user may look at are among them.
+    """
     found: dict[int, list[int]] = defaultdict(list)
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -83,14 +87,17 @@ def processes() -> dict[int, list[int]]:
 
 
 def in_host(state: State, host: int, known: dict[int, list[int]] | None = None) -> list[int]:
-    """The processes in a host, of those `known` (default: looked up now)."""
+    """Return the processes in a host, chosen from `known` (default: looked up now)."""
     return sorted(
         (processes() if known is None else known).get(Path(path(state, host)).stat().st_ino, [])
     )
 
 
 def have_mark(pids: Iterable[int], mark: str) -> bool:
-    """Whether these processes of one namespace, or those of them that are still there, are in the lab with that mark."""
+    """Return whether processes of one namespace are in the lab with that mark.
+
+    The first process that still exists decides; if none does, the result is False.
+    """
     for pid in pids:
         with contextlib.suppress(OSError):
             devices = Path(f"/proc/{pid}/net/dev").read_text().splitlines()

@@ -1,7 +1,8 @@
-"""The wires of a lab: a bridge, and a pair of virtual network cards from each host to it, shaped at both ends.
+"""Wires of a lab: a bridge, and a veth pair from each host to it, shaped at both ends.
 
-A host's card shapes what it sends, the bridge's end of the pair what it receives. Hosts have no route but to each other.
-A cable is cut at the bridge, so that the host keeps its address and sees a dead line, as it would with a real one.
+A host's card shapes what it sends, the bridge's end of the pair what it receives. Hosts have no
+route but to each other. A cable is cut at the bridge. So the host keeps its address and sees a dead
+line, as it would with a real cable.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ MOST_HOSTS = 64
 
 
 def address(host: int) -> str:
-    """Of a host in its lab. Every lab has the same: they do not see each other."""
+    """Return the address of a host. Every lab uses the same ones: labs do not see each other."""
     return f"10.77.0.{host + 1}"
 
 
 def _run(state: State, host: int, command: str, lines: Sequence[str]) -> None:
-    """Lines of `ip` or `tc` in one namespace. Raises LabUnavailable with what the command said."""
+    """Run lines of `ip` or `tc` in one namespace. Raises LabUnavailable with the output."""
     entering = namespaces.entering(state, host)
     done = subprocess.run(
         [*entering, tool(command), "-batch", "-"],
@@ -48,7 +49,7 @@ def _packets(bits_per_second: int) -> str:
 
 
 def make(state: State) -> None:
-    """Bridge, cards, addresses and rates of a lab whose namespaces are there."""
+    """Make bridge, cards, addresses and rates of a lab whose namespaces exist."""
     bridge = [
         f"link add name {state.mark} type bridge",
         f"link set {state.mark} addrgenmode none",
@@ -57,7 +58,8 @@ def make(state: State) -> None:
     for host in state.hosts:
         port = f"port{host.number}"
         bridge += [
-            f"link add name {port} type veth peer name {INTERFACE} netns {namespaces.path(state, host.number)}",
+            f"link add name {port} type veth peer name {INTERFACE} netns "
+            f"{namespaces.path(state, host.number)}",
             f"link set {port} addrgenmode none",
             f"link set {port} master {state.mark} up",
         ]
@@ -90,7 +92,7 @@ def make(state: State) -> None:
 
 
 def set_rate(state: State, host: int, bits_per_second: int) -> None:
-    """Another rate for a host, in both directions."""
+    """Set another rate for a host, in both directions."""
     _run(state, host, "ip", [_packets(bits_per_second)])
     _run(
         state, host, "tc", [f"qdisc replace dev {INTERFACE} root {link_rate.tbf(bits_per_second)}"]

@@ -1,4 +1,4 @@
-"""What a lab needs of the machine, and what is said where that is not there."""
+"""Requirements of a lab on the machine, and the errors where they are not met."""
 
 from __future__ import annotations
 
@@ -13,28 +13,34 @@ _PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "tasks
 _SYSTEM_FOLDERS = "/usr/sbin:/sbin:/usr/bin:/bin"  # not on every user's PATH
 
 NEEDED = (
-    "Needed: root (in a container: one that was started with --privileged, or with --cap-add=SYS_ADMIN, --cap-add=NET_ADMIN and "
-    "--security-opt seccomp=unconfined), or user namespaces for everyone: sysctl -w user.max_user_namespaces=10000 and, where "
-    "there are such settings, kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0."
+    "Needed: root (in a container: one that was started with --privileged, or with "
+    "--cap-add=SYS_ADMIN, --cap-add=NET_ADMIN and --security-opt seccomp=unconfined), or user "
+    "namespaces for everyone: sysctl -w user.max_user_namespaces=10000 and, where there are such "
+    "settings, kernel.unprivileged_userns_clone=1 and "
+    "kernel.apparmor_restrict_unprivileged_userns=0."
 )
 
 
 class LabUnavailable(InputError):
-    """This machine cannot have a lab. The message says what is needed; nothing has been left behind."""
+    """This machine cannot have a lab.
+
+    The message says what is needed; nothing has been left behind.
+    """
 
 
 def tool(name: str) -> str:
-    """The path of a command. Raises LabUnavailable with the package that has it."""
+    """Return the path of a command. Raises LabUnavailable that names the package with it."""
     found = shutil.which(name) or shutil.which(name, path=_SYSTEM_FOLDERS)
     if found is None:
         raise LabUnavailable(
-            f"a lab needs the command `{name}`, which is not here: apt-get install {_PACKAGES[name]}"
+            f"a lab needs the command `{name}`, which is not here: "
+            f"apt-get install {_PACKAGES[name]}"
         )
     return found
 
 
 def check() -> None:
-    """Raises LabUnavailable when the system or a command is missing."""
+    """Raise LabUnavailable when the system or a command is missing."""
     if not sys.platform.startswith("linux"):
         raise LabUnavailable(
             f"a lab is made of Linux's network namespaces, and this is {sys.platform}."
@@ -44,7 +50,7 @@ def check() -> None:
 
 
 def no_namespaces(number: int) -> LabUnavailable:
-    """The error for a machine whose kernel refused to make a namespace with the error `number`."""
+    """Return the error for a kernel that refused to make a namespace with errno `number`."""
     reason = f"the kernel lets this user make no network namespaces ({os.strerror(number)})."
     if number == errno.ENOSPC:
         reason += " Its limits are user.max_net_namespaces and user.max_user_namespaces."

@@ -1,6 +1,7 @@
-"""Runs a command on every host of a lab at once, with what it takes to find the others, and shows what they say.
+"""Run a command on every host of a lab at once, and show the output of all.
 
-When one fails the others are ended, and so are all when this process is interrupted or gone.
+The command gets the variables that it needs to find the other hosts. When one fails the others are
+ended. All are ended when this process is interrupted or gone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MERGED = {
 
 
 def _check(command: Sequence[str], config: LabRunConfig) -> None:
-    """InputError for what can be known to fail before a process is started."""
+    """Raise InputError for what can be known to fail before a process is started."""
     if not command:
         example = "-- train.py --lr 0.1" if config.torchrun else "-- hostname"
         raise InputError(
@@ -46,12 +47,15 @@ def _check(command: Sequence[str], config: LabRunConfig) -> None:
         if shutil.which(command[0]) is None:
             raise InputError(f"the command `{command[0]}` is not on this machine.")
     elif command[0] not in ("-m", "--module") and not Path(command[0]).is_file():
-        hint = f" A command that is no Python script: gallery lab run --no-torchrun -- {shlex.join(command)}"
+        hint = (
+            " A command that is no Python script: "
+            f"gallery lab run --no-torchrun -- {shlex.join(command)}"
+        )
         raise InputError(f"the script {command[0]} does not exist.{hint}")
 
 
 def environment(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
-    """The variables of a command on `host`."""
+    """Return the variables of a command on `host`."""
     processes = config.nproc_per_node if config.torchrun else 1
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, int(host.cpus // processes)))
     return {
@@ -70,7 +74,7 @@ def environment(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
 
 
 def torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]:
-    """The words before a script that torchrun is to start on `host`."""
+    """Return the words before a script that torchrun is to start on `host`."""
     return [
         *[sys.executable, "-m", "gallery_lib.cluster.torchrun"],
         *[
@@ -87,7 +91,7 @@ def torchrun(lab: Lab, host: Host, config: LabRunConfig, logs: str) -> list[str]
 
 
 def _pass_on(process: subprocess.Popen[Any], name: str, turn: threading.Lock) -> Relay:
-    """Print what the process says, behind the name of its host."""
+    """Print the process's output, each line behind the name of its host."""
 
     def say(line: str) -> None:
         with turn:
@@ -100,7 +104,8 @@ def _pass_on(process: subprocess.Popen[Any], name: str, turn: threading.Lock) ->
 def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
     """Run `command` on every host of the lab to its end.
 
-    Raises InputError when it cannot be started, RunFailed when it fails on a host; those on the others have been ended then.
+    Raises InputError when the command cannot be started. Raises RunFailed when it fails on a host;
+    the commands on the other hosts have been ended then.
     """
     _check(command, config)
     processes: list[subprocess.Popen[Any]] = []

@@ -1,7 +1,7 @@
-"""What is known about a lab: a file per lab in the cache folder, from before it is made until after it is gone.
+"""State of a lab: a file in the cache folder, from before the lab is made until after it is gone.
 
-Whoever changes a lab holds the lock: one for all labs of a cache folder, which the kernel releases when its holder
-ends, however that happens.
+Whoever changes a lab holds the lock. There is one lock for all labs of a cache folder, which the
+kernel releases when its holder ends, however that happens.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LOCK_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class CpuShare:
-    """How hosts get their share of the cores.
+    """Kind of CPU share that the hosts of a lab have.
 
-    `kind`: a quota of a cgroup (of version 1 or 2), cores of their own, or nothing, with the reason. `folder` is the
-    lab's own cgroup; `cores` has the numbers of each host's.
+    `kind` is a quota of a cgroup (of version 1 or 2), cores of their own, or none, with the reason.
+    `folder` is the lab's own cgroup; `cores` has the numbers of each host's.
     """
 
     kind: Literal["cgroup v1", "cgroup v2", "cores", "none"]
@@ -42,7 +42,12 @@ class CpuShare:
 
 @dataclass(frozen=True)
 class Host:
-    """One host. `rate` in bits per second, in either direction; `cpus`: cores' worth of time; `slowed`: the part of it that is left."""
+    """One host of a lab.
+
+    - `rate` is in bits per second, in either direction.
+    - `cpus` are cores' worth of time.
+    - `slowed` is the part of `cpus` that is left.
+    """
 
     number: int
     address: str
@@ -53,7 +58,7 @@ class Host:
 
     @property
     def name(self) -> str:
-        """`host0` for the first."""
+        """Return the host's name, `host0` for the first."""
         return f"host{self.number}"
 
 
@@ -61,7 +66,7 @@ class Host:
 class State:
     """A lab. `keeper` is the process that holds its namespaces; `began` in seconds since the epoch.
 
-    While it is not `complete` its maker holds the lock; where nobody does, the maker was killed.
+    While it is not `complete` its maker holds the lock. If nobody does, the maker was killed.
     """
 
     name: str
@@ -76,11 +81,11 @@ class State:
 
     @property
     def mark(self) -> str:
-        """The name of the network device that each of its namespaces has, and no other."""
+        """Return the name of the network device that only this lab's namespaces have."""
         return f"lab-{self.id}"
 
     def changed(self, host: int, **values: Any) -> State:
-        """The same with other values for a host."""
+        """Return a copy with other values for one host."""
         hosts = tuple(
             dataclasses.replace(h, **values) if h.number == host else h for h in self.hosts
         )
@@ -88,34 +93,38 @@ class State:
 
 
 def new_id() -> str:
-    """Eight hexadecimal digits that no lab has."""
+    """Return eight hexadecimal digits that no lab has."""
     return secrets.token_hex(4)
 
 
 def check_name(name: str) -> str:
-    """`name`, when it will do as that of a file. Raises InputError."""
+    """Return `name` if it will do as the name of a file. Raises InputError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", name):
         raise InputError(
-            f"name={name!r} of a lab must be 1 to 40 letters, digits, `-` and `_`, and begin with a letter or a digit."
+            f"name={name!r} of a lab must be 1 to 40 letters, digits, `-` and `_`, "
+            "and begin with a letter or a digit."
         )
     return name
 
 
 def folder() -> Path:
-    """Where the files are; it exists afterwards."""
+    """Return the folder of the labs' files; it is made if it does not exist."""
     path = paths.cache_dir() / "lab"
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def file_of(name: str) -> Path:
-    """The file of a lab, whether it is there or not."""
+    """Return the file of a lab, whether it exists or not."""
     return folder() / f"{name}.json"
 
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Nobody else changes a lab meanwhile. Raises InputError when another process does so for half a minute."""
+    """Context: nobody else changes a lab.
+
+    Raises InputError when another process holds the lock for half a minute.
+    """
     with (folder() / ".lock").open("w") as file:
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
@@ -125,20 +134,25 @@ def locked() -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise InputError(
-                        "another `gallery lab` is at work, and does not end. Wait for it, or end it."
+                        "another `gallery lab` is at work, and does not end. "
+                        "Wait for it, or end it."
                     ) from None
                 time.sleep(0.02)
         yield
 
 
 def read(name: str) -> State | None:
-    """What is known about a lab, None when there is none. Raises InputError for a file that cannot be read."""
+    """Return the state of a lab, None when there is none.
+
+    Raises InputError for a file that cannot be read.
+    """
     path = file_of(check_name(name))
     try:
         values = json.loads(path.read_text())
         if values["schema"] != SCHEMA:
             raise InputError(
-                f"{path} has schema {values['schema']}, and this version reads {SCHEMA}: take the lab down with its own."
+                f"{path} has schema {values['schema']}, and this version reads {SCHEMA}: "
+                "take the lab down with its own."
             )
         cpu = values["cpu"]
         values["cpu"] = CpuShare(**{**cpu, "cores": tuple(map(tuple, cpu["cores"]))})
@@ -148,17 +162,18 @@ def read(name: str) -> State | None:
         return None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise InputError(
-            f"{path} is damaged ({error}). Delete it: its lab, if there is one, then ends by itself."
+            f"{path} is damaged ({error}). "
+            "Delete it: its lab, if there is one, then ends by itself."
         ) from None
 
 
 def write(state: State) -> None:
-    """Keep it. The file never holds half of it."""
+    """Write the state to its file, which never holds half of it."""
     write_json(file_of(state.name), dataclasses.asdict(state))
 
 
 def delete(state: State) -> None:
-    """Forget the lab, unless its name has gone over to another one."""
+    """Delete the lab's file, unless its name has gone over to another lab."""
     with contextlib.suppress(InputError):
         kept = read(state.name)
         if kept is None or kept.id != state.id:
@@ -167,11 +182,14 @@ def delete(state: State) -> None:
 
 
 def delete_half_written() -> None:
-    """Delete what a writer that was killed has left; the caller holds the lock, as every writer does."""
+    """Delete the temporary files of writers that were killed.
+
+    The caller holds the lock, as every writer does.
+    """
     for path in folder().glob(".*.json.*"):
         path.unlink(missing_ok=True)
 
 
 def names() -> list[str]:
-    """Of all labs that are known."""
+    """Return the names of all known labs."""
     return sorted(path.stem for path in folder().glob("*.json") if not path.name.startswith("."))

@@ -1,4 +1,4 @@
-"""What a lab is made of, as a table."""
+"""Table of a lab's hosts, links and processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gallery_lib.console.table import text_table
 
 
 def text(lab: Lab) -> str:
-    """The lab and its hosts; links are emulated, whatever their rate."""
+    """Return the lab and its hosts as text; links are emulated, whatever their rate."""
     known = namespaces.processes()
     rows = [["host", "address", "rate of the emulated link", "CPU share", "processes"]]
     for host in lab.hosts:

@@ -1,6 +1,7 @@
-"""`-m gallery_lib.cluster.torchrun OPTIONS…`: torchrun, which ends with one line and the exit code of the process that failed first.
+"""torchrun with a one-line error and a useful exit code: `-m gallery_lib.cluster.torchrun OPTION…`.
 
-Otherwise it ends with a traceback of its own and exit code 1, whatever its processes ended with, after they have said what was wrong.
+The exit code is that of the process that failed first. Plain torchrun ends with a traceback of its
+own and exit code 1, whatever its processes ended with, after they have said what was wrong.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ _REPORTS = (
     "torch.distributed.elastic.agent.server.api",
     "torch.distributed.elastic.multiprocessing.api",
 )
-"""They say at length that a process failed, or that a signal came."""
+"""Loggers that say at length that a process failed, or that a signal came."""
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code, which is 128 + its number where a signal has ended a process, or torchrun."""
+    """Run torchrun; return the exit code.
+
+    It is 128 + the signal's number where a signal has ended a process, or torchrun.
+    """
     rendezvous.listen_where_told()
     for name in _REPORTS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    from torch.distributed import run  # it takes its stores' class now
+    # torch.distributed.run picks up the stores' class at import.
+    from torch.distributed import run
 
     try:
         run.main(arguments)

@@ -1,8 +1,9 @@
-"""`import gallery_lib.comm.auto`: every DistributedDataParallel made from now on is accelerated. `disable()` undoes it.
+"""Accelerate every DistributedDataParallel made from now on: `import gallery_lib.comm.auto`.
 
-What it does is what `options` say: they may be changed, or set beforehand by environment variables GALLERY_COMM_NAME
-(GALLERY_COMM_WIRE=bf16, GALLERY_COMM_TUNE=0). Left as they are, the lossless ways take turns over the first steps (tuner.py).
-The only thing changed is the constructor of torch's class.
+`disable()` undoes it. `options` say what is done. Change them, or set them beforehand by
+environment variables GALLERY_COMM_NAME (GALLERY_COMM_WIRE=bf16, GALLERY_COMM_TUNE=0). Left as they
+are, the lossless strategies take turns over the first steps (tuner.py). The only thing changed is
+the constructor of torch's class.
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ from gallery_lib.errors import InputError, did_you_mean
 
 _PREFIX = "GALLERY_COMM_"
 _DDP = nn.parallel.DistributedDataParallel
-_plain = getattr(
-    _DDP.__init__, "gallery_plain", _DDP.__init__
-)  # torch's own, also where this module is imported anew
+# torch's own constructor, also where this module is imported anew
+_plain = getattr(_DDP.__init__, "gallery_plain", _DDP.__init__)
 _enabled = False
 
 
 def _from_environment() -> Comm:
-    """Raises InputError for a variable that names no option, or no value of it."""
+    """Return the options from environment variables.
+
+    Raises InputError for a variable that names no option, or holds no value of it.
+    """
     chosen = Comm(tune=True)
     names = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(Comm)}
     for variable in sorted(os.environ):
         if variable.startswith(_PREFIX):
             if variable not in names:
                 raise InputError(
-                    f"environment variable {variable}: there is no such option.{did_you_mean(variable, names)}"
+                    f"environment variable {variable}: there is no such "
+                    f"option.{did_you_mean(variable, names)}"
                 )
             try:
                 value = check_value(Comm, names[variable], os.environ[variable])
@@ -69,7 +73,7 @@ _accelerated.gallery_plain = _plain  # type: ignore[attr-defined]
 
 
 def enable() -> None:
-    """Importing the module has done this already."""
+    """Accelerate DistributedDataParallels from now on; importing the module does this already."""
     global _enabled
     _enabled = True
     if getattr(_DDP.__init__, "gallery_plain", None) is None:
@@ -77,10 +81,10 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """DistributedDataParallel is torch's own again; models made before stay as they are."""
+    """Restore torch's own DistributedDataParallel; models made before stay as they are."""
     global _enabled
     _enabled = False
-    if _DDP.__init__ is _accelerated:  # else somebody wraps it, and that one stays
+    if _DDP.__init__ is _accelerated:  # otherwise another wrapper is around ours, and stays
         _DDP.__init__ = _plain  # type: ignore[method-assign]
 
 

@@ -1,7 +1,7 @@
-"""One way for buckets, or pieces of them, to take: a thread that averages one after another, with process groups of its own.
+"""A channel for buckets or pieces of them: it averages one after another in its own process groups.
 
-On the CPU a thread does it, beside the backward pass. On CUDA the caller's thread only queues the work, on a stream of the
-channel's own.
+On the CPU a thread does the work, beside the backward pass. On CUDA the caller's thread only queues
+the work, on a stream of the channel's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from gallery_lib.config import Comm
 
 
 class Channel:
-    """Averages flat buffers over the ranks of the default group. Making one is a collective call."""
+    """Queue that averages flat buffers over the ranks of the default group.
+
+    The constructor is a collective call.
+    """
 
     def __init__(self, options: Comm, hosts: topology.Topology, device: torch.device) -> None:
         self._world = dist.get_world_size()
@@ -58,7 +61,7 @@ class Channel:
             job()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Do it after what was submitted before."""
+        """Run `job` after the jobs submitted before."""
         if self._stream is None:
             self._jobs.put(job)
             return
@@ -67,16 +70,16 @@ class Channel:
             job()
 
     def wait(self) -> None:
-        """On CUDA, have the caller's stream wait for what was submitted."""
+        """Have the caller's CUDA stream wait for what was submitted; on the CPU do nothing."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
     def end_thread(self) -> None:
-        """No more buckets."""
+        """End the thread once it has done the jobs submitted so far."""
         self._jobs.put(None)
 
     def close(self) -> None:
-        """No more buckets; its process groups end."""
+        """End the thread and destroy the process groups."""
         self.end_thread()
         for group in self._groups:
             dist.destroy_process_group(group)
@@ -88,9 +91,16 @@ class Channel:
         gradients: Sequence[Tensor],
         names: Sequence[str],
     ) -> None:
-        """Replace the flat `buffer`, a bucket of `gradients` or (but with powersgd) a piece of one, by its mean over all ranks.
+        """Replace the flat `buffer` by its mean over all ranks.
 
-        With `wire="exact"` sums are made in the buffer's own type, but for 16 bits within a host: there in fp32, rounded once.
+        With `wire="exact"` sums are made in the buffer's own dtype. 16-bit values within a host are
+        the exception: they are summed in fp32 and rounded once.
+
+        Args:
+            key: identity of the buffer, for residuals.
+            buffer: a bucket of `gradients`, or a piece of one (not with powersgd).
+            gradients: the bucket's gradients.
+            names: names of the bucket's parameters.
         """
         if self._world == 1:
             return
@@ -110,12 +120,15 @@ class Channel:
     def _through_shared_memory(
         self, slots: SharedSlots, key: wire_formats.Key, buffer: Tensor
     ) -> None:
-        """Each process of the host adds up a part of what all of them have, and exchanges that part with its peers."""
+        """Average over the host in shared memory, and with peers on other hosts by the wire format.
+
+        Each process of the host sums one part of all processes' buffers, and exchanges that part
+        with its peers.
+        """
         rows = slots.of(buffer.numel(), buffer.dtype)
         processes, place = dist.get_world_size(self._local), dist.get_rank(self._local)
-        torch.div(
-            buffer, self._world, out=rows[place]
-        )  # before they are added up, as DDP does: a sum may overflow where the mean does not
+        # Divide before adding, as DDP does: a sum may overflow where the mean does not.
+        torch.div(buffer, self._world, out=rows[place])
         slots.meet()
         part = slice(*(buffer.numel() * edge // processes for edge in (place, place + 1)))
         dtype = torch.promote_types(buffer.dtype, torch.float32)
@@ -130,7 +143,10 @@ class Channel:
     def _through_local_group(
         self, local: dist.ProcessGroup, key: wire_formats.Key, buffer: Tensor
     ) -> None:
-        """The same between GPUs, by NCCL's reduce-scatter and all-gather."""
+        """Average between the host's GPUs by NCCL's reduce-scatter and all-gather.
+
+        Between the two, each GPU exchanges its part with its peers on other hosts.
+        """
         processes = dist.get_world_size(local)
         part = -(-buffer.numel() // processes)
         whole = torch.nn.functional.pad(buffer, (0, part * processes - buffer.numel())).div_(
@@ -143,11 +159,11 @@ class Channel:
         buffer.copy_(whole[: buffer.numel()])
 
     def state_dict(self) -> dict[str, Any]:
-        """Residuals, of this rank."""
+        """Return the residuals of this rank."""
         holder = self._low_rank or self._exchange
         return {} if holder is None else holder.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` gave."""
+        """Load the state that `state_dict` returned."""
         if (holder := self._low_rank or self._exchange) is not None:
             holder.load_state_dict(state)

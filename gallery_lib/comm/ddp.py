@@ -1,10 +1,12 @@
 """DistributedDataParallel that keeps the user's model: names, attributes, type and methods.
 
-`distribute(model, …)` returns a *twin* of the model: an object of a subclass of the model's class that shares
-the model's `__dict__`, so both have the same parameters, hooks and attributes. Calling the twin goes through a
-DistributedDataParallel that is kept beside it (`distribution.py`); `twin.module` is the model itself, which
-communicates with nobody. So `named_parameters()`, `state_dict()`, `torch.distributed.checkpoint`, averaging by name
-and `model.fc` see what they see on one process. Copies and pickles of the twin are plain models of the user's class.
+`distribute(model, …)` returns a *twin* of the model. The twin is an object of a subclass of the
+model's class and shares the model's `__dict__`, so both have the same parameters, hooks and
+attributes. A call of the twin goes through a DistributedDataParallel that is kept beside it
+(`distribution.py`). `twin.module` is the model itself, which communicates with nobody. So
+`named_parameters()`, `state_dict()`, `torch.distributed.checkpoint`, averaging by name and
+`model.fc` see what they see on one process. Copies and pickles of the twin are plain models of the
+user's class.
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ from gallery_lib.errors import InputError
 
 
 class _Twin:
-    """What comes before the user's class in that of a twin."""
+    """First base of a twin's class, before the user's class."""
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Keep a twin's class out of what the user's class does with its subclasses (a registry, say)."""
+        """Keep a twin's class from the user's `__init_subclass__`, a registry for instance."""
 
 
 def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
-    """Return the twin of `model`, already on `device`: its calls average gradients over all ranks as `options` say.
+    """Return the twin of `model`; its calls average gradients over all ranks as `options` say.
 
-    A collective call. Raises InputError for a model whose class cannot have a twin.
+    A collective call. The model must be on `device` already. Raises InputError for a model whose
+    class cannot have a twin.
     """
     kind = type(model)
     distribution = Distribution(model, device, options)
@@ -79,7 +82,7 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
 
 
 def distributed(model: nn.Module) -> DDP | None:
-    """Return the DistributedDataParallel through which `model` is called, or None where there is none."""
+    """Return the DistributedDataParallel through which `model` is called, or None."""
     distribution = _distribution(model)
     if distribution is not None:
         return distribution.ddp
@@ -91,7 +94,7 @@ def _distribution(model: nn.Module) -> Distribution | None:
 
 
 def plain_module(model: nn.Module) -> nn.Module:
-    """Return the user's own module inside what accelerate() returned, or inside a DistributedDataParallel."""
+    """Return the user's own module inside what accelerate() returned, or inside a DDP."""
     distribution = _distribution(model)
     if distribution is not None:
         return distribution.model
@@ -99,16 +102,20 @@ def plain_module(model: nn.Module) -> nn.Module:
 
 
 def laid_out_anew(model: nn.Module) -> None:
-    """Tell a twin that its parameters may have other strides now; to be called last in what a call of the model does."""
+    """Tell a twin that its parameters may have new strides.
+
+    Call it last in the code that a call of the model runs.
+    """
     distribution = _distribution(model)
     if distribution is not None:
         distribution.call_again_if_changed()
 
 
 def exposed_communication(model: nn.Module) -> dict[str, float]:
-    """Seconds of a backward pass in which communication went on and no computation hid it: {"exposed_communication": …}.
+    """Return the seconds of a backward pass in which communication was not hidden by computation.
 
-    The mean of the steps that DDP samples by itself. Empty for a model that is not distributed, or before any sample.
+    The result is {"exposed_communication": seconds}, the mean of the steps that DDP samples by
+    itself. It is empty for a model that is not distributed, or before any sample.
     """
     ddp = distributed(model)
     if ddp is None:

@@ -1,8 +1,9 @@
-"""What stands between a model's calls and the average of its gradients: a DistributedDataParallel beside the model.
+"""DistributedDataParallel beside a model: stands between the model's calls and averaged gradients.
 
-Gradients are averaged whenever a backward pass goes through an output of the call: also through the second of two
-losses, a graph that is retained, or parameters that were frozen when the model was distributed. A gradient that
-arrives in another way (from `twin.encoder(x)`, say) would be each rank's own, and raises InputError.
+Gradients are averaged whenever a backward pass goes through an output of the call. That covers the
+second of two losses, a graph that is retained, and parameters that were frozen when the model was
+distributed. A gradient that arrives in another way (from `twin.encoder(x)`, say) would be each
+rank's own, and raises InputError.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ DDP = nn.parallel.DistributedDataParallel
 class OneGraphDDP(DDP):
     """DDP that may leave a compiled model one graph.
 
-    torch splits it at bucket boundaries, so that the first gradients are on their way while others are computed.
-    On CPUs of one host averaging and computing need the same cores: there it stays one graph.
+    torch splits the graph at bucket boundaries, so that the first gradients are on their way while
+    others are computed. On CPUs of one host averaging and computing need the same cores: there the
+    model stays one graph.
     """
 
     one_graph = False
@@ -41,7 +43,7 @@ class OneGraphDDP(DDP):
 
 
 class _CallAgain(Exception):
-    """Ends a call of the model that is to be made once more."""
+    """Signal that ends a call of the model, which is then made once more."""
 
 
 def _layout(parameters: list[nn.Parameter]) -> list[Any]:
@@ -49,16 +51,21 @@ def _layout(parameters: list[nn.Parameter]) -> list[Any]:
 
 
 class Distribution:
-    """What stands between a twin and its model: DDP, made anew when other parameters ask for gradients."""
+    """DDP of one model, rebuilt when other parameters ask for gradients.
+
+    Args:
+        model: the user's own module.
+        device: where the model is.
+        options: how gradients are averaged.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device, options: Comm) -> None:
         self.model, self.device, self.options = model, device, options
         self.ddp: OneGraphDDP | None = None
         self._all: list[nn.Parameter] = []
         self.trained: list[nn.Parameter] = []
-        self._synchronized: dict[
-            int, weakref.ref[nn.Parameter]
-        ] = {}  # by id, which another may get once it is gone
+        # Weak references by id, since another parameter may get the id of a deleted one.
+        self._synchronized: dict[int, weakref.ref[nn.Parameter]] = {}
         self._watches: list[Any] = []
         self._look_at_parameters = True
         self._layout: list[Any] = []
@@ -68,14 +75,17 @@ class Distribution:
         self._expecting = False  # DDP is going to average the gradients that come next
         self._in_backward = False
         self._missing = 0  # gradients that DDP has not had since it was prepared
-        self._without: list[nn.Parameter] = []  # parameters of a compiled graph that got none
+        # Parameters of a compiled graph that got no gradient.
+        self._without: list[nn.Parameter] = []
         self._refresh()
-        self._look_at_parameters = (
-            True  # heads are replaced between accelerate() and the first call
-        )
+        # heads are replaced between accelerate() and the first call
+        self._look_at_parameters = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model through DDP. Raises InputError where the last backward pass left parameters out."""
+        """Call the model through DDP.
+
+        Raises InputError where the last backward pass left parameters out.
+        """
         self._refresh()
         ddp = self.ddp
         if ddp is None:
@@ -91,8 +101,8 @@ class Distribution:
                 raise
             if self._in_backward:
                 raise RunFailed(
-                    "the last backward pass ended with an error, so gradients of the ranks may be out of step. "
-                    "Mend that error: the training cannot go on after it."
+                    "the last backward pass ended with an error, so gradients of the ranks may be "
+                    "out of step. Mend that error: the training cannot go on after it."
                 ) from error
             raise self.unused() from error
         finally:
@@ -110,7 +120,7 @@ class Distribution:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Leave the gradients of calls in this context unaveraged, to accumulate them."""
+        """Context: leave the gradients of calls unaveraged, to accumulate them."""
         before, self.synchronizes = self.synchronizes, False
         try:
             yield
@@ -122,22 +132,25 @@ class Distribution:
         return contextlib.nullcontext() if self.ddp is None else self.ddp.join(**options)
 
     def look_at_parameters(self) -> None:
-        """Have the next call look for parameters that were added or replaced; on the CPU each one does."""
+        """Have the next call look for added or replaced parameters; on the CPU every call does."""
         self._look_at_parameters = True
 
     def call_again_if_changed(self) -> None:
-        """Within a call: end it, to make it once more, if DDP does not fit the parameters any longer."""
+        """End a call of the model and make it once more if DDP no longer fits the parameters.
+
+        Does nothing outside a call.
+        """
         if self._calling and self._layout != _layout(self.trained):
             raise _CallAgain
 
     def _refresh(self) -> None:
-        """Make DDP anew if the parameters that ask for gradients are others than it knows: a collective call then.
+        """Rebuild DDP if other parameters ask for gradients than it knows. Then a collective call.
 
-        So it is where their strides or types have changed: DDP reads gradients by the strides that it was made with.
+        Changed strides or dtypes need a rebuild too: DDP reads gradients by the strides that it was
+        made with.
         """
-        if (
-            self._look_at_parameters or self.device.type == "cpu"
-        ):  # the walk takes time of the host, which a GPU may wait for
+        # On CUDA the walk over parameters takes time of the host, which the GPU may wait for.
+        if self._look_at_parameters or self.device.type == "cpu":
             self._all, self._look_at_parameters = list(self.model.parameters()), False
         trained = [parameter for parameter in self._all if parameter.requires_grad]
         same = len(trained) == len(self.trained) and all(map(operator.is_, trained, self.trained))
@@ -175,7 +188,7 @@ class Distribution:
         ]
 
     def _watch(self, output: Any) -> None:
-        """Have every backward pass through `output` averaged; DDP itself does it with the first."""
+        """Have every backward pass through `output` averaged; DDP itself does it for the first."""
         outputs = [tensor for tensor in _find_tensors(output) if tensor.requires_grad]
         reached = weakref.WeakMethod(self._output_reached)
         for tensor in outputs:
@@ -193,9 +206,8 @@ class Distribution:
 
     def _gradient_arrived(self, parameter: nn.Parameter) -> None:
         self._missing -= 1
-        nothing = (
-            parameter.grad is None
-        )  # a compiled graph comes by at all its parameters; DDP makes zeros of nothing
+        # A compiled graph runs all its parameters' hooks; DDP takes a missing gradient as zeros.
+        nothing = parameter.grad is None
         if nothing or self._without:
             self._without = [p for p in self._without if p is not parameter] + [parameter] * nothing
         if self._in_backward or self._local or not self.synchronizes:
@@ -208,13 +220,17 @@ class Distribution:
             return
         name = next((n for n, p in self.model.named_parameters() if p is parameter), "a parameter")
         raise InputError(
-            f"the gradient of {name} does not come from a call of the model that accelerate() returned, so it would be "
-            "each rank's own. Call that model itself (parts of it, and model.module, are not averaged), or put the backward "
-            "pass into `with model.no_sync():` if that is meant."
+            f"the gradient of {name} does not come from a call of the model that accelerate() "
+            "returned, so it would be each rank's own. Call that model itself (parts of it, and "
+            "model.module, are not averaged), or put the backward pass into `with "
+            "model.no_sync():` if that is meant."
         )
 
     def _backward_ended(self) -> None:
-        """Note whether DDP still waits: for the second of two losses, each with parameters of its own."""
+        """Note whether DDP still waits, for instance for the second of two losses.
+
+        Such a loss has parameters of its own.
+        """
         finds = self.options.find_unused_parameters
         self._in_backward, self._expecting = False, self._missing > 0 and not finds
         unfinished.note(self, self._expecting or (bool(self._without) and not finds))
@@ -226,8 +242,9 @@ class Distribution:
         names = [n for n, p in named if p.grad is None or id(p) in without] or ["a parameter"]
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         return InputError(
-            f"{names[0]}{more} got no gradient in the last backward pass, so gradients could not be averaged. "
-            "Set config.comm.find_unused_parameters = True, or leave such parameters out of the model."
+            f"{names[0]}{more} got no gradient in the last backward pass, so "
+            "gradients could not be averaged. Set config.comm.find_unused_parameters "
+            "= True, or leave such parameters out of the model."
         )
 
 

@@ -1,7 +1,7 @@
-"""Tensors of all ranks as one, with gradients: for losses that compare every sample with every other.
+"""All-gather with gradients, for losses that compare every sample with every other.
 
-Such a loss is not a mean over samples, so the mean of the ranks' own losses would be another loss. Instead every rank
-gathers what the ranks computed and then computes the same loss from all of it.
+Such a loss is not a mean over samples, so the mean of the ranks' own losses would be another loss.
+Instead every rank gathers what the ranks computed, and computes the same loss from all of it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        # Parameters see the loss through every rank's part, and DistributedDataParallel takes the mean of what the
-        # ranks found, each through its own part alone: the sum over ranks is wanted, so each is multiplied by their number.
+        # Each rank finds gradients through its own part alone. The sum over ranks is wanted, and
+        # DistributedDataParallel takes the mean, so gradients are multiplied by the world size.
         world_size = process_group.world_size()
         return gradient.chunk(world_size)[process_group.rank()] * world_size
 
 
 def gather_for_common_loss(own: Tensor) -> Tensor:
-    """`own` [N, …] of every rank in order, [ranks·N, …], for a loss that is the same on every rank; N must be, too.
+    """Return `own` [N, …] of every rank in order, as [ranks·N, …].
 
-    With DistributedDataParallel's averaging, gradients are those of one process with all samples: no communication
-    takes place in the backward pass, since every rank knows the gradient of the whole. `own` itself in a run of one
-    process.
+    It is for a loss that is the same on every rank; N must be the same, too. With
+    DistributedDataParallel's averaging, gradients are those of one process with all samples. The
+    backward pass needs no communication, since every rank knows the gradient of the whole. A run of
+    one process gets `own` itself.
     """
     return _Gather.apply(own) if dist.is_initialized() and process_group.world_size() > 1 else own

@@ -1,8 +1,12 @@
-"""Which ranks still live? Each writes its clock into the run's store every second, for those to see whose communication failed.
+"""Heartbeats that tell which ranks still live.
 
-gloo and NCCL say that a connection broke or that they have waited too long, and not for whom. The first rank that finds out
-writes it down for the others: those that fail later, because it has ended, would take it for the one that is to blame.
-With a limit nobody has to fail first: a rank that has been silent for so long is found by the others, and ended where it is on their host.
+Each rank writes its clock into the run's store every second. A rank whose communication failed
+reads the others' clocks. gloo and NCCL say that a connection broke or that they have waited too
+long, but not for whom. The first rank that finds out writes the answer down for the others. Ranks
+that fail later, because the first has ended, would blame that one.
+
+With a limit nobody has to fail first. The others find a rank that has been silent for so long, and
+end it if it is on their host.
 """
 
 from __future__ import annotations
@@ -21,24 +25,27 @@ import torch.distributed as dist
 _BEAT_SECONDS = 1.0
 _WATCH_SECONDS = 3.5
 _ANSWER_SECONDS = _WATCH_SECONDS + 4
-"""For a look at the store, which torch lets wait for ever when its host cannot be reached."""
+"""Limit for a look at the store: torch waits forever when the store's host cannot be reached."""
 _STOP_SECONDS = 2.0
 _LONGEST_BEAT_SECONDS = 5.0
 _ENDED = b"ended"
-"""Written in place of the clock by a rank that has done its part."""
+"""Value in place of the clock, written by a rank that has done its part."""
 _LOOKS = 8
-"""How often the others are looked at within the limit."""
-_NO_STORE = "the store of the run does not answer: rank 0, or the process that launched it, has ended or cannot be reached"
+"""Number of looks at the other ranks within the limit."""
+_NO_STORE = (
+    "the store of the run does not answer: "
+    "rank 0, or the process that launched it, has ended or cannot be reached"
+)
 
 
 class Heartbeat:
-    """Beats from now on, in a thread. Making one is a collective call.
+    """Thread that beats from now on. The constructor is a collective call.
 
     Args:
         name: of those that watch one another, the same on all ranks.
-        limit_seconds: after which silence is reported; None: never.
-        silence: called with who is silent, in words, and with the numbers of those of these processes that are on this host and have
-            the same parent; once, in the thread.
+        limit_seconds: silence longer than this is reported; None: never.
+        silence: called once, in the thread, with a text that names the silent ranks and with
+            process ids. The ids are those of silent ranks on this host that have the same parent.
     """
 
     def __init__(
@@ -69,9 +76,8 @@ class Heartbeat:
         self._beating.start()
         if limit_seconds is not None:
             threading.Thread(target=self._watch_store, daemon=True).start()
-        atexit.register(
-            self.stop
-        )  # Python ends a thread in the middle of a call into torch by aborting
+        # At exit Python ends a thread in the middle of a call into torch by aborting.
+        atexit.register(self.stop)
 
     @property
     def _found(self) -> str:
@@ -100,9 +106,8 @@ class Heartbeat:
     def _look_after_others(self, interval: float) -> None:
         now, limit = time.monotonic(), self._limit
         assert limit is not None
-        if (
-            now - self._looked > max(interval, limit / _LOOKS) + _WATCH_SECONDS
-        ):  # this process itself stood still, and perhaps all did
+        # A long time between looks: this process itself was stopped, and perhaps all were.
+        if now - self._looked > max(interval, limit / _LOOKS) + _WATCH_SECONDS:
             self._changed = dict.fromkeys(self._changed, now)
         elif now - self._looked < limit / _LOOKS:
             return
@@ -129,14 +134,16 @@ class Heartbeat:
             self._stopped.set()
 
     def _watch_store(self) -> None:
-        """Report that the store does not answer: torch waits for it for ever where its host cannot be reached."""
+        """Report that the store does not answer.
+
+        torch waits forever for a store whose host cannot be reached.
+        """
         assert self._limit is not None
         looked = time.monotonic()
         while not self._stopped.wait(self._limit / _LOOKS):
             now = time.monotonic()
-            if (
-                now - looked > self._limit / _LOOKS + _WATCH_SECONDS
-            ):  # this process itself stood still
+            # This process itself was stopped.
+            if now - looked > self._limit / _LOOKS + _WATCH_SECONDS:
                 self._answered = now
             looked = now
             if self._beating.is_alive() and now - self._answered > self._limit:
@@ -150,7 +157,7 @@ class Heartbeat:
         return None
 
     def silent_ranks(self) -> str:
-        """What can be said of ranks that do not beat any more; takes a few seconds."""
+        """Return a text about ranks that no longer beat; takes a few seconds."""
         looker = threading.Thread(target=self._look, daemon=True)
         looker.start()
         looker.join(_ANSWER_SECONDS)
@@ -172,9 +179,8 @@ class Heartbeat:
                 self._heard = _in_words(silent)
                 self._store.set(self._found, self._heard)
             if dist.get_rank() == 0:
-                time.sleep(
-                    2 * _BEAT_SECONDS
-                )  # for the others to hear of it: the store may end with this rank
+                # Time for the others to hear of it: the store may end with this rank.
+                time.sleep(2 * _BEAT_SECONDS)
         except RuntimeError:
             return
 
@@ -183,7 +189,7 @@ class Heartbeat:
         self._stopped.set()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread and wait for it, for two seconds at most."""
         self.end()
         self._beating.join(_STOP_SECONDS)
         atexit.unregister(self.stop)
@@ -191,7 +197,10 @@ class Heartbeat:
 
 def _in_words(silent: list[int]) -> str:
     if not silent:
-        return "all ranks are alive: the network between some of them has failed, one was very slow, or it is as the error says"
+        return (
+            "all ranks are alive: the network between some of them has failed, one was very slow, "
+            "or it is as the error says"
+        )
     named = (
         f"rank {silent[0]} gives"
         if len(silent) == 1

@@ -1,14 +1,18 @@
-"""Optimizer steps in the backward pass: a bucket's parameters are updated as soon as its gradients are averaged.
+"""Optimizer-in-backward: update a bucket's parameters as soon as its gradients are averaged.
 
-Which backward pass that is, the user says: `with step_in_backward(model): loss.backward()`. Any other
-backward pass through the model (another network's loss, a closure, accumulation) only makes gradients,
-as ever. `optimizer.step()` is still called afterwards, and does what is left. It raises where the step
-that was taken is not the one it would take: after clipping, a GradScaler, another backward pass.
+The user says which backward pass does that: `with step_in_backward(model): loss.backward()`. Any
+other backward pass through the model (another network's loss, a closure, accumulation) only makes
+gradients, as ever. `optimizer.step()` is still called afterwards, and does what is left. It raises
+where the step that was taken is not the one it would take: after clipping, a GradScaler, another
+backward pass.
 
-The values are those of a step at the end, for optimizers that treat each parameter by itself, as torch's own do but for L-BFGS.
-On the CPU these steps take torch's fused form where it has one, unless `foreach` or `fused` was chosen: the other one is a loop over
-parameters in Python, which holds the interpreter's lock against the backward pass beside it, and goes over memory several times.
-State and checkpoints are the same; values differ in rounding.
+The values are those of a step at the end, for optimizers that treat each parameter by itself.
+torch's own do, except L-BFGS.
+
+On the CPU these steps use torch's fused implementation where there is one, unless the user has set
+`foreach` or `fused`. The other implementation is a loop over parameters in Python. It holds the GIL
+against the backward pass beside it, and goes over memory several times. State and checkpoints are
+the same; values differ in rounding.
 """
 
 from __future__ import annotations
@@ -26,20 +30,26 @@ from torch import Tensor
 from gallery_lib.errors import InputError, RunFailed
 
 _COUPLED = (torch.optim.LBFGS,)
-"""Whose step needs all gradients at once."""
+"""Optimizers whose step needs all gradients at once."""
 _BY_PARAMETER = ("torch.optim", "gallery_lib.optim.fused_cpu", "gallery_lib.optim.fused")
-"""Modules whose optimizers treat each parameter by itself; ours are what accelerate() makes of torch's."""
+"""Modules whose optimizers treat each parameter by itself.
+
+Those of this package are what accelerate() makes of torch's.
+"""
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-"""Of which torch has a fused form on the CPU."""
+"""Optimizers for which torch has a fused implementation on the CPU."""
 _CHOICES = ("foreach", "fused")
-"""Options with which a form is chosen, True or False."""
+"""Options that select an implementation, True or False."""
 _OTHER_FORMS = ("capturable", "differentiable")
-"""Options with which torch's fused form does not go together, or that mean something else with it."""
+"""Options that exclude torch's fused implementation, or mean something else with it."""
 
 
 @dataclass
 class _Taken:
-    """A parameter that has had its step: with which gradient, and how both are when the backward pass is over."""
+    """A parameter that has had its step, its gradient, and the versions of both.
+
+    The versions are those at the end of the backward pass.
+    """
 
     parameter: Tensor
     gradient: Tensor | None
@@ -51,7 +61,10 @@ def _version(tensor: Tensor | None) -> int:
 
 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the options of each group; a tensor's value may change in place, so its version counts too."""
+    """Return the options of each group; a tensor counts as its id and version.
+
+    The version counts because a tensor's value may change in place.
+    """
     return [
         {
             name: (id(value), value._version) if isinstance(value, Tensor) else value
@@ -63,9 +76,13 @@ def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 class EarlySteps:
-    """Takes the steps of `optimizer` in parts, in backward passes within `block()`.
+    """Parts of the optimizer's step, taken in backward passes within `block()`.
 
-    `names`: of parameters, by id, for messages. Raises InputError for an optimizer of which it is not known that it may be so divided.
+    Args:
+        optimizer: the optimizer whose step is divided.
+        names: parameter names by id, for messages.
+
+    Raises InputError for an optimizer that is not known to treat each parameter by itself.
     """
 
     def __init__(
@@ -74,16 +91,19 @@ class EarlySteps:
         kind = type(optimizer)
         if not kind.__module__.startswith(_BY_PARAMETER) or isinstance(optimizer, _COUPLED):
             raise InputError(
-                f"a step of {kind.__qualname__} cannot be divided: it is not known to treat each parameter by itself, "
-                "as torch.optim's do (but for LBFGS). Leave `optimizer` out, and its step comes after the backward pass."
+                f"a step of {kind.__qualname__} cannot be divided: it is not known to treat each "
+                "parameter by itself, as torch.optim's do (but for LBFGS). Leave `optimizer` out, "
+                "and its step comes after the backward pass."
             )
         self._optimizer = optimizer
         self._names = names or {}
         self._lock = threading.Lock()
         self._armed = self._in_closure = False
-        self._parameters: dict[int, Tensor] = {}  # that have had their step in the present block
+        # Parameters that have had their step in the present block.
+        self._parameters: dict[int, Tensor] = {}
         self._options: list[dict[str, Any]] = []
-        self._pending: list[_Taken] = []  # optimizer.step() has to come next
+        # Steps that optimizer.step() has to confirm next.
+        self._pending: list[_Taken] = []
         self._broken = ""
         self._set_aside: list[tuple[Tensor, Tensor | None]] = []
         self._hooks = [
@@ -93,13 +113,14 @@ class EarlySteps:
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """See `accelerated.step_in_backward`."""
+        """Context: take steps in the backward pass; see `accelerate_ddp.step_in_backward`."""
         self._restore()
         self.check_nothing_pending("a second step_in_backward() block")
         if self._armed or self._in_closure:
             where = "optimizer.step(closure)" if self._in_closure else "another such block"
             raise InputError(
-                f"step_in_backward() cannot stand within {where}. Run that backward pass without it."
+                f"step_in_backward() cannot stand within {where}. "
+                "Run that backward pass without it."
             )
         self._armed = True
         try:
@@ -110,19 +131,22 @@ class EarlySteps:
             raise
         if not self._disarm():
             raise InputError(
-                "no backward pass that averages this model's gradients ran within step_in_backward(). "
-                "Put `loss.backward()` there, outside no_sync()."
+                "no backward pass that averages this model's gradients ran within "
+                "step_in_backward(). Put `loss.backward()` there, outside no_sync()."
             )
 
     def _disarm(self) -> bool:
-        """Whether any parameter has had its step in this block."""
+        """End the block; return whether any parameter has had its step in it."""
         with self._lock:  # a thread may be about to take one
             self._armed = False
             parameters, self._parameters = self._parameters, {}
         return bool(parameters)
 
     def backward_done(self) -> None:
-        """Note how parameters and gradients are at the end of a backward pass in which steps were taken; what changes them is found."""
+        """Note the versions of parameters and gradients at the end of a backward pass with steps.
+
+        Later changes of either are found by comparing versions.
+        """
         if self._armed and not self._pending:
             self._pending = [
                 _Taken(p, p.grad, (_version(p), _version(p.grad)))
@@ -130,24 +154,33 @@ class EarlySteps:
             ]
 
     def check_nothing_pending(self, event: str) -> None:
-        """Raise where `optimizer.step()` has not come yet for a step that was taken, or the last block failed halfway."""
+        """Raise if a step still waits for `optimizer.step()`, or the last block failed halfway.
+
+        A failed block raises RunFailed, a pending step InputError. `event` is what came too early,
+        for the message.
+        """
         if self._broken:
             raise RunFailed(
-                f"a backward pass in step_in_backward() failed after some parameters had had their step ({self._broken}): "
-                "these weights are between two steps. Load a checkpoint into model and optimizer, then call accelerate_ddp() again."
+                "a backward pass in step_in_backward() failed after some parameters had had their "
+                f"step ({self._broken}): these weights are between two steps. Load a checkpoint "
+                "into model and optimizer, then call accelerate_ddp() again."
             )
         if self._pending:
             raise InputError(
-                f"{event} came before optimizer.step(), which has to follow step_in_backward(): the weights have moved already. "
-                "Call optimizer.step() after each such block, or run loss.backward() without it."
+                f"{event} came before optimizer.step(), which has to follow step_in_backward(): "
+                "the weights have moved already. Call optimizer.step() after each such block, or "
+                "run loss.backward() without it."
             )
 
     def before_forward(self) -> None:
-        """A forward pass that is to be averaged begins."""
+        """Raise where a step is pending when a forward pass that is to be averaged begins."""
         self.check_nothing_pending("a forward pass of the model")
 
     def take(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Take the step of these parameters, with these gradients; nothing outside `block()`, or for parameters of no optimizer."""
+        """Take the step of these parameters, with these gradients.
+
+        Do nothing outside `block()`, and skip parameters of no optimizer.
+        """
         own = {
             id(parameter): gradient
             for parameter, gradient in zip(parameters, gradients, strict=True)
@@ -161,20 +194,24 @@ class EarlySteps:
             of_part = [parameter for group in part.param_groups for parameter in group["params"]]
             if any(id(parameter) in self._parameters for parameter in of_part):
                 raise InputError(
-                    "two backward passes ran within step_in_backward(), which takes one step. Put only the last one there."
+                    "two backward passes ran within step_in_backward(), which takes one step. "
+                    "Put only the last one there."
                 )
             before = [parameter.grad for parameter in of_part]
             try:
                 for parameter in of_part:
                     parameter.grad = own[id(parameter)]
                 type(part).step(part)
-            finally:  # DistributedDataParallel is not done with the parameters' own gradients
+            finally:  # DDP still needs the parameters' own gradients
                 for parameter, gradient in zip(of_part, before, strict=True):
                     parameter.grad = gradient
             self._parameters |= {id(parameter): parameter for parameter in of_part}
 
     def _part(self, own: dict[int, Tensor]) -> torch.optim.Optimizer:
-        """An optimizer over some parameters, with the state and the present options of the whole one."""
+        """Return an optimizer over some parameters, with the whole one's state and options.
+
+        The options are those of the moment, for instance a changed learning rate.
+        """
         part = object.__new__(type(self._optimizer))
         part.__dict__.update(self._optimizer.__dict__)
         part._optimizer_step_pre_hooks, part._optimizer_step_post_hooks = (
@@ -203,7 +240,8 @@ class EarlySteps:
             self._optimizer.state.get(weight, {}).get("momentum_buffer") is not None
             for weight in weights
         }
-        return len(have_momentum) == 1 and all(  # SGD's fused form takes all for new, or none
+        # SGD's fused implementation takes all momentum buffers as new, or none.
+        return len(have_momentum) == 1 and all(
             weight.device.type == "cpu"
             and weight.dtype in (torch.float32, torch.float64)
             and own[id(weight)].dtype == weight.dtype
@@ -212,7 +250,10 @@ class EarlySteps:
         )
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Parameters that have had their step have no gradient in it, which optimizers take as: leave it as it is."""
+        """Set gradients to None for parameters that have had their step; optimizers skip those.
+
+        Raise RunFailed where `optimizer.step()` is not the step that was taken.
+        """
         self._restore()
         if self._broken:
             self.check_nothing_pending("")
@@ -222,8 +263,9 @@ class EarlySteps:
             if reason := self._contradiction(pending, closure):
                 self._broken = reason
                 raise RunFailed(
-                    f"the optimizer's step was taken within step_in_backward(), and is not the one of this optimizer.step(): {reason}. "
-                    "Do without that, or run loss.backward() without step_in_backward()."
+                    "the optimizer's step was taken within step_in_backward(), and is not the one "
+                    f"of this optimizer.step(): {reason}. Do without that, or run loss.backward() "
+                    "without step_in_backward()."
                 )
             self._set_aside = [(taken.parameter, taken.parameter.grad) for taken in pending]
             for taken in pending:
@@ -244,7 +286,7 @@ class EarlySteps:
         return guarded
 
     def _contradiction(self, pending: list[_Taken], closure: Any) -> str:
-        """Return why `optimizer.step()` would not take the step that was taken; '' where it would."""
+        """Return why `optimizer.step()` would not take the step that was taken; '' if it would."""
         if closure is not None:
             return "it has a closure, which runs a backward pass of its own"
         if getattr(self._optimizer, "grad_scale", None) is not None:
@@ -257,7 +299,10 @@ class EarlySteps:
                 parameter.grad is not taken.gradient
                 or _version(parameter.grad) != taken.versions[1]
             ):
-                return f"the gradient of {name} has changed since (clipping, a GradScaler, zero_grad() or another backward pass)"
+                return (
+                    f"the gradient of {name} has changed since (clipping, a GradScaler, "
+                    "zero_grad() or another backward pass)"
+                )
             if _version(parameter) != taken.versions[0]:
                 return f"{name} itself has been changed since"
         return ""
@@ -272,7 +317,10 @@ class EarlySteps:
         self._restore()
 
     def close(self) -> None:
-        """Leave the optimizer's next step to itself. Raises InputError where `optimizer.step()` has not come yet."""
+        """Stop taking steps in the backward pass; the optimizer takes its next one alone.
+
+        Raises InputError where `optimizer.step()` has not come yet.
+        """
         if not self._broken:
             self.check_nothing_pending("accelerate_ddp()")
         for hook in self._hooks:

@@ -1,8 +1,10 @@
-"""PowerSGD: gradients of matrices as products of two narrow ones, with error feedback.
+"""PowerSGD: low-rank gradient compression with error feedback.
 
-Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", 2019: one step
-of subspace iteration a training step, from where the last one ended. Vectors, and matrices that would not become smaller,
-are sent as they are, and so are complex parameters. Every exchange of a bucket is made in order on one thread, as gloo needs it.
+Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", 2019. The gradient of a matrix is sent as a product of two narrow matrices. Each
+training step does one step of subspace iteration, starting where the last one ended. Vectors,
+complex parameters and matrices that would not become smaller are sent as they are. One thread makes
+all exchanges of a bucket in order, as gloo needs it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 
 
 class PowerSGD:
-    """`average_(gradients, names)` of a bucket's parameters over the group; `rank` columns for each matrix."""
+    """Low-rank averaging of a bucket's gradients over the group: `rank` columns for each matrix."""
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int) -> None:
         self.group, self.rank = group, rank
@@ -24,7 +26,7 @@ class PowerSGD:
         self.bases: dict[str, Tensor] = {}
 
     def _columns(self, gradient: Tensor) -> int:
-        """0: to be sent as it is."""
+        """Return the rank to compress a gradient to; 0 if it is to be sent as it is."""
         if gradient.ndim < 2 or gradient.is_complex():
             return 0
         rows, columns = gradient.shape[0], gradient.shape[1:].numel()
@@ -32,7 +34,7 @@ class PowerSGD:
         return rank if rank * (rows + columns) < rows * columns else 0
 
     def _average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Means over the group, all in one message; the tensors are of one type."""
+        """Return the means over the group, from one all-reduce; the tensors have one dtype."""
         if not any(tensor.numel() for tensor in tensors):
             return list(tensors)
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).div_(
@@ -45,12 +47,14 @@ class PowerSGD:
         ]
 
     def average_(self, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
-        """Replace each gradient by the low-rank form of its mean; what that loses goes along the next time."""
+        """Replace each gradient by the low-rank form of its mean.
+
+        The residual, which that form loses, is added the next time.
+        """
         plain: list[Tensor] = []
-        narrow: list[
-            tuple[str, Tensor, Tensor]
-        ] = []  # name, gradient, what is to be sent: [rows, columns]
-        wide = torch.promote_types(gradients[0].dtype, torch.float32)  # a bucket is of one type
+        # (name, gradient, matrix to send of shape [rows, columns])
+        narrow: list[tuple[str, Tensor, Tensor]] = []
+        wide = torch.promote_types(gradients[0].dtype, torch.float32)  # a bucket has one dtype
         for name, gradient in zip(names, gradients, strict=True):
             columns = self._columns(gradient)
             if not columns:
@@ -76,18 +80,18 @@ class PowerSGD:
         )
         for (name, gradient, wanted), left, right in zip(narrow, lefts, rights, strict=True):
             mean = left @ right.T
-            usable = (
-                mean.isfinite().all()
-            )  # else an overflow, which the step is going to be skipped for, would stay for good
+            # An overflow, whose step is going to be skipped, would otherwise stay in the residual
+            # for good.
+            usable = mean.isfinite().all()
             before = self.residuals.get(name, torch.zeros_like(wanted))
             self.residuals[name] = torch.where(usable, wanted - mean, before)
             self.bases[name] = torch.where(usable, right, self.bases[name])
             gradient.copy_(mean.view_as(gradient))
 
     def state_dict(self) -> dict[str, Any]:
-        """Residuals of this rank, and the bases, which all ranks share."""
+        """Return residuals of this rank, and the bases, which all ranks share."""
         return {"residuals": dict(self.residuals), "bases": dict(self.bases)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` gave."""
+        """Load the state that `state_dict` returned."""
         self.residuals, self.bases = dict(state["residuals"]), dict(state["bases"])

@@ -1,8 +1,8 @@
-"""The processes of this run: rank, world size, device, and the default process group of torch.distributed.
+"""Processes of this run: rank, world size, device, and torch.distributed's default process group.
 
-An initialised `torch.distributed` is the truth. Before that, the variables of whoever started the process
-tell: torchrun's, or those of a scheduler's launcher (Slurm's srun, Open MPI, MPICH and Intel MPI). A process
-that none of them describes is alone, and no process group is made for it.
+An initialised `torch.distributed` is the truth. Before that, the variables of the launcher tell:
+torchrun's, or those of a scheduler's launcher (Slurm's srun, Open MPI, MPICH and Intel MPI). A
+process that none of them describes is alone, and gets no process group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Launcher(NamedTuple):
-    """The variables in which a launcher tells each process its place in the run."""
+    """Names of the variables in which a launcher tells each process its place in the run."""
 
     name: str
     rank: str
@@ -39,11 +39,11 @@ LAUNCHERS = (
     ),
     Launcher("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
-"""In the order in which they are asked: torchrun may itself have been started by a scheduler."""
+"""Known launchers in the order of precedence: a scheduler may have started torchrun itself."""
 
 
 class Place(NamedTuple):
-    """A process's place in the run, and who told it."""
+    """A process's place in the run, and the launcher that told it."""
 
     rank: int
     world_size: int
@@ -59,7 +59,7 @@ def _number(variable: str) -> int:
 
 
 def place() -> Place:
-    """Return where this process stands: what torch.distributed says, else what its launcher says.
+    """Return this process's place: from torch.distributed, else from its launcher's variables.
 
     Raises InputError for variables that contradict each other.
     """
@@ -98,9 +98,9 @@ def world_size() -> int:
 def device() -> torch.device:
     """Return this process's device, a GPU where there is one, and make it the current one.
 
-    The GPU is that of the local rank; where nobody tells it (processes started by
-    `torch.multiprocessing.spawn`), the one that the process has chosen with `torch.cuda.set_device` or
-    when it made its process group, else the rank's place among this machine's GPUs.
+    The GPU is that of the local rank. Processes started by `torch.multiprocessing.spawn` have no
+    local rank. They get the GPU that the process has chosen with `torch.cuda.set_device`, or when
+    it made its process group. Failing that, the rank modulo this machine's number of GPUs decides.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -117,13 +117,13 @@ def device() -> torch.device:
 
 
 _made_here = False
-"""Whether the default process group is ours to end."""
+"""Whether this module made the default process group, and so has to end it."""
 
 
 def ensure_initialized(timeout_seconds: float = 600.0) -> None:
-    """Join the process group of the run if a launcher tells of one and this process has not joined.
+    """Join the run's process group if a launcher tells of one and this process has not joined.
 
-    A process that torchrun started joins also when it is the only one. Raises InputError where a
+    A process that torchrun started also joins when it is the only one. Raises InputError where a
     scheduler tells of several processes and not where they meet.
     """
     global _made_here
@@ -137,9 +137,9 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
         if here.world_size == 1:
             return
         raise InputError(
-            f"{here.launcher.name} started {here.world_size} processes, and MASTER_ADDR and MASTER_PORT "
-            "do not say where they meet. Export both (the first host's name and a free port), or call "
-            "torch.distributed.init_process_group before accelerate()."
+            f"{here.launcher.name} started {here.world_size} processes, and MASTER_ADDR and "
+            "MASTER_PORT do not say where they meet. Export both (the first host's name and a free "
+            "port), or call torch.distributed.init_process_group before accelerate()."
         )
     chosen = device()
     dist.init_process_group(

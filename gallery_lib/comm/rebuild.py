@@ -1,9 +1,9 @@
-"""Build the C++ reducer of a DistributedDataParallel anew, without any trace of the one before.
+"""Rebuild the C++ reducer of a DistributedDataParallel without any trace of the one before.
 
-Nothing else of the model changes: hooks, attributes, mode and buffers are the user's. What the user
-made the model with is noted in `AsMade` at the first call, so that every later rebuild starts from it.
-The parameters are those the model was wrapped with, as in plain DDP: one that is frozen at the moment
-is still averaged once it is unfrozen.
+Nothing else of the model changes: hooks, attributes, mode and buffers are the user's. The first
+call notes in `AsMade` what the user made the model with, so every later rebuild starts from it. The
+parameters are those the model was wrapped with, as in plain DDP. A parameter that is frozen at the
+moment is still averaged once it is unfrozen.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _BUCKET_ATTRIBUTES = (
 
 @dataclass
 class AsMade:
-    """What the user made a model with, as far as a rebuild may change it."""
+    """The settings the user made a model with, as far as a rebuild may change them."""
 
     parameters: list[Tensor]
     sparse: list[bool]
     names: dict[int, str]
-    """By place in `parameters`; DDP's error messages name them."""
+    """Parameter names by index in `parameters`, for DDP's error messages."""
     buckets: dict[str, Any]
     find_unused_parameters: bool
     static_graph: bool
     rebuilt_static_graph: bool = field(default=False)
-    """Whether the last rebuild set `model.static_graph`, so that it is not taken for the user's."""
+    """Whether the last rebuild set `model.static_graph`; if so, it is not the user's setting."""
 
     @staticmethod
     def of(model: DDP) -> AsMade:
-        """Note what `model` is like, which no rebuild has changed yet."""
+        """Return the settings of `model`, which no rebuild has changed yet."""
         frozen = [parameter for parameter in _reduced(model) if not parameter.requires_grad]
         with _unfrozen(frozen):
             parameters, sparse = model._build_params_for_reducer()  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class AsMade:
 
 
 def _reduced(model: DDP) -> list[Tensor]:
-    """Return the parameters that the present reducer averages, those frozen now among them."""
+    """Return the parameters that the present reducer averages, frozen ones included."""
     if all(parameter.requires_grad for parameter in model.module.parameters()):
         return list(model.module.parameters())
     return [
@@ -75,7 +75,7 @@ def _reduced(model: DDP) -> list[Tensor]:
 
 @contextlib.contextmanager
 def _unfrozen(parameters: list[Tensor]) -> Iterator[None]:
-    """Let them require gradients meanwhile: torch crashes over a reducer of one that does not."""
+    """Context: make the parameters require gradients; torch's reducer crashes on frozen ones."""
     for parameter in parameters:
         parameter.requires_grad_(True)
     try:
@@ -86,7 +86,7 @@ def _unfrozen(parameters: list[Tensor]) -> Iterator[None]:
 
 
 def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
-    """Return DDP's attributes for bucket sizes: of `options`, and the user's where these are open."""
+    """Return DDP's attributes for bucket sizes: those of `options`, else the user's."""
     if options.bucket_mb is None and options.first_bucket_mb is None:
         return made.buckets
     config = made.buckets.get("_bucket_config")
@@ -118,14 +118,13 @@ def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
 
 
 def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
-    """Set `model.reducer` and `model.logger` to new ones, as the user made it and as `options` say.
+    """Replace `model.reducer` and `model.logger`, following the user's settings and `options`.
 
-    Call it between two steps, on every rank. Raises InputError for bucket sizes that this version of
-    torch does not know.
+    Call it between two steps, on every rank. Raises InputError for bucket sizes that this version
+    of torch does not know.
     """
-    made.static_graph |= (
-        model.static_graph and not made.rebuilt_static_graph
-    )  # the user's own _set_static_graph()
+    # the user's own _set_static_graph() counts as the user's setting
+    made.static_graph |= model.static_graph and not made.rebuilt_static_graph
     static_graph = made.static_graph or options.static_graph
     for name, value in _buckets(made, options).items():
         setattr(model, name, value)

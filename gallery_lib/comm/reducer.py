@@ -1,12 +1,15 @@
-"""The communication hook of an accelerated DistributedDataParallel: buckets go to channels in turn.
+"""Communication hook of an accelerated DistributedDataParallel: buckets go to channels in turn.
 
-A parameter that is larger than a bucket makes a bucket of its own size (VGG-16's has 411 MB). On the CPU such a bucket goes in
-pieces of a bucket's size, to the channels in turn: while one piece is on the wire another is added up within the host, and what is
-on its way at a time needs no more memory than buckets do.
+A parameter that is larger than a bucket makes a bucket of its own size (VGG-16's has 411 MB). On
+the CPU such a bucket goes in pieces of a bucket's size, to the channels in turn. While one piece is
+on the wire another is added up within the host. The data in flight at a time needs no more memory
+than buckets do.
 
-Sparse gradients (`nn.Embedding(sparse=True)`), which have a bucket each, are averaged as DDP does it, whatever the options.
+Sparse gradients (`nn.Embedding(sparse=True)`), which have a bucket each, are averaged as DDP does
+it, whatever the options.
 
-Annotations are not postponed here: torch looks at those of a hook.
+This module does not postpone annotations (`from __future__ import annotations`), since torch reads
+those of a hook.
 """
 
 import functools
@@ -30,13 +33,14 @@ from gallery_lib.errors import RunFailed
 DDP_BUCKET_MB = 25
 """DDP's own size of all buckets but the first, in MiB."""
 _ALIGNED_VALUES = 64
-"""Pieces of a bucket begin at multiples of so many values."""
+"""Alignment of the pieces of a bucket, in values."""
 
 
 def _gradients(bucket: dist.GradBucket) -> list[Tensor]:
-    """Return a bucket's gradients, as parts of its buffer: [shape of the parameter] each.
+    """Return a bucket's gradients as views of its buffer, each in the parameter's shape.
 
-    torch's own answer is wrong for complex parameters, whose buckets hold pairs of real numbers, and empty for a sparse one.
+    torch's own answer is wrong for complex parameters, whose buckets hold pairs of real numbers,
+    and empty for a sparse gradient.
     """
     buffer, parameters = bucket.buffer(), bucket.parameters()
     if buffer.is_sparse:
@@ -63,7 +67,7 @@ def _values(gradient: Tensor) -> Tensor:
 
 
 class _Bucket:
-    """A bucket on its way: what is known of it before it is averaged, and how many of its pieces are not there yet."""
+    """A bucket in flight: its state before averaging, and the number of pieces still missing."""
 
     def __init__(self, bucket: dist.GradBucket, names: list[str], pieces: int) -> None:
         self.index, self.buffer, self.gradients, self.parameters = (
@@ -79,7 +83,10 @@ class _Bucket:
         self._not_finite: Tensor | None = None
 
     def not_finite(self) -> Tensor:
-        """Which gradients are not finite on this rank; first called before any piece is averaged, and each time the same."""
+        """Return which gradients are not finite on this rank, as bools [gradients].
+
+        The first call comes before any piece is averaged; later calls return the same tensor.
+        """
         with self._lock:
             if self._not_finite is None:
                 self._not_finite = torch.stack(
@@ -88,7 +95,7 @@ class _Bucket:
             return self._not_finite
 
     def piece_done(self) -> bool:
-        """Whether that was the last one."""
+        """Count a piece as averaged; return whether it was the last one."""
         with self._lock:
             self._left -= 1
             return self._left == 0
@@ -105,12 +112,21 @@ def _end_threads(heartbeat: Heartbeat, channels: list[Channel]) -> None:
 
 
 class GradientReducer:
-    """Averages gradients as `options` say. Making one is a collective call.
+    """Communication hook that averages gradients as `options` say.
 
-    With gloo the work is done by threads, so a failure there (a rank has gone, a gradient is not finite) is raised at the end of the
-    backward pass, on every rank that sees it. `joined`: whether ranks without batches stand by at present (DDP's join), which take
-    no part in saying whose gradients are not finite. `early_steps`: takes the optimizer's step of each bucket that has been averaged.
-    `handed_over`: called with each bucket's bytes and the future of its mean.
+    The constructor is a collective call. With gloo the work is done by threads. A failure there is
+    raised at the end of the backward pass, on every rank that sees it. Failures are a rank that has
+    gone, or a gradient that is not finite.
+
+    `handed_over` is called with each bucket's bytes and the future of its mean.
+
+    Args:
+        module: the module inside the DistributedDataParallel.
+        options: how gradients are averaged.
+        device: the device of the gradients.
+        joined: tells whether ranks without batches stand by at present (DDP's join). Such ranks
+            take no part in saying whose gradients are not finite.
+        early_steps: takes the optimizer's step of each bucket that has been averaged.
     """
 
     handed_over: Callable[[int, torch.futures.Future[Tensor]], None] | None = None
@@ -125,10 +141,8 @@ class GradientReducer:
     ) -> None:
         self.options = options
         self.early_steps = early_steps
-        self._module, self._joined = (
-            weakref.ref(module),
-            joined,
-        )  # torch's reducer keeps this object, unseen by garbage collection
+        # torch's reducer keeps this object alive, unseen by garbage collection: hold module weakly.
+        self._module, self._joined = weakref.ref(module), joined
         self.hosts = topology.find()
         self._device = device
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -139,21 +153,20 @@ class GradientReducer:
         self._waiting: list[threading.Event] = []
         self._problem: BaseException | None = None
         self._of_communication = False
-        self._not_finite: list[
-            tuple[list[str], Tensor, Tensor]
-        ] = []  # names, which of them were not, whether the mean is not
+        # Tuples of (names, which gradients are not finite here, whether the mean is not finite).
+        self._not_finite: list[tuple[list[str], Tensor, Tensor]] = []
 
     def take(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """What DDP calls with each bucket, in the same order on every rank."""
-        if (
-            bucket.index() == 0 and self._finish_queued
-        ):  # a backward pass was broken off, and never came to its end
+        """Start averaging a bucket; DDP calls this hook in the same order on every rank."""
+        # a backward pass was broken off, and never came to its end
+        if bucket.index() == 0 and self._finish_queued:
             self._forget()
         if not self._finish_queued:
             try:
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
                 self._finish_queued = True
-            except RuntimeError:  # not in a backward pass: DDP's join context stands in for a rank that has no batches left
+            # Outside a backward pass DDP's join context stands in for a rank without batches.
+            except RuntimeError:
                 pass
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         future = (
@@ -182,7 +195,10 @@ class GradientReducer:
         return future
 
     def _sparse(self, bucket: dist.GradBucket, names: list[str]) -> torch.futures.Future[Tensor]:
-        """Average as DDP does it: divided, then added up in the default group, in the order of buckets on every rank."""
+        """Average as DDP does it: divide, then all-reduce in the default group.
+
+        The order of buckets is the same on every rank.
+        """
         whole = _Bucket(bucket, names, 1)
         if self.options.non_finite != "ignore":
             whole.not_finite()
@@ -206,7 +222,7 @@ class GradientReducer:
         )
 
     def _pieces(self, buffer: Tensor) -> list[Tensor]:
-        """Those that a bucket is averaged in: itself, unless it is larger than buckets are to be."""
+        """Return the pieces in which a bucket is averaged: the whole, unless it is oversized."""
         if self._device.type == "cuda" or self.options.wire == "powersgd":
             return [buffer]
         size = (self.options.bucket_mb or DDP_BUCKET_MB) * 2**20
@@ -243,7 +259,7 @@ class GradientReducer:
             whole.done.set()
 
     def _averaged(self, whole: _Bucket) -> None:
-        """All of it is there."""
+        """Finish a bucket whose pieces are all averaged: note overflows, take the early step."""
         if self.options.non_finite != "ignore":
             self._not_finite.append(
                 (whole.names, whole.not_finite(), ~_values(whole.buffer).isfinite().all())
@@ -252,7 +268,7 @@ class GradientReducer:
             self.early_steps.take(whole.parameters, whole.gradients)
 
     def _finish(self) -> None:
-        """At the end of the backward pass: wait for all buckets, and raise what has gone wrong."""
+        """Wait for all buckets at the end of the backward pass, and raise what has gone wrong."""
         self._finish_queued = False
         for done in self._waiting:
             done.wait()
@@ -272,13 +288,11 @@ class GradientReducer:
             raise RunFailed(
                 f"rank {dist.get_rank()}: gradients could not be averaged: {reason}."
             ) from problem
-        if (
-            self.early_steps is not None
-        ):  # after DDP has put the means into the gradients, for which it has queued itself by now
+        # Runs after DDP has put the means into the gradients: DDP has queued that by now.
+        if self.early_steps is not None:
             torch.autograd.Variable._execution_engine.queue_callback(self.early_steps.backward_done)  # type: ignore[attr-defined]
-        if any(
-            bool(mean) for *_, mean in seen
-        ):  # the same on every rank, since all have the same means
+        # Same result on every rank, since all have the same means.
+        if any(bool(mean) for *_, mean in seen):
             own = [
                 name
                 for names, flags, _ in seen
@@ -290,11 +304,12 @@ class GradientReducer:
                 raise RunFailed(f"{message}.")
             if own or dist.get_rank() == 0:
                 print(f"{message}; this step is skipped.", file=sys.stderr, flush=True)
-            # after DDP has put the means into the parameters' gradients, for which it has queued itself by now
+            # Runs after DDP has put the means into the parameters' gradients: DDP has queued that
+            # by now.
             torch.autograd.Variable._execution_engine.queue_callback(self._drop_gradients)  # type: ignore[attr-defined]
 
     def _drop_gradients(self) -> None:
-        """Optimizers leave parameters without a gradient as they are, and their state too."""
+        """Set gradients to None: optimizers then leave a parameter and its state as they are."""
         module = self._module()
         assert module is not None  # its backward pass is going on
         for parameter in module.parameters():
@@ -318,21 +333,30 @@ class GradientReducer:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What error feedback keeps on this rank; it belongs to this rank's part of a checkpoint."""
+        """Return the error-feedback state of this rank, for this rank's part of a checkpoint."""
         return {"channels": [channel.state_dict() for channel in self._channels]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` gave, on the same rank of as many processes, with the same options."""
+        """Load the state that `state_dict` returned.
+
+        The rank, the world size and the options must be those of the saved state.
+        """
         for channel, kept in zip(self._channels, state["channels"], strict=True):
             channel.load_state_dict(kept)
 
     def end_with(self, model: nn.Module) -> None:
-        """Have its threads end when `model` is deleted; torch ends the groups with the default one."""
+        """Have the threads end when `model` is deleted.
+
+        torch ends the process groups with the default one.
+        """
         self._ending = weakref.finalize(model, _end_threads, self._heartbeat, self._channels)
         self._ending.atexit = False
 
     def close(self) -> None:
-        """End its threads and groups; a collective call. Raises InputError between a step in the backward pass and `optimizer.step()`."""
+        """End the threads and process groups. A collective call.
+
+        Raises InputError between a step in the backward pass and `optimizer.step()`.
+        """
         if self.early_steps is not None:
             self.early_steps.close()
         if self._ending is not None:

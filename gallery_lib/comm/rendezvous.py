@@ -1,8 +1,9 @@
-"""Where the processes of a run meet, so that nobody else can reach them. Needs no torch until a process is torchrun.
+"""Rendezvous of a run's processes, out of reach of anybody else. Needs no torch outside torchrun.
 
-torch's stores listen on every interface, ask nobody for a secret, and torchrun unpickles what it finds in one. So a run on one
-host meets in a file of its own folder; where a script needs a store it listens on the loopback address; on several hosts on the
-address that was given (docs/guides/several_machines.md says what its port can do).
+torch's stores listen on every interface and ask nobody for a secret, and torchrun unpickles what it
+finds in one. So a run on one host meets in a file of its own folder. Where a script needs a store,
+the store listens on the loopback address. A run on several hosts uses the address that was given
+(docs/guides/several_machines.md says what its port can do).
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from gallery_lib.system.processes import RENDEZVOUS_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 MEETING_FILE = "torchrun-rendezvous"
-"""Where torchrun meets itself, in a run's folder."""
+"""File in a run's folder in which torchrun has its own rendezvous."""
 RENDEZVOUS_FILE = "rendezvous"
-"""Where the processes of a run on one host meet, in its folder."""
+"""File in a run's folder in which the processes of a run on one host meet."""
 _SIGN_OF_LIFE_SECONDS = 600
-"""How often torchrun notes in that file that it lives: nobody else reads it, and it only grows."""
+"""Interval of torchrun's keep-alive in its rendezvous file.
+
+Nobody else reads the file, and it only grows, so the interval is long.
+"""
 
 
 def on_one_host(launch: LaunchConfig) -> bool:
@@ -30,7 +34,10 @@ def on_one_host(launch: LaunchConfig) -> bool:
 
 
 def loopback_interface() -> dict[str, str]:
-    """Return the variables that keep gloo and NCCL on the loopback interface, unless the user has chosen another."""
+    """Return the variables that keep gloo and NCCL on the loopback interface.
+
+    A variable that the user has set is left out.
+    """
     name = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     return {
         each: name
@@ -40,33 +47,43 @@ def loopback_interface() -> dict[str, str]:
 
 
 def meeting_arguments(folder: Path | str | None) -> list[str]:
-    """Return torchrun's arguments for a run on one host, whose torchrun meets in a file of `folder`; None: in a new temporary one."""
+    """Return torchrun's rendezvous arguments for a run on one host.
+
+    torchrun meets in a file of `folder`, or of a new temporary folder if `folder` is None.
+    """
     conf = f"--rdzv-conf=store_type=file,keep_alive_interval={_SIGN_OF_LIFE_SECONDS}"
     endpoint = [] if folder is None else [f"--rdzv-endpoint={Path(folder) / MEETING_FILE}"]
     return ["--rdzv-backend=c10d", *endpoint, conf, f"--local-addr={LOOPBACK}"]
 
 
 def meeting_environment(run_dir: Path | str) -> dict[str, str]:
-    """Return the variables of a run's processes on one host, which meet in a file of its folder and need no port."""
+    """Return the variables for processes on one host that meet in a file of `run_dir`.
+
+    They need no port.
+    """
     return {
         RENDEZVOUS_VARIABLE: str((Path(run_dir) / RENDEZVOUS_FILE).absolute()),
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun has none for them
+        # torchrun has no TCP store to share with them
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
 
 
 def forget_meeting(run_dir: Path | str) -> None:
-    """Remove the files in which the processes of an earlier run met: others would take what it left for their own."""
+    """Remove the rendezvous files of an earlier run; a new run would take its data for its own."""
     for name in (MEETING_FILE, RENDEZVOUS_FILE):
         (Path(run_dir) / name).unlink(missing_ok=True)
 
 
 def listening_on(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on this address alone; port 0 is a free one. Raises OSError where that cannot be."""
+    """Return a socket that listens on this address alone; port 0 means a free one.
+
+    Raises OSError where that cannot be.
+    """
     return socket.create_server((host, port), family=socket.getaddrinfo(host, port)[0][0])
 
 
 def listen_where_told() -> None:
-    """Have torch's stores in this process listen on the address that they are given alone."""
+    """Make torch's stores in this process listen on their given address alone."""
     import torch.distributed as dist
 
     class Store(dist.TCPStore):

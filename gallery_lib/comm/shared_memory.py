@@ -1,4 +1,4 @@
-"""Memory that the processes of a host share: within a host it is many times faster than sockets."""
+"""Shared memory of the processes of a host: within a host it is many times faster than sockets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ FOLDER = Path("/dev/shm")
 
 
 class SharedSlots:
-    """A flat buffer for each process of a host, and one for the result, all of which each of them sees.
+    """Shared memory with a flat buffer for each process of a host, and one for the result.
 
-    Making and growing it are collective calls in `group`, the processes of the host. The file behind it never has a name, the others
-    open it through the first process's entry in /proc, so it goes away with them however and whenever they end.
+    Each process sees all of them. The constructor and growth are collective calls in `group`, the
+    processes of the host. The file behind the memory never has a name: the other processes open it
+    through the first process's entry in /proc. So it goes away with the processes, however and
+    whenever they end.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -35,9 +37,8 @@ class SharedSlots:
             if dist.get_rank() == first:
                 try:
                     handle = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
-                    os.posix_fallocate(
-                        handle, 0, size
-                    )  # reserved now: a page that is missing later would be a SIGBUS
+                    # Pages are reserved now: a page that is missing later would be a SIGBUS.
+                    os.posix_fallocate(handle, 0, size)
                     told = [f"/proc/{os.getpid()}/fd/{handle}"]
                 except OSError as error:
                     problem = f": {error}"
@@ -56,14 +57,16 @@ class SharedSlots:
                 os.close(handle)
         if not had:
             raise InputError(
-                f"hierarchical communication needs {size / 2**20:.0f} MiB of shared memory in {FOLDER}, which could not be had"
-                f"{problem}. Make it larger (docker run --shm-size), or leave hierarchical off."
+                f"hierarchical communication needs {size / 2**20:.0f} MiB of shared memory in "
+                f"{FOLDER}, which could not be had{problem}. Make it larger (docker run "
+                "--shm-size), or leave hierarchical off."
             )
 
     def of(self, size: int, dtype: torch.dtype) -> Tensor:
-        """[processes + 1, size] of `dtype`, the last row for the result; what was in it before is gone when it has to grow.
+        """Return [processes + 1, size] of `dtype`; the last row is for the result.
 
-        Rows lie where they did before, whatever the size: a process may still read the last result while others write anew.
+        The previous content is gone when the memory has to grow. Rows keep their places, whatever
+        the size: a process may still read the last result while others write anew.
         """
         rows, wanted = dist.get_world_size(self._group) + 1, size * dtype.itemsize
         if wanted > self._row_bytes:
@@ -73,5 +76,5 @@ class SharedSlots:
         return self._memory.view(rows, self._row_bytes)[:, :wanted].view(dtype)
 
     def meet(self) -> None:
-        """Returns when every process of the host has come here."""
+        """Return when every process of the host has called this (a barrier)."""
         dist.all_reduce(self._signal, group=self._group)

@@ -1,4 +1,4 @@
-"""Which processes of a run share a host: from torchrun's variables, gathered from all."""
+"""Topology of a run: which processes share a host, gathered from torchrun's variables."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Topology:
 
     @property
     def uniform(self) -> bool:
-        """Whether every host has as many processes."""
+        """Return whether every host has the same number of processes."""
         return len({len(ranks) for ranks in self.hosts}) == 1
 
     def local(self, rank: int) -> tuple[int, ...]:
-        """The ranks on the host of `rank`."""
+        """Return the ranks on the host of `rank`."""
         return next(ranks for ranks in self.hosts if rank in ranks)
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """The ranks, one on each host, that have the place of `rank` on theirs."""
+        """Return the ranks, one on each host, with the same local rank as `rank`."""
         place = self.local(rank).index(rank)
         return tuple(ranks[place] for ranks in self.hosts)
 
@@ -45,14 +45,13 @@ class Topology:
 
 
 def _host_of_this_process() -> str:
-    group = os.environ.get(
-        "GROUP_RANK"
-    )  # torchrun's number of the host; hosts of a lab share their name
+    # GROUP_RANK is torchrun's number of the host; hosts of a lab share their name.
+    group = os.environ.get("GROUP_RANK")
     return f"{socket.gethostname()}/{group or 0}"
 
 
 def find() -> Topology:
-    """The topology of the default process group. A collective call: every rank has to make it."""
+    """Return the topology of the default process group. A collective call: every rank makes it."""
     everyone: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(everyone, _host_of_this_process())
     hosts: dict[str, list[int]] = {}
@@ -62,7 +61,10 @@ def find() -> Topology:
 
 
 def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """A group of `ranks`, or of all, with the timeout of the default group; of use to its members only. A collective call of all ranks."""
+    """Return a new process group of `ranks`, or of all. A collective call of all ranks.
+
+    It has the timeout of the default group, and is of use to its members only.
+    """
     timeout = default_timeout()
     return cast(
         dist.ProcessGroup, dist.new_group(None if ranks is None else list(ranks), timeout=timeout)
@@ -70,20 +72,22 @@ def new_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
 
 
 def default_timeout() -> timedelta:
-    """After which communication in the default group fails; torch would give new groups half an hour instead."""
+    """Return the timeout of the default group; torch would give new groups half an hour instead."""
     group = dist.group.WORLD
     assert group is not None
     return group._get_backend(process_group.device()).options._timeout
 
 
 def groups(topology: Topology) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """New process groups of this rank's host and of its peers on other hosts; None for a group of one. A collective call.
+    """Return new process groups: of this rank's host, and of its peers on other hosts.
 
-    Raises InputError when hosts have different numbers of processes.
+    A group of one is None. A collective call. Raises InputError when hosts have different numbers
+    of processes.
     """
     if not topology.uniform:
         raise InputError(
-            f"hierarchical communication needs as many processes on every host; there are {topology}."
+            "hierarchical communication needs as many processes on every host; "
+            f"there are {topology}."
         )
     rank = dist.get_rank()
     own: list[dist.ProcessGroup | None] = []

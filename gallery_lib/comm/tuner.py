@@ -1,12 +1,14 @@
-"""Which way of averaging gradients is fastest here? Candidates take turns over the first steps of the real training.
+"""Find the fastest strategy for averaging gradients by measuring candidates in the real training.
 
-Every step of a turn is a step of the training, and all lossless candidates compute the same, so nothing is lost. The score is
-the median step time of the slowest rank. All ranks follow one choice: the best whose gain over DDP's own way is certain, else DDP's
-own way. It is printed as a table and kept, for this model, these hosts and processes, this kind of device and these versions; with
-others it is measured anew.
+Candidates take turns over the first steps. Every step of a turn is a step of the training, and all
+lossless candidates compute the same, so nothing is lost. The score is the median step time of the
+slowest rank. All ranks follow one choice: the best candidate whose gain over plain DDP is certain,
+else plain DDP. The choice is printed as a table and kept for this model, these hosts and processes,
+this kind of device and these versions. With others it is measured anew.
 
-A step is what lies between two backward passes whose gradients are averaged: these are as many on every rank, as forward passes need
-not be. Before a turn changes, ranks make sure that all have come to it; should one not come, DDP's own way is used from then on.
+A step lies between two backward passes whose gradients are averaged. Their number is the same on
+every rank; that of forward passes need not be. Before a turn changes, ranks make sure that all have
+come to it. If one does not come, plain DDP is used from then on.
 """
 
 from __future__ import annotations
@@ -45,23 +47,26 @@ from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import Misfit, converted, read_json, set_aside, write_json
 
 PLAIN = "ddp"
-"""The candidate that is DDP's own way."""
+"""Name of the candidate that is plain DDP."""
 _SETTLING_STEPS = 2
-"""Not counted at the beginning of a turn: DDP orders its buckets anew."""
+"""Steps not counted at the beginning of a turn: DDP orders its buckets anew."""
 _MEETING_SECONDS = 30.0
-"""For all ranks to come to a change of turns; one that does not may be waited for elsewhere."""
+"""Limit for all ranks to come to a change of turns.
+
+A rank that does not come may be waited for elsewhere.
+"""
 _numbers = itertools.count()
-"""Tuners are made in the same order on all ranks."""
+"""Serial numbers of tuners, which are made in the same order on all ranks."""
 
 
 def candidates(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
-    """By name, DDP's own way first. They are lossless, unless `options.wire` asks for another wire format."""
+    """Return the candidates by name, plain DDP first.
+
+    They are lossless, unless `options.wire` asks for another wire format.
+    """
     options = dataclasses.replace(options, tune=False)
-    kept = (
-        "static_graph",
-        "find_unused_parameters",
-        "non_finite",
-    )  # what training does, not how fast it does it
+    # These options decide what training does, not how fast it is.
+    kept = ("static_graph", "find_unused_parameters", "non_finite")
     found = {
         PLAIN: Comm(**{name: getattr(options, name) for name in kept}),
         "views": dataclasses.replace(options, bucket_views=True),
@@ -81,7 +86,10 @@ def candidates(options: Comm, hosts: topology.Topology) -> dict[str, Comm]:
 
 
 def _has_room(way: Comm, hosts: topology.Topology, model: DDP) -> bool:
-    """Whether this host has the shared memory that a hierarchical way may need, twice over; True for other ways."""
+    """Return whether this host has twice the shared memory that a hierarchical strategy may need.
+
+    Other strategies, and models on CUDA, need none: the result is True.
+    """
     if not way.hierarchical or model.device.type == "cuda":
         return True
     sizes = [parameter.numel() * parameter.itemsize for parameter in model.module.parameters()]
@@ -95,9 +103,17 @@ def _has_room(way: Comm, hosts: topology.Topology, model: DDP) -> bool:
 
 
 class Tuner:
-    """Changes a DistributedDataParallel's way before some of its forward passes, until the choice is made.
+    """Measurement that switches a DDP's strategy before some forward passes, until the choice.
 
-    Making one is a collective call.
+    The constructor is a collective call.
+
+    Args:
+        model: the DistributedDataParallel to tune.
+        ways: candidate options by name; `ddp` must be the first.
+        rounds: turns of each candidate.
+        block_steps: counted steps of a turn.
+        confidence: of the interval that decides whether a candidate is faster.
+        keep: whether to keep the choice in the cache folder and use a kept one.
     """
 
     def __init__(
@@ -123,7 +139,10 @@ class Tuner:
         self.hosts = topology.find()
         self.chosen: str | None = None
         self.measured: dict[str, list[list[float]]] = {}
-        """Seconds of the counted steps by turn, each of the slowest rank; empty until the choice, and where it was kept."""
+        """Seconds of the counted steps by turn, each of the slowest rank.
+
+        Empty until the choice, and where the choice was kept from an earlier run.
+        """
         self._model = weakref.ref(model)
         self._name = type(model.module).__name__
         self._key = f"gallery_lib/tuner/{next(_numbers)}"
@@ -153,7 +172,7 @@ class Tuner:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
     def _read(self) -> tuple[str | None, str]:
-        """Return the kept choice, if there is one, and what is wrong with its file."""
+        """Return the kept choice or None, and what is wrong with its file or ''."""
         if self.path is None:
             return None, ""
         try:
@@ -170,7 +189,8 @@ class Tuner:
             close = did_you_mean(chosen, self.ways)
             return (
                 None,
-                f"{self.path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(self.ways)}.",
+                f"{self.path} chooses {chosen!r}, which is no candidate.{close} Known: "
+                f"{', '.join(self.ways)}.",
             )
         return chosen, ""
 
@@ -188,12 +208,13 @@ class Tuner:
         if model is None or not model.training or model._join_config.enable:
             return
         if self._backward_pass is not None and self._backward_pass() is not None:
-            return  # no gradients were averaged since: another forward pass of the same step
+            return  # no gradients were averaged since: another forward pass of one step
         self._step_begins(model)
         passing = _BackwardPass(model)
         future: torch.futures.Future[_BackwardPass] = torch.futures.Future()
         future.set_result(passing)
-        model.reducer._install_post_backward_futures([future])  # which drops it at the end
+        # The reducer drops `passing` at the end of the backward pass.
+        model.reducer._install_post_backward_futures([future])
         self._backward_pass = weakref.ref(passing)
 
     def _step_begins(self, model: DDP) -> None:
@@ -212,7 +233,8 @@ class Tuner:
             self._settle(
                 model,
                 PLAIN,
-                f"a rank did not come to the same step within {_MEETING_SECONDS:.0f} s, so ways were not compared",
+                f"a rank did not come to the same step within {_MEETING_SECONDS:.0f} s, "
+                "so ways were not compared",
             )
             return
         if self.chosen is not None:
@@ -233,7 +255,10 @@ class Tuner:
         use_way(model, self.ways[name])
 
     def _all_ranks_come(self) -> bool:
-        """Return the same on all ranks: whether each has come to this change of turns in time. Ranks that come later hear of it."""
+        """Return whether each rank has come to this change of turns in time; same on all ranks.
+
+        Ranks that come later get the same verdict.
+        """
         store = dist.distributed_c10d._get_default_store()
         here, verdict = f"{self._key}/{self._turn}/here", f"{self._key}/{self._turn}/verdict"
         try:
@@ -242,7 +267,7 @@ class Tuner:
             else:
                 try:
                     store.wait([verdict], timedelta(seconds=_MEETING_SECONDS))
-                except RuntimeError:  # in vain
+                except RuntimeError:  # timed out
                     store.compare_set(verdict, "", "not all")
             return bool(store.get(verdict) == b"all")
         except RuntimeError:  # the store has gone; what communicates next says so
@@ -255,7 +280,8 @@ class Tuner:
             and not model.gradient_as_bucket_view
         )
         say(
-            f"{self._name}: {len(self.ways)} ways of averaging gradients take turns over the first {steps} steps{_OVERWRITTEN * views}."
+            f"{self._name}: {len(self.ways)} ways of averaging gradients take turns over the first "
+            f"{steps} steps{_OVERWRITTEN * views}."
         )
 
     def _decide(self, model: DDP) -> None:
@@ -297,23 +323,22 @@ class Tuner:
 
 
 class _BackwardPass:
-    """Lives until the reducer that holds it has averaged the gradients of a backward pass.
+    """Sentinel that lives until a reducer has averaged the gradients of a backward pass.
 
-    At its end it has a new reducer order its buckets. DDP would do that, which is a collective call, in the next forward pass: of
-    these a rank may make one that others do not, and after every change of turns.
+    The reducer holds it. At its end it has a new reducer order its buckets. DDP would do that in
+    the next forward pass, as a collective call. A rank may make a forward pass that others do not,
+    and every change of turns makes a new reducer.
     """
 
     def __init__(self, model: DDP) -> None:
         self._model = weakref.ref(model)
 
     def __del__(self) -> None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # not in a backward pass: the reducer itself is going
+        # Outside a backward pass the reducer itself is being deleted.
+        with contextlib.suppress(RuntimeError):
             engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
-            engine.queue_callback(
-                functools.partial(_order_buckets, self._model)
-            )  # when the reducer is done
+            # runs when the reducer is done
+            engine.queue_callback(functools.partial(_order_buckets, self._model))
 
 
 def _order_buckets(known: weakref.ref[DDP]) -> None:
@@ -322,11 +347,17 @@ def _order_buckets(known: weakref.ref[DDP]) -> None:
         model._has_rebuilt_buckets = True
 
 
-_OVERWRITTEN = "; they may lie in DDP's buckets, so that a gradient which is kept over a step is overwritten by the next"
+_OVERWRITTEN = (
+    "; they may lie in DDP's buckets, "
+    "so that a gradient which is kept over a step is overwritten by the next"
+)
 
 
 def apply(model: DDP, options: Comm) -> Tuner | None:
-    """Have `model` average gradients as `options` say; with `options.tune`, as chosen over the next steps. A collective call."""
+    """Have `model` average gradients as `options` say. A collective call.
+
+    With `options.tune`, return a Tuner that chooses over the next steps; else return None.
+    """
     if not options.tune or dist.get_world_size() == 1:
         accelerate_ddp(model, options)
         return None

@@ -1,8 +1,9 @@
 """Refuse optimizer steps on gradients whose averaging has not ended.
 
-A bucket is averaged once all its parameters have a gradient. Where one gets none, torch says so at the next forward
-pass; until then the gradients of its bucket are each rank's own. A step in between, the last of a training say, would
-take them as they are. So every optimizer asks here before its step, and after it for those that call a closure.
+A bucket is averaged once all its parameters have a gradient. Where one gets none, torch says so at
+the next forward pass. Until then the gradients of its bucket are each rank's own. A step in
+between, the last of a training say, would use those gradients. So every optimizer is checked before
+its step, and after it for optimizers that call a closure.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ from gallery_lib.errors import InputError
 
 
 class Averages(Protocol):
-    """Averages the gradients of `trained` parameters; `unused()` is the error for those that got none."""
+    """Owner of averaged gradients: `trained` are its parameters.
+
+    `unused()` returns the error for those that got no gradient.
+    """
 
     trained: list[nn.Parameter]
 
-    def unused(self) -> InputError: ...
+    def unused(self) -> InputError:
+        """Return the error for parameters that got no gradient."""
+        ...
 
 
 _unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def note(averages: Averages, unfinished: bool) -> None:
-    """Keep in mind whether the last backward pass left gradients that wait for others of their bucket."""
+    """Note whether the last backward pass left gradients that wait for others of their bucket."""
     if unfinished:
         _ask_before_steps()
         _unfinished.add(averages)
@@ -42,7 +48,7 @@ def note(averages: Averages, unfinished: bool) -> None:
 
 @functools.cache
 def _ask_before_steps() -> None:
-    """Have every optimizer of this process ask, from its next step on."""
+    """Register the check with every optimizer of this process, from its next step on."""
     register_optimizer_step_pre_hook(_refuse)
     register_optimizer_step_post_hook(_refuse)
 

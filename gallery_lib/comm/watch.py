@@ -1,8 +1,8 @@
 """Notice what happens to a DistributedDataParallel, without a hook of ours among the user's.
 
 DDP tells its logger when a forward pass that is to be averaged begins, and when a communication
-hook is registered. `Watch` stands in that logger's place and passes all calls on. It also keeps all
-we know of the model: DDP leaves its logger out of pickles and deep copies, so a copy is a plain DDP.
+hook is registered. `Watch` takes that logger's place and passes all calls on. It also keeps all we
+know of the model. DDP leaves its logger out of pickles and deep copies, so a copy is a plain DDP.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Stands in the place of `model.logger`.
+    """Proxy of `model.logger` that reports forward passes and communication hooks.
 
-    `reducer`: our communication hook, None while DDP averages by itself. `before_forward`: called before
-    a forward pass that is to be averaged. `before_own_hook`: called when the user registers a
-    communication hook.
+    - `reducer` is our communication hook, None while DDP averages by itself.
+    - `before_forward` is called before a forward pass that is to be averaged.
+    - `before_own_hook` is called when the user registers a communication hook.
     """
 
     def __init__(self, model: DDP) -> None:
@@ -36,7 +36,7 @@ class Watch:
         model.logger = self  # type: ignore[assignment]
 
     def rebuild(self, options: Comm) -> None:
-        """See `rebuild.rebuild`; the watch goes on."""
+        """Rebuild the model's reducer (see `rebuild.rebuild`) and keep watching."""
         model = self._model()
         assert model is not None
         rebuild(model, self._made, options)
@@ -44,13 +44,19 @@ class Watch:
         model.logger = self  # type: ignore[assignment]
 
     def set_runtime_stats_and_log(self) -> None:
-        """DDP calls this at the beginning of a forward pass with gradients and synchronization."""
+        """Run `before_forward`, then DDP's own method.
+
+        DDP calls it at the beginning of a forward pass with gradients and synchronization.
+        """
         if self.before_forward is not None:
             self.before_forward()
         self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
 
     def _set_comm_hook_name(self, name: str) -> None:
-        """DDP calls this just before it registers a communication hook with its reducer."""
+        """Run `before_own_hook`, then DDP's own method.
+
+        DDP calls it just before it registers a communication hook with its reducer.
+        """
         if self.before_own_hook is not None:
             self.before_own_hook()
         self._logger._set_comm_hook_name(name)  # type: ignore[union-attr]
@@ -60,16 +66,22 @@ class Watch:
 
 
 DISTRIBUTION = "_gallery_distribution"
-"""Attribute of the class of what accelerate() returns on several processes; that holds the model's DDP (`ddp.py`)."""
+"""Name of the class attribute that holds the DDP of a model that accelerate() returned (`ddp.py`).
+
+Only models on several processes have it.
+"""
 
 
 def inside(model: Any) -> Any:
-    """Return the DistributedDataParallel through which `model` is called; `model` itself where it is one, or is none."""
+    """Return the DistributedDataParallel through which `model` is called.
+
+    Return `model` itself if it is one, or if there is none.
+    """
     distribution = getattr(type(model), DISTRIBUTION, None)
     return model if distribution is None else distribution.ddp
 
 
 def watch_of(model: object) -> Watch | None:
-    """Return the watch over `model`, if there is one."""
+    """Return the watch over `model`, or None."""
     logger = getattr(inside(model), "logger", None)
     return logger if isinstance(logger, Watch) else None

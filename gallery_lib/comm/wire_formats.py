@@ -1,8 +1,9 @@
 """Sums of flat buffers over the processes of a group, in one of several wire formats.
 
-`exact` sends gradients as they are. `bf16` and `fp16` halve what is sent, `int8` sends a byte a value and a scale for 256 of
-them; with error feedback what a rank's rounding loses is kept, and added to what it sends the next time (Seide et al., 2014;
-Karimireddy et al., 2019), so that nothing is lost for good.
+`exact` sends gradients as they are. `bf16` and `fp16` halve the bytes sent. `int8` sends a byte a
+value, and a scale for 256 of them. With error feedback a rank keeps what its rounding loses, and
+adds that to what it sends the next time. So nothing is lost for good (Seide et al., 2014;
+Karimireddy et al., 2019).
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from gallery_lib.errors import InputError
 from gallery_lib.kernels import compression
 
 Key = tuple[int, int, int]
-"""Which buffer it is, as far as residuals are concerned: the bucket's index and its number of values, and which of its pieces."""
+"""Identity of a buffer, for its residual: bucket index, number of values, index of the piece."""
 
 
 class Scratch:
-    """Memory for what is on its way, used again: an exchange is done before its channel's next one begins."""
+    """Reusable memory for data in flight: an exchange ends before its channel's next one begins."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def of(self, *shape: int, dtype: torch.dtype, like: Tensor) -> Tensor:
-        """A tensor on the device of `like`, valid until the next call."""
+        """Return a tensor on the device of `like`, valid until the next call."""
         count = math.prod(shape) * dtype.itemsize
         if self._memory.numel() < count or self._memory.device != like.device:
             self._memory = torch.empty(count, dtype=torch.uint8, device=like.device)
@@ -37,27 +38,30 @@ class Scratch:
 
 
 class Exact:
-    """The buffer's own type."""
+    """All-reduce in the buffer's own dtype."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
-        """The sum over the group, each part of it divided by `divisor`, in place; every rank gets the same bits."""
+        """Replace `buffer` by its sum over the group, divided by `divisor`.
+
+        Each rank's part is divided before it is added. Every rank gets the same bits.
+        """
         if divisor != 1:
             buffer.div_(divisor)
         dist.all_reduce(buffer, group=self.group)
 
     def state_dict(self) -> dict[str, Any]:
-        """What has to be kept with a checkpoint: residuals of this rank."""
+        """Return what belongs into a checkpoint: residuals of this rank."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what `state_dict` gave."""
+        """Load the state that `state_dict` returned."""
 
 
 class Narrow(Exact):
-    """16 bits a value: rounded once when sent, and after each addition on the way."""
+    """All-reduce with 16 bits a value, rounded when sent and after each addition on the way."""
 
     def __init__(self, group: dist.ProcessGroup, dtype: torch.dtype) -> None:
         super().__init__(group)
@@ -65,7 +69,7 @@ class Narrow(Exact):
         self._scratch = Scratch()
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
-        """See `Exact`."""
+        """Replace `buffer` by its sum over the group, see `Exact.sum_`."""
         if buffer.dtype.itemsize <= self.dtype.itemsize:
             return super().sum_(buffer, key, divisor)
         narrow = self._scratch.of(buffer.numel(), dtype=self.dtype, like=buffer)
@@ -76,12 +80,18 @@ class Narrow(Exact):
 
 
 class Int8(Exact):
-    """A byte a value, both ways: each rank adds up one chunk of the buffer in fp32 and sends the sum round, as int8 again.
+    """All-reduce with a byte a value in both directions.
 
-    Its own values of that chunk it adds as they are. Two ranks send each other all of their values instead, which are as many bytes,
-    and add up: one exchange and one rounding less.
-    A rank's residual is a buffer: in its own chunk, what the sum has lost; in the others, what the values it sent have. It starts
-    anew when the bucket changes, which DDP's buckets do once, after the first step.
+    Each rank adds up one chunk of the buffer in fp32 and sends the sum to all, as int8 again. It
+    adds its own values of that chunk as they are.
+
+    Two ranks send each other all of their values instead, and both add up. That is as many bytes,
+    with one exchange and one rounding less.
+
+    A rank's residual is a buffer. In its own chunk it holds what the sum has lost, in the others
+    what the sent values have lost. It starts anew when the bucket changes, which DDP's buckets do
+    once, after the first step.
+
     Values in double precision are rounded to fp32 first.
     """
 
@@ -103,7 +113,7 @@ class Int8(Exact):
         return self.residuals[key]
 
     def sum_(self, buffer: Tensor, key: Key, divisor: int = 1) -> None:
-        """See `Exact`."""
+        """Replace `buffer` by its sum over the group, see `Exact.sum_`."""
         if buffer.dtype != torch.float64:
             return self._sum(buffer, key, divisor)
         single = buffer.float()
@@ -116,9 +126,8 @@ class Int8(Exact):
         if ranks == 2:
             return self._sum_of_two(buffer, key, divisor)
         chunk = -(-buffer.numel() // (ranks * compression.GROUP)) * compression.GROUP
-        chunks = [
-            slice(place * chunk, (place + 1) * chunk) for place in range(ranks)
-        ]  # the last ones may be shorter, or empty
+        # the last chunks may be shorter, or empty
+        chunks = [slice(place * chunk, (place + 1) * chunk) for place in range(ranks)]
         parts = [buffer[each] for each in chunks]
         sizes = [compression.packed_bytes(part.numel(), self.WIRE) for part in parts]
         whole = self._residual(key, buffer)
@@ -140,7 +149,7 @@ class Int8(Exact):
         return None
 
     def _sum_of_two(self, buffer: Tensor, key: Key, divisor: int) -> None:
-        """Both add up the same bytes in the same order."""
+        """Add up both ranks' packed values; both ranks add the same bytes in the same order."""
         size = compression.packed_bytes(buffer.numel(), self.WIRE)
         rows = self._scratch.of(3, size, dtype=torch.uint8, like=buffer)
         sent, received = rows[0], rows[1:]
@@ -149,17 +158,18 @@ class Int8(Exact):
         compression.accumulate_(buffer, received, self.WIRE, factor=1 / divisor, add=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Exact`."""
+        """Return this rank's residuals by key."""
         return {"residuals": {key: residual.clone() for key, residual in self.residuals.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Exact`. Raises InputError for what another version of this class kept."""
+        """Load residuals. Raises InputError for state that another version of this class saved."""
         if not all(
             len(key) == 3 and isinstance(residual, Tensor)
             for key, residual in state["residuals"].items()
         ):
             raise InputError(
-                "what int8's error feedback kept was saved by another version of this package: leave it out, or use that one."
+                "what int8's error feedback kept was saved by another version of this package: "
+                "leave it out, or use that one."
             )
         self.residuals = {
             tuple(key): residual.clone() for key, residual in state["residuals"].items()
@@ -167,7 +177,10 @@ class Int8(Exact):
 
 
 def for_wire(wire: str, *, error_feedback: bool) -> Callable[[dist.ProcessGroup], Exact]:
-    """What makes the exchange for a group; `wire` as in config.Comm, but for `powersgd`, which is not about flat buffers."""
+    """Return a factory that makes the exchange for a process group.
+
+    `wire` is as in config.Comm, without `powersgd`, which does not work on flat buffers.
+    """
     if wire == "int8":
         return lambda group: Int8(group, error_feedback)
     if wire in ("bf16", "fp16"):

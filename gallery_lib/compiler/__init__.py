@@ -1,11 +1,20 @@
-"""The accelerated backend: what `--compiler-opt` switches on.
+"""The accelerated backend's compiler: what `--compiler-opt` switches on for a model's code.
 
-One file per technique, each usable alone: `layout` (channels_last), `allocator` (large host blocks are kept), `backend` (the
-compiler behind a small registry, Inductor by default, with its cache on disk) with `regions` (repeated blocks compiled once) and
-`recomputation` (a part of the activations kept), `first_call` (what is said about compilation), graph passes for CPUs
-(`emulated_bf16`, `short_attention`, `small_convolutions`, `upsampling`; what they write with: `graph_calls`), and
-`fused_batch_norm` (BatchNorm + add + ReLU as one operator) with what it
-knows of `fused_torchvision` and `fused_timm`. Whether this run has any of it on: `gallery_lib.config.switches`, which lies below.
+One file per technique, each usable alone:
+
+- `backend`: the compiler behind a small registry, Inductor by default. `cache` keeps its code on
+  disk.
+- `repeated_blocks`: blocks that a model repeats, compiled once.
+- `activation_checkpointing`: only a part of the activations kept for the backward pass.
+- `notices`: what the user is told about compilation. `compilations` tells when it happens.
+- `calls`: the calls of a module, routed through a function.
+- `passes`: graph passes for CPUs (`emulated_bf16`, `short_attention`, `small_convolutions`,
+  `upsampling`), written with `graph_writer`.
+- `fusion`: BatchNorm + add + ReLU as one operator (`batch_norm`), with the patterns of
+  `torchvision_models` and `timm_models`.
+
+Memory layout (channels_last) and the host allocator are in `gallery_lib.memory`. Whether a run has
+any of this on is decided in a lower layer, `gallery_lib.config.switches`.
 """
 
 from gallery_lib.config.switches import compiler_enabled, kernels_enabled

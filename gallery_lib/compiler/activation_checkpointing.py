@@ -1,7 +1,8 @@
-"""Activation checkpointing by the compiler: a part of the activations is kept for the backward pass, the rest computed again.
+"""Activation checkpointing by the compiler, for models that do not fit into memory otherwise.
 
-For models that do not fit into memory otherwise. Which activations are the cheapest to compute again is decided by torch's
-partitioner, graph by graph, from the operations that each takes; results do not change but for the order of operations.
+A part of the activations is kept for the backward pass, the rest is recomputed. torch's partitioner
+chooses the activations that are cheapest to recompute, graph by graph, from the operations that
+each takes. Results change only by the order of operations.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import Any
 
 @functools.cache
 def inductor_keeping(part: float) -> str:
-    """The name of a torch.compile backend that does what `inductor` does, and keeps `part` (0 to 1) of the activations."""
+    """Return the name of a torch.compile backend that keeps `part` (0 to 1) of the activations.
+
+    In all else the backend does what `inductor` does.
+    """
     from torch._dynamo import register_backend
 
     def backend(graph: Any, inputs: Any, *, options: dict[str, Any] | None = None) -> Any:

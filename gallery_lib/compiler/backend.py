@@ -1,8 +1,8 @@
-"""The compiler, behind a small registry: `compile_model(model, options)`.
+"""Compiler backends behind a small registry: `compile_model(model, options, device)`.
 
-A backend compiles a module in place, so that its state-dict keys stay as they are. `inductor` is torch.compile; its
-caches live in the project's cache folder, so that the second run of a model starts in seconds. An adapter for
-another compiler registers itself with `register_backend`.
+A backend compiles a module in place, so that its state-dict keys stay as they are. `inductor` is
+torch.compile. Its caches live in the project's cache folder, so that the second run of a model
+starts in seconds. An adapter for another compiler registers itself with `register_backend`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
 Backend = Callable[[nn.Module, Compiler, torch.device], str]
-"""Compiles the module in place for the device and returns one line that says what was done."""
+(
+    """Function that compiles the module in place for the device, and returns one line on what was "
+    "done."""
+)
 
 _BACKENDS: dict[str, Backend] = {}
 
@@ -35,14 +38,16 @@ def register_backend(name: str, backend: Backend) -> None:
 
 
 def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> str:
-    """Compile `model` in place with the chosen backend; the line returned goes into the run's results.
+    """Compile `model` in place with the configured backend; return a line for the run's results.
 
-    Compilation itself happens at the first call. Raises InputError for an unknown backend or a missing C++ compiler.
+    Compilation itself happens at the first call. Raises InputError for an unknown backend or a
+    missing C++ compiler.
     """
     if options.backend not in _BACKENDS:
         known = ", ".join(sorted(_BACKENDS))
         raise InputError(
-            f"unknown compiler backend `{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}."
+            "unknown compiler backend "
+            f"`{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}."
         )
     done = _BACKENDS[options.backend](model, options, device)
     go_through(model, _with_guards_on_hooks)
@@ -50,9 +55,10 @@ def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> 
 
 
 def read_ahead() -> None:
-    """Have the digests of torch's and Triton's sources, which are part of every key in Inductor's cache, made meanwhile.
+    """Start hashing torch's and Triton's sources in the background.
 
-    With a torch that can (2.15 does); others make them at the first compilation, which takes a second.
+    Every key in Inductor's cache needs these digests. A torch that can prefetch them (2.15 does)
+    hashes now. Others hash at the first compilation, which takes a second.
     """
     from torch._inductor import codecache
 
@@ -85,9 +91,8 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
 
         compile_options["pre_grad_custom_pass"] = Upsampling()
     if not hardware.prefers_channels_last(device.type):
-        compile_options["layout_optimization"] = (
-            False  # Inductor would have convolutions in channels last
-        )
+        # Inductor would otherwise lay convolutions out in channels_last.
+        compile_options["layout_optimization"] = False
     if device.type == "cpu" and options.any_threads:
         compile_options["cpp.dynamic_threads"] = True
     if options.mode != "default":
@@ -103,17 +108,23 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
         model.compile(backend=name, options=compile_options or None)
         return done
     repeated_blocks.compile_regions(model, found, backend=name, options=compile_options or None)
-    return f"{done}, {found.blocks} repeated blocks compiled once for each of {len(found.groups)} kinds"
+    return (
+        f"{done}, {found.blocks} repeated blocks compiled once for each of {len(found.groups)} "
+        "kinds"
+    )
 
 
 def _with_guards_on_hooks(
     call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call with Dynamo guarding on modules' hooks: one that is added or removed later has the graph compiled again.
+    """Call with Dynamo's guards on module hooks enabled.
 
-    By default Dynamo takes the hooks of the first call for all there will ever be, and runs without later ones.
+    A hook that is added or removed later then makes Dynamo compile the graph again. By default
+    Dynamo takes the hooks of the first call for all there will ever be, and runs without later
+    ones.
     """
-    from torch._dynamo import config as dynamo_config  # here: it takes a second of every start
+    # Imported here, since the import takes a second of every start.
+    from torch._dynamo import config as dynamo_config
 
     before = dynamo_config.skip_nnmodule_hook_guards
     dynamo_config.skip_nnmodule_hook_guards = False
@@ -124,7 +135,7 @@ def _with_guards_on_hooks(
 
 
 def _passes_of_both_ways(options: Compiler) -> list[CustomGraphPass]:
-    """Those for CPUs that rewrite the forward and the backward pass in one graph."""
+    """Return the graph passes for CPUs that rewrite forward and backward in one graph."""
     passes: list[CustomGraphPass] = []
     if options.short_attention:
         from gallery_lib.compiler.passes.short_attention import ShortAttention

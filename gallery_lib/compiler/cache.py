@@ -1,4 +1,7 @@
-"""Where compiled code is kept. Needs neither torch nor time."""
+"""Folder of compiled code, and recovery from damage in it.
+
+The import needs neither torch nor time.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def folder() -> Path:
-    """Return Inductor's cache: the user's own choice, else in the project's cache folder. It need not exist.
+    """Return Inductor's cache folder: the user's own choice, else one in the project's cache.
 
-    Inductor's command lines for the C++ compiler cannot have spaces: then it is a folder of the same user's without them.
+    The folder need not exist. Inductor's command lines for the C++ compiler cannot have spaces. For
+    a path with spaces the result is another folder of the same user, without them.
     """
     chosen = Path(os.environ.get(_VARIABLE) or cache_dir() / "inductor")
     if not any(letter.isspace() for letter in str(chosen)):
@@ -37,15 +41,19 @@ def folder() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables that keep Inductor's caches there. Raises InputError where others may write into the folder."""
+    """Return the environment variables that keep Inductor's caches in `folder()`.
+
+    Raises InputError where others may write into the folder.
+    """
     return {_VARIABLE: str(code_folder(folder()))}
 
 
 def without_damage(body: Callable[[], T]) -> T:
-    """Return what `body` returns, which runs compiled training; once more, with an empty cache, where a damaged file may be to blame.
+    """Return what `body` returns, which runs compiled training; retry once with an empty cache.
 
-    The old cache is then kept as NAME.damaged; it comes back where the run fails again, so was not to blame. Whatever is in a cache,
-    no run has to fail for it.
+    The retry happens where a damaged file in the cache may be to blame for a failure. The old cache
+    is then kept as NAME.damaged. If the run fails again, the cache was not to blame and comes back.
+    So no run has to fail for what is in a cache.
     """
     try:
         return body()
@@ -68,10 +76,10 @@ def without_damage(body: Callable[[], T]) -> T:
 
 
 def keep_headers() -> None:
-    """Have Inductor keep its precompiled headers in the cache as well.
+    """Make Inductor keep its precompiled headers in the cache as well.
 
-    It has them in a folder of the machine's temporary one, under a name that everybody knows: who makes that folder first has the
-    headers that they put there compiled into everything.
+    By default they lie in the machine's temporary folder, under a name that everybody knows.
+    Whoever creates that folder first has headers of theirs compiled into everything.
     """
     codecache = sys.modules.get("torch._inductor.codecache")
     if codecache is None:

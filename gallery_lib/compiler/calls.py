@@ -1,7 +1,8 @@
-"""`go_through(model, step)`: have the calls of a module go through a function, in place and outermost.
+"""Route a module's calls through a function, in place and outermost: `go_through(model, step)`.
 
-It uses the slot in which torch keeps an in-place compiled module's calls. What is put there by compilation, tuning
-and the announcement of the first call, also later, stays below it. Copies and pickles of the module leave it out.
+The function uses the slot in which torch keeps the calls of a module that is compiled in place.
+Compilation, tuning and the announcement of the first call also use the slot. What they put there,
+even later, stays below the function. Copies and pickles of the module leave it out.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import torch
 from torch import nn
 
 Step = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Gets the call, and the positional and the keyword arguments of one; returns what the module is to return."""
+"""Function of a call, its positional and its keyword arguments; it returns what the module is to
+return."""
 
 _SLOT = "_compiled_call_impl"
 
 
 def go_through(model: nn.Module, step: Step) -> None:
-    """Have each call of `model` go through `step`."""
+    """Route each call of `model` through `step`."""
     inner: Any = model.__dict__.get(_SLOT)
 
     def outermost(*args: Any, **kwargs: Any) -> Any:
         nonlocal inner
-        if torch.compiler.is_compiling():  # the user compiles what is around the module: one graph
+        # The user compiles the code around the module, which is to be one graph with it.
+        if torch.compiler.is_compiling():
             return (inner or model._call_impl)(*args, **kwargs)
         slots = model.__dict__
         if inner is None:
@@ -33,7 +36,7 @@ def go_through(model: nn.Module, step: Step) -> None:
             slots[_SLOT] = inner
         try:
             return step(inner or model._call_impl, args, kwargs)  # type: ignore[arg-type]
-        finally:  # what is below may have changed with this call
+        finally:  # this call may have changed the function below
             inner = slots.get(_SLOT)
             slots[_SLOT] = outermost
 

@@ -1,6 +1,7 @@
-"""Tells when torch begins to compile a graph, or kernels of ours are being built, and when that is done.
+"""Observation of compilation: when torch compiles a graph, and when own kernels are built.
 
-A graph is one of a forward or a backward pass, in any backend of torch.compile: Dynamo's own callbacks tell, which cost a call no time.
+A graph is one of a forward or a backward pass, in any backend of torch.compile. Dynamo's own
+callbacks report it, which cost a call no time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from gallery_lib.kernels.runtime import builds
 def observed(
     graph_began: Callable[[], None], build_began: Callable[[], None], ended: Callable[[], None]
 ) -> Iterator[None]:
-    """Call `graph_began` or `build_began`, and `ended`, around each compilation while the body runs."""
-    from torch._dynamo.callback import callback_handler  # here: it takes a second
+    """Call `graph_began` or `build_began`, and `ended`, around each compilation in the body."""
+    from torch._dynamo.callback import callback_handler  # here, since the import takes a second
 
     def on_start(*arguments: Any) -> None:
         graph_began()

@@ -1,8 +1,9 @@
-"""What the user is told about compilation: that it is going on, and where it had to break the graph.
+"""Messages about compilation: that it is under way, and where it had to break the graph.
 
-A compiled model compiles at its first call, for a minute or more, in silence; and where Dynamo cannot follow the
-code (a branch on a value, say) it compiles the pieces and runs the rest as it is, in silence too. Both are said here:
-the wait when it begins, the breaks when they are known, once per model.
+A compiled model compiles at its first call, for a minute or more, in silence. At a graph break
+Dynamo cannot follow the code (a branch on a value, say). It then compiles the pieces and runs the
+rest eagerly, in silence too. The messages announce the wait when it begins, and the graph breaks
+when they are known, once per model.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PATIENCE_SECONDS = 2.0
 
 
 def _breaks() -> dict[str, int]:
-    """Graph breaks that Dynamo has counted in this process so far, by reason."""
+    """Return the graph breaks that Dynamo has counted in this process so far, by reason."""
     from torch._dynamo.utils import counters
 
     # Newer releases count the reasons as `unimplemented`, older ones as `graph_break`.
@@ -34,7 +35,10 @@ def _say(message: str) -> None:
 
 
 def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> None:
-    """Have `model`, compiled in place, say what its first call does; graph breaks are added to `done["graph breaks"]`."""
+    """Make `model`, compiled in place, announce what its first call does.
+
+    The call adds its graph breaks to `done["graph breaks"]`.
+    """
     compiled: Any = model._compiled_call_impl
     name = type(model).__name__
 
@@ -59,7 +63,8 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
             _say(f"compiled {name}'s forward pass in {seconds:.0f} s")
         if found:
             _say(
-                f"{name} is not one graph; the parts between the breaks are compiled: {done['graph breaks']}"
+                f"{name} is not one graph; the parts between the breaks are compiled: "
+                f"{done['graph breaks']}"
             )
         return result
 

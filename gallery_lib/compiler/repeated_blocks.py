@@ -1,8 +1,9 @@
-"""Blocks that a model repeats, such as a transformer's layers, compiled once and not as often as they are there.
+"""Compile blocks that a model repeats, such as a transformer's layers, only once.
 
-Each block is a region of its own, compiled in place like the model otherwise is; the compiler finds that the second one's code is
-the first one's, since weights are inputs to it. What lies around them is compiled module by module, or runs as it is where it
-is a single operator. Compilation and start-up then take the time of one block.
+Each block is a region of its own, compiled in place as the whole model otherwise is. The compiler
+finds that the second block's code is the first one's, since weights are inputs to it. The parts
+around the blocks are compiled module by module. A single operator there runs eagerly. Compilation
+and start-up then take the time of one block.
 """
 
 from __future__ import annotations
@@ -17,25 +18,29 @@ from torch import nn
 
 FEWEST_BLOCKS = 3
 LEAST_PART = 0.5
-"""Of the model's parameters; with less in repeated blocks, the model is compiled as one."""
+"""Least share of the model's parameters in repeated blocks; with less, the model is compiled as
+one."""
 _SPARE_RECOMPILATIONS = 8
 
 
 @dataclass(frozen=True)
 class Regions:
-    """What is compiled by itself: groups of blocks that are alike, and modules around them."""
+    """Regions compiled by themselves: groups of blocks that are alike, and modules around them."""
 
     groups: tuple[tuple[nn.Module, ...], ...]
     around: tuple[nn.Module, ...]
 
     @property
     def blocks(self) -> int:
-        """In all groups."""
+        """Return the number of blocks in all groups."""
         return sum(len(group) for group in self.groups)
 
 
 def _signature(module: nn.Module) -> list[object]:
-    """What two modules have to have in common to be alike; whether the compiler agrees is seen when they first run."""
+    """Return what two modules must have in common to be alike.
+
+    Whether the compiler agrees shows when they first run.
+    """
     parts = [(name, type(each)) for name, each in module.named_modules()]
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return [
@@ -69,7 +74,7 @@ def _collect(
 
 
 def find(model: nn.Module) -> Regions | None:
-    """The regions of `model`, or None where most of it is not repeated."""
+    """Return the regions of `model`, or None where most of it is not repeated."""
     groups: list[tuple[nn.Module, ...]] = []
     around: list[nn.Module] = []
     _collect(model, groups, around)
@@ -92,8 +97,9 @@ def _graphs() -> int:
 def compile_regions(model: nn.Module, found: Regions, **options: Any) -> None:
     """Compile the regions of `model` in place, with torch.compile's options.
 
-    At the first call that compiles it is seen whether blocks do share their code; where they do not, because of a number that each
-    has of its own, say, a warning says so, and the model is compiled as one from the next call on.
+    The first call that compiles shows whether blocks share their code. They do not where each has a
+    number of its own, say. A warning then says so, and the model is compiled as one from the next
+    call on.
     """
     for module in (*(block for group in found.groups for block in group), *found.around):
         module.compile(**options)
@@ -113,9 +119,8 @@ def compile_regions(model: nn.Module, found: Regions, **options: Any) -> None:
             return run
 
         for group in found.groups:
-            for block in group[
-                2:
-            ]:  # the first has other inputs at times, such as some that need no gradient
+            # The first block has other inputs at times, such as some that need no gradient.
+            for block in group[2:]:
                 block._compiled_call_impl = watched(block, compiled[block])  # type: ignore[assignment, arg-type]
         try:
             with torch._dynamo.config.patch(recompile_limit=found.blocks + _SPARE_RECOMPILATIONS):

@@ -1,8 +1,9 @@
-"""Every option of the gallery, declared once.
+"""Declarations of every option of the gallery: a dataclass per subject, a file per kind.
 
-A dataclass per subject, a file for each kind of them; each field says what it means, in which unit, and what it may be. The command
-lines, the check of notebook parameters, the notebooks' parameters cells and the documentation's tables all come from here
-(options.py says how); nothing else parses or defaults an option. Needs no torch.
+Each field says what it means, in which unit, and which values it takes. Command lines, the check of
+notebook parameters, the notebooks' parameters cells and the documentation's tables all come from
+these declarations (options.py builds them). No other module parses an option or sets its default.
+The package needs no torch.
 """
 
 from gallery_lib.config.acceleration import (

@@ -1,4 +1,4 @@
-"""The options of `accelerate()`: a tree that is meant to be changed in place, `config.compute.bf16 = True`."""
+"""Options of `accelerate()`, a tree that callers change in place: `config.compute.bf16 = True`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gallery_lib.config.training import TrainConfig
 
 @dataclass
 class Compute(Settable):
-    """Precision, and own kernels."""
+    """Precision, own CUDA kernels, and the implementation of the optimizer."""
 
     fp16: bool = option(
         False, "the caller trains under float16 autocast (and a GradScaler of their own)"
@@ -20,14 +20,14 @@ class Compute(Settable):
     kernels: bool = option(True, "own CUDA kernels")
     optimizer: bool = option(
         True,
-        "give the optimizer that accelerate() gets its fastest form: one pass over memory or torch's fused one on the CPU, sync-free "
-        "or fused on CUDA; values differ in rounding",
+        "give the optimizer that accelerate() gets its fastest form: one pass over memory or "
+        "torch's fused one on the CPU, sync-free or fused on CUDA; values differ in rounding",
     )
 
 
 @dataclass
 class Compiler(Settable):
-    """The compiler behind the accelerated backend."""
+    """Compiler behind the accelerated backend."""
 
     enabled: bool = option(True, "compile the model")
     backend: str = option("inductor", "name in the registry of compiler backends")
@@ -36,54 +36,62 @@ class Compiler(Settable):
     )
     keep_activations: float = option(
         1.0,
-        "part of the activations that are kept for the backward pass; the rest is computed again, where memory is short",
+        "part of the activations that are kept for the backward pass; "
+        "the rest is computed again, where memory is short",
         minimum=0,
         maximum=1,
     )
     any_threads: bool = option(
         False,
-        "on the CPU, generate code for any number of threads, so that runs on one and on several processes share what was compiled",
+        "on the CPU, generate code for any number of threads, so that runs on one and on several "
+        "processes share what was compiled",
     )
     repeated_blocks_once: bool = option(
         False,
-        "compile blocks that a model repeats, such as a transformer's layers, once, each as a graph of its own: "
-        "half the wait for the compiler, and somewhat slower steps",
+        "compile blocks that a model repeats, such as a transformer's layers, once, each as a "
+        "graph of its own: half the wait for the compiler, and somewhat slower steps",
     )
     short_attention: bool = option(
         True,
-        "on the CPU, compute attention over short sequences as plain products, instead of by torch's fused operator, which takes longer",
+        "on the CPU, compute attention over short sequences as plain products, instead of by "
+        "torch's fused operator, which takes longer",
     )
     small_convolutions: bool = option(
         True,
-        "on a CPU with AVX512-BF16, compute bfloat16 convolutions over few positions as matrix products, which are faster there",
+        "on a CPU with AVX512-BF16, compute bfloat16 convolutions over few positions as matrix "
+        "products, which are faster there",
     )
     whole_upsampling: bool = option(
         True,
-        "on the CPU, enlarge images by torch's operator (bilinear, bicubic), whose gradient the compiler would add up pixel by pixel",
+        "on the CPU, enlarge images by torch's operator (bilinear, bicubic), whose gradient the "
+        "compiler would add up pixel by pixel",
     )
     bf16_on_fp32_units: bool = option(
         True,
-        "on a CPU without bfloat16 units, do bfloat16 products on the fp32 units instead of emulating them",
+        "on a CPU without bfloat16 units, "
+        "do bfloat16 products on the fp32 units instead of emulating them",
     )
 
 
 @dataclass
 class Memory(Settable):
-    """Where tensors lie."""
+    """Memory format of tensors, and the allocator of host memory."""
 
     layout: Literal["auto", "contiguous", "channels_last"] = option(
         "auto",
-        "memory format of 4-d weights and inputs; auto is channels_last for models with 2-d convolutions, except on x86 without AVX-512",
+        "memory format of 4-d weights and inputs; auto is channels_last for models with 2-d "
+        "convolutions, except on x86 without AVX-512",
     )
     allocator: bool = option(
         True,
-        "keep large host blocks instead of returning them to the kernel every step (processes started by the launcher)",
+        "keep large host blocks instead of returning them to the kernel every step (processes "
+        "started by the launcher)",
     )
 
 
 @dataclass
 class Loader(Settable):
-    """How batches come to the device."""
+    """Transfer of batches to the device: prefetch, padding, worker priority and sharding."""
 
     prefetch: int = option(
         2, "batches copied to the GPU ahead of their use", unit="batches", minimum=0
@@ -98,20 +106,21 @@ class Loader(Settable):
     )
     nice: int = option(
         19,
-        "on the CPU: niceness of the processes that load data, so that the step's threads have the cores; 0: as they are",
+        "on the CPU: niceness of the processes that load data, "
+        "so that the step's threads have the cores; 0: as they are",
         minimum=0,
         maximum=19,
     )
     shard: Literal["auto", "always", "never"] = option(
         "auto",
-        "with several processes: whether each takes its share of the batches, or all that the loader yields; "
-        "auto: its share, unless the loader is found to be divided already",
+        "with several processes: whether each takes its share of the batches, or all that the "
+        "loader yields; auto: its share, unless the loader is found to be divided already",
     )
 
 
 @dataclass
 class Tune(Settable):
-    """Choice by measurement, at the first training step."""
+    """Choice of layout and compiler by measurement, at the first training step."""
 
     enabled: bool = option(
         False,
@@ -132,7 +141,7 @@ class Tune(Settable):
 
 @dataclass
 class Comm(Settable):
-    """How DistributedDataParallel averages gradients. But for `wire`, and steps that `non_finite` skips, only the order of sums changes."""
+    """Gradient averaging in DDP; all but `wire` and `non_finite` change only the order of sums."""
 
     bucket_mb: float | None = option(
         None,
@@ -148,12 +157,14 @@ class Comm(Settable):
     )
     bucket_views: bool = option(
         False,
-        "gradients lie in the buckets, which saves a copy; one that is kept over a step is overwritten by the next",
+        "gradients lie in the buckets, which saves a copy; "
+        "one that is kept over a step is overwritten by the next",
     )
     find_unused_parameters: bool = option(
         False,
-        "look in each step for parameters that the loss does not depend on, and go on without their gradients; costs a walk "
-        "over the graph in each step, and without it such a step is an error",
+        "look in each step for parameters that the loss does not depend on, and go on without "
+        "their gradients; costs a walk over the graph in each step, "
+        "and without it such a step is an error",
     )
     static_graph: bool = option(
         False, "the same parameters are used in every step, in the same order"
@@ -166,15 +177,18 @@ class Comm(Settable):
     )
     hierarchical: bool = option(
         False,
-        "add up within each host first; then the processes of a host exchange a part each with other hosts",
+        "add up within each host first; "
+        "then the processes of a host exchange a part each with other hosts",
     )
     tune: bool = option(
         False,
-        "let lossless ways take turns over the first steps, and use the fastest if it certainly beats DDP's own",
+        "let lossless ways take turns over the first steps, "
+        "and use the fastest if it certainly beats DDP's own",
     )
     wire: Literal["exact", "bf16", "fp16", "int8", "powersgd"] = option(
         "exact",
-        "what is sent: gradients as they are, rounded, as int8 with a scale for every 256, or as products of narrow matrices; "
+        "what is sent: gradients as they are, rounded, as int8 with a scale for every 256, or as "
+        "products of narrow matrices; "
         "double precision is rounded alike, sparse gradients are sent as they are",
     )
     error_feedback: bool = option(
@@ -183,14 +197,15 @@ class Comm(Settable):
     powersgd_rank: int = option(4, "columns of those matrices", minimum=1, maximum=4096)
     non_finite: Literal["ignore", "skip", "stop"] = option(
         "ignore",
-        "when a gradient is infinite or not a number: nothing (a GradScaler sees to it), or rank and parameter are named, "
-        "and no parameter has a gradient in that step, so that optimizers change nothing, or an error ends the run",
+        "when a gradient is infinite or not a number: nothing (a GradScaler sees to it), or rank "
+        "and parameter are named, and no parameter has a gradient in that step, so that optimizers "
+        "change nothing, or an error ends the run",
     )
 
 
 @dataclass
 class Config(Settable):
-    """What `accelerate(model, loader, config)` does. `Config()` switches everything on that is known to help."""
+    """Options of `accelerate(model, loader, config)`. Defaults: all that is known to help is on."""
 
     compute: Compute = option(Compute, "precision and kernels")
     compiler: Compiler = option(Compiler, "the compiler")
@@ -201,7 +216,7 @@ class Config(Settable):
 
     @staticmethod
     def plain() -> Config:
-        """Device placement, sharding and DistributedDataParallel only: the baseline."""
+        """Return the baseline: device placement, sharding and DistributedDataParallel only."""
         return Config(
             compute=Compute(kernels=False, optimizer=False),
             compiler=Compiler(enabled=False),
@@ -211,7 +226,7 @@ class Config(Settable):
 
 
 def backend_config(config: TrainConfig) -> Config:
-    """The accelerate() configuration that a training run asks for."""
+    """Return the `accelerate()` configuration that a training run asks for."""
     result = Config() if config.compiler_opt else Config.plain()
     result.compute.kernels = config.compiler_opt and config.kernels
     result.tune.enabled = config.compiler_opt and config.tune

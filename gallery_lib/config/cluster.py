@@ -1,4 +1,4 @@
-"""Options of `gallery lab`: hosts on this machine (cluster/lab/)."""
+"""Options of `gallery lab`, which emulates several hosts on this machine (cluster/)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gallery_lib.config.options import option
 
 @dataclass(frozen=True)
 class LabConfig:
-    """What `gallery lab up` makes: hosts on this machine, with emulated links (see cluster/lab/)."""
+    """Options of `gallery lab up`: hosts on this machine with emulated links (see cluster/)."""
 
     hosts: int = option(2, "hosts of the lab", unit="hosts", minimum=1, maximum=64)
     rate: str = option(
@@ -27,7 +27,7 @@ class LabConfig:
 
 @dataclass(frozen=True)
 class LabRunConfig:
-    """What `gallery lab run` starts on every host of a lab."""
+    """Options of `gallery lab run`, which starts a command on every host of a lab."""
 
     nproc_per_node: int = option(
         1, "processes that torchrun starts on each host", unit="processes", minimum=1
@@ -43,6 +43,6 @@ class LabRunConfig:
 
 @dataclass(frozen=True)
 class LabNameConfig:
-    """Which lab `gallery lab down` takes down."""
+    """Options of `gallery lab down`: the lab to take down."""
 
     name: str = option("lab", "name of the lab")

@@ -1,4 +1,4 @@
-"""Options of the commands that run, measure and show the gallery: `gallery run`, `site` and `bench`."""
+"""Options of the commands that run, show and measure the gallery: `run`, `site`, `bench`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from gallery_lib.config.options import option
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """How `gallery run` runs notebooks."""
+    """Options of `gallery run`, which runs notebooks headless."""
 
     profile: Literal["quick", "full"] | None = option(
         None,
-        "parameters from notebooks/profiles/, for the notebooks that have them; default: the notebooks' own",
+        "parameters from notebooks/profiles/, for the notebooks that have them; "
+        "default: the notebooks' own",
     )
     jobs: int = option(
         1,
-        "notebooks at a time, each on its share of the cores or GPUs; they disturb each other's figures",
+        "notebooks at a time, each on its share of the cores or GPUs; "
+        "they disturb each other's figures",
         unit="notebooks",
         minimum=1,
     )
@@ -45,7 +47,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class SiteConfig:
-    """What `gallery site` builds."""
+    """Options of `gallery site`, which builds the gallery as pages for a browser."""
 
     run: str | None = option(
         None,
@@ -59,30 +61,32 @@ class SiteConfig:
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How `gallery bench` measures (see measure/bench.py)."""
+    """Options of `gallery bench`, which measures tasks in several variants (see measure/bench/)."""
 
     variants: str | None = option(
         None,
-        "which variants, with commas between, or `as-it-comes` or `best`, which stand for the forms of all peers; default: all. "
+        "which variants, with commas between, or `as-it-comes` or `best`, which stand for the "
+        "forms of all peers; default: all. "
         "The eager one of the precision, which they are held against, is always in",
     )
     peer_modes: str | None = option(
         None,
-        "torch.compile's modes that the best forms of the peers choose from, with commas between; they take turns once for each task, "
-        "which takes one to three minutes; default: all that may be the fastest on this device. `default` spares that",
+        "torch.compile's modes that the best forms of the peers choose from, with commas between; "
+        "they take turns once for each task, which takes one to three minutes; default: all that "
+        "may be the fastest on this device. `default` spares that",
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",
-        "precision of all that are held against one another: fp32 (O0) or mixed (O1); auto is O1 where the device computes in bfloat16, "
-        "else O0",
+        "precision of all that are held against one another: fp32 (O0) or mixed (O1); auto is O1 "
+        "where the device computes in bfloat16, else O0",
     )
     waterfall: str | None = option(
         None, "instead: this task with one technique after another switched on"
     )
     profile: Literal["auto", "quick", "large", "full"] = option(
         "auto",
-        "sizes of the tasks: quick is for a few cores; large has quick's batches, images of 224² and sequences of up to 128, and fewer "
-        "turns; auto is full on a GPU, else quick",
+        "sizes of the tasks: quick is for a few cores; large has quick's batches, images of 224² "
+        "and sequences of up to 128, and fewer turns; auto is full on a GPU, else quick",
     )
     batch_size: int | None = option(
         None, "samples a step; default: the profile's", unit="samples", minimum=1
@@ -107,7 +111,8 @@ class BenchConfig:
     )
     starts: int = option(
         1,
-        "times that all are started anew, each time for that many turns: processes of one code differ",
+        "times that all are started anew, each time for that many turns: "
+        "processes of one code differ",
         minimum=1,
         maximum=100,
     )
@@ -128,21 +133,23 @@ class BenchConfig:
     )
     alive: int | None = option(
         None,
-        "variants that are alive and take turns at a time; default: as many as fit into memory, 2 on a GPU",
+        "variants that are alive and take turns at a time; "
+        "default: as many as fit into memory, 2 on a GPU",
         unit="variants",
         minimum=2,
     )
     data_dir: str | None = option(
         None,
-        "data folder; default: the mock data that prepare.sh makes. Image classifiers get an output for each class of the folder, "
-        "and ImageNet's 1000 without one",
+        "data folder; default: the mock data that prepare.sh makes. Image classifiers get an "
+        "output for each class of the folder, and ImageNet's 1000 without one",
     )
     seed: int = option(
         0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1
     )
     resume: bool = option(
         False,
-        "go on in --out: keep tasks that were measured with the same options, package, versions and machine",
+        "go on in --out: keep tasks that were measured with the same options, package, "
+        "versions and machine",
     )
     out: str | None = option(
         None, "folder of results, tables and plots; default: a new one below runs/"

@@ -1,4 +1,4 @@
-"""Options of what is measured of communication (measure/wire/, measure/replay/)."""
+"""Options of the measurements of communication (measure/communication/, measure/replay/)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gallery_lib.config.options import option
 
 @dataclass(frozen=True)
 class WaysConfig:
-    """How ways of averaging gradients take turns."""
+    """Options of a measurement in which strategies of averaging gradients take turns."""
 
     width: int = option(512, "width of the four layers that are trained", unit="units", minimum=16)
     rounds: int = option(
@@ -24,7 +24,7 @@ class WaysConfig:
 
 @dataclass(frozen=True)
 class ConvergenceConfig:
-    """What is learned with every wire format."""
+    """Options of the convergence check, which trains with every wire format."""
 
     digits: bool = option(
         True, "learn scikit-learn's digits, with parameters in common and in mixed units"
@@ -54,7 +54,7 @@ class ConvergenceConfig:
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """What a timeline is made of (see measure/replay/)."""
+    """Options of recording a timeline (see measure/replay/)."""
 
     steps: int = option(
         5,
@@ -74,7 +74,7 @@ class RecordConfig:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """How timelines are replayed, and which ways of averaging gradients take part."""
+    """Options of replaying timelines, and the strategies of averaging gradients that take part."""
 
     stretch: float = option(
         1.0,

@@ -1,4 +1,4 @@
-"""Durations as people write them: `90`, `90s`, `10m`, `2h`, `1h30m`."""
+"""Parsing of durations as people write them: `90`, `90s`, `10m`, `2h`, `1h30m`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WRITTEN = re.compile(
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds that `text` means: `1h30m` is 5400. Raises ValueError for anything else."""
+    """Return the seconds that `text` means: 5400 for `1h30m`. Raises ValueError for other text."""
     text = text.strip()
     written = _WRITTEN.fullmatch(text)
     if not text or written is None:

@@ -1,4 +1,4 @@
-"""What a notebook may be told: its papermill parameters."""
+"""Parameters that papermill can pass to the notebooks, one options class per kind of notebook."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from gallery_lib.config.training import NO_LOSS_PARITY
 
 @dataclass(frozen=True)
 class NotebookConfig:
-    """The parameters of a task's notebook."""
+    """Parameters of a task's notebook."""
 
     profile: Literal["auto", "quick", "full"] = option(
         "auto",
-        "quick is minutes on two cores, full is the task at its real size; auto is full on a GPU, else quick",
+        "quick is minutes on two cores, full is the task at its real size; "
+        "auto is full on a GPU, else quick",
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",
@@ -61,11 +62,12 @@ class NotebookConfig:
 
 @dataclass(frozen=True)
 class YourModelConfig:
-    """Parameters of the notebook your_model: the optimizer, precision and sizes of a reader's own task."""
+    """Parameters of the notebook your_model: optimizer, precision and sizes of an own task."""
 
     profile: Literal["auto", "quick", "full"] = option(
         "auto",
-        "how much is measured: quick is a minute or two on two cores; auto is full on a GPU, else quick",
+        "how much is measured: quick is a minute or two on two cores; "
+        "auto is full on a GPU, else quick",
     )
     optimizer: Literal[
         "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adadelta"
@@ -89,7 +91,7 @@ class YourModelConfig:
 
 @dataclass(frozen=True)
 class WalkConfig:
-    """The parameters of the notebook data_parallel; sizes default to large ones on a GPU, to small ones on a CPU."""
+    """Parameters of the notebook data_parallel; sizes default to large on a GPU, small on a CPU."""
 
     images: int | None = option(
         None, "random training images; default: 6400 on a GPU, else 128", unit="images", minimum=8
@@ -119,7 +121,7 @@ class WalkConfig:
 
 @dataclass(frozen=True)
 class WireConfig:
-    """The parameters of the notebook communication."""
+    """Parameters of the notebook communication."""
 
     model: str = option(
         "resnet50", "task whose gradients are counted in bytes, in each wire format"
@@ -159,7 +161,7 @@ class WireConfig:
 
 @dataclass(frozen=True)
 class PerformanceDataConfig:
-    """The parameters of the notebook performance_data."""
+    """Parameters of the notebook performance_data."""
 
     sweep: str | None = option(
         None,

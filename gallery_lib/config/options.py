@@ -1,7 +1,8 @@
-"""How an option is declared, checked, and turned into a command line, a notebook cell or a table.
+"""Options: how one is declared, checked, and made a command line, a notebook cell or a table.
 
-An options class is a dataclass whose fields are made by `option(...)` (config/ holds all of them). Bad values
-raise InputError with the option's name, the value, and what it must be. Needs no torch.
+An options class is a dataclass whose fields are made by `option(...)` (config/ holds all of them).
+Bad values raise InputError with the option's name, the value, and what the value must be. The
+module needs no torch.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _GREATEST: Mapping[str, float] = {
     "GiB": 65_536,
     "MiB": 65_536,
 }
-"""What is larger is a slip, and would end with no memory, or never."""
+"""Greatest value of each unit. A larger one is a slip: the run would lack memory or never end."""
 
 
 def option(
@@ -58,11 +59,16 @@ def option(
     maximum: float | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Any:
-    """A dataclass field with its meaning, unit and range.
+    """Return a dataclass field with its meaning, unit and range. Text may not be empty.
 
-    A `None` default means "decided later"; `help` says by what. A number of `unit` "seconds" may be given as a duration,
-    `1h30m`. `refused` maps values that people try, and that are not offered, to the reason. A number with a minimum and no
-    maximum has the greatest of its unit. Text may not be empty.
+    Args:
+        default: the default value, or a factory. None means "decided later"; `help` says by what.
+        help: what the option means.
+        unit: unit of a number; with "seconds" a duration such as `1h30m` is accepted too.
+        minimum: least value of a number. A number with a minimum and no maximum has the greatest of
+            its unit.
+        maximum: greatest value of a number.
+        refused: values that people try and that are not offered, with the reason.
     """
     own_range = maximum is not None
     if minimum is not None and maximum is None:
@@ -81,14 +87,14 @@ def option(
 
 
 def same_as(cls: type, name: str) -> Any:
-    """Return a dataclass field with the default, meaning, unit and range that option `name` has in `cls`."""
+    """Return a dataclass field with default, meaning, unit and range of option `name` in `cls`."""
     (declared,) = (f for f in fields(cls) if f.name == name)
     if declared.default_factory is not MISSING:
         return field(default_factory=declared.default_factory, metadata=declared.metadata)
     return field(default=declared.default, metadata=declared.metadata)
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Checking values
 
 
@@ -101,7 +107,7 @@ def _type_of(cls: type, name: str) -> Any:
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The non-None members of `int | None`, or the annotation itself."""
+    """Return the non-None members of `int | None`, or the annotation itself."""
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return tuple(a for a in typing.get_args(annotation) if a is not type(None))
     return (annotation,)
@@ -115,7 +121,10 @@ def _type_name(annotation: Any) -> str:
 
 
 def _convert(value: Any, annotation: Any, *, is_duration: bool) -> Any:
-    """Return `value` as `annotation`'s type; ValueError when it is not one. Text is accepted where it reads as one."""
+    """Return `value` as `annotation`'s type. Text is accepted where it reads as that type.
+
+    Raises ValueError when the value does not fit the type.
+    """
     (inner,) = _alternatives(annotation)
     optional = inner is not annotation
     if value is None or (optional and isinstance(value, str) and value.lower() == "none"):
@@ -145,7 +154,10 @@ def _convert(value: Any, annotation: Any, *, is_duration: bool) -> Any:
 
 
 def check_value(cls: type, name: str, value: Any) -> Any:
-    """`value` converted to the type of option `name`; InputError naming the option when it does not fit."""
+    """Return `value` converted to the type of option `name`.
+
+    Raises InputError naming the option when the value does not fit.
+    """
     annotation = _type_of(cls, name)
     metadata = next(f.metadata for f in fields(cls) if f.name == name)
     unit = f" ({_shown_unit(metadata)})" if metadata["unit"] else ""
@@ -175,9 +187,10 @@ def _shown(bound: float) -> str:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of the options class `cls` from plain values, each checked.
+    """Return an instance of the options class `cls` from plain values, each checked.
 
-    Raises InputError for an unknown name (with the closest known one), a wrong type, or a value out of range.
+    Raises InputError for an unknown name (with the closest known one), a wrong type, or a value out
+    of range.
     """
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for name in values:
@@ -189,12 +202,12 @@ def from_mapping(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 def checked(config: T) -> T:
-    """`config` with every value checked; for options that were set in Python rather than parsed."""
+    """Return `config` with every value checked; for options that were set in Python, not parsed."""
     return from_mapping(type(config), dataclasses.asdict(config))  # type: ignore[call-overload]
 
 
 def _is_a(value: Any, annotation: Any) -> bool:
-    """Return whether `value` is of the annotated type as it stands: text is no number and no switch."""
+    """Return whether `value` has the annotated type without conversion: text is never a number."""
     origin, members = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return isinstance(value, str) or value in members  # check_value names the choices
@@ -213,7 +226,7 @@ def _is_a(value: Any, annotation: Any) -> bool:
 
 
 def _wanted(annotation: Any) -> str:
-    """Return the name of a type for a message: `True or False`, `a tuple of whole numbers`, `a Loader`."""
+    """Return the name of a type for a message: `True or False`, `a tuple of whole numbers`."""
     origin, members = typing.get_origin(annotation), typing.get_args(annotation)
     plain = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
     if annotation in plain:
@@ -232,15 +245,17 @@ def _wanted(annotation: Any) -> str:
 class Settable:
     """Base of option dataclasses that are changed in place.
 
-    A misspelt name, a value of another type and an impossible value are refused when they are set.
+    Setting a misspelt name, a value of another type or an impossible value raises InputError.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Check a value and set it; raise InputError for a wrong name or value."""
         known = [f.name for f in fields(self)]  # type: ignore[arg-type]
         where = type(self).__name__
         if name not in known:
             raise InputError(
-                f"{where} has no option `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}."
+                f"{where} has no option `{name}`.{did_you_mean(name, known)} Known: "
+                f"{', '.join(known)}."
             )
         annotation = _type_of(type(self), name)
         (inner,) = _alternatives(annotation)
@@ -252,21 +267,28 @@ class Settable:
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """The options as plain values, as `config.json` holds them."""
+    """Return the options as plain values, as `config.json` holds them."""
     return dataclasses.asdict(config)
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What is derived from the declarations
 
 
 def default_of(f: dataclasses.Field[Any]) -> Any:
-    """The default of a field, also where it is built by a factory."""
+    """Return the default of a field, also where a factory builds it."""
     return f.default_factory() if f.default_factory is not MISSING else f.default
 
 
 def add_arguments(parser: argparse.ArgumentParser, cls: type, *, skip: Sequence[str] = ()) -> None:
-    """One `--option` per field of `cls`, with underscores, as torchrun has them, or with dashes."""
+    """Add one `--option` per field of `cls`, with underscores, as torchrun has them, or dashes.
+
+    Args:
+        parser: the parser that gets a group of arguments, named by the first line of the docstring
+            of `cls`.
+        cls: the options class.
+        skip: names of fields that are left out.
+    """
     group = parser.add_argument_group((cls.__doc__ or cls.__name__).splitlines()[0].rstrip("."))
     for f in fields(cls):
         if f.name in skip:
@@ -305,12 +327,13 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What a command takes.
+    """Declaration of a command line: its options, operands and actions.
 
-    `operands` declares what is no option of a class (names of files, say). `fixed` holds options that the caller has
-    decided: they are not offered, for the reason that `why_fixed` gives. `behind_dashes` names words that stand behind `--`
-    and are taken as they are. A command with `actions` takes one of these words first, and then what that takes; it has
-    nothing else of its own.
+    `operands` declares arguments that are no option of a class (names of files, say). `fixed` holds
+    options whose values the caller has decided; the command does not offer them, for the reason
+    that `why_fixed` gives. `behind_dashes` names the words behind `--`, which are taken as they
+    are. A command with `actions` takes one of these words first, and then the arguments of that
+    action; it has no other options.
     """
 
     prog: str
@@ -323,7 +346,10 @@ class CommandLine:
     actions: Mapping[str, CommandLine] = field(default_factory=dict)
 
     def parser(self) -> argparse.ArgumentParser:
-        """Its parser, which raises InputError instead of ending the process, except for `--help`."""
+        """Return the parser, which raises InputError instead of ending the process.
+
+        Only `--help` ends the process.
+        """
         parser = _Parser(
             prog=self.prog,
             description=self.description,
@@ -346,11 +372,14 @@ class CommandLine:
         return parser
 
     def shown_options(self) -> list[argparse.Action]:
-        """Return what the help lists: options and operands, without those that it keeps to itself."""
+        """Return the options and operands that the help lists, without suppressed ones."""
         return [action for action in self.parser()._actions if action.help is not argparse.SUPPRESS]
 
     def _suggestion(self, word: str) -> str:
-        """Return "Did you mean" with the closest option, dashes or underscores as in `word`; nothing where none is close."""
+        """Return "Did you mean" with the closest option, or "" when none is close.
+
+        The suggestion has dashes or underscores as in `word`.
+        """
         typed = word.split("=")[0].lstrip("-")
         other = "-" if "_" in typed else "_"
         spellings = [
@@ -365,9 +394,12 @@ class CommandLine:
         return f" Did you mean `{known[close]}`?" if (close := closest(typed, known)) else ""
 
     def parse(self, arguments: Sequence[str]) -> list[Any]:
-        """An instance of each class; then, where operands are declared, the namespace that holds them; then the words behind `--`.
+        """Return an instance of each class, then the operands, then the words behind `--`.
 
-        Raises InputError on anything wrong; `--help` prints every option with its default and unit, and ends with exit code 0.
+        The operands are a namespace, and only returned where the command declares operands. The
+        words behind `--` are only returned where it declares `behind_dashes`. Raises InputError on
+        anything wrong. `--help` prints every option with its default and unit, and ends with exit
+        code 0.
         """
         if self.actions and arguments and arguments[0] in self.actions:
             return self.actions[arguments[0]].parse(arguments[1:])
@@ -378,10 +410,12 @@ class CommandLine:
             name = unknown[0].split("=")[0].removeprefix("--").replace("-", "_")
             if reason := self.why_fixed.get(name):
                 raise InputError(
-                    f"{self.prog} has no `{unknown[0].split('=')[0]}`: {reason}. See {self.prog} --help."
+                    f"{self.prog} has no `{unknown[0].split('=')[0]}`: {reason}. "
+                    f"See {self.prog} --help."
                 )
             raise InputError(
-                f"unknown option `{unknown[0]}`.{self._suggestion(unknown[0])} See {self.prog} --help."
+                f"unknown option `{unknown[0]}`.{self._suggestion(unknown[0])} See {self.prog} "
+                "--help."
             )
         given = {**vars(namespace), **self.fixed}
         instances: list[Any] = [
@@ -395,18 +429,24 @@ class CommandLine:
 def parse_command_line(
     arguments: Sequence[str], *classes: type, prog: str, description: str
 ) -> list[Any]:
-    """An instance of each options class from command-line words. Raises InputError on anything wrong."""
+    """Return an instance of each options class from command-line words.
+
+    Raises InputError on anything wrong.
+    """
     return CommandLine(prog, description, classes).parse(arguments)
 
 
 def choices(cls: type, name: str) -> tuple[str, ...]:
-    """The values that the option offers; none where it is not a choice."""
+    """Return the values that the option offers; none where it is not a choice."""
     (inner,) = _alternatives(_type_of(cls, name))
     return typing.get_args(inner) if typing.get_origin(inner) is Literal else ()
 
 
 def command_line(*configs: Any) -> list[str]:
-    """The shortest words that `parse_command_line` turns back into `configs`: only what differs from the defaults."""
+    """Return the shortest words that `parse_command_line` turns back into `configs`.
+
+    Only options that differ from their defaults are written.
+    """
     words = []
     for config in configs:
         for f in fields(config):
@@ -421,9 +461,10 @@ def command_line(*configs: Any) -> list[str]:
 
 
 def parameters_source(cls: type) -> str:
-    """The source of a notebook's parameters cell: one assignment per field, with its meaning as a comment.
+    """Return the source of a notebook's parameters cell.
 
-    `int | None` is written `: int = None`, since papermill's parameter inspection does not read unions.
+    Each field is one assignment with its meaning as a comment. `int | None` is written `: int =
+    None`, since papermill's parameter inspection does not read unions.
     """
     lines = []
     for f in fields(cls):
@@ -440,7 +481,7 @@ def parameters_source(cls: type) -> str:
 
 
 def _may_be(cls: type, f: dataclasses.Field[Any]) -> str:
-    """The choices or the range of an option, as Markdown; nothing for text."""
+    """Return the choices or the range of an option, as Markdown; "" for text."""
     (inner,) = _alternatives(_type_of(cls, f.name))
     if typing.get_origin(inner) is Literal:
         return ", ".join(f"`{value}`" for value in typing.get_args(inner))
@@ -452,23 +493,29 @@ def _may_be(cls: type, f: dataclasses.Field[Any]) -> str:
 
 
 def options_table(cls: type) -> str:
-    """The options of `cls` as a Markdown table: name, default, what it may be, unit, meaning."""
+    """Return the options of `cls` as a Markdown table: name, default, values, unit, meaning."""
     rows = ["| option | default | may be | unit | meaning |", "|---|---|---|---|---|"]
     for f in fields(cls):
         default = default_of(f)
         shown = "" if default is None else f"`{default}`"
         rows.append(
-            f"| `{f.name}` | {shown} | {_may_be(cls, f)} | {_shown_unit(f.metadata)} | {f.metadata['help']} |"
+            f"| `{f.name}` | {shown} | {_may_be(cls, f)} | {_shown_unit(f.metadata)} | "
+            f"{f.metadata['help']} |"
         )
     return "\n".join(rows)
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Plain dataclasses of numbers
 
 
 def check_whole_numbers(values: Any, limits: Mapping[str, tuple[int, int]]) -> None:
-    """InputError for an attribute of `values` that is no whole number from the first to the second of its `limits`."""
+    """Raise InputError for an attribute that is no whole number within its limits.
+
+    Args:
+        values: the object with the attributes.
+        limits: least and greatest value by name of the attribute.
+    """
     for name, (minimum, maximum) in limits.items():
         value = getattr(values, name)
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:

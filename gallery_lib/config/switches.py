@@ -1,7 +1,8 @@
-"""Is the accelerated backend on in this run? Are its own CUDA kernels?
+"""Switches of this run: whether the accelerated backend is on, and whether its CUDA kernels are.
 
-The launcher sets two environment variables for the processes that it starts, and `train()` for the time of its run; a
-script of the reader's own may set them itself. With the toggle off, none of the accelerated code runs.
+The launcher sets two environment variables for the processes that it starts, and `train()` sets
+them during its run. A script of the reader's own may set them itself. With the backend switched
+off, none of the accelerated code runs.
 """
 
 from __future__ import annotations
@@ -25,17 +26,23 @@ def _read(variable: str, default: bool) -> bool:
 
 
 def compiler_enabled() -> bool:
-    """Whether this run uses the accelerated backend (`--compiler-opt`, or GALLERY_COMPILER_OPT=1)."""
+    """Return whether this run uses the accelerated backend.
+
+    `--compiler-opt` and GALLERY_COMPILER_OPT=1 switch it on.
+    """
     return _read(COMPILER_VARIABLE, False)
 
 
 def kernels_enabled() -> bool:
-    """Whether this run uses own CUDA kernels: the backend is on, and `--no-kernels` was not given."""
+    """Return whether this run uses own CUDA kernels.
+
+    It does where the backend is on and `--no-kernels` was not given.
+    """
     return compiler_enabled() and _read(KERNELS_VARIABLE, True)
 
 
 def environment(config: TrainConfig) -> dict[str, str]:
-    """The variables that carry the toggle of `config` into the processes of its run."""
+    """Return the variables that carry the switches of `config` into the processes of its run."""
     return {
         COMPILER_VARIABLE: str(int(config.compiler_opt)),
         KERNELS_VARIABLE: str(int(config.compiler_opt and config.kernels)),
@@ -44,7 +51,10 @@ def environment(config: TrainConfig) -> dict[str, str]:
 
 @contextlib.contextmanager
 def of_run(config: TrainConfig) -> Iterator[None]:
-    """Within, the answers are those of `config`, however this process was started."""
+    """Context: set the switches to those of `config`, however this process was started.
+
+    The environment variables are restored at the end.
+    """
     before = {name: os.environ.get(name) for name in environment(config)}
     os.environ.update(environment(config))
     try:

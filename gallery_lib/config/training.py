@@ -1,4 +1,4 @@
-"""Options of a run, of the processes that it is made of, and of a comparison of two."""
+"""Options of a run, of a run's processes, and of the comparison of two variants."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Literal
 
 from gallery_lib.config.options import option
 
-NO_LOSS_PARITY = "it keeps half-precision weights, whose training is not the baseline's, and PyTorch has no such mode. Use O1 (autocast) or O0 (fp32)."
-"""Why there is no O2 and O3."""
+NO_LOSS_PARITY = (
+    "it keeps half-precision weights, whose training is not the baseline's, and PyTorch has no "
+    "such mode. Use O1 (autocast) or O0 (fp32)."
+)
+"""Reason why O2 and O3 are not offered."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run: what `train()` does and `launch_single_task.py` asks for."""
+    """Options of one training run, as `train()` and `launch_single_task.py` take them."""
 
     model: str = option(
         "resnet50",
@@ -23,7 +26,8 @@ class TrainConfig:
     kernels: bool = option(True, "own CUDA kernels, inside the accelerated backend")
     tune: bool = option(
         False,
-        "inside the accelerated backend, choose layout and compiler by measurement at the first step",
+        "inside the accelerated backend, "
+        "choose layout and compiler by measurement at the first step",
     )
     amp_level: Literal["O0", "O1"] = option(
         "O0",
@@ -32,7 +36,8 @@ class TrainConfig:
     )
     amp_dtype: Literal["auto", "bf16", "fp16"] = option(
         "auto",
-        "dtype of autocast under O1; auto is bf16 where the device computes in it, else fp16 on CUDA",
+        "dtype of autocast under O1; "
+        "auto is bf16 where the device computes in it, else fp16 on CUDA",
     )
     batch_size: int | None = option(
         None, "samples per process and step; default: the task's own", unit="samples", minimum=1
@@ -74,8 +79,8 @@ class TrainConfig:
     )
     data_dir: str | None = option(
         None,
-        "data folder; default: the mock data that prepare.sh makes. Image classifiers get an output for each class of the folder, "
-        "and ImageNet's 1000 without one",
+        "data folder; default: the mock data that prepare.sh makes. Image classifiers get an "
+        "output for each class of the folder, and ImageNet's 1000 without one",
     )
     workers: int = option(
         1, "processes that load data, per training process", unit="processes", minimum=0
@@ -107,7 +112,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Where a run's processes start: the options of torchrun that matter here."""
+    """Options of launching a run's processes: the part of torchrun's options that matters here."""
 
     nproc_per_node: int = option(
         1,
@@ -129,14 +134,15 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """How two variants are compared (see measure/compare.py)."""
+    """Options of comparing two variants (see measure/comparison/compare.py)."""
 
     rounds: int = option(
         16, "turns that each variant gets; the interval comes from these", unit="turns", minimum=4
     )
     starts: int = option(
         1,
-        "times that both are started anew, each time for that many turns: processes of one code differ",
+        "times that both are started anew, each time for that many turns: "
+        "processes of one code differ",
         minimum=1,
         maximum=100,
     )

@@ -1,1 +1,1 @@
-"""What a person at a terminal or a notebook sees: tables, progress, messages, exit codes."""
+"""Output for people at a terminal or a notebook: tables, progress, messages, exit codes."""

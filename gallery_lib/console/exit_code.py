@@ -1,4 +1,7 @@
-"""How a command begins and ends: its options, then one message and an exit code. Needs nothing but the standard library."""
+"""Frame of a command-line program: option errors, signals, output streams and exit codes.
+
+An error becomes one message and an exit code. The module needs nothing but the standard library.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ INTERRUPTED, READER_GONE, TERMINATED = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, which names the option that a misspelt one is most like."""
+    """ArgumentParser that names the known option closest to a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
         """Print usage and message, and end with exit code 2."""
@@ -42,11 +45,11 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Terminated(SystemExit):
-    """SIGTERM has arrived. Raised so that everything on the way out is tidied up, as after Ctrl-C."""
+    """SIGTERM has arrived. The exception lets cleanup code run on the way out, as after Ctrl-C."""
 
 
 _told: int | None = None
-"""The signal by which the command at work has been told to end."""
+"""Signal that has told the running command to end."""
 
 
 def _tell(number: int, frame: FrameType | None) -> None:
@@ -56,22 +59,25 @@ def _tell(number: int, frame: FrameType | None) -> None:
 
 
 def raise_if_told() -> None:
-    """Raise again what a signal has raised, in the main thread: libraries swallow that while they are being imported.
+    """Raise the exception of a received signal again, in the main thread.
 
-    Whatever waits for something in a command calls this now and then.
+    Libraries swallow the exception while they are being imported. Code that waits for something in
+    a command calls this function now and then.
     """
     if _told is None or threading.current_thread() is not threading.main_thread():
         return
-    if isinstance(
-        sys.exc_info()[1], KeyboardInterrupt | _Terminated
-    ):  # what is tidied up on the way out is not to be broken off
+    # Cleanup on the way out must not be interrupted.
+    if isinstance(sys.exc_info()[1], KeyboardInterrupt | _Terminated):
         return
     raise KeyboardInterrupt if _told == signal.SIGINT else _Terminated(TERMINATED)
 
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    """SIGINT and SIGTERM raise in the body, unless they are ignored, as in a process in the background."""
+    """Context: SIGINT and SIGTERM raise in the body.
+
+    A signal that is ignored, as in a background process, stays ignored.
+    """
     global _told
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -89,7 +95,10 @@ def _signals_raise() -> Iterator[None]:
 
 
 def _prepare_streams() -> None:
-    """Have standard output and error take any text, and exist: a file would get the number of one that the shell has closed."""
+    """Make standard output and error exist, and accept any text.
+
+    Where the shell has closed a stream, the next opened file would get the number of that stream.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -120,7 +129,7 @@ _ASCII = {
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return what stands for letters that the terminal's encoding lacks."""
+    """Return replacements for letters that the terminal's encoding lacks, and where they end."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(
         _ASCII.get(letter, "?") for letter in error.object[error.start : error.end]
@@ -135,36 +144,42 @@ def _reader_of_output_is_gone() -> bool:
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
-    except io.UnsupportedOperation:  # it is no file: something in this process collects it
+    except io.UnsupportedOperation:  # not a file: something in this process collects the output
         return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _output_fails() -> bool:
-    """Return whether standard output takes nothing more: a full disk is behind it, say."""
+    """Return whether standard output accepts no more data: its disk is full, say."""
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"")  # /dev/full refuses even that
         return os.fstatvfs(sys.stdout.fileno()).f_bavail == 0 and stat.S_ISREG(
             os.fstat(sys.stdout.fileno()).st_mode
         )
-    except io.UnsupportedOperation:  # it is no file: something in this process collects it
+    except io.UnsupportedOperation:  # not a file: something in this process collects the output
         return False
     except (OSError, ValueError):
         return True
 
 
 def _write_no_more() -> None:
-    """Send what is still to be written to standard output nowhere; Python would say at its very end what failed."""
+    """Send the rest of standard output to the null device.
+
+    Otherwise Python would report the failed write at its very end.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupted: str) -> int:
-    """Run `body` and return the exit code: its own (None is 0), that of a GalleryError, 130 after Ctrl-C, 143 after SIGTERM.
+    """Run `body` and return the exit code of the command.
 
-    The error's text, after `error_prefix`, or the line `interrupted` goes to standard error. A command whose output nobody
-    reads any more (`… | head`) ends in silence with 141, as other commands do. What the system refuses (a full disk, a folder without
-    rights) is one line, exit code 1. Anything else that is raised is a defect of ours, and keeps its traceback.
+    The code is the result of `body` (None is 0), the code of a GalleryError, 130 after Ctrl-C, or
+    143 after SIGTERM. The error's text, after `error_prefix`, or the line `interrupted` goes to
+    standard error. A command whose output nobody reads any more (`… | head`) ends in silence with
+    141, as other commands do. What the system refuses (a full disk, a folder without rights)
+    becomes one line and exit code 1. Any other exception is a defect of this package, and keeps its
+    traceback.
     """
     global _told
     _prepare_streams()
@@ -174,7 +189,7 @@ def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupt
         finally:
             _told = None
             if sys.stdout is not None:
-                sys.stdout.flush()  # else Python does it at its very end, and says what failed
+                sys.stdout.flush()  # otherwise Python does so at its end, and reports a failure
     except BrokenPipeError:
         if not _reader_of_output_is_gone():
             raise
@@ -192,7 +207,11 @@ def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupt
 
 
 def refusal(error: OSError) -> str:
-    """Return what the system has refused, in one line: what, where, how much room there is, and what moves the folder."""
+    """Return in one line what the system has refused.
+
+    The line holds the reason and the path. Where it helps, the line also says how much space is
+    free, and which variables move the folders.
+    """
     what = error.strerror or str(error) or type(error).__name__
     if error.filename is None:
         return what
@@ -206,12 +225,15 @@ def refusal(error: OSError) -> str:
         there = next(folder for folder in (where, *where.absolute().parents) if folder.is_dir())
         text += f", {shutil.disk_usage(there).free / 2**20:.0f} MiB are free there"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
-        text += ". GALLERY_RUNS_DIR moves the folder of runs, GALLERY_CACHE_DIR that of data and compiled code"
+        text += (
+            ". GALLERY_RUNS_DIR moves the folder of runs, "
+            "GALLERY_CACHE_DIR that of data and compiled code"
+        )
     return text
 
 
 def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) -> int:
-    """Run `body` and return the exit code; an error and an interruption become one line."""
+    """Run `body` and return the exit code; an error or an interrupt becomes one line."""
     try:
         with _signals_raise():
             return body() or 0
@@ -222,7 +244,7 @@ def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) 
     except (KeyboardInterrupt, _Terminated):
         pass
     except Exception:
-        if _told is None:  # else it is what an import was left in
+        if _told is None:  # otherwise an interrupted import has caused it
             raise
     print(interrupted, file=sys.stderr)
     return TERMINATED if _told == signal.SIGTERM else INTERRUPTED

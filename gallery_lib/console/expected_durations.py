@@ -1,8 +1,10 @@
-"""How long the phases of a command took in earlier runs on this machine: the grounds for an estimate where nothing can be counted.
+"""Expected durations of a command's phases, from earlier runs on this machine.
 
-Kept in `.cache/durations.json`, the last few runs of a command each. What a command is: its options, this machine, torch's version
-and this package's files. How long compilation takes depends on what the compiler's cache holds: nothing when it is empty (cold), the
-graphs of this command when an earlier run of it has used the same one (warm). Otherwise nobody knows, and nothing is expected.
+They are the grounds for an estimate where nothing can be counted. `.cache/durations.json` keeps the
+last few runs of each command. A command is identified by its options, this machine, torch's version
+and this package's files. How long compilation takes depends on the compiler's cache. The cache is
+cold when it is empty, and warm when an earlier run of this command has used the same one: then it
+holds the command's graphs. Otherwise its state is unknown, and no duration is expected.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ _RUNS_KEPT = 5
 _COMMANDS_KEPT = 200
 _RUNS_LOOKED_AT = 3
 _ALIKE = 1.5
-"""Durations further apart than this factor are no grounds for an estimate."""
+"""Durations that differ by more than this factor are no grounds for an estimate."""
 _EXPECTED = (COMPILING, TRAINING, EVALUATION)
-"""The phases that take as long as last time; the others depend on what is in memory or made already."""
+"""Phases that take as long as last time. The others depend on what is in memory or made already."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What one run took."""
+    """Durations of one run, by phase, and the compiler cache that it used."""
 
-    state: str | None  # of the compiler's cache: cold, warm, or nobody knows
+    state: str | None  # of the compiler's cache: cold, warm, or None (unknown)
     compiler_cache: str
     seconds: dict[str, float]  # by phase
 
@@ -49,13 +51,13 @@ def _file() -> Path:
 def _read() -> dict[str, list[_Run]]:
     try:
         return read_json(_file(), dict[str, list[_Run]], again="")
-    except (OSError, InputError):  # estimates are all that it is for
+    except (OSError, InputError):  # the file serves estimates only
         return {}
 
 
 @functools.cache
 def _package_stamp() -> str:
-    """Return what changes whenever a file of this package does."""
+    """Return a digest that changes whenever a file of this package does."""
     package = Path(__file__).resolve().parents[1]
     stats = [
         (str(path.relative_to(package)), path.stat()) for path in sorted(package.rglob("*.py"))
@@ -73,9 +75,10 @@ def _torch_version() -> str:
 
 
 class Durations:
-    """What earlier runs of a command lead to expect, and where this one's durations are kept."""
+    """Durations that earlier runs of a command lead to expect, and the file that keeps them."""
 
     def __init__(self, command: Mapping[str, Any], compiler_cache: Path) -> None:
+        """Read the durations of earlier runs of `command`, and look at the compiler's cache."""
         facts = [
             dict(command),
             hardware.processor(),
@@ -93,13 +96,13 @@ class Durations:
         self._state = "cold" if cold else "warm" if warm else None
 
     def _alike(self) -> list[_Run]:
-        """Return the last runs that found the compiler's cache as this one does."""
+        """Return the last runs that found the compiler's cache in the same state."""
         return [run for run in self._runs if self._state and run.state == self._state][
             -_RUNS_LOOKED_AT:
         ]
 
     def expected(self, label: str) -> float | None:
-        """Return the seconds that a phase is expected to take, None without grounds."""
+        """Return the seconds that a phase is expected to take; None without grounds."""
         if not label.startswith(_EXPECTED):
             return None
         runs = self._alike() if label.startswith(COMPILING) else self._runs[-_RUNS_LOOKED_AT:]
@@ -109,14 +112,17 @@ class Durations:
         return median(seconds)
 
     def graphs(self) -> int | None:
-        """Return how many graphs such runs have compiled; None when there were none or they differ."""
+        """Return how many graphs the runs with the same cache state have compiled.
+
+        Return None when there were none, or when the runs differ.
+        """
         counts = {
             sum(label.startswith(COMPILING) for label in run.seconds) for run in self._alike()
         }
         return counts.pop() or None if len(counts) == 1 else None
 
     def keep(self, seconds: Mapping[str, float]) -> None:
-        """Keep what a run that went well took, by phase."""
+        """Store the seconds by phase of a run that went well."""
         run = _Run(
             self._state, self._cache, {name: round(took, 2) for name, took in seconds.items()}
         )
@@ -125,9 +131,8 @@ class Durations:
         everything[self._key] = runs  # the newest last
         for key in list(everything)[:-_COMMANDS_KEPT]:
             del everything[key]
-        with contextlib.suppress(
-            OSError
-        ):  # a cache that cannot be written costs nothing but estimates
+        # A cache that cannot be written costs nothing but estimates.
+        with contextlib.suppress(OSError):
             _file().parent.mkdir(parents=True, exist_ok=True)
             write_json(
                 _file(),

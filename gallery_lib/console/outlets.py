@@ -1,4 +1,7 @@
-"""Where progress is shown: a notebook's output, a terminal's last line, or plain lines; each decides when it is due."""
+"""Outlets of progress: a notebook's output, a terminal's last line, or plain lines.
+
+Each outlet decides when it is due to draw.
+"""
 
 from __future__ import annotations
 
@@ -11,60 +14,67 @@ TICK_SECONDS = 1.0
 
 
 def in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel."""
+    """Return whether this process is a Jupyter kernel."""
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     return bool(shell and "IPKernelApp" in shell.config)
 
 
 def redraws(stream: TextIO) -> bool:
-    """Whether what was written to the stream can be drawn over: a terminal with a cursor that moves."""
+    """Return whether text that was written to the stream can be drawn over.
+
+    A terminal whose cursor moves allows that; a dumb terminal, a pipe and a file do not.
+    """
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def fitted(text: str, width: int | None) -> str:
-    """Return the text, cut where it is longer than `width` columns; None is any number of them."""
+    """Return the text, cut where it is longer than `width` columns; None allows any length."""
     return text if width is None or len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 class Outlet(Protocol):
-    """Shows one text, again and again."""
+    """Place that shows one text at a time, again and again."""
 
     own_thread: bool  # whether another thread than the main one may draw
 
     def width(self) -> int | None:
-        """Return how many columns there are; None where there is no bar."""
+        """Return the number of columns; None where there is no bar."""
 
     def due(self, since: float, *, new_phase: bool, new_part: bool) -> bool:
-        """Return whether to draw, `since` seconds after the last time."""
+        """Return whether to draw, `since` seconds after the last drawing."""
 
     def draw(self, text: str) -> None:
-        """Show the text instead of the one before."""
+        """Show the text instead of the previous one."""
 
     def say(self, line: str) -> None:
         """Print a line to standard output that stays."""
 
     def end(self, done: str | None, label: str) -> None:
-        """Show `done` as the last state; without it, take away what is shown, which was `label`."""
+        """Show `done` as the last state; without it, remove the text, which was `label`."""
 
 
 class Notebook:
-    """One text output that is updated in place: a saved notebook holds its last state, and needs neither JavaScript nor trust."""
+    """One text output of a notebook that is updated in place.
+
+    A saved notebook holds its last state, and needs neither JavaScript nor trust.
+    """
 
     own_thread = False  # an output belongs to the thread that runs the cell
 
     def __init__(self) -> None:
+        """Start without an output: the first drawing displays one."""
         self._handle: Any = None
 
     def width(self) -> int | None:
-        """See Outlet."""
+        """Return 100 columns."""
         return 100
 
     def due(self, since: float, *, new_phase: bool, new_part: bool) -> bool:
-        """See Outlet."""
+        """Return true for a new phase, and once per tick."""
         return new_phase or since >= TICK_SECONDS
 
     def draw(self, text: str) -> None:
-        """See Outlet."""
+        """Update the output, or display it for the first time."""
         if self._handle is not None:
             self._handle.update({"text/plain": text}, raw=True)
             return
@@ -73,92 +83,92 @@ class Notebook:
         self._handle = display({"text/plain": text}, raw=True, display_id=True)
 
     def say(self, line: str) -> None:
-        """See Outlet."""
+        """Print a line to the output of the cell."""
         print(line, flush=True)
 
     def end(self, done: str | None, label: str) -> None:
-        """See Outlet; an output cannot be taken away, so it says where the end came."""
+        """Show the last state, or where the end came: a notebook output cannot be removed."""
         self.draw(done or f"ended during: {label}")
 
 
 class Terminal:
-    """The last line of a terminal, drawn over on standard error."""
+    """Last line of a terminal, drawn over on standard error."""
 
     own_thread = True
 
     def __init__(self) -> None:
+        """Start with nothing drawn."""
         self._drawn = ""
 
     def width(self) -> int | None:
-        """See Outlet."""
+        """Return the columns of the terminal less one; 79 where they are unknown."""
         with contextlib.suppress(OSError, ValueError):
             return (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
         return 79
 
     def due(self, since: float, *, new_phase: bool, new_part: bool) -> bool:
-        """See Outlet."""
+        """Return true for a new phase, and once per tick."""
         return new_phase or since >= TICK_SECONDS
 
     def draw(self, text: str) -> None:
-        """See Outlet."""
+        """Draw the text over the last line."""
         self._drawn = f"\r{text}\x1b[K"
         self._write(self._drawn)
 
     def say(self, line: str) -> None:
-        """See Outlet; what is drawn moves below the line."""
+        """Print a line; the drawn text moves below it."""
         if self._drawn:
             self._write("\r\x1b[K")
         print(line, flush=True)
         self._write(self._drawn)
 
     def end(self, done: str | None, label: str) -> None:
-        """See Outlet."""
+        """Replace the drawn text by `done`, or erase it."""
         self._drawn = ""
         self._write(f"\r\x1b[K{done}\n" if done else "\r\x1b[K")
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # whoever watched may have gone; the work goes on
+        # The reader of the stream may have gone; the work goes on.
+        with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(text)
             sys.stderr.flush()
 
 
 class Lines:
-    """Plain lines on standard error: one when a part begins, and now and then while it goes on."""
+    """Plain lines on standard error: one when a part begins, and some while it goes on."""
 
     own_thread = True
 
     def __init__(self, seconds: float) -> None:
+        """Set the seconds between two lines of one part."""
         self._seconds = seconds
 
     def width(self) -> int | None:
-        """See Outlet."""
+        """Return None: plain lines have no bar."""
         return None
 
     def due(self, since: float, *, new_phase: bool, new_part: bool) -> bool:
-        """See Outlet."""
+        """Return true for a new part, and after the seconds between two lines."""
         return new_part or since >= self._seconds
 
     def draw(self, text: str) -> None:
-        """See Outlet."""
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # whoever watched may have gone; the work goes on
+        """Print the text as a line of its own."""
+        # The reader of the stream may have gone; the work goes on.
+        with contextlib.suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
 
     def say(self, line: str) -> None:
-        """See Outlet."""
+        """Print a line to standard output."""
         print(line, flush=True)
 
     def end(self, done: str | None, label: str) -> None:
-        """See Outlet."""
+        """Print `done` as the last line."""
         if done:
             self.draw(done)
 
 
 def outlet(line_seconds: float) -> Outlet:
-    """Return the one that suits this process."""
+    """Return the outlet that suits this process."""
     if in_notebook():
         return Notebook()
     return Terminal() if redraws(sys.stderr) else Lines(line_seconds)

@@ -1,7 +1,8 @@
-"""The phases of a run, from imports to its end: rank 0 notes each in `phases.json` when it begins, and who watches the run reads them.
+"""Phases of a run, from imports to its end, which rank 0 writes to `phases.json`.
 
-Nothing is noted in a steady step: a change of phase costs one small file, written atomically. Without `phases.json` the
-processes are still importing what they need.
+Rank 0 notes each phase when it begins, and whoever watches the run reads the file. A change of
+phase costs one small file, written atomically; a steady step notes nothing. Without `phases.json`
+the processes are still importing their libraries.
 """
 
 from __future__ import annotations
@@ -31,17 +32,20 @@ TRAFFIC = "memory traffic of a step"
 EVALUATION = "evaluation"
 ENDING = "ending"
 
-_LONGEST_LIST = (
-    500  # phases that are kept: a model whose graph breaks everywhere compiles hundreds of times
-)
+# Phases that are kept. A model with graph breaks everywhere compiles hundreds of times.
+_LONGEST_LIST = 500
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase. `number` counts graphs that are compiled, from 1; `count` of `total` steps were done when it began."""
+    """One phase of a run.
+
+    `number` counts compiled graphs, from 1. When the phase began, `count` of `total` steps were
+    done.
+    """
 
     name: str
-    began: float  # as `processes.now()` says it
+    began: float  # as returned by `processes.now()`
     number: int | None = None
     count: int = 0
     total: int | None = None
@@ -53,9 +57,10 @@ class Phase:
 
 
 class PhaseLog:
-    """Notes the phases of a run in its directory; does nothing in other ranks than 0."""
+    """Log of the phases of a run, in its directory; ranks other than 0 log nothing."""
 
     def __init__(self, run_dir: Path, *, enabled: bool = True) -> None:
+        """Start an empty log in `run_dir`; it writes nothing unless `enabled`."""
         self._path = run_dir / PHASES_FILE
         self._enabled = enabled
         self._phases: list[Phase] = []
@@ -64,27 +69,28 @@ class PhaseLog:
     def begin(
         self, name: str, *, number: int | None = None, count: int = 0, total: int | None = None
     ) -> None:
-        """Note that a phase begins, and with it that the one before has ended."""
+        """Note that a phase begins, which ends the previous one."""
         if not self._enabled:
             return
         self._phases = [*self._phases[-_LONGEST_LIST:], Phase(name, now(), number, count, total)]
         new = self._path.with_name(f".{PHASES_FILE}.new")
-        with contextlib.suppress(OSError):  # a full disk is the business of what has to be written
+        # On a full disk, writing the results fails and reports it.
+        with contextlib.suppress(OSError):
             new.parent.mkdir(parents=True, exist_ok=True)
             new.write_text(json.dumps([vars(phase) for phase in self._phases]))
             new.replace(self._path)
 
     def compilation_began(self) -> None:
-        """Note that a graph is being compiled."""
+        """Note that the compilation of a graph begins."""
         self._graphs += 1
         self.begin(COMPILING, number=self._graphs)
 
     def build_began(self) -> None:
-        """Note that kernels of ours are being built."""
+        """Note that the build of own kernels begins."""
         self.begin(BUILDING)
 
     def compilation_ended(self) -> None:
-        """Note that what was going on before the compilation, or build, goes on."""
+        """Note that the phase before the compilation, or build, goes on."""
         before = next(
             (phase for phase in reversed(self._phases) if phase.name not in (COMPILING, BUILDING)),
             None,
@@ -97,12 +103,15 @@ def read_phases(run_dir: Path | str) -> list[Phase]:
     """Return the phases of a run so far, in order; none before its imports are done."""
     try:
         return read_json(Path(run_dir) / PHASES_FILE, list[Phase], again="")
-    except (OSError, InputError):  # there is none yet; or it is not ours
+    except (OSError, InputError):  # not written yet, or not a file of ours
         return []
 
 
 def seconds_by_phase(phases: Sequence[Phase], ended: float) -> dict[str, float]:
-    """Return how long each phase took, by its label, in a run that ended then; what came back later counts together."""
+    """Return the seconds of each phase, by its label, in a run that ended at `ended`.
+
+    A phase that came back later counts together with its first part.
+    """
     found: dict[str, float] = {}
     ends = [*(phase.began for phase in phases[1:]), ended]
     for phase, end in zip(phases, ends, strict=True):

@@ -1,13 +1,14 @@
-"""Shows what is going on: a clock that ticks for each phase, and a bar where something is counted.
+"""Progress display: a clock that ticks for each phase, and a bar where something is counted.
 
-It suits where it is shown (outlets.py): one output of a notebook, the last line of a terminal, plain lines elsewhere.
+The form suits the place (outlets.py): one output of a notebook, the last line of a terminal, plain
+lines elsewhere.
 
     with Progress() as progress:
         progress.show("data")
-        progress.show("training", count=3, total=40)    # again and again: this is what has the clock tick
+        progress.show("training", count=3, total=40)  # repeated calls let the clock tick
 
-How long a phase will take is shown where there are grounds only: its own count, once a part of it is done, or `expected`,
-what it took in earlier runs (expected_durations.py).
+An estimate of a phase's duration needs grounds: its own count, once a part of it is done, or
+`expected`, its duration in earlier runs (expected_durations.py).
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from gallery_lib.system.processes import now
 LINE_SECONDS = 10.0
 _BAR_WIDTH = 20
 _SHORTEST_ESTIMATE = 10.0
-"""Seconds: a shorter phase is over before its estimate is read."""
+"""Seconds. A shorter phase is over before its estimate is read."""
 _COUNTED_PART = 0.2
-"""How much of a phase must be done before its own pace says how long it takes."""
+"""Part of a phase that must be done before its own pace gives an estimate."""
 
 
 def duration(seconds: float) -> str:
-    """`34 s` or `3 min 5 s`."""
+    """Return seconds as text: `34 s` or `3 min 5 s`."""
     whole = int(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """The phase that is shown."""
+    """Phase on display."""
 
     label: str
     part: str
@@ -60,7 +61,7 @@ class _Shown:
     expected: float | None
 
     def about_seconds(self, now: float) -> tuple[float, str] | None:
-        """Return how long the phase will take in all, and on what grounds; None without any."""
+        """Return the estimated seconds of the whole phase, and the grounds; None without any."""
         elapsed = now - self.began
         if self.total is not None and self.total > self.first:
             done, of = self.count - self.first, self.total - self.first
@@ -73,7 +74,10 @@ class _Shown:
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
-    """A line that says what is going on. At the end of the `with` block it says what took how long; after an error it goes."""
+    """Display of what is going on.
+
+    At the end of the `with` block it says how long each part took. After an error it disappears.
+    """
 
     def __init__(
         self,
@@ -82,6 +86,13 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         line_seconds: float = LINE_SECONDS,
         clock: Callable[[], float] = now,
     ) -> None:
+        """Start the clock; nothing is shown yet.
+
+        Args:
+            enabled: whether anything is shown at all.
+            line_seconds: seconds between two plain lines of one part.
+            clock: function that returns the time in seconds.
+        """
         self.enabled, self._clock = enabled, clock
         self._lock = threading.RLock()
         self._outlet = outlet(line_seconds)
@@ -103,14 +114,19 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         began: float | None = None,
         expected: float | None = None,
     ) -> None:
-        """Say what is going on, or again that it still is.
+        """Show a phase, or show again that it still goes on.
 
         Args:
-            part: the name under which its seconds are added up at the end; the label when left out.
-            count, total, unit: what is done of what there is to do, and of what it is so many; `first` were done when the phase began.
-            least: how many of them must be done before the rest can be estimated.
-            began: when the phase began, as `processes.now()` says it; now, when left out and the label is a new one.
-            expected: seconds that it took in earlier runs.
+            label: the phase, as it is shown.
+            part: the name under which its seconds are added up at the end; default: the label.
+            count: what is done so far.
+            total: what there is to do; None where nothing is counted.
+            unit: the unit of `count` and `total`.
+            first: what was done already when the phase began.
+            least: how much must be done before the rest can be estimated.
+            began: when the phase began, as returned by `processes.now()`; default: now, where the
+                label is new.
+            expected: seconds that the phase took in earlier runs.
         """
         raise_if_told()
         if not self.enabled:
@@ -131,7 +147,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._draw(new_phase=not same, new_part=new_part)
 
     def tick(self) -> None:
-        """Have the clock go on."""
+        """Let the clock on display go on."""
         with self._lock:
             if self.enabled and self._shown is not None:
                 self._draw()
@@ -140,9 +156,10 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
     def ticking(
         self, label: str, *, part: str | None = None, patience: float = 0.0
     ) -> Iterator[None]:
-        """Show `label` while the body runs, which cannot be asked how far it is; nothing if that takes less than `patience` seconds.
+        """Context: show `label` while the body runs, which cannot report its own progress.
 
-        In a notebook the clock stands meanwhile: its outputs belong to the thread that runs the cell.
+        Nothing is shown if the body takes less than `patience` seconds. In a notebook the clock
+        stands meanwhile: its outputs belong to the thread that runs the cell.
         """
         began = self._clock()
         if not patience:
@@ -170,9 +187,10 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
-        """Show that the body imports libraries, in a command that has no threads yet.
+        """Context: show that the body imports libraries, in a command that has no threads yet.
 
-        A forked process draws: loading a library can hold the interpreter's lock for seconds, in which no thread would.
+        A forked process draws. Loading a library can hold the interpreter's lock for seconds, in
+        which no thread could draw.
         """
         self.show(IMPORTS)
         if not self.enabled or not self._outlet.own_thread:
@@ -184,9 +202,8 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             try:
                 os.close(ends)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-                while not select.select([ended], [], [], TICK_SECONDS)[
-                    0
-                ]:  # it is closed also when the command is killed
+                # The pipe is closed also when the command is killed.
+                while not select.select([ended], [], [], TICK_SECONDS)[0]:
                     self.tick()
             finally:
                 os._exit(0)
@@ -200,12 +217,12 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         raise_if_told()
 
     def say(self, line: str) -> None:
-        """Print a line to standard output, above what is shown."""
+        """Print a line to standard output, above the display."""
         with self._lock:
             self._outlet.say(line)
 
     def finish(self) -> None:
-        """Say what took how long, as the last that is shown."""
+        """Show how long each part took, as the last state."""
         with self._lock:
             now = self._clock()
             self._end_part(now)
@@ -217,11 +234,12 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._end(f"done in {duration(now - self._began)}" + (f": {taken}" if taken else ""))
 
     def clear(self) -> None:
-        """Take away what is shown; a notebook keeps what it was, and that it has ended."""
+        """Remove the display; a notebook keeps the last state, and that it has ended."""
         with self._lock:
             self._end(None)
 
     def __exit__(self, *raised: Any) -> None:
+        """Finish the display, or clear it after an error."""
         (self.finish if raised[0] is None else self.clear)()
 
     def _end_part(self, now: float) -> None:
@@ -243,7 +261,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             self._drawn_at = now
 
     def _text(self, now: float, width: int | None) -> str:
-        """Return the line, with a bar where there is room for one in `width` columns."""
+        """Return the line, with a bar where `width` columns have room for one."""
         shown = self._shown
         assert shown is not None
         clock = duration(now - shown.began)
@@ -269,7 +287,10 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
 @contextlib.contextmanager
 def busy(label: str, patience: float = 0.0) -> Iterator[None]:
-    """Show `label` while the body runs, if that takes longer than `patience` seconds, and nothing afterwards."""
+    """Context: show `label` while the body runs, and nothing afterwards.
+
+    Nothing is shown if the body takes less than `patience` seconds.
+    """
     progress = Progress()
     try:
         with progress.ticking(label, patience=patience):
@@ -280,7 +301,11 @@ def busy(label: str, patience: float = 0.0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def shown_on(progress: bool | Progress) -> Iterator[Progress]:
-    """Yield the Progress that is given, which stays open, or a new one, which shows nothing for False."""
+    """Yield the given Progress, which stays open, or a new one.
+
+    Args:
+        progress: an open Progress; True for a new one; False for a new one that shows nothing.
+    """
     if isinstance(progress, Progress):
         yield progress
         return

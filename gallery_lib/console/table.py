@@ -1,4 +1,7 @@
-"""Rows of text as a table, for a terminal and for Markdown, and figures in words; the first row is the header. Needs no torch."""
+"""Tables of text for a terminal and for Markdown, and figures in words.
+
+The first row is the header. The module needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from collections.abc import Sequence
 Rows = Sequence[Sequence[str]]
 _SIGNIFICANT_DIGITS = 3
 _SMALLEST_PLAIN = 1e-3
-"""Smaller figures are written with an exponent."""
+"""Figures below this value are written with an exponent."""
 
 
 def markdown_table(rows: Rows) -> str:
-    """A Markdown table."""
+    """Return the rows as a Markdown table."""
     header, *body = rows
     lines = ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *body]]
     return "\n".join(lines)
@@ -23,7 +26,7 @@ def _widths(rows: Rows) -> list[int]:
 
 
 def text_columns(rows: Rows) -> list[str]:
-    """A line of text for each row, the columns below each other."""
+    """Return a line of text for each row, with aligned columns."""
     return [
         "  ".join(
             cell.ljust(width) for cell, width in zip(row, _widths(rows), strict=True)
@@ -33,22 +36,24 @@ def text_columns(rows: Rows) -> list[str]:
 
 
 def text_table(rows: Rows) -> str:
-    """The same in columns."""
+    """Return the rows as text with aligned columns and a rule below the header."""
     lines = text_columns(rows)
     return "\n".join([lines[0], "  ".join("-" * width for width in _widths(rows)), *lines[1:]])
 
 
 def number(value: float) -> str:
-    """Return a measured value with three significant digits and thousands separators: `0.125`, `38.1`, `24,600`."""
+    """Return a measured value with three significant digits and thousands separators.
+
+    Examples are `0.125`, `38.1` and `24,600`.
+    """
     if not math.isfinite(value):
         return "not finite"
     if value == 0:
         return "0"
     if abs(value) < _SMALLEST_PLAIN:
         return f"{value:.2g}"
-    rounded = float(
-        f"{value:.{_SIGNIFICANT_DIGITS}g}"
-    )  # before its digits are counted: 9.999 has one more than it seems
+    # Rounding comes before counting digits: 9.999 has one more than it seems.
+    rounded = float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
     decimals = _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(rounded)))
     return f"{rounded:,.{max(0, decimals)}f}"
 

@@ -1,7 +1,9 @@
-"""Errors in code of the reader's own, told in a line, with their line of code and no frame of ours or of a library.
+"""Messages for errors in the reader's own code: one line, and the line of code.
 
-`told(error)` translates an exception that came out of such code; `at_return(function, words)` says what is wrong with what
-a function returned. Known mistakes are told with what to do (TABLE); of any other the library's own sentence is kept.
+A message has no frame of this package or of a library. `told(error)` translates an exception that
+came out of the reader's code. `at_return(function, what)` reports a fault in the value that a
+function returned. TABLE holds known mistakes, with what to do about each. For other errors the
+library's own sentence is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 from gallery_lib.errors import InputError
 
 CELL_FILE = "your_cell.py"
-"""The file that a notebook's cell is written to; messages call it `your cell`."""
+"""File that a notebook's cell is written to; messages call it `your cell`."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"]).resolve()
@@ -31,21 +33,27 @@ _FLOAT_LIKE, _INTEGER_LIKE = (
 )
 _CONVERT = "Convert in make_batch: inputs with `.float()`, class numbers and tokens with `.long()`."
 
-NO_GRADIENT = "the loss does not depend on the model's parameters. Leave out `.detach()`, `.item()`, `no_grad` and `argmax` on the way to it."
+NO_GRADIENT = (
+    "the loss does not depend on the model's parameters. Leave out `.detach()`, `.item()`, "
+    "`no_grad` and `argmax` on the way to it."
+)
 
 TABLE: list[tuple[str, str]] = [
     # Names and calls
     (
         r"name 'get_ipython' is not defined",
-        "a line for IPython (`%` or `!`) stands between the functions, which are run as a Python file. Move it to a cell of its own.",
+        "a line for IPython (`%` or `!`) stands between the functions, which are run as a Python "
+        "file. Move it to a cell of its own.",
     ),
     (
         r"name '(\w+)' is not defined",
-        r"`\1` is not known here: the training processes run this code as a file of its own. Import or define `\1` in it.",
+        r"`\1` is not known here: the training processes run this code as a file of its own. "
+        r"Import or define `\1` in it.",
     ),
     (
         r"No module named '([\w.]+)'",
-        r"the module `\1` is not found. Install it in this environment, or put it beside the notebook.",
+        r"the module `\1` is not found. "
+        r"Install it in this environment, or put it beside the notebook.",
     ),
     (
         r"(\w[\w.]*)\(\) missing (\d+) required (?:positional|keyword-only) arguments?: (.+)",
@@ -62,7 +70,8 @@ TABLE: list[tuple[str, str]] = [
     # What is handed on
     (
         r"'(?:list|tuple)' object has no attribute '(\w+)'",
-        r"a tuple or list is used like a tensor (`.\1`). Take the element that you mean: `[0]`, say.",
+        r"a tuple or list is used like a tensor (`.\1`). "
+        r"Take the element that you mean: `[0]`, say.",
     ),
     (
         r"'NoneType' object has no attribute '(\w+)'",
@@ -73,12 +82,15 @@ TABLE: list[tuple[str, str]] = [
         "the loss is a plain number. Return the tensor, without `.item()`.",
     ),
     (
-        r"'(\w+)' object has no attribute '(flatten|shape|size|view|reshape|float|argmax|mean|sum|squeeze|dim|backward|detach)'",
-        r"an object, \1, is used like a tensor (`.\2`). Take its tensor: `.logits` or `.loss`, say.",
+        r"'(\w+)' object has no attribute "
+        r"'(flatten|shape|size|view|reshape|float|argmax|mean|sum|squeeze|dim|backward|detach)'",
+        r"an object, \1, is used like a tensor (`.\2`). "
+        r"Take its tensor: `.logits` or `.loss`, say.",
     ),
     (
         r"must be Tensor, not (?:tuple|list)",
-        "a tuple or list stands where a tensor belongs. Take the element that you mean: `[0]`, say.",
+        "a tuple or list stands where a tensor belongs. "
+        "Take the element that you mean: `[0]`, say.",
     ),
     (
         r"must be Tensor, not NoneType",
@@ -90,24 +102,31 @@ TABLE: list[tuple[str, str]] = [
     ),
     (
         r"must be Tensor, not (?:float|int)",
-        "a plain number stands where a tensor belongs. Leave `.item()` out, or use `torch.tensor(…)`.",
+        "a plain number stands where a tensor belongs. "
+        "Leave `.item()` out, or use `torch.tensor(…)`.",
     ),
     (
         r"must be Tensor, not (\w+)",
-        r"an object, \1, stands where a tensor belongs. Take its tensor: `.logits` or `.loss`, say.",
+        r"an object, \1, stands where a tensor belongs. "
+        r"Take its tensor: `.logits` or `.loss`, say.",
     ),
     # Devices
     (
-        r"not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available|No HIP GPUs",
-        'there is no GPU here. Leave `.cuda()` and `device="cuda"` out: model and batches are moved to where the training runs.',
+        r"not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
+        r"|No HIP GPUs",
+        'there is no GPU here. Leave `.cuda()` and `device="cuda"` out: model and batches are '
+        "moved to where the training runs.",
     ),
     (
-        r"Expected all tensors to be on the same device|should be the same device|is on (?:cpu|cuda)[^.]* but expected",
-        "tensors lie on different devices. Make new ones with `device=x.device`, and fixed ones with `register_buffer`.",
+        r"Expected all tensors to be on the same device|should be the same device"
+        r"|is on (?:cpu|cuda)[^.]* but expected",
+        "tensors lie on different devices. "
+        "Make new ones with `device=x.device`, and fixed ones with `register_buffer`.",
     ),
     (
         r"device-side assert",
-        "an index is out of its range (a class number or a token, say). The kernel has to be restarted after this.",
+        "an index is out of its range (a class number or a token, say). "
+        "The kernel has to be restarted after this.",
     ),
     (
         r"out of memory|can't allocate memory|not enough memory",
@@ -116,15 +135,18 @@ TABLE: list[tuple[str, str]] = [
     # Shapes
     (
         r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)",
-        r"a linear layer takes \2 values and is given \1. Change its size, or the shape of what it is given.",
+        r"a linear layer takes \2 values and is given \1. "
+        r"Change its size, or the shape of what it is given.",
     ),
     (
         r"expected input\[([\d, ]+)\] to have (\d+) channels, but got (\d+)",
-        r"a convolution takes \2 channels and is given \3: its input has the shape [\1], with channels in the second place.",
+        r"a convolution takes \2 channels and is given \3: its input has the shape [\1], with "
+        r"channels in the second place.",
     ),
     (
         r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)",
-        r"the loss is given predictions for \1 samples and targets for \2. Flatten both in the same way.",
+        r"the loss is given predictions for \1 samples and targets for \2. "
+        r"Flatten both in the same way.",
     ),
     (
         r"[Tt]he size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)",
@@ -136,20 +158,24 @@ TABLE: list[tuple[str, str]] = [
     ),
     (
         r"[Tt]arget (-?\d+) is out of bounds",
-        r"a target is class \1, and the model has no output of that number. Classes count from 0; give the model as many outputs.",
+        r"a target is class \1, and the model has no output of that number. Classes count from 0; "
+        r"give the model as many outputs.",
     ),
     (
         r"index out of range in self",
-        "an embedding has no row for one of the indices. Give it as many rows as there are tokens; they count from 0.",
+        "an embedding has no row for one of the indices. "
+        "Give it as many rows as there are tokens; they count from 0.",
     ),
     # Dtypes
     (
-        rf"must have the same dtype, but got {_INTEGER_LIKE} and {_FLOAT_LIKE}|expected scalar type {_FLOAT_LIKE} but found {_INTEGER_LIKE}"
+        rf"must have the same dtype, but got {_INTEGER_LIKE} and {_FLOAT_LIKE}"
+        rf"|expected scalar type {_FLOAT_LIKE} but found {_INTEGER_LIKE}"
         rf"|(?:Input type|input type) \((?:torch\.)?(?:cuda\.)?{_INTEGER_LIKE}",
         f"whole numbers are given where a layer computes with floating point. {_CONVERT}",
     ),
     (
-        rf"expected scalar type {_INTEGER_LIKE} but found {_FLOAT_LIKE}|scalar types: Long, Int; but got"
+        rf"expected scalar type {_INTEGER_LIKE} but found {_FLOAT_LIKE}"
+        "|scalar types: Long, Int; but got"
         "|[Ee]xpected target dtype to be Long",
         f"floating point is given where whole numbers belong (class numbers, tokens). {_CONVERT}",
     ),
@@ -160,8 +186,10 @@ TABLE: list[tuple[str, str]] = [
     ),
     (
         r"must have the same dtype, but got (\S+) and (\S+)|[Ff]ound dtype (\S+) but expected (\S+)"
-        r"|expected scalar type (\S+) but found (\S+)|(?:Input|input) type \((\S+)\) and (?:weight|bias) type",
-        "numbers of two precisions meet. Make new tensors with `dtype=x.dtype`, and convert none to a fixed precision.",
+        r"|expected scalar type (\S+) but found (\S+)"
+        r"|(?:Input|input) type \((\S+)\) and (?:weight|bias) type",
+        "numbers of two precisions meet. "
+        "Make new tensors with `dtype=x.dtype`, and convert none to a fixed precision.",
     ),
     # The backward pass
     (r"does not require grad and does not have a grad_fn", NO_GRADIENT),
@@ -171,18 +199,20 @@ TABLE: list[tuple[str, str]] = [
     ),
     (
         r"modified by an inplace operation",
-        "a tensor that the backward pass needs was changed in place (`x += …`, `x[…] = …`, `relu_()`). Write `x = x + …`.",
+        "a tensor that the backward pass needs was changed in place (`x += …`, `x[…] = …`, "
+        "`relu_()`). Write `x = x + …`.",
     ),
     (
         r"backward through the graph a second time",
-        "a tensor of an earlier step is used again in this one. Detach what the model keeps from step to step.",
+        "a tensor of an earlier step is used again in this one. "
+        "Detach what the model keeps from step to step.",
     ),
     (
         r"optimizer got an empty parameter list",
         "the model has no parameters to train. Make its layers attributes of an `nn.Module`.",
     ),
 ]
-"""Pattern in an error's message → what is wrong, and what to do. The first that matches counts."""
+"""Pattern in an error's message → what is wrong, and what to do. The first match counts."""
 
 
 @dataclass(frozen=True)
@@ -193,13 +223,17 @@ class Line:
     number: int
 
     def __str__(self) -> str:
+        """Return the line as messages show it: file, number and code."""
         called = "your cell" if Path(self.path).name == CELL_FILE else Path(self.path).name
         linecache.checkcache(self.path)
         return f"{called}, line {self.number}: {linecache.getline(self.path, self.number).strip()}"
 
 
 def is_own(path: str) -> bool:
-    """Return whether the reader wrote the file: it is in no library, not in the standard one, and not in this package."""
+    """Return whether the reader wrote the file.
+
+    Such a file is in no library, not in the standard library, and not in this package.
+    """
     if path.startswith("<"):
         return False
     file = Path(path).resolve()
@@ -209,9 +243,9 @@ def is_own(path: str) -> bool:
 
 
 def line_of(error: BaseException) -> Line | None:
-    """Return the reader's line in which `error` came about: the innermost; None where it never was in code of theirs.
+    """Return the reader's innermost line in which `error` came about; None where there is none.
 
-    Of an error that a data-loading process passed on, only the text has its frames.
+    An error that a data-loading process passed on has its frames only in its text.
     """
     frames = [
         (frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)
@@ -227,14 +261,17 @@ def line_of(error: BaseException) -> Line | None:
 
 
 def _own_sentence(error: BaseException) -> str:
-    """Return the error's message, its first line, without the traceback that a data-loading process put around it."""
+    """Return the first line of the error's message, with the error's type.
+
+    The traceback that a data-loading process put around the message is left out.
+    """
     kind = type(error).__name__
     text = str(error).rpartition(f"\n{kind}: ")[2].strip()
     return f"{kind}: {text.splitlines()[0]}" if text else kind
 
 
 def words(error: BaseException) -> str:
-    """Return what is wrong and what to do, in a line."""
+    """Return in one line what is wrong and what to do."""
     text = str(error)
     for pattern, meaning in TABLE:
         if match := re.search(pattern, text):
@@ -243,7 +280,7 @@ def words(error: BaseException) -> str:
 
 
 def is_known(error: BaseException) -> bool:
-    """Return whether it is one of the mistakes that are told in words of their own."""
+    """Return whether TABLE has words for this error."""
     return any(re.search(pattern, str(error)) for pattern, _ in TABLE)
 
 
@@ -253,7 +290,12 @@ def _message(what: str, line: Line | None) -> str:
 
 
 def told(error: BaseException, otherwise: Line | None = None) -> str:
-    """Return the message: what is wrong, what to do, and the reader's line; `otherwise` where no frame is theirs."""
+    """Return the message: what is wrong, what to do, and the reader's line.
+
+    Args:
+        error: the exception.
+        otherwise: the line to show where no frame is the reader's.
+    """
     return _message(words(error), line_of(error) or otherwise)
 
 
@@ -272,7 +314,7 @@ def line_of_definition(function: Callable[..., Any]) -> Line | None:
 
 
 def line_of_return(function: Callable[..., Any]) -> Line | None:
-    """Return the line of a function's last `return`; that of its definition where there is none."""
+    """Return the line of a function's last `return`, or of its definition without one."""
     definition = line_of_definition(function)
     if definition is None:
         return None
@@ -291,7 +333,7 @@ def line_of_return(function: Callable[..., Any]) -> Line | None:
 
 
 def at_return(function: Callable[..., Any], what: str) -> InputError:
-    """Return the error for something wrong with what `function` returned."""
+    """Return the error for something wrong with the value that `function` returned."""
     return InputError(_message(what, line_of_return(function)))
 
 

@@ -1,7 +1,9 @@
-"""Data sets as real files, and how their batches come to the device.
+"""Data sets stored as real files, and the path of their batches to the device.
 
-A folder for each kind of data, with generators of mock data, the data sets that read it or the user's own, and checks
-of real folders. For all of them: `mock_folder` (made whole or not at all), `length_buckets`, `padding`, `nesting`,
-`sharding` (with `agreed_order`, `streams`, `rank_samplers`, `loader_copy`, `digests`), `epochs`, `shared_batches`,
-`early_workers`, `background_workers` and `device_loader`. Nothing here downloads anything.
+There is one folder per kind of data: `images`, `speech` and `text`. Each holds generators of mock
+data, the data sets that read mock data or the user's own, and checks of real folders. `mock_folder`
+writes a mock data set completely or not at all. `folder_walk` lists files. `loading` serves all
+kinds of data: `length_buckets`, `padding`, `nesting`, `sharding` (with `agreed_order`, `streams`,
+`rank_samplers`, `loader_copy`, `digests`, `in_step`), `epochs`, `shared_memory`, `early_start`,
+`worker_priority` and `device_loader`. Nothing here downloads anything.
 """

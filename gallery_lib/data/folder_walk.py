@@ -1,8 +1,9 @@
-"""Which files below a folder are data, and which are left out and for what reason.
+"""List the data files below a folder, and say what is left out and why.
 
-`walk` lists a folder, and the folders below it, in the order of torchvision's ImageFolder, and follows links as it does.
-Unlike it, `walk` leaves out what cannot be an item (hidden and empty files, broken links, pipes and devices) and links
-that lead back to a folder above them. Nothing is left out in silence: `LeftOut` counts each reason with an example.
+`walk` lists a folder and its subfolders in the order of torchvision's ImageFolder. Like
+ImageFolder, `walk` follows links. Unlike ImageFolder, `walk` leaves out what cannot be an item:
+hidden and empty files, broken links, pipes and devices. `walk` also leaves out links that lead back
+to a folder above them. Nothing is left out silently: `LeftOut` counts each reason with an example.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _SHOWN = 5
 
 
 def printable(name: str | bytes | os.PathLike[str]) -> str:
-    """Return `name` on one line that any UTF-8 stream takes; control characters and invalid bytes are escaped."""
+    """Return `name` on one line that any UTF-8 stream accepts.
+
+    Control characters and invalid bytes are escaped.
+    """
     text = os.fsdecode(name)
     if text.isprintable():
         return text
@@ -34,7 +38,7 @@ def printable(name: str | bytes | os.PathLike[str]) -> str:
 
 
 def some(names: Iterable[str]) -> str:
-    """Return the first few of `names`, printable, with their number where there are more."""
+    """Return the first few of `names`, printable, and the total number if there are more."""
     listed = list(names)
     shown = ", ".join(printable(name) for name in listed[:_SHOWN])
     return shown + (f", … ({len(listed)} in all)" if len(listed) > _SHOWN else "")
@@ -42,18 +46,18 @@ def some(names: Iterable[str]) -> str:
 
 @dataclass
 class LeftOut:
-    """Files and folders that are not read: their number by reason, and the first of each."""
+    """Files and folders that are not read: a count and a first example per reason."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
 
     def add(self, reason: str, example: str, count: int = 1) -> None:
-        """Count another one of `reason`."""
+        """Add `count` entries that are left out for `reason`, with an `example` of them."""
         self.counts[reason] = self.counts.get(reason, 0) + count
         self.examples.setdefault(reason, example)
 
     def update(self, other: LeftOut, below: str = "") -> None:
-        """Count what `other` holds as well; its examples lie in the folder `below`."""
+        """Add the counts of `other`; `below` is the path prefix of the examples in `other`."""
         for reason, count in other.counts.items():
             self.add(reason, f"{below}{other.examples[reason]}", count)
 
@@ -68,18 +72,19 @@ class LeftOut:
 
 
 def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftOut]:
-    """Return the files below `folder` whose name ends with one of `endings` (any case), and what is left out.
+    """Return the files below `folder` that end with one of `endings`, and what is left out.
 
-    Paths are relative to `folder`. A link that leads nowhere new ends there, so the walk always ends. Raises
-    InputError that names a folder which cannot be listed.
+    Endings match in upper and lower case. Paths are relative to `folder`. The walk does not follow
+    a link back to a folder above it, so the walk always ends. Raises InputError that names a folder
+    which cannot be listed.
     """
     start, left_out = os.fspath(folder), LeftOut()
-    listed: list[tuple[str, list[str]]] = []  # by folder, relative, with a slash before it
+    # (folder relative to `folder`, with a leading slash; names of its files)
+    listed: list[tuple[str, list[str]]] = []
     ahead: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(start),))]
     while ahead:
-        below, above = (
-            ahead.pop()
-        )  # `above`: the real paths of the folders that led here, its own last
+        # `above`: the real paths of the folders that led here, the folder's own path last
+        below, above = ahead.pop()
         names, folders = [], []
         for entry in scan(start + below):
             path = f"{below[1:]}/{entry.name}" if below else entry.name
@@ -110,18 +115,22 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
 
 
 def scan(folder: Path | str) -> list[os.DirEntry[str]]:
-    """Return the entries of `folder`, by name. Raises InputError when it cannot be listed."""
+    """Return the entries of `folder`, sorted by name.
+
+    Raises InputError when the folder cannot be listed.
+    """
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise InputError(
-            f"Cannot list the folder {printable(folder)}: {error.strerror}. Make it readable, or give another one."
+            f"Cannot list the folder {printable(folder)}: {error.strerror}. Make it readable, or "
+            "give another one."
         ) from error
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether `entry` is a folder, or a link to one; a link that leads nowhere is none."""
+    """Return whether `entry` is a folder or a link to a folder; a broken link is neither."""
     try:
         return entry.is_dir()
     except OSError:
@@ -129,7 +138,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def unfit(entry: os.DirEntry[str] | Path) -> str | None:
-    """Return why `entry` cannot be read as a file with content, None where it can."""
+    """Return why `entry` cannot be read as a file with content, or None if it can."""
     try:
         found = entry.stat()
     except OSError:

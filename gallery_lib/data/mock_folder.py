@@ -1,8 +1,10 @@
-"""A folder of mock data that is there as a whole or not at all.
+"""Write a folder of mock data completely or not at all.
 
-`make` fills a hidden folder beside the target and renames it when it is done, so an interruption leaves nothing that
-looks complete. `made.json`, written last, records what was asked for and a digest of all there is: a second call reads
-the files, compares, and makes nothing. For sets of seconds; mock ImageNet, which may take hours, goes on where it was interrupted.
+`make` fills a hidden folder beside the target and renames the folder at the end. So an interruption
+leaves nothing that looks complete. `make` writes `made.json` last, which records the requested data
+and a digest of all files. A second call reads the files, compares them with the record and writes
+nothing. This suits data sets that take seconds to make. Mock ImageNet may take hours and has code
+of its own, which resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ RECORD = "made.json"
 
 @dataclass(frozen=True)
 class Made:
-    """What `make` did: the folder, its files, whether they were made now, and the time it took."""
+    """Result of `make`: the folder, its number of files, whether they are new, and the time."""
 
     root: Path
     files: int
@@ -39,10 +41,11 @@ class Made:
 
 
 def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None]) -> Made:
-    """Have `fill(folder)` write the data set that `record` (plain values) describes, unless `root` holds it already.
+    """Let `fill(folder)` write the data set `record` into `root`, unless `root` holds it.
 
-    Raises InputError, with nothing changed, when `root` holds anything else; RunFailed when writing fails. Of two
-    calls at the same time, one waits for the other.
+    `record` describes the data set in plain values. Raises InputError, with nothing changed, when
+    `root` holds anything else. Raises RunFailed when writing fails. Of two simultaneous calls, one
+    waits for the other.
     """
     started = time.perf_counter()
     root = Path(root).expanduser().absolute()
@@ -55,9 +58,8 @@ def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None])
         descriptor = os.open(partial, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if (
-                files := _complete(root, record)
-            ) is not None:  # by the process that we have waited for
+            # complete by now if another process held the lock and made the data set
+            if (files := _complete(root, record)) is not None:
                 return Made(root, files, False, time.perf_counter() - started)
             for leftover in partial.iterdir():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -75,7 +77,10 @@ def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None])
 
 
 def _complete(root: Path, record: dict[str, Any]) -> int | None:
-    """Files of the data set in `root`, None when there is nothing yet. Raises InputError for anything else."""
+    """Return the number of files of the data set in `root`, or None if there is nothing yet.
+
+    Raises InputError for anything else.
+    """
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return None
     if not root.is_dir():
@@ -89,23 +94,28 @@ def _complete(root: Path, record: dict[str, Any]) -> int | None:
         ) from None
     if made != record:
         raise InputError(
-            f"{root} holds other mock data, {made}, not {record}; nothing was changed. Give another folder."
+            f"{root} holds other mock data, {made}, not {record}; nothing was changed. Give "
+            "another folder."
         )
     if _contents(root) != (files, size_bytes):
         raise InputError(
-            f"{root} has been changed since it was made: it had {files} files of {size_bytes} bytes. Move it away and make it again."
+            f"{root} has been changed since it was made: it had {files} files of {size_bytes} "
+            "bytes. Move it away and make it again."
         )
-    if (
-        found.get("sha256", digest := _digest(root)) != digest
-    ):  # a set of an earlier version has none
+    # a data set of an earlier version has no digest
+    if found.get("sha256", digest := _digest(root)) != digest:
         raise InputError(
-            f"{root} has been changed since it was made: a file has other content. Move it away and make it again."
+            f"{root} has been changed since it was made: a file has other content. Move it away "
+            "and make it again."
         )
     return files
 
 
 def _digest(root: Path) -> str:
-    """Return the sha256 of all files below `root` but the record, names included, as 64 hex digits."""
+    """Return the sha256 of all files below `root` except the record, as 64 hex digits.
+
+    The digest covers the names of the files as well.
+    """
     total = hashlib.sha256()
     for path in sorted(
         Path(folder) / name
@@ -120,7 +130,7 @@ def _digest(root: Path) -> str:
 
 
 def _contents(root: Path) -> tuple[int, int]:
-    """Number and bytes of all files below `root` but the record."""
+    """Return the number and the total bytes of all files below `root` except the record."""
     sizes = [
         (Path(folder) / name).stat().st_size
         for folder, _, names in os.walk(root)

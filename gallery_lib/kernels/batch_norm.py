@@ -1,10 +1,13 @@
-"""`gallery::batch_norm_relu`: batch normalisation, addition of a residual and ReLU while training, in channels_last.
+"""Batch normalisation, addition of a residual and ReLU in training: `gallery::batch_norm_relu`.
 
-Forward reads the input twice and the residual once, and writes once; what it keeps for backward, its input and (with a
-residual) its result, neighbouring layers keep anyway. Statistics and sums are in fp32 by Welford's method, merged in fp64
-in a fixed order. Three operators make up the forward pass of one process (`batch_norm_statistics_`, `batch_norm_relu`) or
-of several (`batch_norm_partial` here, gather (count, mean, squares), `batch_norm_combine_`, `batch_norm_relu`); backward is
-`batch_norm_relu_sums`, which several processes add up, and `batch_norm_relu_gradient`.
+Tensors are in channels_last. Forward reads the input twice and the residual once, and writes once.
+For backward it keeps its input and (with a residual) its result, which neighbouring layers keep
+anyway. Statistics and sums are in fp32 by Welford's method, merged in fp64 in a fixed order.
+
+- Forward in one process: `batch_norm_statistics_`, `batch_norm_relu`.
+- Forward in several processes: `batch_norm_partial` in each, a gather of (count, mean, squares),
+  `batch_norm_combine_`, `batch_norm_relu`.
+- Backward: `batch_norm_relu_sums`, which several processes add up, `batch_norm_relu_gradient`.
 """
 
 from __future__ import annotations
@@ -23,15 +26,26 @@ from gallery_lib.kernels.runtime import call_counts, fallback, launch
 
 _DEFINITIONS = {
     "batch_norm_partial": "(Tensor x) -> (Tensor, Tensor)",
-    "batch_norm_combine_": "(Tensor counts, Tensor means, Tensor squares, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
-    "Tensor? batches, float? momentum, float eps) -> (Tensor, Tensor)",
-    "batch_norm_statistics_": "(Tensor x, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, "
-    "float eps) -> (Tensor, Tensor)",
-    "batch_norm_relu": "(Tensor x, Tensor? residual, Tensor mean, Tensor inverse_deviation, Tensor? weight, Tensor? bias) -> Tensor",
-    "batch_norm_relu_sums": "(Tensor gradient, Tensor x, Tensor? result, Tensor mean, Tensor inverse_deviation, Tensor? weight, "
-    "Tensor? bias) -> (Tensor, Tensor, Tensor)",
-    "batch_norm_relu_gradient": "(Tensor gradient, bool masked, Tensor x, Tensor mean, Tensor inverse_deviation, Tensor? weight, "
-    "Tensor? bias, Tensor of_weight, Tensor of_bias, Tensor? count) -> Tensor",
+    "batch_norm_combine_": (
+        "(Tensor counts, Tensor means, Tensor squares, Tensor(a!)? running_mean, "
+        "Tensor(b!)? running_var, Tensor? batches, float? momentum, float eps) -> (Tensor, Tensor)"
+    ),
+    "batch_norm_statistics_": (
+        "(Tensor x, Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, "
+        "float? momentum, float eps) -> (Tensor, Tensor)"
+    ),
+    "batch_norm_relu": (
+        "(Tensor x, Tensor? residual, Tensor mean, Tensor inverse_deviation, Tensor? weight, "
+        "Tensor? bias) -> Tensor"
+    ),
+    "batch_norm_relu_sums": (
+        "(Tensor gradient, Tensor x, Tensor? result, Tensor mean, Tensor inverse_deviation, "
+        "Tensor? weight, Tensor? bias) -> (Tensor, Tensor, Tensor)"
+    ),
+    "batch_norm_relu_gradient": (
+        "(Tensor gradient, bool masked, Tensor x, Tensor mean, Tensor inverse_deviation, "
+        "Tensor? weight, Tensor? bias, Tensor of_weight, Tensor of_bias, Tensor? count) -> Tensor"
+    ),
 }
 for _name, _schema in _DEFINITIONS.items():
     torch.library.define(f"gallery::{_name}", _schema)
@@ -49,14 +63,21 @@ def batch_norm_relu(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """relu(batch_norm(x) + residual) with the statistics of this batch, as `torch.nn.BatchNorm2d` trains; in channels_last.
+    """Return relu(batch_norm(x) + residual) with this batch's statistics, in channels_last.
+
+    The normalisation is that of `torch.nn.BatchNorm2d` in training. Tensors [C] are fp32 (fp64 for
+    fp64 x). Raises InputError when the arguments do not fit together.
 
     Args:
-        x: [N, C, H, W], fp32, bf16, fp16 or fp64. residual: like x.
-        running_mean, running_var: [C], updated in place, or both None. weight, bias: [C] or None.
-        batches: int64 scalar, counted up by one. momentum: the batch's share of the running statistics; None: 1 / batches.
-
-    What is [C] is fp32 (fp64 for fp64 x). Raises InputError when these do not fit together.
+        x: [N, C, H, W] in fp32, bf16, fp16 or fp64.
+        running_mean: [C], updated in place, or None.
+        running_var: [C], updated in place; None exactly where `running_mean` is None.
+        weight: [C] or None.
+        bias: [C] or None.
+        residual: shape and dtype of x, or None.
+        batches: int64 scalar, counted up by one, or None.
+        momentum: the batch's share of the running statistics; None means 1 / batches.
+        eps: added to the variance.
     """
     if x.dim() != 4 or not x.is_floating_point():
         raise InputError(
@@ -64,7 +85,8 @@ def batch_norm_relu(
         )
     if residual is not None and (residual.shape != x.shape or residual.dtype is not x.dtype):
         raise InputError(
-            f"a residual must be like x, {x.dtype} {tuple(x.shape)}; got {residual.dtype} {tuple(residual.shape)}."
+            f"a residual must be like x, {x.dtype} {tuple(x.shape)}; got {residual.dtype} "
+            f"{tuple(residual.shape)}."
         )
     for name, each in (
         ("running_mean", running_mean),
@@ -76,7 +98,8 @@ def batch_norm_relu(
             each.shape != x.shape[1:2] or each.dtype is not rules.arithmetic(x)
         ):
             raise InputError(
-                f"{name} must be {rules.arithmetic(x)} [{x.shape[1]}] for this batch; got {each.dtype} {tuple(each.shape)}."
+                f"{name} must be {rules.arithmetic(x)} [{x.shape[1]}] for this batch; got "
+                f"{each.dtype} {tuple(each.shape)}."
             )
     if (running_mean is None) != (running_var is None):
         raise InputError("batch_norm_relu takes both running_mean and running_var, or neither.")
@@ -117,7 +140,7 @@ def _two_of_channels(x: Tensor, *first: int) -> tuple[Tensor, Tensor]:
 
 
 def _bump(*changed: Tensor | None) -> None:
-    """Tell autograd what was changed in place."""
+    """Tell autograd which tensors were changed in place."""
     torch.autograd.graph.increment_version([tensor for tensor in changed if tensor is not None])
 
 
@@ -152,7 +175,7 @@ def _combine_on_cpu(
 def _combine_on_cuda(
     counts: Tensor, means: Tensor, squares: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    """As `_combine_on_cpu`, with its arguments."""
+    """Combine parts on CUDA, with the arguments of `_combine_on_cpu`."""
     if not _combine_kernel_runs(counts, means):
         return _combine_on_cpu(counts, means, squares, *rest)
     *running, eps = rest
@@ -185,7 +208,7 @@ def _statistics_on_cpu(
 
 
 def _statistics_on_cuda(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """As `_statistics_on_cpu`, with its arguments."""
+    """Compute statistics on CUDA, with the arguments of `_statistics_on_cpu`."""
     if not _kernels_run(x):
         return _statistics_on_cpu(x, *rest)
     *running, eps = rest
@@ -210,11 +233,12 @@ def _relu_on_cpu(x: Tensor, residual: Tensor | None, *channels: Tensor) -> Tenso
 def _relu_on_cuda(x: Tensor, residual: Tensor | None, *channels: Tensor) -> Tensor:
     if not _kernels_run(x):
         return _relu_on_cpu(x, residual, *channels)
+    # These names keep the copies alive until the launch.
     x, residual, result = (
         _laid_out(x),
         None if residual is None else _laid_out(residual),
         _like(x),
-    )  # kept until launched
+    )
     c = Channels(*(None if each is None else each.contiguous() for each in channels))  # type: ignore[arg-type]
     launch.run(plan.normalise(x, residual, c, result), x.device)
     return result
@@ -254,7 +278,7 @@ def _gradient_on_cpu(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> T
 
 
 def _gradient_on_cuda(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
-    """As `_gradient_on_cpu`, with its arguments."""
+    """Compute the gradient of x on CUDA, with the arguments of `_gradient_on_cpu`."""
     if not _kernels_run(x):
         return _gradient_on_cpu(gradient, masked, x, *rest)
     gradient, x, of_x = _laid_out(gradient), _laid_out(x), _like(x)
@@ -315,7 +339,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Mean and deviation count as functions of x: the gradient of x holds what goes through them, and they get none."""
+    """Return the gradients of the operator's inputs.
+
+    Mean and deviation count as functions of x. The gradient of x includes what goes through them,
+    and they get no gradient themselves.
+    """
     x, result, *channels = ctx.saved_tensors
     of_weight, of_bias, masked = torch.ops.gallery.batch_norm_relu_sums(
         gradient, x, result, *channels

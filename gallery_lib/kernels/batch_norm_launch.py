@@ -1,7 +1,7 @@
-"""How the kernels of batch normalisation are launched: which block works on which rows and channels. Plain data.
+"""Launches of the batch-norm kernels as plain data: which block works on which rows and channels.
 
-How rows are divided depends on the batch's shape only, not on the device: so the order of summation, and with it every bit
-of the result, is the same everywhere.
+The division of rows depends only on the batch's shape, not on the device. So the order of
+summation, and with it every bit of the result, is the same everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gallery_lib.kernels.runtime.launch import THREADS, Launch
 SOURCE, BACKWARD_SOURCE = "batch_norm.cu", "batch_norm_backward.cu"
 TILE, LANES = 8, THREADS // 8
 BLOCKS, SLABS = 1024, 512
-"""Blocks that fill a large device once; and the most slabs, since what each of them finds has to be put together."""
+"""BLOCKS: blocks that fill a large device once. SLABS: the most slabs, since the results of all
+slabs have to be merged."""
 
 
 class _Shape(ctypes.Structure):
@@ -102,7 +103,7 @@ class _InputArguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Slabs:
-    """How `rows` × `channels` are divided: into slabs of rows, and each into tiles of channels."""
+    """Division of `rows` × `channels` into slabs of rows, and of slabs into tiles of channels."""
 
     rows: int
     channels: int
@@ -112,21 +113,25 @@ class Slabs:
 
     @property
     def count(self) -> int:
-        """How many slabs there are."""
+        """Return the number of slabs."""
         return -(-self.rows // self.rows_per_slab)
 
     @property
     def blocks(self) -> int:
-        """How many blocks work on them."""
+        """Return the number of blocks that work on all slabs."""
         return self.count * self.tiles
 
     def as_structure(self) -> _Shape:
-        """`Shape` of batch_norm.cuh."""
+        """Return the structure `Shape` of batch_norm.cuh."""
         return _Shape(self.rows, self.rows_per_slab, self.channels, self.tiles, self.in_vectors)
 
 
 def slabs_of(x: Tensor, *others: Tensor | None) -> Slabs:
-    """For x [N, C, H, W] in channels_last, and what is read and written beside it. Results of a slab are [slabs, C] in fp32."""
+    """Return how x [N, C, H, W] in channels_last is divided into slabs.
+
+    `others` are the tensors that are read and written beside x. Results of a slab are [slabs, C] in
+    fp32.
+    """
     rows, channels, width = batch_norm_reference.rows(x), x.shape[1], 16 // x.element_size()
     aligned = all(each is None or each.data_ptr() % 16 == 0 for each in (x, *others))
     in_vectors = aligned and channels % width == 0
@@ -156,11 +161,14 @@ def _column_blocks(channels: int) -> int:
 def moments(
     x: Tensor, slabs: Slabs, means: Tensor, squares: Tensor, batches: Tensor | None = None
 ) -> Launch:
-    """Mean and squared deviations of each slab, [slabs, C]; counts `batches` up by one."""
+    """Return the launch that computes mean and squared deviations of each slab, [slabs, C].
+
+    The kernel also counts `batches` up by one, when given.
+    """
     arguments = _MomentsArguments(
         slabs.as_structure(), x.data_ptr(), means.data_ptr(), squares.data_ptr(), _address(batches)
     )
-    # without rows there is nothing to find, but a batch to count
+    # Without rows there is nothing to compute, but a batch to count.
     return Launch(
         SOURCE,
         "batch_norm_moments",
@@ -181,7 +189,10 @@ def combine(
     squares_of_all: Tensor | None = None,
     inverse_deviation: Tensor | None = None,
 ) -> Launch:
-    """All parts together: results [C], and the running statistics. `parts`: rows of each part, int64 on the device, or slabs."""
+    """Return the launch that merges all parts into results [C] and the running statistics.
+
+    `parts` holds the rows of each part, int64 on the device, or is the division into slabs.
+    """
     slabs = parts if isinstance(parts, Slabs) else None
     arguments = _CombineArguments(
         means=means.data_ptr(),
@@ -210,7 +221,7 @@ def combine(
 
 
 def normalise(x: Tensor, residual: Tensor | None, c: Channels, result: Tensor) -> Launch:
-    """Forward, from the batch's mean and deviation."""
+    """Return the launch of the forward pass, given the batch's mean and deviation."""
     slabs = slabs_of(x, residual, result)
     arguments = _ReluArguments(
         slabs.as_structure(), x.data_ptr(), _address(residual), _channels(c), result.data_ptr()
@@ -227,7 +238,10 @@ def sums(
     slabs: Slabs,
     parts: tuple[Tensor, Tensor],
 ) -> Launch:
-    """What each slab adds to the gradients of weight and bias, [slabs, C]; writes `masked` when there is a `result`."""
+    """Return the launch that sums the gradients of weight and bias over each slab, [slabs, C].
+
+    The kernel also writes `masked` when there is a `result`.
+    """
     tensors = (gradient.data_ptr(), x.data_ptr(), _address(result))
     rest = (masked.data_ptr(), parts[0].data_ptr(), parts[1].data_ptr())
     arguments = _SumsArguments(slabs.as_structure(), *tensors, _channels(c), *rest)
@@ -241,7 +255,7 @@ def totals(
     of_weight: Tensor,
     of_bias: Tensor,
 ) -> Launch:
-    """The gradients of weight and bias [C] from those of the slabs."""
+    """Return the launch that adds the slabs' sums up to the gradients of weight and bias [C]."""
     slabs, channels = products.shape
     results = (of_weight.data_ptr(), of_bias.data_ptr())
     arguments = _TotalsArguments(
@@ -271,7 +285,10 @@ def of_input(
     count: Tensor | None,
     of_x: Tensor,
 ) -> Launch:
-    """The gradient of x. `masked`: whether `gradient` has been through ReLU's mask."""
+    """Return the launch that computes the gradient of x.
+
+    `masked` says whether `gradient` has been through ReLU's mask.
+    """
     slabs = slabs_of(x, gradient, of_x)
     tensors = (gradient.data_ptr(), x.data_ptr())
     rest = (of_weight.data_ptr(), of_bias.data_ptr(), _address(count), masked, of_x.data_ptr())

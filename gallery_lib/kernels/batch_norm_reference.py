@@ -1,7 +1,7 @@
-"""Batch normalisation with ReLU in plain torch: the CPU implementation and the reference of the kernels.
+"""Batch norm with ReLU in plain torch: CPU implementation and reference of the kernels.
 
-Inputs are [N, C, H, W]. Arithmetic is in fp32, or in fp64 for an fp64 input; what belongs to channels is [C] in that dtype.
-Nothing waits for a CUDA device.
+Inputs are [N, C, H, W]. Arithmetic is in fp32, or in fp64 for an fp64 input. Values of channels are
+[C] in that dtype. Nothing waits for a CUDA device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _OVER = (0, 2, 3)
 
 @dataclass(frozen=True)
 class Channels:
-    """What each channel is normalised with, [C]. `inverse_deviation` is 1 / √(variance + eps)."""
+    """Values [C] that each channel is normalised with.
+
+    `inverse_deviation` is 1 / √(variance + eps).
+    """
 
     mean: Tensor
     inverse_deviation: Tensor
@@ -26,7 +29,10 @@ class Channels:
 
 @dataclass(frozen=True)
 class Running:
-    """Running statistics [C], updated in place, or None. A new batch's share of them is `momentum`; when that is None, 1 / `batches`."""
+    """Running statistics [C], updated in place, or None.
+
+    A new batch's share of them is `momentum`, or 1 / `batches` when `momentum` is None.
+    """
 
     mean: Tensor | None = None
     variance: Tensor | None = None
@@ -35,12 +41,12 @@ class Running:
 
 
 def arithmetic(x: Tensor) -> torch.dtype:
-    """In which dtype batches like `x` are computed, and in which their channels' values are."""
+    """Return the dtype of the arithmetic on batches like `x`, and of their channels' values."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def rows(x: Tensor) -> int:
-    """How many values each channel has: N · H · W."""
+    """Return how many values each channel has: N · H · W."""
     return x.shape[0] * x.shape[2] * x.shape[3]
 
 
@@ -49,7 +55,10 @@ def _column(values: Tensor) -> Tensor:
 
 
 def partial(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, sum of squared deviations from it) [C] of the rows of this process; 0 when there are none."""
+    """Return (mean, sum of squared deviations from it) [C] of the rows of this process.
+
+    Both are 0 when there are no rows.
+    """
     if rows(x) == 0:
         return x.new_zeros(x.shape[1], dtype=arithmetic(x)), x.new_zeros(
             x.shape[1], dtype=arithmetic(x)
@@ -61,7 +70,10 @@ def partial(x: Tensor) -> tuple[Tensor, Tensor]:
 def combine(
     counts: Tensor, means: Tensor, squares: Tensor, running: Running, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """(mean, inverse deviation) [C] of all parts together, from `counts` [parts] and [parts, C]; updates `running`."""
+    """Return (mean, inverse deviation) [C] of all parts together; update `running`.
+
+    `counts` is [parts]; `means` and `squares` are [parts, C].
+    """
     n = counts.double()[:, None]
     total = n.sum().clamp(min=1)
     mean = (n * means).sum(0) / total
@@ -70,7 +82,7 @@ def combine(
         share: Tensor | float = running.momentum or 0.0
         if running.momentum is None and running.batches is not None:
             share = 1 / running.batches.double()
-        share = (n.sum() > 0).double() * share  # without rows they stay as they are
+        share = (n.sum() > 0).double() * share  # without rows, no change
         running.mean.copy_((1 - share) * running.mean + share * mean)
         running.variance.copy_(
             (1 - share) * running.variance + share * squared / (total - 1).clamp(min=1)
@@ -79,7 +91,10 @@ def combine(
 
 
 def normalise(x: Tensor, residual: Tensor | None, c: Channels) -> Tensor:
-    """relu((x − mean) · inverse deviation · weight + bias + residual), in channels_last and x's dtype."""
+    """Return relu((x − mean) · inverse deviation · weight + bias + residual).
+
+    The result is in channels_last and has x's dtype.
+    """
     scale = c.inverse_deviation if c.weight is None else c.inverse_deviation * c.weight
     value = (x - _column(c.mean)) * _column(scale)
     if c.bias is not None:
@@ -92,9 +107,10 @@ def normalise(x: Tensor, residual: Tensor | None, c: Channels) -> Tensor:
 def sums(
     gradient: Tensor, x: Tensor, result: Tensor | None, c: Channels
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of weight and bias [C], and the gradient behind ReLU, [N, C, H, W] in channels_last.
+    """Return the gradients of weight and bias [C], and the gradient behind ReLU.
 
-    `result` is what the forward pass gave; when left out, it is computed again (which holds for no residual).
+    The last one is [N, C, H, W] in channels_last. `result` is what the forward pass returned. When
+    it is None, it is computed again, which is right only without a residual.
     """
     blocked = (normalise(x, None, c) if result is None else result) <= 0
     masked = gradient.masked_fill(blocked, 0).contiguous(memory_format=torch.channels_last)
@@ -106,7 +122,10 @@ def sums(
 def of_input(
     masked: Tensor, x: Tensor, c: Channels, of_weight: Tensor, of_bias: Tensor, count: Tensor | None
 ) -> Tensor:
-    """The gradient of x, in channels_last. `of_weight`, `of_bias` and `count` are those of all rows normalised together."""
+    """Return the gradient of x, in channels_last.
+
+    `of_weight`, `of_bias` and `count` are those of all rows that were normalised together.
+    """
     n = max(rows(x), 1) if count is None else count.reshape(()).to(arithmetic(x))
     scale = c.inverse_deviation if c.weight is None else c.inverse_deviation * c.weight
     standardised = (x - _column(c.mean)) * _column(c.inverse_deviation)

@@ -1,4 +1,7 @@
-"""Every source of ours with every set of defines that it is compiled with: what the compile tests and the table go through."""
+"""List of every kernel source with every set of defines that it is compiled with.
+
+The compile tests and the table of resources go through this list.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,15 @@
-"""Gradients made small for the wire, as int8 with a scale for every 256 elements or as bf16, with error feedback.
+"""Compression of gradients for communication, as int8 or bf16, with error feedback.
 
-`pack(gradient, wire, error)` gives the bytes to be sent; `accumulate_(sum, packed, wire)` adds up what came from every rank,
-in the order of ranks, so that all get the same bits. What packing loses stays in `error`, an fp32 tensor like the gradient,
-and goes along the next time. An infinity or NaN arrives as NaN in its whole group of 256 (int8) or as it is (bf16), so an
-overflow is still seen in the sum; `error` then keeps its value there. It is in the gradient's own unit: where gradients are
-scaled by a loss scale that changes, `error` has to be multiplied by the same. Buffers are flat, of any size; nothing is
-waited for.
+In int8 every 256 elements share a scale. `pack(gradient, wire, error)` returns the bytes to be
+sent. `accumulate_(sum, packed, wire)` adds up what came from every rank, in the order of ranks, so
+that all ranks get the same bits.
+
+What packing loses stays in `error`, an fp32 tensor of the gradient's shape, and is added to the
+next gradient. An infinity or NaN arrives as NaN in its whole group of 256 (int8), or as it is
+(bf16). An overflow is therefore still seen in the sum. `error` keeps its value at such elements.
+
+`error` is in the gradient's own unit. Where a changing loss scale scales the gradients, `error` has
+to be multiplied by the same factor. Buffers are flat, of any size. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from gallery_lib.kernels.runtime.launch import THREADS, Launch
 
 SOURCE = "compression.cu"
 CPU_SOURCE = "compression.cpp"
-"""int8 of fp32 buffers on the CPU."""
+"""C++ for int8 of fp32 buffers on the CPU."""
 GROUP = 256
 """Elements that share a scale in int8."""
 WIRES = ("int8", "bf16")
@@ -76,12 +80,19 @@ def _rounded_up(count: int, unit: int) -> int:
 
 
 def scale_bytes(size: int) -> int:
-    """Of the scales that stand before the codes of `size` elements, filled up to 16."""
+    """Return how many bytes the scales of `size` elements take in front of their codes.
+
+    The scales are padded to a multiple of 16 bytes.
+    """
     return _rounded_up(-(-size // GROUP) * 4, _ALIGNMENT)
 
 
 def packed_bytes(size: int, wire: str) -> int:
-    """What `size` elements take on the wire. int8: scales, then codes; bf16: the values. What fills them up to 16 may be anything."""
+    """Return how many bytes `size` elements take on the wire.
+
+    int8: scales, then codes. bf16: the values. The padding to a multiple of 16 bytes may hold
+    anything.
+    """
     return (
         scale_bytes(size) + _rounded_up(size, _ALIGNMENT)
         if wire == "int8"
@@ -94,7 +105,10 @@ def _blocks(size: int) -> int:
 
 
 def pack_launch(gradient: Tensor, error: Tensor | None, wire: str, packed: Tensor) -> Launch:
-    """For contiguous tensors; `packed` holds `packed_bytes` and starts at a multiple of 16."""
+    """Return the launch that packs contiguous tensors.
+
+    `packed` holds `packed_bytes` and starts at a multiple of 16 bytes.
+    """
     size, start = gradient.numel(), packed.data_ptr()
     codes = start + (scale_bytes(size) if wire == "int8" else 0)
     kept = None if error is None else error.data_ptr()
@@ -104,7 +118,10 @@ def pack_launch(gradient: Tensor, error: Tensor | None, wire: str, packed: Tenso
 
 
 def accumulate_launch(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> Launch:
-    """For a contiguous `sum`; `packed` is [ranks, packed_bytes], its rows at multiples of 16 bytes."""
+    """Return the launch that adds packed gradients up into a contiguous `sum`.
+
+    `packed` is [ranks, packed_bytes], its rows at multiples of 16 bytes.
+    """
     size, ranks, apart = sum.numel(), len(packed), packed.stride(0)
     codes_from, start = scale_bytes(size), packed.data_ptr()
     arguments = _AccumulateArguments(
@@ -115,7 +132,7 @@ def accumulate_launch(sum: Tensor, packed: Tensor, wire: str, factor: float, add
 
 
 def reference_pack(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
-    """The same in plain torch; updates `error`."""
+    """Return the packed gradient, computed in plain torch; update `error`."""
     values = gradient.float() if error is None else gradient.float() + error
     size = values.numel()
     packed = torch.zeros(packed_bytes(size, wire), dtype=torch.uint8, device=values.device)
@@ -141,7 +158,7 @@ def reference_pack(gradient: Tensor, error: Tensor | None, wire: str) -> Tensor:
 
 
 def reference_accumulate(sum: Tensor, packed: Tensor, wire: str, factor: float, add: bool) -> None:
-    """The same in plain torch, in place."""
+    """Add packed gradients up into `sum` in place, in plain torch."""
     size = sum.numel()
     total = torch.zeros(size, dtype=torch.float32, device=sum.device)
     for part in packed:
@@ -174,21 +191,28 @@ torch.library.define(
 def _check(buffer: Tensor, name: str, wire: str) -> None:
     if wire not in WIRES:
         raise InputError(
-            f"there is no wire format {wire!r}; there are {', '.join(WIRES)}.{did_you_mean(wire, WIRES)}"
+            f"there is no wire format {wire!r}; there are "
+            f"{', '.join(WIRES)}.{did_you_mean(wire, WIRES)}"
         )
     if buffer.dim() != 1 or buffer.dtype not in ELEMENTS or not buffer.is_contiguous():
         raise InputError(
-            f"{name} must be a flat buffer without gaps, in fp32, bf16 or fp16; got {buffer.dtype} {tuple(buffer.shape)} "
-            f"with strides {buffer.stride()}."
+            f"{name} must be a flat buffer without gaps, in fp32, bf16 or fp16; got "
+            f"{buffer.dtype} {tuple(buffer.shape)} with strides {buffer.stride()}."
         )
 
 
 def pack(
     gradient: Tensor, wire: str, error: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """The bytes to be sent, uint8 [packed_bytes(size, wire)], in `out` when it is given. Updates `error`, fp32 [size], likewise.
+    """Return the bytes to be sent, uint8 [packed_bytes(size, wire)], and update `error`.
 
-    `gradient`: [size] in fp32, bf16 or fp16. `wire`: `int8` or `bf16`. Raises InputError for anything else.
+    Raises InputError for anything else than the following.
+
+    Args:
+        gradient: [size] in fp32, bf16 or fp16.
+        wire: `int8` or `bf16`.
+        error: fp32 [size], what earlier packing lost; updated in place. None for no error feedback.
+        out: uint8 [packed_bytes(size, wire)] that receives the bytes; a new tensor when left out.
     """
     _check(gradient, "gradient", wire)
     if error is not None and (
@@ -197,7 +221,8 @@ def pack(
         or not error.is_contiguous()
     ):
         raise InputError(
-            f"error must be float32 [{gradient.numel()}] without gaps; got {error.dtype} {tuple(error.shape)}."
+            f"error must be float32 [{gradient.numel()}] without gaps; got {error.dtype} "
+            f"{tuple(error.shape)}."
         )
     each = packed_bytes(gradient.numel(), wire)
     if out is None:
@@ -209,7 +234,8 @@ def pack(
         or out.data_ptr() % _ALIGNMENT
     ):
         raise InputError(
-            f"out must be uint8 [{each}] without gaps, at a multiple of {_ALIGNMENT} bytes; got {out.dtype} {tuple(out.shape)}."
+            f"out must be uint8 [{each}] without gaps, at a multiple of {_ALIGNMENT} bytes; got "
+            f"{out.dtype} {tuple(out.shape)}."
         )
     torch.ops.gallery.pack_gradient_(gradient, error, wire, out)
     for changed in (error, out):
@@ -221,10 +247,17 @@ def pack(
 def accumulate_(
     sum: Tensor, packed: Tensor, wire: str, *, factor: float = 1.0, add: bool = True
 ) -> None:
-    """sum = (sum if `add`) + factor · (what each rank's `packed` stands for), in place, rounded once.
+    """Compute sum = (sum if `add`) + factor · (sum of what `packed` stands for), in place.
 
-    `packed`: uint8 [ranks, packed_bytes(size, wire)], whose rows may have gaps between them, or of one rank [packed_bytes].
-    Raises InputError for anything else.
+    The result is rounded once. Raises InputError for anything else than the following.
+
+    Args:
+        sum: [size] in fp32, bf16 or fp16.
+        packed: uint8 [ranks, packed_bytes(size, wire)], whose rows may have gaps between them, or
+            [packed_bytes] of one rank.
+        wire: `int8` or `bf16`.
+        factor: factor of the ranks' sum.
+        add: whether `sum` keeps its value as one of the terms.
     """
     _check(sum, "sum", wire)
     parts = packed[None] if packed.dim() == 1 else packed
@@ -236,14 +269,15 @@ def accumulate_(
         or (each and parts.stride(1) != 1)
     ):
         raise InputError(
-            f"packed must be uint8 [ranks, {each}] for {sum.numel()} elements; got {packed.dtype} {tuple(packed.shape)}."
+            f"packed must be uint8 [ranks, {each}] for {sum.numel()} elements; got {packed.dtype} "
+            f"{tuple(packed.shape)}."
         )
     torch.ops.gallery.accumulate_gradient_(sum, parts, wire, float(factor), add)
     torch.autograd.graph.increment_version(sum)
 
 
 def _library(buffer: Tensor, wire: str) -> ctypes.CDLL | None:
-    """Our C++ where it can do the work; plain torch does it otherwise."""
+    """Return our C++ where it can do the work; None where plain torch has to."""
     return (
         cpu_library.library(CPU_SOURCE)
         if wire == "int8" and buffer.dtype is torch.float32

@@ -1,8 +1,10 @@
-"""Steps of Adam, AdamW, SGD, RMSprop and RAdam over many fp32 tensors on the CPU, in one pass over memory (`cpu/optimizers.cpp`).
+"""Steps of Adam, AdamW, SGD, RMSprop and RAdam over many fp32 tensors on the CPU.
 
-torch computes the last two there operator by operator, each of which reads and writes whole tensors: about three times the traffic. Of the
-others it has a fused form, which copies each gradient that is in channels_last first. Rules are torch.optim's; Adam's `amsgrad`, SGD's
-`dampening` and RMSprop's `centered` are left to torch.
+`cpu/optimizers.cpp` goes over memory once. On the CPU, torch computes RMSprop and RAdam operator by
+operator. Each operator reads and writes whole tensors, so the traffic is about three times as much.
+For the other rules torch has a fused form, which first copies each gradient that is in
+channels_last. Rules are torch.optim's; Adam's `amsgrad`, SGD's `dampening` and RMSprop's `centered`
+are left to torch.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class _SGD(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether they could be built here; if not, that has been said."""
+    """Return whether the C++ steps could be built here; if not, a warning has said so."""
     return cpu_library.library(SOURCE) is not None
 
 
@@ -87,9 +89,10 @@ def _step(
     names: Sequence[str],
     options: ctypes.Structure,
 ) -> None:
-    """Run a C++ step on weights, gradients and columns of states, of which the last may be None.
+    """Run a C++ step on weights, gradients and columns of states; the last column may be None.
 
-    Raises `cpu_tensors.Refused` for a tensor that the step is not written for; nothing is changed then.
+    Raises `cpu_tensors.Refused` for a tensor that the step is not written for; nothing is changed
+    then.
     """
     present = [column for column in columns if column is not None]
     rows = list(zip(*present, strict=True))
@@ -101,7 +104,7 @@ def _step(
     code = cpu_tensors.entry(library, name)(ctypes.byref(tensors), ctypes.byref(options))
     cpu_tensors.check(code, f"{name}'s step", rows, names)
     changed = [tensor for column in (present[0], *present[2:]) for tensor in column]
-    if any(map(Tensor.is_inference, changed)):  # those have no version
+    if any(map(Tensor.is_inference, changed)):  # inference tensors have no version
         changed = [tensor for tensor in changed if not tensor.is_inference()]
     torch.autograd.graph.increment_version(changed)
 
@@ -120,7 +123,10 @@ def adam_(
     decoupled_weight_decay: bool,
     maximize: bool,
 ) -> None:
-    """One step in place, number `steps[i]` (from 1) of tensor i: AdamW's with `decoupled_weight_decay`. Rows as in `rmsprop_`."""
+    """Run one step of Adam in place, or of AdamW with `decoupled_weight_decay`.
+
+    `steps[i]` is the number of tensor i's step, from 1. Rows are as in `rmsprop_`.
+    """
     rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
     roots = _numbers([1.0 / math.sqrt(1.0 - betas[1] ** step) for step in steps])
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)
@@ -140,7 +146,11 @@ def sgd_(
     nesterov: bool,
     maximize: bool,
 ) -> None:
-    """One step in place; `buffers`: with momentum, zeros before the first. Rows as in `rmsprop_`."""
+    """Run one step of SGD in place.
+
+    `buffers` are needed with momentum, and are zeros before the first step. Rows are as in
+    `rmsprop_`.
+    """
     options = _SGD(lr, weight_decay, momentum, -1.0 if maximize else 1.0, nesterov)
     _step("sgd", [weights, gradients, buffers], ("weights", "gradients", "buffers"), options)
 
@@ -158,7 +168,11 @@ def rmsprop_(
     momentum: float,
     maximize: bool,
 ) -> None:
-    """One step in place. Rows (a weight, its gradient and states) are fp32, dense, and have one layout; `buffers`: with momentum."""
+    """Run one step of RMSprop in place.
+
+    A row is a weight with its gradient and states. All of a row are fp32, dense, and of one layout.
+    `buffers` are needed with momentum.
+    """
     options = _RMSprop(alpha, lr, weight_decay, eps, momentum, -1.0 if maximize else 1.0)
     names = ("weights", "gradients", "squares", "buffers")
     _step("rmsprop", [weights, gradients, squares, buffers], names, options)
@@ -178,7 +192,10 @@ def radam_(
     decoupled_weight_decay: bool,
     maximize: bool,
 ) -> None:
-    """One step in place, number `steps[i]` (from 1) of tensor i. Rows as in `rmsprop_`."""
+    """Run one step of RAdam in place.
+
+    `steps[i]` is the number of tensor i's step, from 1. Rows are as in `rmsprop_`.
+    """
     rectified = [_rectified(betas[1], step) for step in steps]
     rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
     rectifiers = _numbers(
@@ -194,7 +211,10 @@ def radam_(
 
 
 def _rectified(beta2: float, step: float) -> float:
-    """The paper's r_t, or 0 while the variance of the adaptive rate is not known (Liu et al., 2020, algorithm 2)."""
+    """Return the paper's r_t, or 0 while the variance of the adaptive rate is not known.
+
+    Liu et al., 2020, algorithm 2.
+    """
     longest = 2.0 / (1.0 - beta2) - 1.0
     length = longest - 2.0 * step * beta2**step / (1.0 - beta2**step)
     if length <= 5.0:

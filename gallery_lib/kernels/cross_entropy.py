@@ -1,8 +1,10 @@
-"""`gallery::cross_entropy_rows`: softmax cross-entropy for large vocabularies, with label smoothing and `ignore_index`.
+"""Softmax cross-entropy for large vocabularies: `gallery::cross_entropy_rows`.
 
-As `torch.nn.functional.cross_entropy` for class indices, without class weights. Between forward and backward one number
-a row is kept beside the logits. The same read yields how many logits exceed the label's, and with it top-k hits. A
-label outside of the classes makes its loss and gradient NaN: telling otherwise would mean to wait for the device.
+It equals `torch.nn.functional.cross_entropy` for class indices, with label smoothing and
+`ignore_index` but without class weights. Between forward and backward it keeps one number per row
+beside the logits. The same read also counts how many logits exceed the label's, which gives top-k
+hits. A label outside of the classes makes its loss and gradient NaN: an error would have to wait
+for the device.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ def rows_launch(
     log_sum: Tensor,
     above: Tensor,
 ) -> Launch:
-    """Forward, for logits whose rows have no gaps inside; results [N]."""
+    """Return the launch of the forward pass.
+
+    Rows of `logits` have no gaps inside; results are [N].
+    """
     results = (loss.data_ptr(), log_sum.data_ptr(), above.data_ptr())
     arguments = _RowArguments(*_shared(logits, labels, smoothing, ignore_index), *results)
     return Launch(
@@ -88,7 +93,7 @@ def gradient_launch(
     of_loss: Tensor,
     gradient: Tensor,
 ) -> Launch:
-    """Backward; `gradient` is contiguous [N, C]."""
+    """Return the launch of the backward pass; `gradient` is contiguous [N, C]."""
     rest = (log_sum.data_ptr(), of_loss.data_ptr(), gradient.data_ptr())
     arguments = _GradientArguments(*_shared(logits, labels, smoothing, ignore_index), *rest)
     return Launch(
@@ -107,7 +112,10 @@ def _wide(logits: Tensor) -> Tensor:
 def reference_rows(
     logits: Tensor, labels: Tensor, smoothing: float, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, log of the sum of exponentials, logits above the label's) [N], in plain torch."""
+    """Return (loss, log-sum-exp, number of logits above the label's) [N].
+
+    Computed in plain torch.
+    """
     x, ignored = _wide(logits), labels == ignore_index
     known = (labels >= 0) & (labels < x.shape[1])
     own = (
@@ -136,7 +144,7 @@ def reference_gradient(
     log_sum: Tensor,
     of_loss: Tensor,
 ) -> Tensor:
-    """The gradient of the logits, [N, C] in their dtype, in plain torch."""
+    """Return the gradient of the logits, [N, C] in their dtype, in plain torch."""
     x, classes = _wide(logits), logits.shape[1]
     known = (labels >= 0) & (labels < classes)
     difference = (x - log_sum[:, None]).exp() - smoothing / max(classes, 1)
@@ -153,7 +161,8 @@ torch.library.define(
 )
 torch.library.define(
     "gallery::cross_entropy_gradient",
-    "(Tensor logits, Tensor labels, float smoothing, int ignore_index, Tensor log_sum, Tensor of_loss) -> Tensor",
+    "(Tensor logits, Tensor labels, float smoothing, int ignore_index, Tensor log_sum, Tensor "
+    "of_loss) -> Tensor",
 )
 
 
@@ -173,11 +182,12 @@ def _rows_on_cuda(
     if logits.dtype not in ELEMENTS or not fallback.kernels_run(logits.device):
         return _rows_on_cpu(logits, labels, smoothing, ignore_index)
     call_counts.ran("cross_entropy_rows", call_counts.KERNEL)
+    # These names keep the copies alive until the launch.
     results, rows, labels = (
         _results(logits),
         _rows_without_gaps(logits),
         labels.contiguous(),
-    )  # kept until launched
+    )
     launch.run(rows_launch(rows, labels, smoothing, ignore_index, *results), logits.device)
     return results
 
@@ -222,11 +232,12 @@ def _gradient_on_cuda(
     if logits.dtype not in ELEMENTS or not fallback.kernels_run(logits.device):
         return _gradient_on_cpu(logits, labels, smoothing, ignore_index, log_sum, of_loss)
     call_counts.ran("cross_entropy_gradient", call_counts.KERNEL)
+    # These names keep the copies alive until the launch.
     gradient, rows, labels = (
         _gradient_fake(logits),
         _rows_without_gaps(logits),
         labels.contiguous(),
-    )  # kept until launched
+    )
     log_sum, of_loss = log_sum.contiguous(), of_loss.contiguous()
     launch.run(
         gradient_launch(rows, labels, smoothing, ignore_index, log_sum, of_loss, gradient),
@@ -272,12 +283,16 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """The loss, fp32 (fp64 for fp64 logits): a scalar, or [N] with `reduction="none"`.
+    """Return the loss in fp32 (fp64 for fp64 logits): a scalar, or [N] with `reduction="none"`.
+
+    Raises InputError for other shapes, dtypes and reductions, and for smoothing outside of 0 to 1.
 
     Args:
-        logits: [N, C], floating point. labels: int64 [N]. reduction: mean (over rows that are not ignored), sum or none.
-
-    Raises InputError for other shapes, dtypes, reductions, or smoothing outside of 0 to 1.
+        logits: [N, C], floating point.
+        labels: int64 [N].
+        ignore_index: label of the rows that are ignored.
+        label_smoothing: 0 to 1, as in `torch.nn.functional.cross_entropy`.
+        reduction: `mean` (over rows that are not ignored), `sum` or `none`.
     """
     return with_ranks(
         logits,
@@ -296,9 +311,10 @@ def with_ranks(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> tuple[Tensor, Tensor]:
-    """The loss as `cross_entropy` gives it, and each label's rank, int32 [N]: k - 1 or less is a top-k hit, -1 was ignored.
+    """Return the loss as `cross_entropy` does, and each label's rank, int32 [N].
 
-    Rank counts the logits that are greater: a tie is a hit.
+    A rank of k - 1 or less is a top-k hit; -1 stands for an ignored row. The rank counts the logits
+    that are greater, so a tie is a hit.
     """
     if (
         logits.dim() != 2
@@ -307,12 +323,13 @@ def with_ranks(
         or labels.dtype is not torch.int64
     ):
         raise InputError(
-            f"cross_entropy takes floating-point logits [N, C] and int64 labels [N]; got {logits.dtype} {tuple(logits.shape)} "
-            f"and {labels.dtype} {tuple(labels.shape)}."
+            "cross_entropy takes floating-point logits [N, C] and int64 labels [N]; got "
+            f"{logits.dtype} {tuple(logits.shape)} and {labels.dtype} {tuple(labels.shape)}."
         )
     if reduction not in ("mean", "sum", "none") or not 0 <= label_smoothing <= 1:
         raise InputError(
-            f"cross_entropy takes reduction mean, sum or none and smoothing of 0 to 1; got {reduction!r}, {label_smoothing}."
+            "cross_entropy takes reduction mean, sum or none and smoothing of 0 to 1; got "
+            f"{reduction!r}, {label_smoothing}."
         )
     losses, _, above = torch.ops.gallery.cross_entropy_rows(
         logits, labels, float(label_smoothing), ignore_index

@@ -1,9 +1,10 @@
-"""`gallery::gradient_statistics`: the L2 norm of all gradients together and whether any is infinite or NaN, in one read.
+"""The L2 norm of all gradients and whether any is not finite: `gallery::gradient_statistics`.
 
-The norm is that of the concatenated gradients. Both results stay on the device, as fp32 scalars, in the form in which
-torch's fused optimizers and ours take `found_inf`; nothing is waited for. Squares neither overflow nor underflow,
-whatever the gradients' sizes, so `found_inf` says exactly whether an element is not finite, and the norm is finite
-whenever it is representable in fp32.
+One read of the gradients gives both. The norm is that of the concatenated gradients. Both results
+stay on the device as fp32 scalars, the form in which torch's fused optimizers and ours take
+`found_inf`. Nothing waits for the device. Squares neither overflow nor underflow, whatever the
+gradients' sizes. So `found_inf` says exactly whether an element is infinite or NaN, and the norm is
+finite whenever fp32 can represent it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gallery_lib.kernels.runtime.tensor_lists import is_dense, packed, tensor_li
 
 SOURCE = "gradient_statistics.cu"
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
-"""The element types of kernels, by torch's name."""
+"""Element types of the kernels in CUDA, by torch's dtype."""
 
 
 class _SquaresArguments(ctypes.Structure):
@@ -39,7 +40,10 @@ class _FinishArguments(ctypes.Structure):
 
 
 def reference(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """In plain torch, with a float64 sum. Gradients of any floating dtype; no host synchronisation."""
+    """Return (norm, found_inf), computed in plain torch with a float64 sum.
+
+    Gradients may have any floating dtype. There is no host synchronisation.
+    """
     device = gradients[0].device if gradients else torch.device("cpu")
     squares = [gradient.double().square().sum() for gradient in gradients]
     total = (
@@ -53,7 +57,10 @@ def reference(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def launches(
     gradients: Sequence[Tensor], new: Callable[[int, torch.dtype], Tensor]
 ) -> tuple[list[Launch], Tensor, Tensor, Tensor]:
-    """What to launch, in order, then the results and the memory between, which `new(elements, dtype)` allocates."""
+    """Return the launches in order, then norm, found_inf, and the memory between the launches.
+
+    `new(elements, dtype)` allocates results and memory.
+    """
     parts: list[tuple[Any, int, str]] = []
     for dtype, element in ELEMENTS.items():
         parts += [
@@ -84,9 +91,10 @@ torch.library.define("gallery::gradient_statistics", "(Tensor[] gradients) -> (T
 
 
 def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(norm, found_inf), two fp32 scalars on the gradients' device, for at least one dense floating-point tensor.
+    """Return (norm, found_inf), two fp32 scalars on the gradients' device.
 
-    Raises InputError for no tensors at all, for several devices, and for tensors that are not floating point.
+    Takes at least one dense floating-point tensor. Raises InputError for no tensors at all, for
+    several devices, and for tensors that are not floating point.
     """
     if not gradients:
         raise InputError("gradient_statistics got no gradients.")
@@ -94,7 +102,8 @@ def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     for gradient in gradients:
         if gradient.device != device or not gradient.is_floating_point():
             raise InputError(
-                f"gradient_statistics takes floating-point tensors of one device; got {gradient.dtype} on {gradient.device}."
+                "gradient_statistics takes floating-point tensors of one device; got "
+                f"{gradient.dtype} on {gradient.device}."
             )
     return torch.ops.gallery.gradient_statistics(list(gradients))
 

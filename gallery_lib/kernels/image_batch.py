@@ -1,8 +1,10 @@
-"""`gallery::prepare_images`: uint8 images to a normalised batch in channels_last: crop, mirror and normalise in one pass.
+"""Crop, mirror and normalise uint8 images in one pass: `gallery::prepare_images`.
 
-So a batch crosses the bus as bytes, a quarter of its size in fp32. The arithmetic is that of `data.images.image_folder.finish_batch`,
-bit by bit, so that runs with and without the kernel see the same batches: (image / 255 − mean) / standard deviation as one
-multiplication and one addition in fp32, both rounded, and then to the wanted dtype.
+The result is a batch in channels_last. A batch crosses the bus as bytes, a quarter of its size in
+fp32. The arithmetic is that of `data.images.image_folder.finish_batch`, bit by bit, so that runs
+with and without the kernel see the same batches. (image / 255 − mean) / standard deviation is one
+multiplication and one addition in fp32, both rounded; the result is then rounded to the wanted
+dtype.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class _ImageArguments(ctypes.Structure):
 def scale_and_shift(
     mean: Sequence[float], standard_deviation: Sequence[float]
 ) -> tuple[list[float], list[float]]:
-    """(s, b) of each channel, for which byte · s + b is (byte / 255 − mean) / standard deviation."""
+    """Return (s, b) per channel: byte · s + b = (byte / 255 − mean) / standard deviation."""
     pairs = list(zip(mean, standard_deviation, strict=True))
     return [1 / (255 * deviation) for _, deviation in pairs], [
         -m / deviation for m, deviation in pairs
@@ -49,7 +51,11 @@ def scale_and_shift(
 
 @dataclass(frozen=True)
 class Preparation:
-    """What happens to images: where each is cropped [N] and whether it is mirrored [N], or None; then value · scale + shift."""
+    """Parameters of the way from images to a batch: crop, mirroring, value · scale + shift.
+
+    `tops` and `lefts` [N] say where each image is cropped, and `mirrored` [N] whether it is
+    mirrored. Each of the three may be None.
+    """
 
     tops: Tensor | None
     lefts: Tensor | None
@@ -62,7 +68,10 @@ class Preparation:
 
 
 def images_launch(images: Tensor, p: Preparation, batch: Tensor) -> Launch:
-    """For contiguous `images` [N, H, W, 3] and `batch` [N, 3, h, w] in channels_last, whose memory starts at 16 bytes."""
+    """Return the launch for contiguous `images` [N, H, W, 3].
+
+    `batch` is [N, 3, h, w] in channels_last, and its memory starts at a multiple of 16 bytes.
+    """
     height, width = images.shape[1:3]
     arguments = _ImageArguments(
         images.data_ptr(),
@@ -87,12 +96,13 @@ def images_launch(images: Tensor, p: Preparation, batch: Tensor) -> Launch:
 
 
 def reference(images: Tensor, p: Preparation) -> Tensor:
-    """The same in plain torch; in fp64 for an fp64 result."""
+    """Return the batch computed in plain torch; in fp64 for an fp64 result."""
     count, device = images.shape[0], images.device
     zero = torch.zeros(count, dtype=torch.int64, device=device)
+    # [N, h]
     rows = (
         torch.arange(p.height, device=device) + (zero if p.tops is None else p.tops.long())[:, None]
-    )  # [N, h]
+    )
     columns = torch.arange(p.width, device=device).expand(count, p.width)
     if p.mirrored is not None:
         columns = columns.flip(1).where(p.mirrored.bool()[:, None], columns)
@@ -111,9 +121,10 @@ def reference(images: Tensor, p: Preparation) -> Tensor:
         if images.numel()
         else torch.zeros(count, p.height, p.width, _CHANNELS, device=device)
     )
+    # [N, h, w, 3]
     values = pixels.to(wide) * pixels.new_tensor(p.scale, dtype=wide) + pixels.new_tensor(
         p.shift, dtype=wide
-    )  # [N, h, w, 3]
+    )
     return (
         values.where(inside[..., None], torch.nan)
         .to(p.dtype)
@@ -124,8 +135,8 @@ def reference(images: Tensor, p: Preparation) -> Tensor:
 
 torch.library.define(
     "gallery::prepare_images",
-    "(Tensor images, Tensor? tops, Tensor? lefts, Tensor? mirrored, int height, int width, float[] scale, float[] shift, "
-    "ScalarType dtype) -> Tensor",
+    "(Tensor images, Tensor? tops, Tensor? lefts, Tensor? mirrored, int height, int width, "
+    "float[] scale, float[] shift, ScalarType dtype) -> Tensor",
 )
 
 
@@ -140,19 +151,25 @@ def prepare_images(
     mirrored: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The normalised batch [N, 3, h, w] in channels_last, where `images` are.
+    """Return the normalised batch [N, 3, h, w] in channels_last, on the device of `images`.
+
+    Raises InputError for other shapes and dtypes than these.
 
     Args:
-        images: uint8 [N, H, W, 3]. mean, standard_deviation: of the three channels, in 0 to 1.
+        images: uint8 [N, H, W, 3].
+        mean: mean of each of the three channels, in 0 to 1.
+        standard_deviation: standard deviation of each of the three channels, in 0 to 1.
         size: (h, w) of the crop in pixels; the whole image when left out.
-        tops, lefts: int32 [N], where each image's crop begins; 0 when left out. What lies outside of the image is NaN.
-        mirrored: bool [N], whose crop is mirrored left to right.
-
-    Raises InputError for other shapes and dtypes.
+        tops: int32 [N], the first row of each image's crop; 0 when left out. Pixels outside of the
+            image are NaN.
+        lefts: int32 [N], the first column of each image's crop; 0 when left out.
+        mirrored: bool [N], whether each crop is mirrored left to right.
+        dtype: floating-point dtype of the batch.
     """
     if images.dim() != 4 or images.shape[3] != _CHANNELS or images.dtype is not torch.uint8:
         raise InputError(
-            f"prepare_images takes uint8 images [N, H, W, 3]; got {images.dtype} {tuple(images.shape)}."
+            f"prepare_images takes uint8 images [N, H, W, 3]; got {images.dtype} "
+            f"{tuple(images.shape)}."
         )
     for name, tensor, wanted in (
         ("tops", tops, torch.int32),
@@ -165,7 +182,8 @@ def prepare_images(
             or tensor.device != images.device
         ):
             raise InputError(
-                f"{name} must be {wanted} [{images.shape[0]}] on {images.device}; got {tensor.dtype} {tuple(tensor.shape)}."
+                f"{name} must be {wanted} [{images.shape[0]}] on {images.device}; got "
+                f"{tensor.dtype} {tuple(tensor.shape)}."
             )
     if (
         len(mean) != _CHANNELS
@@ -173,12 +191,14 @@ def prepare_images(
         or not all(deviation > 0 for deviation in standard_deviation)
     ):
         raise InputError(
-            f"mean and standard_deviation must be three numbers, the latter above 0; got {mean} and {standard_deviation}."
+            f"mean and standard_deviation must be three numbers, the latter above 0; got {mean} "
+            f"and {standard_deviation}."
         )
     height, width = images.shape[1:3] if size is None else size
     if height < 0 or width < 0 or not dtype.is_floating_point:
         raise InputError(
-            f"the batch's size must not be negative and its dtype floating point; got {(height, width)} and {dtype}."
+            "the batch's size must not be negative and its dtype floating point; got "
+            f"{(height, width)} and {dtype}."
         )
     scale, shift = scale_and_shift(mean, standard_deviation)
     return torch.ops.gallery.prepare_images(

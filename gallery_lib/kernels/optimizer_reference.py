@@ -1,7 +1,7 @@
-"""What each optimizer does to one tensor, in plain torch: the CPU implementation and the reference of the kernels.
+"""Optimizer rules on one tensor in plain torch: CPU implementation and reference of the kernels.
 
-The formulas are torch.optim's (LAMB's are its paper's). Arithmetic is in fp32, or in fp64 for fp64 weights. Nothing
-waits for a CUDA device: whether a step is skipped is decided there, by `torch.where`.
+The formulas are torch.optim's; LAMB's are its paper's. Arithmetic is in fp32, or in fp64 for fp64
+weights. Nothing waits for a CUDA device: `torch.where` decides there whether a step is skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Of one parameter group, under torch's names; each rule reads those it knows. `beta2` is RMSprop's `alpha`."""
+    """Hyper-parameters of one parameter group, under torch's names.
+
+    Each rule reads those it knows. `beta2` is RMSprop's `alpha`.
+    """
 
     lr: float
     weight_decay: float = 0.0
@@ -38,17 +41,23 @@ Rule = Callable[
 
 
 def _bias_correction(beta: float, step: Tensor) -> Tensor:
-    """1 - beta^step in fp64, without cancellation."""
+    """Return 1 - beta^step in fp64, without cancellation."""
     return -torch.expm1(step.double() * (math.log(beta) if beta > 0 else -math.inf))
 
 
 def _decayed(gradient, weight, decay):
-    """The gradient with coupled weight decay. Without decay the weight does not count, since 0 · inf is NaN."""
+    """Return the gradient with coupled weight decay.
+
+    Without decay the weight is left out, since 0 · inf is NaN.
+    """
     return gradient + decay * weight if decay else gradient
 
 
 def sgd(weight, gradient, states, step, lr, h):
-    """State: the momentum buffer, or None. It starts at 0, which gives the first step that torch takes."""
+    """Return the new weight and state of SGD.
+
+    The state is the momentum buffer, or None. It starts at 0, which makes the first step torch's.
+    """
     (buffer,) = states
     gradient = _decayed(gradient, weight, h.weight_decay)
     if buffer is not None:
@@ -58,7 +67,10 @@ def sgd(weight, gradient, states, step, lr, h):
 
 
 def rmsprop(weight, gradient, states, step, lr, h):
-    """States: average of squares; momentum buffer or None; average of gradients (centered) or None."""
+    """Return the new weight and states of RMSprop.
+
+    States: average of squares; momentum buffer or None; average of gradients (centered) or None.
+    """
     square, buffer, average = states
     gradient = _decayed(gradient, weight, h.weight_decay)
     square = h.beta2 * square + (1 - h.beta2) * gradient * gradient
@@ -80,7 +92,10 @@ def _moments(gradient, states, h):
 
 
 def adamw(weight, gradient, states, step, lr, h):
-    """States: averages of gradients and of squares."""
+    """Return the new weight and states of AdamW.
+
+    States: averages of gradients and of squares.
+    """
     average, square = _moments(gradient, states, h)
     root = square.sqrt() * _bias_correction(h.beta2, step).rsqrt() + h.eps
     return weight * (1 - lr * h.weight_decay) - (lr / _bias_correction(h.beta1, step)) * (
@@ -89,7 +104,7 @@ def adamw(weight, gradient, states, step, lr, h):
 
 
 def radam(weight, gradient, states, step, lr, h):
-    """States as AdamW's."""
+    """Return the new weight and states of RAdam; its states are AdamW's."""
     decay = h.weight_decay
     if h.decoupled_weight_decay:
         shrunk = weight * (1 - lr * decay)
@@ -114,7 +129,10 @@ def radam(weight, gradient, states, step, lr, h):
 
 
 def lamb(weight, gradient, states, step, lr, h):
-    """States as AdamW's. You et al., "Large Batch Optimization for Deep Learning", 2020, with φ(x) = x."""
+    """Return the new weight and states of LAMB; its states are AdamW's.
+
+    You et al., "Large Batch Optimization for Deep Learning", 2020, with φ(x) = x.
+    """
     average, square = _moments(gradient, states, h)
     root = square.sqrt() * _bias_correction(h.beta2, step).rsqrt() + h.eps
     update = average * _bias_correction(h.beta1, step).reciprocal() / root + h.weight_decay * weight
@@ -131,14 +149,17 @@ RULES: dict[str, Rule] = {
     "lamb": lamb,
 }
 STATES = {"sgd": 1, "rmsprop": 3, "adamw": 2, "radam": 2, "lamb": 2}
-"""How many states a tensor has; some may be None."""
+"""Number of states of a tensor, by rule; some may be None."""
 COUNTS_STEPS = frozenset({"adamw", "radam", "lamb"})
 """Rules that read the step count."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step works on: the tensors of `optimizer_step`, None where one is absent. `states[k][i]` is state k of tensor i."""
+    """Inputs of one step: the tensors of `optimizer_step`, None where one is absent.
+
+    `states[k][i]` is state k of tensor i.
+    """
 
     rule: str
     weights: Sequence[Tensor]
@@ -155,9 +176,9 @@ class Step:
 
 @torch.no_grad()
 def reference_step(s: Step, h: Hyperparameters) -> None:
-    """One step in place."""
+    """Run one step in place, in plain torch."""
     skip = None if s.found_inf is None else s.found_inf.reshape(()) != 0
-    if skip is not None and skip.device.type == "cpu":  # nothing to wait for
+    if skip is not None and skip.device.type == "cpu":  # there is no device to wait for
         skip = None if not skip.item() else skip
     if skip is not None and s.skipped is not None:
         s.skipped.add_(skip.to(s.skipped.dtype))

@@ -1,8 +1,9 @@
-"""`gallery::optimizer_step_`: one step of an optimizer over many tensors at once, with gradient scaling, without waiting.
+"""One optimizer step over many tensors at once, with gradient scaling: `gallery::optimizer_step_`.
 
-In one pass: unscale, skip when `found_inf` is set, optional clip factor, update of states and (master) weights, rounding
-to low-precision weights, zeroing of gradients. Step and skip counters are tensors on the device. AdamW, SGD, RMSprop and
-RAdam follow torch.optim, LAMB its paper (three launches); `optimizer_rules.py` holds the formulas.
+One pass does all of the work: unscale, skip when `found_inf` is set, apply an optional clip factor,
+update states and (master) weights, round to low-precision weights, zero gradients. Nothing waits
+for the device: step and skip counters are tensors on it. AdamW, SGD, RMSprop and RAdam follow
+torch.optim; LAMB follows its paper, in three launches. `optimizer_reference.py` holds the formulas.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ def _address(tensor: Tensor | None) -> int | None:
 def launches(
     s: Step, h: Hyperparameters, new: Callable[[int, torch.dtype], Tensor]
 ) -> tuple[list[Launch], list[Tensor]]:
-    """What to launch, in order, and the memory between launches, which `new(elements, dtype)` allocates."""
+    """Return the launches in order, and the memory that passes data between them.
+
+    `new(elements, dtype)` allocates that memory.
+    """
     absent: list[Tensor | None] = [None] * len(s.weights)
     columns = [
         s.weights,
@@ -126,9 +130,10 @@ def launches(
 
 torch.library.define(
     "gallery::optimizer_step_",
-    "(str rule, Tensor(a!)[] weights, Tensor(b!)[] gradients, Tensor(c!)[] states, int[] present, Tensor(d!)[] masters, "
-    "Tensor(e!)[] steps, Tensor(f!)? skipped, Tensor? gradient_scale, Tensor? found_inf, Tensor? clip_factor, "
-    "Tensor? learning_rate, float[] numbers, bool[] switches) -> ()",
+    "(str rule, Tensor(a!)[] weights, Tensor(b!)[] gradients, Tensor(c!)[] states, int[] present, "
+    "Tensor(d!)[] masters, Tensor(e!)[] steps, Tensor(f!)? skipped, Tensor? gradient_scale, "
+    "Tensor? found_inf, Tensor? clip_factor, Tensor? learning_rate, float[] numbers, bool[] "
+    "switches) -> ()",
 )
 _NUMBERS = ("lr", "weight_decay", "beta1", "beta2", "eps", "momentum")
 _SWITCHES = ("nesterov", "decoupled_weight_decay", "maximize", "zero_gradients")
@@ -149,20 +154,27 @@ def optimizer_step(
     clip_factor: Tensor | None = None,
     learning_rate: Tensor | None = None,
 ) -> None:
-    """One step, in place.
+    """Run one step of `rule`, in place.
+
+    Raises InputError when the arguments do not fit together.
 
     Args:
-        rule: a name in `optimizer_rules.RULES`.
-        weights, gradients: tensors of one dtype and device; a gradient has its weight's dtype and shape.
-        states: as many columns as the rule has states, a tensor for each weight, or None where the rule does without.
-            fp32 (fp64 for fp64 weights), laid out as the weight.
-        masters: fp32 copies of 16-bit weights; when given, they are updated and the weights are their rounding.
-        steps: an fp32 scalar for each weight, which counts the steps done. Rules that read it need it.
+        rule: a name in `optimizer_reference.RULES`.
+        weights: tensors of one dtype and device.
+        gradients: a tensor for each weight, of its dtype and shape.
+        states: as many columns as the rule has states. A column holds a tensor for each weight, or
+            is None where the rule does without. Tensors are fp32 (fp64 for fp64 weights), laid out
+            as the weight.
+        hyperparameters: hyper-parameters of the parameter group.
+        masters: fp32 copies of 16-bit weights. When given, they are updated and the weights are
+            their rounding.
+        steps: an fp32 scalar for each weight, which counts the steps done. Rules that read the
+            count need them.
         skipped: an int64 scalar, which counts the steps skipped.
-        gradient_scale: fp32 scalar by which gradients are divided. found_inf: fp32 scalar; when not 0, the step is skipped.
-        clip_factor: fp32 scalar that gradients are multiplied by. learning_rate: fp32 scalar used in place of `lr`.
-
-    Raises InputError when these do not fit together.
+        gradient_scale: fp32 scalar by which gradients are divided.
+        found_inf: fp32 scalar; when it is not 0, the step is skipped.
+        clip_factor: fp32 scalar that gradients are multiplied by.
+        learning_rate: fp32 scalar used in place of `lr`.
     """
     _check(
         rule,
@@ -203,7 +215,8 @@ def _check(
 ) -> None:
     if rule not in RULES:
         raise InputError(
-            f"there is no optimizer rule {rule!r}; there are {', '.join(RULES)}.{did_you_mean(rule, RULES)}"
+            f"there is no optimizer rule {rule!r}; there are "
+            f"{', '.join(RULES)}.{did_you_mean(rule, RULES)}"
         )
     if len(states) != STATES[rule]:
         raise InputError(f"{rule} takes {STATES[rule]} columns of states, got {len(states)}.")
@@ -234,20 +247,23 @@ def _check(
                 or not tensor.is_floating_point()
             ):
                 raise InputError(
-                    f"{name} must be {expected[name]} on {device}, got {tensor.dtype} on {tensor.device}."
+                    f"{name} must be {expected[name]} on {device}, got {tensor.dtype} on "
+                    f"{tensor.device}."
                 )
     for name, column in columns.items():
         for weight, tensor in zip(weights, column, strict=True):
             if name != "steps" and tensor.shape != weight.shape:
                 raise InputError(
-                    f"{name} must have the shape of their weight, {tuple(weight.shape)}, got {tuple(tensor.shape)}."
+                    f"{name} must have the shape of their weight, {tuple(weight.shape)}, got "
+                    f"{tuple(tensor.shape)}."
                 )
     if any(
         tensor is not None and (tensor.numel() != 1 or tensor.device != device)
         for tensor in (*steps, *scalars)
     ):
         raise InputError(
-            f"steps, counters, scale, found_inf, clip_factor and learning_rate must be scalars on {device}."
+            "steps, counters, scale, found_inf, clip_factor and learning_rate must be scalars on "
+            f"{device}."
         )
     for name, scalar in zip(
         ("gradient_scale", "found_inf", "clip_factor", "learning_rate"), scalars[1:], strict=True
@@ -268,7 +284,10 @@ def _unflattened(
     steps: list[Tensor],
     *rest: Any,
 ) -> tuple[Step, Hyperparameters]:
-    """From the operator's arguments, whose lists are flat and hold no None."""
+    """Return step and hyper-parameters from the operator's arguments.
+
+    The operator's lists are flat and hold no None.
+    """
     *scalars, numbers, switches = rest
     count = len(weights)
     columns: list[list[Tensor | None]] = [[None] * count for _ in range(STATES[rule])]
@@ -304,7 +323,7 @@ def _on_cuda(*arguments: Any) -> None:
     def new(elements: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(elements, dtype=dtype, device=device)
 
-    # what is between has to live until it is launched
+    # The memory between launches has to live until all of them are enqueued.
     plan, _between = launches(dataclasses.replace(s, gradients=laid_out), h, new)
     for each in plan:
         launch.run(each, device)

@@ -1,8 +1,9 @@
-"""What every kernel needs on every architecture: registers, shared memory, spills, as ptxas reports them.
+"""Table of what every kernel needs on every architecture: registers, shared memory, spills.
 
     python -m gallery_lib.kernels.resources
 
-prints the table in Markdown. No GPU is needed. A spill is a register that did not fit and went to memory.
+The command prints the table in Markdown, with the numbers that ptxas reports. No GPU is needed. A
+spill is a register that did not fit and went to memory.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
 _FUNCTION = re.compile(
     r"Compiling entry function '(?P<kernel>\w+)' for 'sm_(?P<architecture>\d+)\w*'.*?"
-    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
-    r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes "
+    r"spill loads.*?Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
     re.DOTALL,
 )
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one kernel, per thread or per block."""
+    """Resource use of one kernel on one architecture, per thread or per block."""
 
     source: str
     variant: str
@@ -39,7 +40,10 @@ class Resources:
 
 
 def resources(source: str, defines: nvrtc.Defines, architecture: int) -> list[Resources]:
-    """One entry for each kernel of the source. Raises what `compilation.compiled` raises."""
+    """Return one entry for each kernel of the source.
+
+    Raises what `nvrtc.compiled` raises.
+    """
     log = nvrtc.compiled(source, defines, architecture).log
     variant = " ".join(value for _, value in defines)
     rows = []
@@ -61,7 +65,7 @@ def resources(source: str, defines: nvrtc.Defines, architecture: int) -> list[Re
 
 
 def every_kernel() -> Iterator[Resources]:
-    """All variants on all architectures that this NVRTC knows."""
+    """Yield the resources of all variants on all architectures that this NVRTC knows."""
     for architecture in ARCHITECTURES:
         if architecture in nvrtc.supported_architectures():
             for source, defines in VARIANTS:
@@ -69,7 +73,10 @@ def every_kernel() -> Iterator[Resources]:
 
 
 def table(rows: list[Resources]) -> str:
-    """Markdown: a line for each kernel and element type, with the registers of a thread on each architecture."""
+    """Return a Markdown table with a line for each kernel and element type.
+
+    The column of an architecture holds the registers of a thread there.
+    """
     architectures = sorted({row.architecture for row in rows})
     header = [
         "source",
@@ -97,12 +104,15 @@ def table(rows: list[Resources]) -> str:
 
 if __name__ == "__main__":
     print(
-        "<!-- What own CUDA kernels need, by `python -m gallery_lib.kernels.resources`. -->\n# Own CUDA kernels\n"
+        "<!-- What own CUDA kernels need, by `python -m gallery_lib.kernels.resources`. -->\n# "
+        "Own CUDA kernels\n"
     )
     print(
-        "Registers of a thread by architecture; the most shared memory of a block and the most spills on any of them."
+        "Registers of a thread by architecture; the most shared memory of a block and the most "
+        "spills on any of them."
     )
     print(
-        f"As reported by ptxas of NVRTC {nvrtc.versions()['nvrtc']}. Compiled only: nothing of this ran on a GPU.\n"
+        f"As reported by ptxas of NVRTC {nvrtc.versions()['nvrtc']}. Compiled only: nothing of "
+        "this ran on a GPU.\n"
     )
     print(table(list(every_kernel())))

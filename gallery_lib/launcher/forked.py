@@ -1,13 +1,17 @@
-"""Starts the processes of a run on one host without torchrun: `-m gallery_lib.launcher.forked N FOLDER MODULE OPTIONS…`.
+"""Start the processes of a run on one host without torchrun, for comparisons.
 
-For comparisons: torchrun imports torch itself before it starts anything, which takes seconds, and start-up is part of
-what is compared. Here the libraries are imported once, and the run's processes are forked from the one that has them;
-where there is a GPU each starts anew, since CUDA does not survive a fork. Each gets torchrun's variables, and a file in
-FOLDER to meet at instead of a port. When one fails the others are ended, and what is said of it has the form in which
-torchrun says it; of several that have failed meanwhile, of one that was killed, since the others fail because it is gone.
+    -m gallery_lib.launcher.forked N FOLDER MODULE OPTIONS…
 
-A run that is held (the variable HELD_VARIABLE) stops after its imports, with the file HELD_FILE in its folder, and goes
-on when the file is taken away; the time in between is not part of its start-up.
+torchrun imports torch itself before it starts anything, which takes seconds, and start-up is part
+of what is compared. Here the libraries are imported once, and the run's processes are forked from
+the one that has them. Where there is a GPU each process starts anew, since CUDA does not survive a
+fork. Each process gets torchrun's variables, and a file in FOLDER as rendezvous instead of a port.
+
+When one process fails the others are ended. Failures are reported in torchrun's format. If several
+have failed meanwhile, the report is about one that was killed: the others fail because it is gone.
+
+A run that is held (the variable HELD_VARIABLE) stops after its imports, with the file HELD_FILE in
+its folder. It goes on when the file is removed. The time in between is not part of its start-up.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ def _environment(rank: int, processes: int, rendezvous: Path) -> dict[str, str]:
 
 
 def _wait_while_held(folder: Path) -> None:
-    """Count the time from the launch as if there had been no wait."""
+    """Wait until a held run is released; move the launch time forward by the wait."""
     if HELD_VARIABLE not in os.environ:
         return
     began = now()
@@ -60,13 +64,16 @@ def _wait_while_held(folder: Path) -> None:
 
 
 def _process(module: str, arguments: list[str], environment: dict[str, str]) -> None:
-    """One process of the run: `main(arguments)` of the module, which ends the process."""
+    """Run `main(arguments)` of the module in a process of the run, which it ends."""
     os.environ.update(environment)
     importlib.import_module(module).main(arguments)
 
 
 def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int:
-    """Run `main(arguments)` of `module` in so many processes; returns the exit code: 0, or that of the first that failed."""
+    """Run `main(arguments)` of `module` in several processes; return the exit code.
+
+    It is 0, or that of the first process that failed.
+    """
     die_with_parent()
     rendezvous = folder / RENDEZVOUS_FILE
     rendezvous.unlink(missing_ok=True)
@@ -103,7 +110,9 @@ def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int
             if failed is not None:
                 code = codes[failed]
                 print(
-                    f"Root Cause:\n  rank      : {failed}\n  exitcode  : {code} (pid: {running[failed].pid})",
+                    "Root Cause:\n"
+                    f"  rank      : {failed}\n"
+                    f"  exitcode  : {code} (pid: {running[failed].pid})",
                     file=sys.stderr,
                 )
                 return code if code > 0 else 128 - code

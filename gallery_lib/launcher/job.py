@@ -1,9 +1,10 @@
-"""Starts the processes of a training run with torchrun, shows in which phase it is, and ends all of them when it should.
+"""Start the processes of a training run with torchrun, show its phase, and end all of them on time.
 
-`launch(config)` waits for the result; `start(config)` returns a Job at once (measure/ has two alive). Both raise
-InputError before anything is started when the request makes no sense, and RunFailed, with the failing rank's
-traceback and the last log lines, when a process fails. The processes live in a session of their own under a
-supervisor: an interrupt, a killed kernel or a killed worker ends every one of them within seconds.
+`launch(config)` waits for the result. `start(config)` returns a Job at once (measure/ has two
+alive). Both raise InputError before anything is started when the request makes no sense. Both raise
+RunFailed when a process fails, with the failing rank's traceback and the last log lines. The
+processes live in a session of their own under a supervisor. An interrupt, a killed kernel or a
+killed worker ends every one of them within seconds.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from gallery_lib.train.run_log import last_step
 
 _TORCHRUN = [sys.executable, "-m", "gallery_lib.launcher.torchrun"]
 _PORT = 29400
-"""Where host 0 of several listens, unless told otherwise."""
+"""Port on which host 0 of several listens, unless told otherwise."""
 _LOOK_SECONDS = 0.2
 _MAKES_IT_NO_LONGER = (
     "run_dir",
@@ -69,7 +70,7 @@ _MAKES_IT_NO_LONGER = (
 
 
 def _check(config: TrainConfig, launch: LaunchConfig) -> None:
-    """InputError for what can be known to fail before a process is started."""
+    """Raise InputError for what can be known to fail before a process is started."""
     tasks.get(config.model)
     gpus = hardware.gpu_count()
     devices, what = (
@@ -83,11 +84,13 @@ def _check(config: TrainConfig, launch: LaunchConfig) -> None:
         )
     if launch.node_rank >= launch.nnodes:
         raise InputError(
-            f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; hosts are counted from 0."
+            f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; "
+            "hosts are counted from 0."
         )
     if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
         raise InputError(
-            f"nnodes={launch.nnodes} needs master_addr: the address of host 0, as the other hosts see it."
+            f"nnodes={launch.nnodes} needs master_addr: "
+            "the address of host 0, as the other hosts see it."
         )
     autocast_dtype(config, "cuda" if gpus else "cpu")
     if config.run_dir is not None:
@@ -106,15 +109,15 @@ def _check_address(host: str, port: int) -> None:
             else f"cannot be listened on: {error.strerror}"
         )
         raise InputError(
-            f"master_addr={host} with port {port} {what}. Host 0 listens there, and nowhere else: give the address by which the other "
-            "hosts reach it, and a port that is free."
+            f"master_addr={host} with port {port} {what}. Host 0 listens there, and nowhere else: "
+            "give the address by which the other hosts reach it, and a port that is free."
         ) from None
 
 
 def torchrun_command(
     config: TrainConfig, launch: LaunchConfig, module: str = "gallery_lib.launcher.worker"
 ) -> list[str]:
-    """The torchrun command line of a run."""
+    """Return the torchrun command line of a run."""
     command = [*_TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
     if on_one_host(launch):
         command += meeting_arguments(config.run_dir)
@@ -125,23 +128,23 @@ def torchrun_command(
         ]
         command += [f"--node-rank={launch.node_rank}", *address]
     if config.run_dir:
-        command.append(
-            f"--log-dir={Path(config.run_dir) / 'torchrun'}"
-        )  # else torchrun leaves a folder in /tmp
+        # Without it torchrun leaves a folder in /tmp.
+        command.append(f"--log-dir={Path(config.run_dir) / 'torchrun'}")
     found = importlib.util.find_spec(module) if can_fork() else None
     if found is None or found.origin is None:
         return [*command, "-m", module, *options.command_line(config)]
+    # With fork torch is imported once.
     return [
         *command,
         "--start-method=fork",
         "--run-path",
         found.origin,
         *options.command_line(config),
-    ]  # torch is imported once
+    ]
 
 
 def _direct_command(config: TrainConfig, launch: LaunchConfig, module: str) -> list[str]:
-    """The command line of a run on this host without torchrun."""
+    """Return the command line of a run on this host without torchrun."""
     run = [str(launch.nproc_per_node), str(config.run_dir), module]
     return [
         sys.executable,
@@ -153,7 +156,7 @@ def _direct_command(config: TrainConfig, launch: LaunchConfig, module: str) -> l
 
 
 def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
-    """The command that `launch` would run, with its environment, as a line for a shell."""
+    """Return the command that `launch` would run, with its environment, as a line for a shell."""
     _check(config, launch)
     variables = [
         f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()
@@ -162,7 +165,10 @@ def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
 
 
 class Job:
-    """The processes of one run. Owns them: `stop` ends them all, and so does the end of this process."""
+    """Processes of one run, owned by this object.
+
+    `stop` ends them all, and so does the end of this process.
+    """
 
     def __init__(
         self,
@@ -194,11 +200,11 @@ class Job:
         self._output = Relay(self._process.stdout, say)
 
     def running(self) -> bool:
-        """Whether the run has not ended yet."""
+        """Return whether the run has not ended yet."""
         return self._process.poll() is None
 
     def held(self) -> bool:
-        """Whether the run has done its imports and waits for `release()`."""
+        """Return whether the run has done its imports and waits for `release()`."""
         return (self.run_dir / HELD_FILE).exists()
 
     def release(self) -> None:
@@ -206,7 +212,7 @@ class Job:
         (self.run_dir / HELD_FILE).unlink(missing_ok=True)
 
     def steps_done(self) -> int:
-        """Steps logged so far."""
+        """Return the number of steps logged so far."""
         return last_step(self.run_dir)
 
     def view(
@@ -217,7 +223,14 @@ class Job:
         part: str | None = None,
         command: Mapping[str, Any] | None = None,
     ) -> RunView:
-        """Return what shows the phases of this run, see RunView; `command` is what tells it from others with the same options."""
+        """Return a view of the phases of this run, see RunView.
+
+        Args:
+            progress: the display.
+            name: of the run, where there are several.
+            part: name under which the times of all phases are added up; None: each under its own.
+            command: facts that tell the run from others with the same options.
+        """
         asked = {
             option: value
             for option, value in options.to_mapping(self.config).items()
@@ -245,19 +258,23 @@ class Job:
         )
 
     def stop(self) -> None:
-        """End every process of the run; returns when they are gone."""
+        """End every process of the run; return when they are gone."""
         end_supervised(self._process)
         self._leave()
 
     def _leave(self) -> None:
         self._output.close()
-        if self._hold is None or self._hold.lasts:  # else the folder may be another run's by now
+        # Otherwise the folder may be another run's by now.
+        if self._hold is None or self._hold.lasts:
             forget_meeting(self.run_dir)
         if self._hold is not None:
             self._hold.release()
 
     def result(self) -> Results | None:
-        """What the ended run measured (None on a host other than 0). Raises RunFailed or InputError if it failed."""
+        """Return the measurements of the ended run, None on a host other than 0.
+
+        Raises RunFailed or InputError if the run failed.
+        """
         code = self._process.wait()
         code = code if code >= 0 else 128 - code
         self._leave()
@@ -281,13 +298,16 @@ def start(
     held: bool = False,
     ahead: Torchrun | None = None,
 ) -> Job:
-    """Start a run and return at once.
+    """Start a run and return its Job at once.
 
     Args:
+        config: the training options.
+        launch: the launch options; None: the defaults.
         module: what each process runs with `python -m`; it takes the options of TrainConfig.
         environment: more variables for the processes.
         say: gets rank 0's log lines as they come.
-        torchrun: False starts the processes of a run on one host directly, which saves the seconds of torchrun's own start.
+        torchrun: False starts the processes of a run on one host directly, which saves the seconds
+            of torchrun's own start.
         held: such a run waits after its imports for `Job.release()`.
         ahead: a torchrun, started for these very options, to use.
     """
@@ -339,10 +359,21 @@ def launch(
     progress: bool | Progress = True,
     ahead: Torchrun | None = None,
 ) -> Results | None:
-    """Run to the end and return what was measured; the phase that the run is in and rank 0's log are shown on the way.
+    """Run to the end and return what was measured; show the phase and rank 0's log on the way.
 
-    Prints the equivalent command line first. Raises RunFailed when a process fails, InputError on bad input, Interrupted
-    when it is stopped. `progress` may be one that is open already.
+    Print the equivalent command line first.
+
+    Args:
+        config: the training options.
+        launch: the launch options; None: the defaults.
+        show_log: whether to show rank 0's log.
+        progress: whether to show progress, or an open display to use.
+        ahead: a torchrun, started for these very options, to use.
+
+    Raises:
+        RunFailed: a process fails.
+        InputError: bad input.
+        Interrupted: the run is stopped.
     """
     with shown_on(progress) as shown:
         unused = [ahead]  # a torchrun that was started ahead can be used once
@@ -367,9 +398,8 @@ def _to_its_end(job: Job, shown: Progress) -> Results | None:
         line = shlex.join(
             ["python3", "launch_single_task.py", *options.command_line(job.launch, job.config)]
         )
-        shown.say(
-            "$ " + line.encode("utf-8", "backslashreplace").decode()
-        )  # a folder's name may be any bytes
+        # A folder's name may be any bytes.
+        shown.say("$ " + line.encode("utf-8", "backslashreplace").decode())
         view = job.view(shown)
         while job.running():
             view.look()

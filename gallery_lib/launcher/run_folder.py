@@ -1,4 +1,4 @@
-"""The folder of a run, while it is at work: checked before anything is trained, and held, so that no second run writes into it."""
+"""Folder of a run: checked before anything is trained, and locked against a second run."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ _OF_A_RUN = (
         "failure.txt",
     ),
 )
-"""Names of what a run that did not finish may have left."""
+"""Names of files that a run that did not finish may have left."""
 _SHOWN = 3
 
 
 def checked(run_dir: str, *, make: bool = True) -> Path:
-    """Return the folder that `run_dir` names, made where there is none if it is to be.
+    """Return the folder that `run_dir` names; with `make`, create it where there is none.
 
-    Raises InputError for a name that is no folder's, for one that cannot be made or written to, and for one that holds a finished
-    run or files of something else.
+    Raises InputError for a name that is no folder's, and for a folder that cannot be made or
+    written to. Also for a folder that holds a finished run or files of something else.
     """
     if run_dir.startswith("-"):
         raise InputError(
-            f"run_dir={run_dir!r} begins with a dash, as options do. A folder of that name is written ./{run_dir}."
+            f"run_dir={run_dir!r} begins with a dash, as options do. "
+            f"A folder of that name is written ./{run_dir}."
         )
     try:
         folder = Path(run_dir).expanduser()
@@ -67,7 +68,8 @@ def checked(run_dir: str, *, make: bool = True) -> Path:
         if foreign:
             more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
             raise InputError(
-                f"run_dir={run_dir} holds files of something else ({', '.join(foreign[:_SHOWN])}{more}). Name a new folder."
+                f"run_dir={run_dir} holds files of something else "
+                f"({', '.join(foreign[:_SHOWN])}{more}). Name a new folder."
             )
         if (folder / "results.json").exists():
             raise InputError(
@@ -80,7 +82,7 @@ def checked(run_dir: str, *, make: bool = True) -> Path:
             raise InputError(
                 f"run_dir={run_dir} may not be written by this user. Name another folder."
             )
-    except RuntimeError as error:  # ~somebody
+    except RuntimeError as error:  # ~somebody is no user
         raise InputError(f"run_dir={run_dir} cannot be used. {error}") from None
     except OSError as error:
         raise InputError(f"run_dir={run_dir} cannot be used. {refusal(error)}.") from None
@@ -88,7 +90,7 @@ def checked(run_dir: str, *, make: bool = True) -> Path:
 
 
 class Hold(contextlib.AbstractContextManager["Hold"]):
-    """Holds a run's folder, for one host of the run, until `release` or the end of this process.
+    """Lock on a run's folder, for one host of the run, until `release` or the end of this process.
 
     Raises InputError where another run is at work in it.
     """
@@ -100,16 +102,17 @@ class Hold(contextlib.AbstractContextManager["Hold"]):
             self._lock.acquire(blocking=False)
         except Timeout:
             raise InputError(
-                f"run_dir={folder}: another run is at work in it. Wait for it, or name another folder."
+                f"run_dir={folder}: another run is at work in it. "
+                "Wait for it, or name another folder."
             ) from None
 
     @property
     def lasts(self) -> bool:
-        """Whether the folder is held."""
+        """Return whether this object still holds the lock of the folder."""
         return self._lock.is_locked
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the folder's lock."""
         if self._lock.is_locked:
             self._file.unlink(missing_ok=True)
             self._lock.release()

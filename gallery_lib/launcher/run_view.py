@@ -1,4 +1,4 @@
-"""What somebody who waits for a run sees: the phase that it is in, on a Progress, with what earlier runs lead to expect."""
+"""Progress display of a run: its phase, and the durations that earlier runs lead to expect."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ _SHORTEST_SECONDS = 0.05
 
 
 class RunView:
-    """Shows the phases of one run. It looks at the run's directory alone, so it costs the run nothing.
+    """View of the phases of one run.
+
+    It reads only the run's directory, so it costs the run nothing.
 
     Args:
-        before: what is going on until the run notes a phase.
-        command: what the run is; earlier runs of the same command are the grounds for estimates.
-        compiler_cache: the folder that Inductor keeps compiled code in.
+        progress: the display.
+        run_dir: the run's directory.
+        before: the phase until the run notes one.
+        command: the run's identity; earlier runs of the same command are the grounds for estimates.
+        compiler_cache: the folder in which Inductor keeps compiled code.
         name: of the run, where there are several.
-        part: under which name all its phases are added up; each under its own when left out.
+        part: name under which the times of all phases are added up; None: each under its own.
     """
 
     def __init__(
@@ -43,11 +47,17 @@ class RunView:
         self.go_on(before, part)
 
     def go_on(self, before: Phase, part: str | None) -> None:
-        """Show `before` until the run notes a later phase; from now on its phases are added up under `part`."""
+        """Show `before` until the run notes a later phase.
+
+        From now on its phases are added up under `part`.
+        """
         self._last, self._part = before, part
 
     def look(self) -> None:
-        """Show the phases that have begun since the last look, less those that were over at once, or that the last one goes on."""
+        """Show the phases that have begun since the last look.
+
+        Phases that were over at once are left out. Without a new phase the last one is shown again.
+        """
         new = [phase for phase in read_phases(self._run_dir) if phase.began > self._last.began] or [
             self._last
         ]
@@ -58,7 +68,7 @@ class RunView:
         self._last = new[-1]
 
     def keep(self, ended: float) -> None:
-        """Keep how long the phases of the run took, which went well and ended then."""
+        """Store the durations of the phases of a run that ended well at time `ended`."""
         self._durations.keep(seconds_by_phase(read_phases(self._run_dir), ended))
 
     def _show(self, phase: Phase) -> None:

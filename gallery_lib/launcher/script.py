@@ -1,6 +1,7 @@
-"""Runs a training script of the reader's own, alone or over torchrun, and raises when it fails.
+"""Run the reader's own training script, alone or with torchrun, and raise when it fails.
 
-The output is shown as it comes. The processes stand under a supervisor: an interrupt or a killed kernel ends them.
+The output is shown as it comes. The processes stand under a supervisor: an interrupt or a killed
+kernel ends them.
 """
 
 from __future__ import annotations
@@ -24,10 +25,19 @@ _LAST_LINES = 20
 def run_script(
     path: Path | str, arguments: Sequence[str] = (), *, processes: int | None = None
 ) -> list[str]:
-    """Run `path` with plain python, or with torchrun on `processes` processes; returns the lines that it printed.
+    """Run a script with plain python or with torchrun; return the lines that it printed.
 
-    The cores are shared out among the processes. Raises InputError when the file is missing or there are not as many
-    devices, RunFailed with the last lines when the script fails, Interrupted when it is stopped.
+    The cores are shared out among the processes.
+
+    Args:
+        path: the script.
+        arguments: its arguments.
+        processes: number of torchrun's processes; None: plain python.
+
+    Raises:
+        InputError: the file is missing, or there are not as many devices.
+        RunFailed: the script fails; the message has the last lines.
+        Interrupted: the script is stopped.
     """
     path = Path(path)
     if not path.is_file():

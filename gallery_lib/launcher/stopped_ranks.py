@@ -1,9 +1,8 @@
-"""Find ranks whose process is stopped, and end them: the others would wait for them for ever.
+"""Find ranks whose process is stopped, and end them: the others would wait for them forever.
 
-Heartbeats (`comm/heartbeat.py`) show a silent rank to the other ranks while these train. This
-watch belongs to the process that started the ranks, so it also covers start-up and the end of a
-run, when no rank waits for another. A run whose ranks are all stopped is left alone: somebody has
-paused it.
+Heartbeats (`comm/heartbeat.py`) show a silent rank to the other ranks while these train. This watch
+belongs to the process that started the ranks. So it also covers start-up and the end of a run, when
+no rank waits for another. A run whose ranks are all stopped is left alone: somebody has paused it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gallery_lib.train.failure import ErrorReport
 VARIABLE = "GALLERY_STOPPED_RANKS"
 _LOOK_SECONDS = 1.0
 _PAUSE_SECONDS = 5.0
-"""A longer time between two looks means that this process was stopped itself."""
+"""Longest normal time between two looks; a longer one means this process was stopped itself."""
 
 
 def environment(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
@@ -37,7 +36,7 @@ def environment(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
 
 
 class StoppedRanks:
-    """Watch the ranks that this process has started.
+    """Watch over the ranks that this process has started.
 
     Args:
         limit_seconds: how long a rank may be stopped.
@@ -61,8 +60,8 @@ class StoppedRanks:
     def look(self, processes: Mapping[int, int | None]) -> None:
         """Report and kill each rank that has been stopped for too long.
 
-        `processes` maps each local rank to its process id, or to None once it has ended. Cheap
-        enough to be called in every round of a waiting loop.
+        `processes` maps each local rank to its process id, or to None once it has ended. The call
+        is cheap enough for every round of a waiting loop.
         """
         at = now()
         pause = at - self._looked

@@ -1,8 +1,10 @@
-"""torchrun that listens where it is told to (`rendezvous.py`), and can be started before it is known what it has to run.
+"""torchrun that listens only where it is told to, and can start before it knows what to run.
 
-`python -m gallery_lib.launcher.torchrun ARGUMENTS…` is torchrun. Without arguments it imports torch, while the command that started it does
-the same and checks its options; then a line on its standard input has the arguments, and its end without one ends it.
-`Torchrun` is its handle in the process that starts it. Needs no torch there.
+`rendezvous.py` says where it listens. `python -m gallery_lib.launcher.torchrun ARGUMENTS…` is
+torchrun. Without arguments it imports torch, while the command that started it does the same and
+checks its options. Then a line on its standard input has the arguments; if the input ends without a
+line, torchrun ends. `Torchrun` is its handle in the process that starts it. That process needs no
+torch.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, end_sup
 
 
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
-    """What the processes of a run get on top of this process's environment."""
+    """Return the variables that a run's processes get on top of this process's environment."""
     threads = config.threads or max(1, hardware.cores() // launch.nproc_per_node)
     chosen = {"OMP_NUM_THREADS": str(threads), **switches.environment(config)}
     if launch.nnodes == 1:
@@ -38,9 +40,10 @@ def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
 
 
 class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
-    """A torchrun that has not been told yet what to run. Its start-up counts from the beginning of this process.
+    """Handle of a torchrun that has not been told yet what to run.
 
-    The end of the `with` block ends it if it never was; once it was, it belongs to who has told it.
+    Its start-up counts from the beginning of this process. The end of the `with` block ends a
+    torchrun that was never told. After `run` it belongs to the caller of `run`.
     """
 
     def __init__(self, config: TrainConfig, launch: LaunchConfig) -> None:
@@ -56,13 +59,20 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
     def run(
         self, arguments: Sequence[str], environment: Mapping[str, str], errors: Path
     ) -> subprocess.Popen[str]:
-        """Have it run with these variables as well, its standard error in the file `errors`; returns the supervisor of what runs."""
+        """Have torchrun run `arguments`; return the supervisor of what runs.
+
+        Args:
+            arguments: torchrun's arguments.
+            environment: variables for it, on top of those it has.
+            errors: the file for its standard error.
+        """
         process, self._process = self._process, None
         assert process is not None and process.stdin is not None
+        # If torchrun has ended, that shows as the end of the run, with the reason.
         with (
             contextlib.suppress(BrokenPipeError),
             process.stdin as orders,
-        ):  # its end, and why, shows as that of the run
+        ):
             orders.write(
                 json.dumps(
                     {
@@ -84,9 +94,10 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
 
 
 def _name_who_was_killed() -> None:
-    """Have torchrun say which processes were killed, before it looks at them in the order of their ranks.
+    """Make torchrun report killed processes before it looks at exit codes in the order of ranks.
 
-    When it looks, others may have failed because one is gone; it would name the first of them.
+    When torchrun looks, others may have failed because one is gone; it would name the first of
+    them.
     """
     from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
@@ -100,7 +111,9 @@ def _name_who_was_killed() -> None:
                 and process.exitcode != -signal.SIGTERM
             ):
                 print(
-                    f"Root Cause:\n  rank      : {rank}\n  exitcode  : {process.exitcode} (pid: {process.pid})",
+                    "Root Cause:\n"
+                    f"  rank      : {rank}\n"
+                    f"  exitcode  : {process.exitcode} (pid: {process.pid})",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -110,13 +123,14 @@ def _name_who_was_killed() -> None:
 
 
 def _end_ranks_that_are_stopped() -> None:
-    """Have torchrun look for stopped ranks in each round of its waiting loop."""
+    """Make torchrun look for stopped ranks in each round of its waiting loop."""
     from torch.distributed.elastic.multiprocessing import api
 
     watches: list[StoppedRanks | None] = []
 
     def look(processes: Mapping[int, int | None]) -> None:
-        if not watches:  # the variable is known once torchrun has been told what to run
+        # The variable is known once torchrun has been told what to run.
+        if not watches:
             watches.append(StoppedRanks.from_environment())
         if watches[0] is not None:
             watches[0].look(processes)
@@ -138,7 +152,7 @@ def _end_ranks_that_are_stopped() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be torchrun; without arguments import it, and run it when told to."""
+    """Run torchrun; without arguments import it first and wait for them on standard input."""
     rendezvous.listen_where_told()
     _name_who_was_killed()
     _end_ranks_that_are_stopped()

@@ -1,7 +1,8 @@
-"""One training process of a run, as torchrun starts it: `-m gallery_lib.launcher.worker OPTIONS`, or this file, forked from torchrun itself.
+"""Training process of a run, as torchrun starts it: `-m gallery_lib.launcher.worker OPTIONS`.
 
-Dies with torchrun. Whatever goes wrong is written to `error-rank<n>.json` in the run directory, for the launcher
-to tell; warnings and native messages go to the rank's log file.
+torchrun may also fork itself and run this file. The process dies with torchrun. Whatever goes wrong
+is written to `error-rank<n>.json` in the run directory, for the launcher to tell. Warnings and
+native messages go to the rank's log file.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from gallery_lib.train.failure import ErrorReport
 
 
 def _own_message(error: BaseException) -> str:
-    """The message of the error; of the original one where a data-loading process passed it on with its traceback."""
+    """Return the error's message, without the traceback that a data-loading process adds.
+
+    Such a process passes the original error on as text; its own message stands at the end.
+    """
     text = str(error)
     marker = f"{type(error).__module__}.{type(error).__qualname__}: "
     return text.rsplit(marker, 1)[-1].strip() if marker in text else text
@@ -74,9 +78,11 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
 
 
 def preload() -> None:
-    """Import what takes seconds and every training process needs: torch calls its compiler's front end even when eager.
+    """Import what takes seconds and every training process needs.
 
-    Garbage is not looked for meanwhile: imports make next to none, and what they leave is never looked through again.
+    torch calls its compiler's front end even when eager. Disable the garbage collector during
+    imports, then freeze what they created: imports make next to no garbage, and frozen objects are
+    never looked through again.
     """
     gc.disable()
     try:
@@ -92,9 +98,10 @@ def preload() -> None:
 
 
 def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> None:
-    """`run`, and end the process, without waiting for threads of native libraries.
+    """Call `run` and end the process, without waiting for threads of native libraries.
 
-    Returns only where all went well in a process that was forked: torchrun waits for what its processes return.
+    Return only where all went well in a process that was forked: torchrun waits for what its
+    processes return.
     """
     code = run(body, arguments)
     sys.stdout.flush()
@@ -104,14 +111,14 @@ def end_after(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> N
 
 
 def _signals_as_in_a_new_process() -> None:
-    """A forked process has torchrun's handlers, which raise."""
+    """Restore default signal handling: a forked process has torchrun's handlers, which raise."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train."""
+    """Train with the options in `arguments`, then end the process."""
     if multiprocessing.parent_process() is not None:
         _signals_as_in_a_new_process()
     preload()

@@ -1,1 +1,1 @@
-"""Fair comparison of variants: turns, parity, and the machine's own limits."""
+"""Fair comparison of variants: turns, parity checks, and the machine's own limits."""

@@ -1,1 +1,1 @@
-"""Host allocator and memory layout."""
+"""Host allocator, and memory layout of models and batches."""

@@ -1,9 +1,10 @@
 """The host allocator: keep large blocks instead of giving them back to the kernel every step.
 
-glibc maps a block above its threshold afresh each time and unmaps it when freed, so every training step pays page
-faults for every activation. With the thresholds raised, and huge pages on, the same pages are used again. Tunables
-are read when a process starts: hence environment variables for processes that the launcher starts. In any other
-process the thresholds, though not the huge pages, are set while it runs.
+glibc maps a block above its threshold afresh each time and unmaps it when freed. So every training
+step pays first-touch page faults for every activation. With the thresholds raised, and huge pages
+on, the same pages are used again. glibc reads its tunables when a process starts, so the launcher
+sets environment variables for the processes that it starts. In any other process the thresholds,
+though not the huge pages, are set while it runs.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _TUNABLES = {
 }
 
 KEEPS = "glibc keeps large blocks"
-"""What `apply` says where it did its part."""
+"""Beginning of the line that `apply` returns where it did its part."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""mallopt's parameters, from malloc.h."""
+"""Parameters of mallopt, from malloc.h."""
 _GIVEN_BACK_BYTES = 2**20
 _TOUCHED_BYTES = 64 * 2**20
-"""Of one block that is touched ahead."""
+"""Size of one block that is prefaulted."""
 
 
 def reason_not_applied() -> str | None:
-    """Why the tunables would have no effect here, or None."""
+    """Return why the tunables would have no effect here, or None."""
     library, version = platform.libc_ver()
     if library != "glibc":
         return f"the C library is {library or 'not glibc'}"
@@ -45,7 +46,10 @@ def reason_not_applied() -> str | None:
 
 
 def installed() -> list[str]:
-    """The allocators for LD_PRELOAD that the linker finds here, by file name; nothing is done with them."""
+    """Return the allocators for LD_PRELOAD that the linker finds here, by file name.
+
+    Nothing is done with them.
+    """
     names = (
         ctypes.util.find_library(name)
         for name in ("jemalloc", "tcmalloc_minimal", "tcmalloc", "mimalloc")
@@ -54,7 +58,10 @@ def installed() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """`GLIBC_TUNABLES` with ours added to the user's own (whose values win); empty where they have no effect."""
+    """Return `GLIBC_TUNABLES` with our values added to the user's own, which win.
+
+    The result is empty where the tunables have no effect.
+    """
     if reason_not_applied():
         return {}
     own = dict(
@@ -70,12 +77,12 @@ def environment() -> dict[str, str]:
 
 
 def active() -> bool:
-    """Whether this process was started with the tunables."""
+    """Return whether this process was started with the tunables."""
     return "glibc.malloc.mmap_threshold" in os.environ.get("GLIBC_TUNABLES", "")
 
 
 def apply() -> str:
-    """Make this process keep large blocks, if it does not yet, and say in a line what was done, or why not."""
+    """Make this process keep large blocks; return a line on what was done, or why not."""
     if reason := reason_not_applied():
         return f"not applied: {reason}"
     if active():
@@ -94,17 +101,22 @@ def apply() -> str:
 
 
 def give_back() -> None:
-    """Have this process give large blocks back as soon as they are freed: for many processes in little memory."""
+    """Make this process give large blocks back as soon as they are freed.
+
+    This is for many processes in little memory.
+    """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _GIVEN_BACK_BYTES)
 
 
 def touch_ahead(size: int) -> threading.Thread | None:
-    """Have a thread fetch `size` bytes from the system that this thread will need soon; None where freed blocks are not kept.
+    """Start a thread that prefaults `size` bytes for the calling thread; return the thread.
 
-    The first touch of a page is the kernel's work, and seconds of it for gigabytes. The calling thread is what the blocks are taken for,
-    since each has an arena of its own; freed by the other one they are kept for it, as `apply` has glibc do. Less is fetched
-    where the system has less.
+    First-touch page faults take seconds for gigabytes; the new thread takes them early. The calling
+    thread allocates the blocks, since each thread has an arena of its own. The new thread frees
+    them. glibc then keeps them for the calling thread, as `apply` has it do. Less is prefaulted
+    where the system has less. Returns None where freed blocks are not kept, or `size` is not
+    positive.
     """
     if reason_not_applied() or size <= 0:
         return None

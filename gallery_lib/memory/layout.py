@@ -1,7 +1,8 @@
-"""Memory layout: channels_last for models with 2-d convolutions, on devices whose convolutions gain from it.
+"""Memory layout: channels_last for models with 2-d convolutions, on devices that gain from it.
 
-NHWC lets convolutions and batch norm read all channels of a pixel at once. Values do not change, only where they
-lie; inputs are laid out by the loader (`finish_batch`), everything inside the model follows.
+NHWC lets convolutions and batch norm read all channels of a pixel at once. Values do not change,
+only where they lie. The loader lays out the inputs (`finish_batch`), and everything inside the
+model follows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from gallery_lib.system import hardware
 
 
 def memory_format(model: nn.Module, memory: Memory, device_type: str) -> torch.memory_format:
-    """The memory format of 4-d weights and inputs that `memory` asks for with this model on this kind of device."""
+    """Return the memory format of 4-d weights and inputs that `memory` asks for.
+
+    It depends on the model and on the kind of device.
+    """
     if memory.layout != "auto":
         return torch.channels_last if memory.layout == "channels_last" else torch.contiguous_format
     gains = hardware.prefers_channels_last(device_type) and any(

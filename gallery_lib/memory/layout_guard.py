@@ -1,12 +1,13 @@
-"""Keeps a model in channels_last right: code that only works on contiguous tensors makes it contiguous again.
+"""Guard of channels_last: a model whose code needs contiguous tensors becomes contiguous again.
 
-In channels_last a convolution's output has other strides than in plain PyTorch. `x.view(n, -1)` on it raises, and
-`x.as_strided(…)` reads other values. Three things keep the training the user's:
+In channels_last a convolution's output has other strides than in plain PyTorch. `x.view(n, -1)` on
+it raises, and `x.as_strided(…)` reads other values. Three things keep the training the user's:
 
-- `reason_against(model)` looks at the model's code and memory before anything is changed, and names what would
-  silently compute something else.
-- `LayoutGuard` takes over the model's calls. If one fails for reasons of strides, it puts buffers and random states
-  back, makes the model contiguous, says so in one line, and calls it again.
+- `reason_against(model)` looks at the model's code and memory before anything is changed. It names
+  what would silently compute something else.
+- `LayoutGuard` takes over the model's calls. If one fails for reasons of strides, the guard
+  restores buffers and random states, makes the model contiguous, says so in one line, and calls it
+  again.
 - What the model returns is contiguous, as in plain PyTorch, so that a loss may use `.view` on it.
 """
 
@@ -31,14 +32,20 @@ _NEEDS_STRIDES = {"view", "view_as", "unflatten", "view_as_complex"}
 """Methods that raise for some strides."""
 _STRIDES_TO_BLAME = re.compile(r"stride|contiguous|cannot view|memory.format", re.IGNORECASE)
 _FIELDS_OWN = ("torch", "torchvision", "timm", "transformers", "builtins")
-"""Packages whose functions are not looked into: their forward passes are known to take any layout."""
+"""Packages whose functions are not inspected: their forward passes are known to take any layout."""
 _DEPTH = 4
 
 
 def reason_against(model: nn.Module) -> str:
-    """Return why `model` has to stay contiguous, in a few words, or '' where nothing speaks against channels_last."""
+    """Return why `model` has to stay contiguous, in a few words.
+
+    Returns '' where nothing speaks against channels_last.
+    """
     if any(nn.parameter.is_lazy(tensor) for tensor in model.parameters()):
-        return "it has lazy parameters without shapes (call it once on a batch before accelerate() to have channels_last)"
+        return (
+            "it has lazy parameters without shapes (call it once on a batch before accelerate() to "
+            "have channels_last)"
+        )
     tensors = [*model.parameters(), *model.buffers()]
     where: dict[int, Tensor] = {}
     for tensor in {
@@ -53,7 +60,10 @@ def reason_against(model: nn.Module) -> str:
             return "two of its parameters or buffers share memory"
     for function in _functions(model):
         if found := _names(function.__code__) & _READS_MEMORY:
-            return f"{function.__qualname__} calls {sorted(found)[0]}, which depends on where values lie"
+            return (
+                f"{function.__qualname__} calls {sorted(found)[0]}, which depends on where values "
+                "lie"
+            )
         if function.__name__ == "backward" and (
             found := _names(function.__code__) & _NEEDS_STRIDES
         ):
@@ -64,14 +74,17 @@ def reason_against(model: nn.Module) -> str:
 def needs_strides(model: nn.Module) -> bool:
     """Return whether the model's own code calls methods that raise for some strides.
 
-    Such a model is to be laid out with its first call, not before: a copy that was made meanwhile, for averaged
-    weights say, then works as in plain PyTorch.
+    Such a model changes layout with its first call, not before. A copy made before that call, for
+    averaged weights say, then works as in plain PyTorch.
     """
     return any(_names(function.__code__) & _NEEDS_STRIDES for function in _functions(model))
 
 
 def _functions(model: nn.Module) -> Iterator[FunctionType]:
-    """Yield the functions that a call of `model` may reach, as far as their names tell: not those of libraries."""
+    """Yield the functions that a call of `model` may reach, as far as their names tell.
+
+    Functions of libraries are left out.
+    """
     seen: set[Any] = set()
     waiting: list[tuple[Any, int]] = [(type(module), 0) for module in model.modules()]
     while waiting:
@@ -107,10 +120,10 @@ def _names(code: CodeType) -> set[str]:
 
 
 class LayoutGuard:
-    """What the calls of a model in channels_last go through.
+    """Function through which the calls of a model in channels_last go.
 
-    With `late` the model is contiguous as yet, and changes with its first call. When it has changed, there or back,
-    `done` gets a line about the layout and `changed` is called with it.
+    With `late` the model is contiguous at first, and changes with its first call. After a change,
+    there or back, `done` gets a line about the layout and `changed` is called with it.
     """
 
     def __init__(
@@ -121,6 +134,7 @@ class LayoutGuard:
         *,
         late: bool,
     ) -> None:
+        """Look at the code of `model`; nothing is changed yet."""
         self._model, self._done, self._changed = model, done, changed
         self._late = late
         self._always = needs_strides(model)
@@ -174,7 +188,10 @@ class LayoutGuard:
 def announce(model: nn.Module, reason: str) -> None:
     """Print why `model` is contiguous though it could gain from channels_last."""
     print(
-        f"{type(model).__name__} stays contiguous: {reason}. config.memory.layout = 'contiguous' says so beforehand.",
+        (
+            f"{type(model).__name__} stays contiguous: {reason}. config.memory.layout = "
+            "'contiguous' says so beforehand."
+        ),
         file=sys.stderr,
         flush=True,
     )
@@ -193,7 +210,7 @@ def _as_contiguous(tensor: Tensor) -> Tensor:
 
 
 class _State:
-    """What a call of a model may change before it fails: its buffers and the random states."""
+    """Buffers and random states, which a call of a model may change before it fails."""
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = list(model.buffers()) if model.training else []
@@ -202,7 +219,7 @@ class _State:
         self._cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
 
     def put_back(self) -> None:
-        """Undo what has changed since."""
+        """Restore the buffers and the random states."""
         with torch.no_grad():
             for buffer, value in zip(self._buffers, self._values, strict=True):
                 buffer.copy_(value)

@@ -1,4 +1,7 @@
-"""A model without its dropout: different backends draw different numbers, so what two of them compute would differ."""
+"""Removal of dropout from a model, so that backends can be compared.
+
+Different backends draw different random numbers, so what two of them compute would differ.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,11 @@ from torch import nn
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Set every dropout rate in `model` to zero: the modules' and the plain ones that models hand to functions (`self.dropout = 0.1`)."""
+    """Set every dropout rate in `model` to zero.
+
+    These are the rates of modules and the plain numbers that models hand to functions
+    (`self.dropout = 0.1`).
+    """
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0

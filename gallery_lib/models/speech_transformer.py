@@ -1,11 +1,13 @@
 """Speech-Transformer: filter banks to characters, by attention alone.
 
-Dong, Xu and Xu, "Speech-Transformer: A No-Recurrence Sequence-to-Sequence Model for Speech Recognition", 2018; its
-layers are those of Vaswani et al., "Attention Is All You Need", 2017, with the norm after each residual addition.
-In TorchBench's variant stacked frames (data/speech/utterances.py) and a linear layer take the place of the paper's convolutions.
+Dong, Xu and Xu, "Speech-Transformer: A No-Recurrence Sequence-to-Sequence Model for Speech
+Recognition", 2018. Its layers are those of Vaswani et al., "Attention Is All You Need", 2017, with
+the norm after each residual addition. In TorchBench's variant stacked frames
+(data/speech/utterances.py) and a linear layer take the place of the paper's convolutions.
 
-The decoder's embedding is also its output projection. Masks come from lengths: what pads a batch gets no attention,
-and padded targets need no mask, since they come last and attention among targets only looks back.
+The decoder's embedding is also its output projection. Masks come from lengths: what pads a batch
+gets no attention. Padded targets need no mask, since they come last and attention among targets
+only looks back.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Attention(nn.Module):
     """Multi-head scaled dot-product attention (Vaswani et al., section 3.2)."""
 
     def __init__(self, width: int, heads: int) -> None:
+        """Build the four projections of `heads` heads, `width` wide together."""
         super().__init__()
         self.heads = heads
         self.query = nn.Linear(width, width)
@@ -47,18 +50,20 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(
-            1, 2
-        )  # [N, T, width] → [N, heads, T, width / heads]
+        # [N, T, width] → [N, heads, T, width / heads]
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def keys_values(self, memory: Tensor) -> KeysValues:
-        """What `memory` [N, T, width] offers to attention."""
+        """Return the keys and values that `memory` [N, T, width] offers to attention."""
         return self._split(self.key(memory)), self._split(self.value(memory))
 
     def forward(
         self, x: Tensor, memory: KeysValues, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        """x [N, U, width] → [N, U, width]; `mask`, bool [N, 1, 1, T], is true where memory may be attended to."""
+        """Return x [N, U, width] after attention to `memory`, [N, U, width].
+
+        `mask`, bool [N, 1, 1, T], is true where memory may be attended to.
+        """
         attended = F.scaled_dot_product_attention(
             self._split(self.query(x)), *memory, attn_mask=mask, is_causal=causal
         )
@@ -82,13 +87,13 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(sizes.dropout)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """[N, T, width] → [N, T, width]."""
+        """Return [N, T, width] for [N, T, width]."""
         x = self.norms[0](x + self.dropout(self.attention(x, self.attention.keys_values(x), mask)))
         return self.norms[1](x + self.dropout(self.feed_forward(x)))
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention that looks back only, attention to the encoder's output, then a feed-forward layer."""
+    """Self-attention that looks back only, attention to the encoder, then a feed-forward layer."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -99,7 +104,7 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(sizes.dropout)
 
     def forward(self, x: Tensor, encoded: KeysValues, mask: Tensor) -> Tensor:
-        """[N, U, width] → [N, U, width]."""
+        """Return [N, U, width] for [N, U, width]."""
         x = self.norms[0](
             x + self.dropout(self.attention(x, self.attention.keys_values(x), causal=True))
         )
@@ -108,9 +113,10 @@ class DecoderLayer(nn.Module):
 
 
 def positions(length: int, width: int, like: Tensor) -> Tensor:
-    """Sines and cosines of the position (Vaswani et al., section 3.5), [length, width], in the dtype of `like`.
+    """Return sines and cosines of the position, [length, width], in the dtype of `like`.
 
-    Computed in float64 each time: no longest length, no buffer to broadcast, and rounded once.
+    Vaswani et al., section 3.5. They are computed in float64 each time: there is no longest length
+    and no buffer to broadcast, and they are rounded once.
     """
     position = torch.arange(length, dtype=torch.float64, device=like.device)
     rate = torch.exp(
@@ -136,9 +142,10 @@ class SpeechTransformer(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Xavier for the linear layers, as with the norm after the addition all branches count from the start.
+        """Initialise the linear layers with Xavier, and the embedding with a deviation of width^-½.
 
-        The embedding's deviation is width^-½: times √width its rows have unit variance, and so have the first logits.
+        With the norm after the addition, all branches count from the start, which Xavier suits. The
+        embedding's rows times √width have unit variance, and so have the first logits.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -147,7 +154,7 @@ class SpeechTransformer(nn.Module):
         nn.init.normal_(self.embedding.weight, std=self.sizes.width**-0.5)
 
     def encode(self, features: Tensor, mask: Tensor) -> Tensor:
-        """Features [N, T, 320] → [N, T, width]."""
+        """Return features [N, T, 320] encoded as [N, T, width]."""
         x = self.input_norm(self.input(features))
         x = self.dropout(x + positions(x.shape[1], self.sizes.width, like=x))
         for layer in self.encoder:
@@ -155,11 +162,11 @@ class SpeechTransformer(nn.Module):
         return x
 
     def _memories(self, encoded: Tensor) -> list[KeysValues]:
-        """What each decoder layer attends to."""
+        """Return the keys and values that each decoder layer attends to."""
         return [layer.attention_to_encoder.keys_values(encoded) for layer in self.decoder]  # type: ignore[union-attr, operator]
 
     def _decode(self, tokens: Tensor, memories: list[KeysValues], mask: Tensor) -> Tensor:
-        """Tokens int64 [N, U] → [N, U, width]."""
+        """Return tokens int64 [N, U] decoded as [N, U, width]."""
         x = self.embedding(tokens) * math.sqrt(self.sizes.width)
         x = self.dropout(x + positions(tokens.shape[1], self.sizes.width, like=x))
         for layer, memory in zip(self.decoder, memories, strict=True):
@@ -170,19 +177,23 @@ class SpeechTransformer(nn.Module):
         return F.linear(decoded, self.embedding.weight)
 
     def forward(self, features: Tensor, lengths: Tensor, tokens: Tensor) -> Tensor:
-        """Logits [N, U, vocabulary] of the token that follows each of `tokens`.
+        """Return the logits [N, U, vocabulary] of the token that follows each of `tokens`.
 
-        `features` float [N, T, 320], of which the first `lengths` int64 [N] frames are no padding; `tokens` int64
-        [N, U] begin with BEGIN, and what pads them at the end is of no consequence for those before.
+        Args:
+            features: float [N, T, 320].
+            lengths: int64 [N], how many of the first frames are no padding.
+            tokens: int64 [N, U], which begin with BEGIN. Padding at the end does not affect the
+                tokens before it.
         """
         mask = _mask(features, lengths)
         return self._logits(self._decode(tokens, self._memories(self.encode(features, mask)), mask))
 
     @torch.no_grad()
     def transcribe(self, features: Tensor, lengths: Tensor, max_length: int) -> Tensor:
-        """Greedy search: the likeliest next token, again and again; int64 [N, ≤ max_length], END behind each end.
+        """Return the tokens of a greedy search, int64 [N, ≤ max_length], with END behind each end.
 
-        Runs the decoder over the whole prefix for each token, which for some dozen tokens is cheap enough.
+        Greedy search takes the likeliest next token, again and again. For each token the decoder
+        runs over the whole prefix, which is cheap enough for some dozen tokens.
         """
         mask = _mask(features, lengths)
         memories = self._memories(self.encode(features, mask))
@@ -202,7 +213,7 @@ class SpeechTransformer(nn.Module):
 
 
 def _mask(features: Tensor, lengths: Tensor) -> Tensor:
-    """Bool [N, 1, 1, T]: true for frames that are no padding."""
+    """Return bool [N, 1, 1, T], true for frames that are no padding."""
     return (torch.arange(features.shape[1], device=features.device) < lengths[:, None])[
         :, None, None, :
     ]

@@ -1,10 +1,13 @@
 """U-Net: an image in, a class per pixel out.
 
-Ronneberger, Fischer, Brox, "U-Net: Convolutional Networks for Biomedical Image Segmentation", 2015. An encoder halves
-the image four times while it doubles the channels, a decoder goes back up, and each of its levels also sees the
-encoder's output of the same size. This variant pads its convolutions, so the output is as large as the input;
-normalises batches; and enlarges bilinearly, so that the lowest two levels both have 512 channels. An image of any
-size will do: where halving rounds down (959 → 479 → 239 …), the decoder's side is padded to the encoder's.
+Ronneberger, Fischer, Brox, "U-Net: Convolutional Networks for Biomedical Image Segmentation", 2015.
+An encoder halves the image four times while it doubles the channels. A decoder goes back up, and
+each of its levels also sees the encoder's output of the same size.
+
+This variant pads its convolutions, so the output is as large as the input. It normalises batches.
+It enlarges bilinearly, so that the lowest two levels both have 512 channels. An image of any size
+will do. Where halving rounds down (959 → 479 → 239 …), the decoder's side is padded to the
+encoder's.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ class DoubleConvolution(nn.Sequential):
     """(3×3 convolution, batch norm, ReLU) twice: [N, inputs, H, W] → [N, outputs, H, W]."""
 
     def __init__(self, inputs: int, outputs: int, between: int | None = None) -> None:
+        """Build two convolutions, with `between` channels (by default `outputs`) between them."""
         between = between or outputs
         super().__init__(
             nn.Conv2d(inputs, between, 3, padding=1),
@@ -35,17 +39,20 @@ class DoubleConvolution(nn.Sequential):
 
 
 class Up(nn.Module):
-    """One level up: `below` [N, C, h, w] is doubled, padded to `beside` [N, C, H, W], joined to it, and convolved."""
+    """One level up in the decoder.
+
+    `below` [N, C, h, w] is doubled, padded to `beside` [N, C, H, W], joined to it, and convolved.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
+        """Build the level's convolutions, for `inputs` channels after the join."""
         super().__init__()
         self.convolutions = DoubleConvolution(inputs, outputs, between=inputs // 2)
 
     def forward(self, below: Tensor, beside: Tensor) -> Tensor:
-        """[N, outputs, H, W]"""
-        larger = F.interpolate(
-            below, scale_factor=2.0, mode="bilinear", align_corners=True
-        )  # [N, C, 2h, 2w]
+        """Return the level's result, [N, outputs, H, W]."""
+        # [N, C, 2h, 2w]
+        larger = F.interpolate(below, scale_factor=2.0, mode="bilinear", align_corners=True)
         missing_rows = beside.shape[2] - larger.shape[2]  # 0 or 1, since halving rounds down
         missing_columns = beside.shape[3] - larger.shape[3]
         larger = F.pad(larger, (0, missing_columns, 0, missing_rows))
@@ -59,7 +66,8 @@ class UNet(nn.Module):
         super().__init__()
         self.first = DoubleConvolution(3, WIDTHS[0])
         self.down = nn.ModuleList(DoubleConvolution(a, b) for a, b in itertools.pairwise(WIDTHS))
-        # each level up joins its own channels with as many from below, and leaves as many as the next one has
+        # Each level up joins its own channels with as many from below, and leaves as many as the
+        # next one has.
         self.up = nn.ModuleList(
             Up(2 * width, next_width)
             for width, next_width in ((512, 256), (256, 128), (128, 64), (64, 64))
@@ -68,7 +76,7 @@ class UNet(nn.Module):
         _initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of each pixel."""
+        """Return the logits of each pixel."""
         x = self.first(images)
         beside = []
         for level in self.down:
@@ -80,8 +88,10 @@ class UNet(nn.Module):
 
 
 def _initialize(model: nn.Module) -> None:
-    """He et al., "Delving Deep into Rectifiers", 2015: activations keep their size from layer to layer (as batch norm
-    also sees to while training), so that the untrained model can be evaluated, too.
+    """Initialise the 3×3 convolutions so that activations keep their size from layer to layer.
+
+    He et al., "Delving Deep into Rectifiers", 2015. While training, batch norm also sees to that.
+    With these weights the untrained model can be evaluated, too.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):

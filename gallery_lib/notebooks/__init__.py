@@ -1,1 +1,1 @@
-"""Everything around the notebooks: the calls in their cells, batches, the site, archives, JupyterLab."""
+"""Notebook tooling: functions that cells call, batch runs, the website, archives, JupyterLab."""

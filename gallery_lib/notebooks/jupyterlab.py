@@ -1,12 +1,14 @@
-"""Starts JupyterLab in a checkout: at the index of its notebooks, for this machine alone, and with a token.
+"""Start JupyterLab at the index of a checkout's notebooks, on localhost only and with a token.
 
     python -m gallery_lib.notebooks.jupyterlab FOLDER [options of JupyterLab]
 
-JupyterLab saves a notebook by itself once its cells have run, so it opens copies (working_copies.py).
+JupyterLab saves a notebook on its own after its cells have run, so it opens copies
+(working_copies.py).
 
-Port and token are JupyterLab's own: the first free port from 8888 on (JUPYTER_PORT chooses another) and a new token
-(JUPYTER_TOKEN). Links between notebooks and documents need the whole checkout as its root folder. What kernels and
-JupyterLab say to each other is encrypted where their versions can do that; they warn about it otherwise.
+JupyterLab chooses port and token itself. The port is the first free one from 8888 on (JUPYTER_PORT
+chooses another), the token is a new one (or JUPYTER_TOKEN). Links between notebooks and documents
+need the whole checkout as root folder. Traffic between JupyterLab and its kernels is encrypted
+where their versions support encryption; other versions warn about it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from gallery_lib.system import paths
 
 
 def command(folder: Path, options: Sequence[str] = ()) -> list[str]:
-    """JupyterLab's command line for the checkout at `folder`, with further options of its own."""
+    """Return JupyterLab's command line for the checkout at `folder`.
+
+    Args:
+        folder: root folder that JupyterLab serves.
+        options: further options for JupyterLab itself.
+    """
     copies = working_copies.FOLDER
     start = f"{copies}/index.ipynb" if (folder / copies / "index.ipynb").is_file() else copies
     words = [
@@ -30,15 +37,18 @@ def command(folder: Path, options: Sequence[str] = ()) -> list[str]:
         f"--LabApp.default_url=/lab/tree/{start}",
     ]
     words += ["--KernelManager.transport_encryption=auto", *options]
-    if (
-        os.geteuid() == 0
-    ):  # in a container, say: Jupyter wants to be told, and there is seldom a browser
+    # Root usually means a container: Jupyter must be told to allow root, and a browser is rare.
+    if os.geteuid() == 0:
         words = list(dict.fromkeys([*words, "--allow-root", "--no-browser"]))
     return [sys.executable, "-m", "jupyterlab", *words]
 
 
 def root_for(checkout: Path) -> Path:
-    """Return the folder that JupyterLab opens: the checkout; where it is another user's, a folder of one's own with links into it."""
+    """Return the root folder for JupyterLab: the checkout, or a folder of links into it.
+
+    The folder of links, `~/gallery`, is used where the checkout belongs to another user or is
+    read-only.
+    """
     if paths.ours(checkout):
         return checkout
     own = Path.home() / "gallery"
@@ -49,7 +59,7 @@ def root_for(checkout: Path) -> Path:
             and each.name not in (working_copies.FOLDER, "runs")
             and not (own / each.name).exists()
         ):
-            (own / each.name).unlink(missing_ok=True)  # a link to where the checkout was
+            (own / each.name).unlink(missing_ok=True)  # a broken link: the checkout has moved
             (own / each.name).symlink_to(each)
     return own
 
@@ -57,9 +67,12 @@ def root_for(checkout: Path) -> Path:
 if __name__ == "__main__":
     root = root_for(Path(sys.argv[1]).resolve())
     said = [
-        f"The notebooks open as copies, in {working_copies.FOLDER}/: edits and outputs are saved there.",
+        (
+            f"The notebooks open as copies, in {working_copies.FOLDER}/: edits and outputs are "
+            "saved there."
+        ),
         *working_copies.refresh(root),
     ]
     print(*said, sep="\n", flush=True)
     started = command(root, sys.argv[2:])
-    os.execv(started[0], started)  # so that a signal reaches JupyterLab itself
+    os.execv(started[0], started)  # exec, so that a signal reaches JupyterLab itself

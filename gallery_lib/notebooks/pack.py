@@ -1,10 +1,11 @@
-"""One task as a self-contained archive: notebook, launcher, set-up, package and the commands of its data.
+"""Pack one task as a self-contained archive: notebook, launcher, set-up, package, data commands.
 
     gallery pack resnet50 --out resnet50.tar.gz
 
-Unpacked on another machine, `bash prepare.sh --run resnet50` in its folder sets up and runs the notebook. The archive is
-the same to the byte for the same sources: sorted names, no times, no owners. Names in it are relative and stay below
-one folder.
+After unpacking on another machine, `bash prepare.sh --run resnet50` in the archive's folder sets up
+the environment and runs the notebook. The same sources always give a byte-identical archive: names
+are sorted, times and owners are left out. Names in the archive are relative and stay below one
+folder.
 """
 
 from __future__ import annotations
@@ -31,20 +32,23 @@ _LEFT_OUT = ("__pycache__", ".ipynb_checkpoints")
 
 README = """# {title}, accelerated
 
-One task of the accelerated training gallery, by itself: the notebook, the launcher, the helper package `gallery_lib`
+One task of the accelerated training gallery, by itself: the notebook, the launcher, the helper \
+package `gallery_lib`
 and the commands of its data.
 
-    bash prepare.sh --run {name}            # set up, make mock data, run the notebook, print the comparison
+    bash prepare.sh --run {name}            # set up, make mock data, run the notebook, \
+print the comparison
     bash prepare.sh --lab                   # or open it in JupyterLab and run its cells
     python3 launch_single_task.py --model {name} --amp_level=O1 --compiler-opt
 
-Python 3.11 or newer and, on a machine without a GPU, a C++ compiler are needed beforehand; `prepare.sh` names what is
+Python 3.11 or newer and, on a machine without a GPU, a C++ compiler are needed beforehand; \
+`prepare.sh` names what is
 missing. `--data_dir` takes real data; `data_prep/` has the commands for it. Licence: Apache-2.0.
 """
 
 
 def _files(root: Path, name: str) -> Iterator[tuple[str, bytes, bool]]:
-    """(relative name, content, executable) of what the archive holds."""
+    """Yield (relative name, content, executable) for each file of the archive."""
     task = tasks.get(name)
     chosen = [root / file for file in ROOT_FILES]
     chosen += [path for path in (root / "gallery_lib").rglob("*") if path.is_file()]
@@ -60,9 +64,10 @@ def _files(root: Path, name: str) -> Iterator[tuple[str, bytes, bool]]:
 
 
 def pack(name: str, out: Path) -> Path:
-    """Write the archive of the task `name` to `out` (a .tar.gz) and return its path; a file that is there is replaced.
+    """Write the archive of the task `name` to `out` (a .tar.gz) and return its path.
 
-    Raises InputError for an unknown task, for another ending, and outside a checkout.
+    An existing file is replaced. Raises InputError for an unknown task, for another file ending,
+    for a missing folder, and outside a checkout.
     """
     if name not in tasks.names():
         tasks.get(name)  # raises with the closest name
@@ -74,7 +79,8 @@ def pack(name: str, out: Path) -> Path:
     root = paths.checkout()
     if root is None:
         raise InputError(
-            "gallery_lib is installed without its checkout, so there is nothing to pack: run this in the checkout."
+            "gallery_lib is installed without its checkout, so there is nothing to pack: run this "
+            "in the checkout."
         )
     if not out.parent.is_dir():
         raise InputError(f"--out {out}: the folder {out.parent} does not exist.")

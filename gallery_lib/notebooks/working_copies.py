@@ -1,8 +1,8 @@
-"""The reader's copies of the notebooks, which JupyterLab opens: it saves by itself, and what git tracks stays as it is.
+"""Working copies of the notebooks, which JupyterLab opens and saves; files that git tracks stay.
 
-Copies lie in `my_notebooks/` beside `notebooks/`, so that links between notebooks and to documents hold. A copy that was
-not edited follows its notebook; with its outputs it is kept in `my_notebooks/earlier/`. An edited copy stays, and that
-there is a newer notebook is said.
+Copies lie in `my_notebooks/` beside `notebooks/`, so links between notebooks and to documents still
+work. An unedited copy follows its notebook; if the old copy has outputs, it moves to
+`my_notebooks/earlier/`. An edited copy stays, and a message says that there is a newer notebook.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "my_notebooks"
-_RECORD = ".copied.json"  # what the copies were made of: {name: {"shipped": digest of the file, "cells": digest of its cells}}
+# Sources of the copies: {name: {"shipped": digest of the file, "cells": digest of its cells}}.
+_RECORD = ".copied.json"
 _EARLIER = "earlier"
 
 
 def _cells(notebook: bytes) -> list[dict[str, Any]]:
-    """Return the cells; raises ValueError or KeyError for what is no notebook."""
+    """Return the cells of a notebook; raise ValueError or KeyError for other content."""
     return json.loads(notebook)["cells"]
 
 
 def _digest_of_cells(notebook: bytes) -> str:
-    """Return a digest of what a reader may edit: kinds and sources of the cells, and nothing that running or saving changes."""
+    """Return a digest of the kinds and sources of the cells.
+
+    A reader may edit these. Running or saving a notebook does not change the digest.
+    """
     edited = [[cell["cell_type"], "".join(cell["source"])] for cell in _cells(notebook)]
     return hashlib.sha256(json.dumps(edited).encode()).hexdigest()
 
@@ -34,7 +38,7 @@ def _digest_of_cells(notebook: bytes) -> str:
 def _is_edited(copy: bytes, cells: str) -> bool:
     try:
         return _digest_of_cells(copy) != cells
-    except (ValueError, KeyError, TypeError):  # half of a notebook is the reader's, too
+    except (ValueError, KeyError, TypeError):  # a damaged copy is the reader's work, too
         return True
 
 
@@ -47,7 +51,10 @@ def _keep_outputs(copy: Path) -> None:
 
 
 def refresh(root: Path) -> list[str]:
-    """Bring the copies of the checkout at `root` up to date; return lines on edited copies of notebooks that have changed since."""
+    """Update the working copies of the checkout at `root`; return messages for the user.
+
+    There is a message for each edited copy whose notebook has changed since.
+    """
     folder, said = root / FOLDER, []
     folder.mkdir(exist_ok=True)
     record: dict[str, dict[str, str]] = {}
@@ -62,7 +69,8 @@ def refresh(root: Path) -> list[str]:
                 continue
             if _is_edited(copy.read_bytes(), made_of["cells"]):
                 said.append(
-                    f"{FOLDER}/{name} has edits of yours and is of an earlier version; the new one is notebooks/{name}."
+                    f"{FOLDER}/{name} has edits of yours and is of an earlier version; the new one "
+                    f"is notebooks/{name}."
                 )
                 continue
             _keep_outputs(copy)

@@ -1,4 +1,4 @@
-"""Optimizers: which one a task uses, and its accelerated form."""
+"""Optimizers: the one that a task uses, and its accelerated implementation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from gallery_lib.optim.adoption import accelerate_optimizer
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """A torch.optim class by name with its hyper-parameters; learning rate and weight decay may be overridden."""
+    """A torch.optim class by name with its hyper-parameters.
+
+    Learning rate and weight decay may be overridden.
+    """
 
     name: str
     lr: float
     weight_decay: float = 0.0
     arguments: dict[str, Any] = field(default_factory=dict)
     schedule: Callable[[int], float] | None = None
-    """Factor of the learning rate at update number n, from 0; it advances only with updates that were done."""
+    """Factor of the learning rate at update number n, from 0.
+
+    Only updates that were done count; skipped steps do not.
+    """
 
     def build(
         self,
@@ -33,9 +39,16 @@ class OptimizerSpec:
         accelerated: bool,
         **form: bool,
     ) -> torch.optim.Optimizer:
-        """Return torch's optimizer, or with `accelerated` the form that `accelerate_optimizer` gives it on the parameters' device.
+        """Return torch's optimizer, or with `accelerated` its accelerated implementation.
 
-        `form` chooses one of torch's own forms: `fused=True`, or `foreach=True`.
+        `accelerate_optimizer` chooses the implementation for the parameters' device.
+
+        Args:
+            parameters: the parameters to optimize.
+            lr: learning rate; None: that of the spec.
+            weight_decay: weight decay; None: that of the spec.
+            accelerated: whether to accelerate the optimizer.
+            **form: selects one of torch's own implementations: `fused=True`, or `foreach=True`.
         """
         arguments = {
             "lr": self.lr if lr is None else lr,
@@ -50,7 +63,7 @@ class OptimizerSpec:
 
 
 def kind(optimizer: torch.optim.Optimizer) -> str:
-    """Whose form of its rule an optimizer is, in a word or two."""
+    """Return which implementation runs the optimizer: `sync-free`, `fused` or `torch's own`."""
     if isinstance(optimizer, sync_free.SyncFree):
         return "sync-free"
     return (
@@ -61,7 +74,10 @@ def kind(optimizer: torch.optim.Optimizer) -> str:
 
 
 def first_step_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What gradients and states take that are not there before an optimizer's first step, by the usual names of options."""
+    """Return the bytes of gradients and states that the optimizer's first step adds.
+
+    The states are derived from the usual names of options.
+    """
     total = 0
     for group in optimizer.param_groups:
         states = 2 * ("betas" in group) + ("alpha" in group) + bool(group.get("momentum"))

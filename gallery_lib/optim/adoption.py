@@ -1,11 +1,13 @@
-"""`accelerate_optimizer(optimizer)`: change a user's optimizer, in place, to the form that is fastest.
+"""Change a user's optimizer in place to its fastest form: `accelerate_optimizer(optimizer)`.
 
-The object stays: its groups, states, defaults and hooks, and the schedulers that hold it. Its class is
-changed to one derived from it: in one pass on the CPU, sync-free on CUDA where own kernels run, else
-torch's fused form. Each of these takes torch's own step for whatever it is not written for.
+The object stays: its groups, states, defaults and hooks, and the schedulers that hold it. Its class
+is changed to one derived from it. On the CPU that takes steps in one pass, on CUDA it is sync-free
+where own kernels run, and else it is torch's fused implementation. Each of these takes torch's own
+step for whatever it is not written for.
 
-Left as they are, with the reason: classes that are not torch.optim's own, forms that the user has
-chosen (`foreach`, `fused`, `capturable`, `differentiable`), and a `step` that somebody has replaced.
+Some optimizers are left as they are, with the reason. These are classes that are not torch.optim's
+own, implementations that the user has chosen (`foreach`, `fused`, `capturable`, `differentiable`),
+and a `step` that somebody has replaced.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ _LEFT = "what it cannot take is left to torch's own step"
 
 
 def accelerate_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    """Change `optimizer` to its fastest form; return one line that says which, or why it stays torch's.
+    """Change `optimizer` to its fastest implementation; return one line that says which.
 
-    States that exist are moved to their parameter's device. To be called once the model is where it
-    trains; a second call changes nothing. Example: `print(accelerate_optimizer(optimizer))`.
+    If it stays torch's, the line says why. Existing states are moved to their parameter's device.
+    Call it once the model is where it trains; a second call changes nothing. Example:
+    `print(accelerate_optimizer(optimizer))`.
     """
     name = type(optimizer).__name__
     _bring_states(optimizer)
@@ -94,7 +97,10 @@ def _reason_to_stay(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _one_pass_is_there(kind: type) -> bool:
-    """Return whether steps of `kind` are to be taken in one pass: without a C++ compiler torch's fused form is next best."""
+    """Return whether steps of `kind` are to be taken in one pass.
+
+    Without a C++ compiler torch's fused implementation, where there is one, is next best.
+    """
     return cpu_optimizers.available() or kind not in _FUSED
 
 
@@ -105,7 +111,10 @@ def _reason_against_one_pass(
         dtypes = ", ".join(sorted({str(p.dtype) for p in parameters}))
         return f"one pass over memory is for fp32 parameters, and these are {dtypes}"
     if not any(map(fused_cpu.takes_options, optimizer.param_groups)):
-        return "its options have no form in one pass over memory (amsgrad, centered, dampening, or a tensor)"
+        return (
+            "its options have no form in one pass over memory (amsgrad, centered, "
+            "dampening, or a tensor)"
+        )
     return None if cpu_optimizers.available() else "there is no C++ compiler"
 
 
@@ -114,7 +123,7 @@ def _may_be_sync_free(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _reason_against_sync_free(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return why own kernels do not take its steps; None if they do."""
+    """Return why own kernels do not take the optimizer's steps; None if they do."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for device in dict.fromkeys(p.device for p in parameters):
         if (reason := usage.reason_not_used(device)) is not None:
@@ -127,7 +136,10 @@ def _reason_against_sync_free(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _step_is_torchs(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether `step` is the class's, or a scheduler's wrapper, which only notes that it was called."""
+    """Return whether `step` is the class's own, or a scheduler's wrapper of it.
+
+    That wrapper only notes that the step was called.
+    """
     own = vars(optimizer).get("step")
     if own is None:
         return True
@@ -136,7 +148,10 @@ def _step_is_torchs(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _adopt(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> None:
-    """Change the class; have a scheduler's wrapper, which holds the old class's step, call the new one."""
+    """Change the optimizer's class, and rebuild a scheduler's wrapper around the new `step`.
+
+    The old wrapper holds the old class's step.
+    """
     watched = vars(optimizer).pop("step", None) is not None
     optimizer.__class__ = kind
     optimizer._patch_step_function()  # puts hooks around the class's step, once for each class
@@ -147,7 +162,10 @@ def _adopt(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) 
 
 
 def _watched(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-    """Return `step` with the note that schedulers of torch look for, as they make it themselves."""
+    """Return `step` wrapped with the note that torch's schedulers look for.
+
+    The schedulers themselves make the wrapper in this way.
+    """
     owner, function = weakref.ref(optimizer), type(optimizer).step
 
     @functools.wraps(function)
@@ -162,7 +180,10 @@ def _watched(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
 
 
 def _bring_states(optimizer: torch.optim.Optimizer) -> None:
-    """Move states to their parameters, as `load_state_dict` does. Step counts stay where they are counted."""
+    """Move states to their parameters, as `load_state_dict` does.
+
+    Step counts stay where they are counted.
+    """
     for group in optimizer.param_groups:
         for p in group["params"]:
             state: dict[str, Any] = optimizer.state.get(p) or {}

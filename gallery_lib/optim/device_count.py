@@ -1,7 +1,8 @@
-"""A count kept on the device, which the host learns of without waiting: some additions late.
+"""Count on the device that the host learns of without waiting, some additions late.
 
-After each addition the count is copied to pinned memory, with an event behind the copy; the host looks which copies
-have arrived. Tensors on the CPU are there at once. Not for a CUDA graph: a replay would not repeat the host's part.
+After each addition the count is copied to pinned memory, followed by an event. The host looks which
+copies have arrived. Tensors on the CPU are there at once. A CUDA graph cannot contain an addition:
+a replay would not repeat the host's part.
 """
 
 from __future__ import annotations
@@ -13,22 +14,29 @@ import torch
 from torch import Tensor
 
 _COPIES = 64
-"""Pinned at once, since pinning memory may wait for the device; more only if more are under way."""
+"""Number of host copies pinned at once, since pinning memory may wait for the device.
+
+More are pinned only if more are in flight.
+"""
 
 
 class DeviceCount:
-    """Starts at 0. `value` is the count on the device, an int64 scalar; `additions` says how often `add` was called."""
+    """Counter that starts at 0.
+
+    `value` is the count on the device, an int64 scalar. `additions` is the number of calls of
+    `add`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.value = torch.zeros((), dtype=torch.int64, device=device)
         self.additions = 0
         pinned = self.value.is_cuda
+        # Host copies that may be written to.
         self._free = list(
             torch.zeros(_COPIES if pinned else 1, dtype=torch.int64, pin_memory=pinned).unbind()
-        )  # may be written to
-        self._under_way: deque[tuple[int, Tensor, Any]] = (
-            deque()
-        )  # (additions, copy on the host, event)
+        )
+        # (additions, copy on the host, event)
+        self._under_way: deque[tuple[int, Tensor, Any]] = deque()
         self._arrived: tuple[int, Tensor] = (0, self._free.pop())
 
     def add(self, amount: Tensor) -> None:
@@ -54,13 +62,13 @@ class DeviceCount:
             self._arrived = (additions, copy)
 
     def known(self) -> tuple[int, int]:
-        """(additions, count then), of the latest addition that has reached the host."""
+        """Return (additions, count) of the latest addition that has reached the host."""
         self._look()
         additions, copy = self._arrived
         return additions, int(copy.numpy())  # host memory: nothing is waited for
 
     def wait(self) -> int:
-        """The count after all additions; waits for the device."""
+        """Return the count after all additions; waits for the device."""
         if self._under_way:
             self._under_way[-1][2].synchronize()
         return self.known()[1]

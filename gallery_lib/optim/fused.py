@@ -1,10 +1,10 @@
-"""Adam, AdamW, SGD and Adagrad that take torch's fused form in each step in which it can be taken.
+"""Adam, AdamW, SGD and Adagrad that use torch's fused implementation in each step that allows it.
 
-torch decides once, by `fused=True`, and then raises for sparse gradients and complex weights. Here each
-parameter group is looked at after the closure: the fused form takes it, or torch's own choice of the
-others does. Options, states and `state_dict()` are those of torch's classes, of which `fused` stays
-what it was. A group in which `foreach`, `fused`, `capturable` or `differentiable` was chosen is left to
-torch. Objects are made by `adoption.accelerate_optimizer`.
+torch decides once, by `fused=True`, and then raises for sparse gradients and complex weights. Here
+each parameter group is examined after the closure. The fused implementation takes the group, or
+torch's own choice of the others does. Options, states and `state_dict()` are those of torch's
+classes; the option `fused` keeps its value. A group in which `foreach`, `fused`, `capturable` or
+`differentiable` was chosen is left to torch. `adoption.accelerate_optimizer` makes the objects.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gallery_lib.kernels.runtime.tensor_lists import is_dense, same_layout
 from gallery_lib.optim import torchs_step
 
 CHOICES = ("foreach", "fused")
-"""Options by which one of torch's forms is chosen, with True or False."""
+"""Options that select one of torch's implementations, with True or False."""
 OTHER_FORMS = ("capturable", "differentiable")
-"""Options that ask for a form of their own, with True."""
+"""Options that ask for an implementation of their own, with True."""
 
 
 def choice(group: dict[str, Any]) -> str | None:
-    """Return which form of torch's a group asks for, as `option=value`; None if it leaves that open."""
+    """Return which of torch's implementations a group asks for, as `option=value`, or None."""
     for name in CHOICES:
         if group.get(name) is not None:
             return f"{name}={group[name]}"
@@ -33,13 +33,16 @@ def choice(group: dict[str, Any]) -> str | None:
 
 
 class Fused(torch.optim.Optimizer):
-    """What they share."""
+    """Base of the fused optimizers: decides for each group whether the fused step suits it."""
 
     _states: tuple[str, ...]
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler may leave scale and overflow flag to the step, as to torch's fused forms."""
+        """Return whether a GradScaler may leave scale and overflow flag to the step.
+
+        It does so with torch's fused implementations.
+        """
         return all(map(self._may_be_fused, self.param_groups))
 
     @_step_supports_amp_scaling.setter
@@ -48,7 +51,7 @@ class Fused(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step."""
+        """Take one step; return the closure's loss, or None without a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -78,7 +81,7 @@ class Fused(torch.optim.Optimizer):
         )
 
     def _suits(self, p: Tensor) -> bool:
-        """Return whether weight, gradient and states lie in memory in the same way, element by element."""
+        """Return whether weight, gradient and states have the same memory layout."""
         if type(p) not in (Tensor, nn.Parameter) or type(p.grad) is not Tensor:
             return False
         if p.dtype not in (torch.float32, torch.float64) or p.device.type not in ("cpu", "cuda"):
@@ -95,7 +98,7 @@ class Fused(torch.optim.Optimizer):
         )
 
     def _prepare(self, group: dict[str, Any]) -> None:
-        """Have step counts beside their weights in fp32, where the fused form counts."""
+        """Move step counts to their weights in fp32, where the fused implementation counts."""
         for p in group["params"]:
             step = None if p.grad is None else (self.state.get(p) or {}).get("step")
             if step is not None and (step.device != p.device or step.dtype is not torch.float32):
@@ -103,25 +106,28 @@ class Fused(torch.optim.Optimizer):
 
 
 def _values(group: dict[str, Any]) -> list[Any]:
-    """Return the options of a group one by one, both of a pair."""
+    """Return the options of a group as a flat list, pairs taken apart."""
     values = [value for name, value in group.items() if name != "params"]
     return [each for v in values for each in (v if isinstance(v, list | tuple) else (v,))]
 
 
 class Adam(Fused, torch.optim.Adam):
-    """Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014."""
+    """Adam (Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014)."""
 
     _states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 class AdamW(Fused, torch.optim.AdamW):
-    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017."""
+    """AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017)."""
 
     _states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 
 
 class SGD(Fused, torch.optim.SGD):
-    """Stochastic gradient descent, with momentum (Sutskever et al., 2013; torch's variant) or without."""
+    """Stochastic gradient descent, with momentum (Sutskever et al., 2013) or without.
+
+    The momentum is torch's variant.
+    """
 
     _states = ("momentum_buffer",)
 
@@ -129,7 +135,10 @@ class SGD(Fused, torch.optim.SGD):
         return not (group["momentum"] and group["dampening"]) and super()._may_be_fused(group)
 
     def _prepare(self, group: dict[str, Any]) -> None:
-        """Have momentum start from zeros: torch's fused form leaves it undefined if its first step is skipped."""
+        """Create missing momentum buffers as zeros.
+
+        torch's fused implementation leaves momentum undefined if its first step is skipped.
+        """
         if group["momentum"]:
             for p in group["params"]:
                 if p.grad is not None and self.state[p].get("momentum_buffer") is None:
@@ -137,6 +146,10 @@ class SGD(Fused, torch.optim.SGD):
 
 
 class Adagrad(Fused, torch.optim.Adagrad):
-    """Duchi et al., "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", 2011."""
+    """Adagrad, adaptive subgradient method.
+
+    Duchi et al., "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization",
+    2011.
+    """
 
     _states = ("sum",)

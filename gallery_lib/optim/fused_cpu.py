@@ -1,13 +1,18 @@
 """Adam, AdamW, SGD, RMSprop and RAdam that take a step on the CPU in one pass over memory.
 
-Of the last two torch has no fused form; of the others it has one that first copies each gradient that
-lies in channels_last. Drop-in: arguments and `state_dict()` are those of torch's classes, from which
-these are derived.
+torch has no fused implementation of the last two. For the others it has one that first copies each
+gradient that lies in channels_last. The classes are drop-in: arguments and `state_dict()` are those
+of torch's classes, from which they are derived.
 
-The closure is called first; then each parameter group is looked at, as it is. torch's class takes the
-step of a group that holds anything but fp32 tensors of the CPU without gaps (weights, gradients and
-states), tensors that share memory, options that are not offered, or a tensor as an option; so it does
-where there is no C++ compiler, under torch.compile and under a dispatch mode, which sees operators.
+The closure is called first; then each parameter group is examined. torch's class takes the step of
+a group that holds any of these:
+
+- anything but gapless fp32 tensors on the CPU (weights, gradients and states)
+- tensors that share memory
+- options that are not offered, or a tensor as an option
+
+torch's class also takes the step where there is no C++ compiler, under torch.compile, and under a
+dispatch mode, which needs to see operators.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ def takes_options(group: dict[str, Any]) -> bool:
 
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the memory of all tensors holds fp32 values of the CPU, to be read as they are."""
+    """Return whether all tensors hold fp32 values in CPU memory that can be read directly."""
     return (
         _PLAIN.issuperset(map(type, tensors))
         and _FP32.issuperset(map(attrgetter("dtype"), tensors))
@@ -78,7 +83,10 @@ def _shapes(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
 
 
 def _laid_out(column: list[Tensor], weights: list[Tensor], strides: list[Any]) -> list[Tensor]:
-    """Return the column, with a copy in its weight's layout of each tensor that has another."""
+    """Return the column with every tensor in its weight's memory layout.
+
+    A tensor with another layout is replaced by a copy.
+    """
     if list(map(Tensor.stride, column)) == strides:
         return column
     return [
@@ -88,25 +96,31 @@ def _laid_out(column: list[Tensor], weights: list[Tensor], strides: list[Any]) -
 
 
 class OnePass(torch.optim.Optimizer, ABC):
-    """What they share: whether a group's step can be taken so, and the states."""
+    """Base of the one-pass optimizers: owns the states and decides whether a group qualifies."""
 
     _counts_steps = True
     _begins_with_zeros = False
-    """Whether a state that is missing means zeros; of other classes torch's raises KeyError then."""
+    """Whether a missing state means zeros. For other classes torch's own step raises KeyError."""
 
     @abstractmethod
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Keys of a parameter's state, beside the step count."""
+        """Return the keys of a parameter's state, beside the step count."""
 
     @abstractmethod
     def _step_group(
         self, group: dict[str, Any], columns: list[list[Tensor]], steps: list[float]
     ) -> None:
-        """Weights, gradients and states of a group, step number `steps[i]` of each."""
+        """Take the step of a group.
+
+        Args:
+            group: the parameter group, for its options.
+            columns: lists of weights, gradients and each state.
+            steps: the step number of each weight.
+        """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step."""
+        """Take one step; return the closure's loss, or None without a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -130,7 +144,7 @@ class OnePass(torch.optim.Optimizer, ABC):
         )
 
     def _step_in_one_pass(self, group: dict[str, Any]) -> bool:
-        """Take the step of a group; or change nothing and return False: it is torch's."""
+        """Take the step of a group; return False, with nothing changed, where torch has to."""
         weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
         if not weights:
             return True
@@ -141,7 +155,7 @@ class OnePass(torch.optim.Optimizer, ABC):
         has_state = bool(names) or self._counts_steps
         states = [self.state[p] for p in weights] if has_state else []
         for p, state in zip(weights, states, strict=has_state):
-            if not state or self._begins_with_zeros:  # of other classes a state is complete
+            if not state or self._begins_with_zeros:  # a state of other classes is complete
                 self._initialise(state, p, names, group)
         counts = [state["step"] for state in states] if self._counts_steps else []
         steps = [count + 1.0 for count in torch.stack(counts).tolist()] if counts else []
@@ -161,12 +175,12 @@ class OnePass(torch.optim.Optimizer, ABC):
         for column, there in zip(columns, used, strict=True):
             if column is not there:
                 for state, copy in zip(column, there, strict=True):
-                    if state is not copy:  # from a checkpoint, say, of a model in another layout
+                    if state is not copy:  # from a checkpoint of a model in another layout, say
                         state.copy_(copy)
         return True
 
     def _suit(self, weights: list[Tensor], gradients: list[Any], names: tuple[str, ...]) -> bool:
-        """Return whether all tensors of a group, states that exist included, suit the C++."""
+        """Return whether all tensors of a group, existing states included, suit the C++ code."""
         states = [self.state.get(p) for p in weights]
         columns = [weights, gradients]
         for name in names:
@@ -193,7 +207,7 @@ class OnePass(torch.optim.Optimizer, ABC):
         names: tuple[str, ...],
         group: dict[str, Any],
     ) -> None:
-        """Complete a parameter's state, as torch's class makes it."""
+        """Create the missing entries of a parameter's state as torch's class does."""
         if self._counts_steps and not state:
             wide = torch.get_default_dtype() is torch.float64 and not group.get("fused")
             state["step"] = torch.zeros((), dtype=torch.float64 if wide else torch.float32)
@@ -203,7 +217,7 @@ class OnePass(torch.optim.Optimizer, ABC):
 
 
 class _Adams(OnePass):
-    """What Adam and those derived from it share."""
+    """Base of Adam and the optimizers derived from it."""
 
     _rule = staticmethod(cpu_optimizers.adam_)
 
@@ -222,15 +236,18 @@ class _Adams(OnePass):
 
 
 class Adam(_Adams, torch.optim.Adam):
-    """Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014."""
+    """Adam (Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2014)."""
 
 
 class AdamW(_Adams, torch.optim.AdamW):
-    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017."""
+    """AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2017)."""
 
 
 class SGD(OnePass, torch.optim.SGD):
-    """Stochastic gradient descent, with momentum (Sutskever et al., 2013; torch's variant) or without."""
+    """Stochastic gradient descent, with momentum (Sutskever et al., 2013) or without.
+
+    The momentum is torch's variant.
+    """
 
     _counts_steps = False
     _begins_with_zeros = True
@@ -249,7 +266,7 @@ class SGD(OnePass, torch.optim.SGD):
 
 
 class RMSprop(OnePass, torch.optim.RMSprop):
-    """Tieleman and Hinton, Coursera lecture 6.5, 2012; torch's variant, with momentum."""
+    """RMSprop (Tieleman and Hinton, Coursera lecture 6.5, 2012) with momentum, torch's variant."""
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("square_avg", "momentum_buffer") if group["momentum"] > 0 else ("square_avg",)
@@ -268,6 +285,6 @@ class RMSprop(OnePass, torch.optim.RMSprop):
 
 
 class RAdam(_Adams, torch.optim.RAdam):
-    """Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020."""
+    """RAdam (Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020)."""
 
     _rule = staticmethod(cpu_optimizers.radam_)

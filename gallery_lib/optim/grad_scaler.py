@@ -1,14 +1,19 @@
-"""A GradScaler whose step never waits for the device: scale, check, agreement of the ranks, skip, update of the scale.
+"""GradScaler whose step never waits for the device, with agreement of all ranks on skipped steps.
 
-Usable where `torch.amp.GradScaler` is: the same methods and state dict, from which it is derived. What differs:
+It is derived from `torch.amp.GradScaler` and can replace it: the methods and state dict are the
+same. The differences are:
 
-- Overflow is judged on the gradients as they are when `step` or `unscale_` is called, after their reduction, and the
-  ranks of the process group agree on it (one all-reduce of a scalar, which NCCL enqueues). So no rank skips alone.
-- With our optimizers, and own kernels on, gradients are read once for the check and for their norm (`gradient_norm`).
-- `step_was_skipped` is a flag on the device; `skipped_steps(wait=False)` counts the steps that the host knows of by now.
+- Overflow is judged on the gradients as they are when `step` or `unscale_` is called, after their
+  reduction. The ranks of the process group agree on it (one all-reduce of a scalar, which NCCL
+  enqueues). So no rank skips alone.
+- With this package's optimizers and own kernels, gradients are read once for the check and for
+  their norm (`gradient_norm`).
+- `step_was_skipped` is a flag on the device. `skipped_steps(wait=False)` counts the steps that the
+  host knows of by now.
 
-An optimizer that does not take scale and flag itself (`_step_supports_amp_scaling`: ours, and torch's fused ones do)
-works as with torch's scaler: the host reads the flag to decide, which waits for the device. That is said once per class.
+This package's optimizers, and torch's fused ones, take scale and flag themselves
+(`_step_supports_amp_scaling`). Any other optimizer works as with torch's scaler: the host reads the
+flag to decide, which waits for the device. A warning says so once per class.
 """
 
 from __future__ import annotations
@@ -29,21 +34,22 @@ from gallery_lib.optim.sync_free import SyncFree
 
 
 class WaitsForDevice(RuntimeWarning):
-    """An optimizer cannot skip a step on the device; the host waits for the overflow flag at every step."""
+    """An optimizer cannot skip a step on the device; the host waits for the flag at every step."""
 
 
 @functools.cache
 def _announce(optimizer: str) -> None:
     warnings.warn(
-        f"{optimizer} cannot skip a step on the device: the scaler waits at each of its steps for the overflow flag. "
-        "gallery_lib.optim.sync_free has optimizers that can, and torch's Adam, AdamW, SGD and Adagrad can with fused=True.",
+        f"{optimizer} cannot skip a step on the device: the scaler waits at each of its steps for "
+        "the overflow flag. gallery_lib.optim.sync_free has optimizers that can, and torch's Adam, "
+        "AdamW, SGD and Adagrad can with fused=True.",
         WaitsForDevice,
         stacklevel=5,
     )
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The gradients that a step would use; of sparse ones the values."""
+    """Return the gradients that a step would use; of sparse ones the values."""
     found = [
         p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
     ]
@@ -51,7 +57,10 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 class GradScaler(torch.amp.GradScaler):
-    """Arguments as torch's, and `across_ranks`: agree with the other ranks, of whom then each has to call `step`."""
+    """torch's GradScaler without waiting for the device, and with the same arguments.
+
+    `across_ranks`: agree with the other ranks on overflow. Then every rank has to call `step`.
+    """
 
     def __init__(
         self,
@@ -70,26 +79,34 @@ class GradScaler(torch.amp.GradScaler):
         self._across_ranks = across_ranks
         self._skips: DeviceCount | None = None
         self.step_was_skipped: Tensor | None = None
-        """Of the latest step: a scalar on the device, not 0 if it was skipped. None before the first, and when disabled."""
+        """Whether the latest step was skipped: a scalar on the device, not 0 if so.
+
+        None before the first step, and when scaling is disabled.
+        """
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_skips": None, "step_was_skipped": None}
 
     def skipped_steps(self, *, wait: bool = True) -> int:
-        """Steps skipped since this object was made. Without `wait`, those that the host knows of by now."""
+        """Return the number of steps skipped since this object was made.
+
+        Without `wait`, only steps that the host knows of by now are counted.
+        """
         if self._skips is None:
             return 0
         return self._skips.wait() if wait else self._skips.known()[1]
 
     def gradient_norm(self, optimizer: torch.optim.Optimizer) -> Tensor:
-        """The L2 norm of the optimizer's gradients without the scale, an fp32 scalar on their device.
+        """Return the L2 norm of the unscaled gradients, an fp32 scalar on their device.
 
-        To be called before `step`, which takes from the same read whether they overflowed. Raises InputError for an
-        optimizer that is none of `sync_free`, and RuntimeError when its gradients have been looked at already.
+        Call it before `step`, which reuses the same read to check for overflow. Raises InputError
+        for an optimizer that is none of `sync_free`, and RuntimeError when its gradients have been
+        checked already.
         """
         if not isinstance(optimizer, SyncFree):
             raise InputError(
-                f"gradient_norm takes an optimizer of gallery_lib.optim.sync_free, not {type(optimizer).__name__}."
+                "gradient_norm takes an optimizer of gallery_lib.optim.sync_free, "
+                f"not {type(optimizer).__name__}."
             )
         norm, found_inf = gradient_statistics(gradients_of(optimizer))
         if not self._enabled:
@@ -98,13 +115,14 @@ class GradScaler(torch.amp.GradScaler):
         state = self._per_optimizer_states[id(optimizer)]
         if state["found_inf_per_device"]:
             raise RuntimeError(
-                "gradient_norm() comes after unscale_(), step() or another gradient_norm() since the last update()."
+                "gradient_norm() comes after unscale_(), step() or another gradient_norm() "
+                "since the last update()."
             )
         state["found_inf_per_device"] = self._agreed({found_inf.device: found_inf})
         return norm / scale.to(norm.device, non_blocking=True)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """As torch's; `step_was_skipped` is set here, and on the optimizer."""
+        """Take a step as torch's scaler does; set `step_was_skipped` here and on the optimizer."""
         result = super().step(optimizer, *args, **kwargs)
         if self._enabled:
             (found_inf,) = self._found_inf_per_device(optimizer).values()
@@ -115,11 +133,11 @@ class GradScaler(torch.amp.GradScaler):
             self._skips.add(found_inf != 0)
         return result
 
-    # What torch's step, unscale_ and update are made of.
+    # Overrides of the parts of torch's step, unscale_ and update.
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
         state = self._per_optimizer_states[id(optimizer)]
-        if state["found_inf_per_device"]:  # gradient_norm has looked
+        if state["found_inf_per_device"]:  # gradient_norm has checked already
             return state["found_inf_per_device"]
         gradients = gradients_of(optimizer)
         devices = {gradient.device for gradient in gradients}
@@ -142,7 +160,7 @@ class GradScaler(torch.amp.GradScaler):
         return super()._maybe_opt_step(optimizer, *args, **kwargs)
 
     def _agreed(self, found: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
-        """One flag, on the scale's device, for all devices and ranks."""
+        """Return one overflow flag, on the scale's device, for all devices and ranks."""
         scale, _ = self._check_scale_growth_tracker("step")
         flags = [flag.to(scale.device, non_blocking=True) for flag in found.values()]
         flag = (

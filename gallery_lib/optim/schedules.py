@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions from the number of updates done to a factor of the learning rate."""
+"""Learning-rate schedules: functions from the number of updates done to a learning-rate factor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 
 def noam(warmup_updates: int) -> Callable[[int], float]:
-    """Vaswani et al., "Attention Is All You Need", 2017, equation 3, as a part of its peak.
+    """Return the Noam schedule as a factor of its peak.
 
-    The factor at update n (from 0) rises linearly to 1 at the `warmup_updates`-th update, then falls as 1/√n. So the
-    learning rate beside it is the peak, k / √(width × warmup_updates) in the paper's terms.
+    Vaswani et al., "Attention Is All You Need", 2017, equation 3. The factor at update n (from 0)
+    rises linearly to 1 at the `warmup_updates`-th update, then falls as 1/√n. So the learning rate
+    beside it is the peak, k / √(width × warmup_updates) in the paper's terms.
     """
 
     def factor(updates_done: int) -> float:

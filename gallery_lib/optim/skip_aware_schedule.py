@@ -1,12 +1,14 @@
-"""A learning-rate schedule that advances only with steps that were done, without waiting to hear which were.
+"""Learning-rate schedule that advances only with steps that were done, without a device sync.
 
-Whether a step is skipped for an overflow is decided on the device. The updates done are counted there, and there the
-next step's learning rate is looked up, in a table to which the host adds what each further update would have. As the
-host hears of a skipped step, a few steps later, it goes back by one in the wrapped schedule and in the groups' `lr`.
+The device decides whether a step is skipped for an overflow. It also counts the updates done, and
+looks up the next step's learning rate in a table. The host adds to that table what each further
+update would have. The host hears of a skipped step a few steps later. Then it goes back by one in
+the wrapped schedule and in the groups' `lr`.
 
-For schedules that are stepped once after every step of the optimizer. With an optimizer that is none of `sync_free`
-(under our GradScaler: torch's does not tell of skipped steps), or when nothing is scaled, there is no table: the
-wrapped schedule is stepped, or not, at once.
+It is for schedules that are stepped once after every step of the optimizer. There is no table when
+nothing is scaled, or with an optimizer that is none of `sync_free` (under this package's
+GradScaler: torch's does not tell of skipped steps). Then the wrapped schedule is stepped, or not,
+at once.
 """
 
 from __future__ import annotations
@@ -27,34 +29,36 @@ AHEAD = 1024
 
 
 class SkipAware:
-    """Wraps a scheduler of torch. Its `state_dict()` is the wrapped one's, at the updates done: torch's own continues it."""
+    """Wrapper of a scheduler of torch that leaves out skipped steps.
+
+    Its `state_dict()` is the wrapped one's, at the updates done: torch's own scheduler continues
+    it.
+    """
 
     def __init__(self, schedule: LRScheduler) -> None:
         if isinstance(schedule, ReduceLROnPlateau):
             raise InputError(
-                "ReduceLROnPlateau follows a metric and not the number of steps: step it as torch does, without SkipAware."
+                "ReduceLROnPlateau follows a metric and not the number of steps: "
+                "step it as torch does, without SkipAware."
             )
         self.schedule = schedule
         self.optimizer = schedule.optimizer
-        self._done: DeviceCount | None = (
-            None  # updates since `_start`, while the host does not know them all
-        )
+        # Updates since `_start`, while the host does not know them all.
+        self._done: DeviceCount | None = None
         self._at = 0  # where the wrapped schedule stands, in the same count
-        self._marks: dict[
-            int, tuple[dict[str, Any], list[float]]
-        ] = {}  # its state and rates, at each update it may have to stand at
+        # State and rates of the schedule at each update that it may have to stand at.
+        self._marks: dict[int, tuple[dict[str, Any], list[float]]] = {}
         self._rates: Tensor | None = None  # [groups, AHEAD], by update
         self.optimizer.register_state_dict_pre_hook(lambda _: self.settle())
         self.optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle())
 
     def step(self) -> None:
-        """To be called after every step of the optimizer, skipped or not."""
+        """Advance the schedule; call it after every step of the optimizer, skipped or not."""
         skipped: Tensor | None = getattr(self.optimizer, "step_was_skipped", None)
         if skipped is None or not isinstance(self.optimizer, SyncFree):
             self.settle()
-            if (
-                skipped is None or not skipped.item()
-            ):  # the scaler has waited for such an optimizer, and said so
+            # The scaler has waited for such an optimizer, and said so.
+            if skipped is None or not skipped.item():
                 self.schedule.step()
             return
         behind = 0 if self._done is None else self._done.additions - self._done.known()[0]
@@ -72,23 +76,32 @@ class SkipAware:
         )
 
     def settle(self) -> None:
-        """Bring the wrapped schedule and the groups' `lr` to the updates that were done; waits for steps under way."""
+        """Bring the wrapped schedule and the groups' `lr` to the updates that were done.
+
+        It waits for steps under way.
+        """
         if self._done is not None:
             self._stand_at(self._done.wait())
             self._done = None
             self.optimizer.learning_rates = None  # type: ignore[attr-defined]
 
     def get_last_lr(self) -> list[Any]:
-        """The learning rates as far as the host knows: without `settle()`, those of a skipped step may be the next ones."""
+        """Return the learning rates as far as the host knows.
+
+        Without `settle()`, those of a skipped step may be the next ones.
+        """
         return self.schedule.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped schedule's, at the updates done."""
+        """Return the wrapped schedule's state dict, at the updates done."""
         self.settle()
         return self.schedule.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From here or from the same class of torch's; as there, the learning rates come with the optimizer's state."""
+        """Load a state dict of this class or of torch's.
+
+        As in torch, the learning rates come with the optimizer's state.
+        """
         self.settle()
         self.schedule.load_state_dict(state_dict)
 
@@ -96,7 +109,8 @@ class SkipAware:
         groups = self.optimizer.param_groups
         if any(isinstance(group["lr"], Tensor) for group in groups):
             raise InputError(
-                "SkipAware takes learning rates that are numbers and brings them to the device itself; got a tensor as `lr`."
+                "SkipAware takes learning rates that are numbers and brings them to the device "
+                "itself; got a tensor as `lr`."
             )
         self._done, self._at, self._marks = DeviceCount(device), 0, {}
         self._rates = torch.zeros(len(groups), AHEAD, device=device)
@@ -114,9 +128,8 @@ class SkipAware:
         if update != self._at:
             state, rates = self._marks[update]
             self.schedule.load_state_dict(copy.deepcopy(state))
-            for group, rate in zip(
-                self.optimizer.param_groups, rates, strict=False
-            ):  # the last may be new
+            # The last group may be new.
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
                 group["lr"] = rate
             self._at = update
 
@@ -128,7 +141,8 @@ class SkipAware:
             if self._what_else() != before:
                 kind = type(self.schedule).__name__
                 raise InputError(
-                    f"{kind} changes more than the learning rate, and that cannot follow here: use cycle_momentum=False."
+                    f"{kind} changes more than the learning rate, and that cannot follow here: "
+                    "use cycle_momentum=False."
                 )
             self._at += 1
             self._mark()

@@ -1,13 +1,16 @@
-"""Adam, AdamW, SGD, RMSprop, RAdam and LAMB whose step never waits for the device, with gradient scaling or without.
+"""Adam, AdamW, SGD, RMSprop, RAdam and LAMB whose step never waits for the device.
 
-Drop-in: the arguments and the `state_dict()` are those of torch's classes, from which these are derived, so that a
-checkpoint of either is continued by the other (LAMB, which torch does not have, is laid out like AdamW). From our
-GradScaler or torch's they take scale and overflow flag on the device, as only some of torch's fused ones do: whether a
-step is skipped is decided there. The work is `kernels.optimizer_step`: own kernels on CUDA, plain torch on the CPU.
+That holds with gradient scaling or without. The classes are drop-in: arguments and `state_dict()`
+are those of torch's classes, from which they are derived. So a checkpoint of either is continued by
+the other. LAMB, which torch does not have, has a state dict like AdamW's. The step takes scale and
+overflow flag of this package's GradScaler or torch's on the device, as only some of torch's fused
+steps do. Whether a step is skipped is decided there. The work is `kernels.optimizer_step`: own
+kernels on CUDA, plain torch on the CPU.
 
-Not offered, and refused before anything is changed: amsgrad, dampening, differentiable, Adam's weight_decay (AdamW's is), and
-16-bit, complex or sparse parameters. An optimizer that `adoption.accelerate_optimizer` has made sync-free leaves such groups to
-torch's class instead. `foreach`, `fused` and `capturable` choose among torch's implementations and change nothing here.
+Not offered are amsgrad, dampening, differentiable, Adam's weight_decay (AdamW's is), and 16-bit,
+complex or sparse parameters. They are refused before anything is changed. An optimizer that
+`adoption.accelerate_optimizer` has made sync-free leaves such groups to torch's class instead.
+`foreach`, `fused` and `capturable` choose among torch's implementations and change nothing here.
 """
 
 from __future__ import annotations
@@ -27,9 +30,14 @@ from gallery_lib.optim import torchs_step
 
 
 def clip_factor(norm: Tensor, max_norm: float, gradient_scale: Tensor | None = None) -> Tensor:
-    """What gradients are to be multiplied by for their norm to be at most `max_norm`, as `clip_grad_norm_` counts it.
+    """Return the factor that brings the gradients' norm to at most `max_norm`.
 
-    `norm` is that of the gradients as they are, scaled by `gradient_scale` if it is given; all stays on the device.
+    The formula is that of `clip_grad_norm_`. All stays on the device.
+
+    Args:
+        norm: norm of the gradients as they are.
+        max_norm: the most that the norm may be.
+        gradient_scale: the scale of `norm`, if it is scaled.
     """
     if gradient_scale is not None:
         norm = norm / gradient_scale
@@ -37,11 +45,10 @@ def clip_factor(norm: Tensor, max_norm: float, gradient_scale: Tensor | None = N
 
 
 class SyncFree(torch.optim.Optimizer, ABC):
-    """What the classes share: gathers each group's tensors and makes one call for a group, device and dtype."""
+    """Base class: gathers each group's tensors and makes one call for a group, device and dtype."""
 
-    _step_supports_amp_scaling = (
-        True  # GradScaler then sets `grad_scale` and `found_inf` for the time of the step
-    )
+    # GradScaler then sets `grad_scale` and `found_inf` for the time of the step.
+    _step_supports_amp_scaling = True
     _rule: str
     _unsupported: tuple[str, ...] = ("amsgrad", "dampening", "differentiable")
     clip_factor: Tensor | None
@@ -50,9 +57,8 @@ class SyncFree(torch.optim.Optimizer, ABC):
     grad_scale: Tensor | None
     found_inf: Tensor | None
     _skipped: dict[torch.device, Tensor]
-    _leaves_to_torch: (
-        bool  # groups that are not offered: torch's class takes them, and nothing is refused
-    )
+    # If true, torch's class takes groups that are not offered, and nothing is refused.
+    _leaves_to_torch: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,13 +68,13 @@ class SyncFree(torch.optim.Optimizer, ABC):
         return super().__getstate__() | {"_leaves_to_torch": self._leaves_to_torch}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """After a copy, and after `load_state_dict`, whose groups may ask for what is not offered."""
+        """Restore state after a copy or `load_state_dict`; check what its groups ask for."""
         super().__setstate__(state)
         self._complete()
 
     @classmethod
     def offers(cls, arguments: Mapping[str, Any]) -> bool:
-        """Whether the class takes these arguments, or refuses one of them."""
+        """Return whether the class takes these arguments, or refuses one of them."""
         return not any(arguments.get(name) for name in cls._unsupported)
 
     def _complete(self) -> None:
@@ -83,11 +89,14 @@ class SyncFree(torch.optim.Optimizer, ABC):
         for name in self._unsupported:
             if group.get(name):
                 kind = type(self).__name__
-                return f"{kind} of gallery_lib does not offer {name}={group[name]!r}. Use torch.optim's."
+                return (
+                    f"{kind} of gallery_lib does not offer {name}={group[name]!r}. "
+                    "Use torch.optim's."
+                )
         return None
 
     def _refused(self, group: dict[str, Any], parameters: list[Tensor]) -> str | None:
-        """Return why a group's step, with the gradients that there are, is none of this class's; or None."""
+        """Return why this class cannot take a group's step with the present gradients, or None."""
         if (reason := self._option_refused(group)) is not None:
             return reason
         if len(set(map(id, parameters))) < len(parameters):
@@ -103,46 +112,58 @@ class SyncFree(torch.optim.Optimizer, ABC):
                 or grad.dtype is not p.dtype
             ):
                 return (
-                    f"{type(self).__name__} of gallery_lib steps fp32 and fp64 parameters with dense gradients; this one is "
-                    f"{p.dtype} with {'dense' if dense else 'sparse'} gradients in {grad.dtype}. "
+                    f"{type(self).__name__} of gallery_lib steps fp32 and fp64 parameters with "
+                    f"dense gradients; this one is {p.dtype} with {'dense' if dense else 'sparse'} "
+                    f"gradients in {grad.dtype}. "
                     "Keep weights in fp32: autocast casts what is computed in 16 bits."
                 )
             if p.shape != grad.shape or p.device != grad.device:
                 return (
-                    f"a parameter {tuple(p.shape)} on {p.device} has a gradient {tuple(grad.shape)} on "
-                    f"{grad.device}. Move the model before its gradients are made."
+                    f"a parameter {tuple(p.shape)} on {p.device} has a gradient "
+                    f"{tuple(grad.shape)} on {grad.device}. "
+                    "Move the model before its gradients are made."
                 )
             if p.numel() and grad.data_ptr() == p.data_ptr():
-                return f"the gradient of a parameter {tuple(p.shape)} is the memory of the parameter itself. Clone it."
+                return (
+                    f"the gradient of a parameter {tuple(p.shape)} is the memory of the "
+                    "parameter itself. Clone it."
+                )
             if p.is_cuda and not is_dense(p):
-                return f"a parameter {tuple(p.shape)} has gaps (strides {p.stride()}). Make it contiguous."
+                return (
+                    f"a parameter {tuple(p.shape)} has gaps (strides {p.stride()}). "
+                    "Make it contiguous."
+                )
             state = self.state.get(p) or {}
             for name in names:
                 there = state.get(name)
                 if there is not None and (there.dtype is not p.dtype or there.device != p.device):
                     return (
-                        f"the state {name} is {there.dtype} on {there.device} and its parameter {p.dtype} on {p.device}. "
+                        f"the state {name} is {there.dtype} on {there.device} and its parameter "
+                        f"{p.dtype} on {p.device}. "
                         "Load the optimizer's state after the model was moved."
                     )
         return None
 
     def skipped_steps(self) -> int:
-        """Steps skipped since this object was made. Reading it waits for the device."""
+        """Return the number of steps skipped since this object was made; waits for the device."""
         return max((int(count.item()) for count in self._skipped.values()), default=0)
 
     @abstractmethod
     def _hyperparameters(self, group: dict[str, Any], lr: float) -> Hyperparameters:
-        """The numbers of the rule that a parameter group asks for."""
+        """Return the hyper-parameters of the rule that a parameter group asks for."""
 
     def _state_names(self, group: dict[str, Any]) -> tuple[str | None, ...]:
-        """Keys of a parameter's state, in the rule's order; None where the group does without."""
+        """Return the keys of a parameter's state, in the rule's order; None for one not kept."""
         return ("exp_avg", "exp_avg_sq")
 
     def _counts_steps(self) -> bool:
         return True
 
     def _initialised(self, parameter: Tensor, names: tuple[str | None, ...]) -> dict[str, Any]:
-        """A parameter's state; the step count lies beside it on its device, also when it comes from a checkpoint."""
+        """Return a parameter's state, with missing entries created.
+
+        The step count lies on the parameter's device, also when it comes from a checkpoint.
+        """
         if not self._counts_steps() and not any(names):
             return {}  # as in torch, SGD without momentum keeps nothing
         state = self.state[parameter]
@@ -157,10 +178,12 @@ class SyncFree(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step. `clip_factor`, a scalar on the device, multiplies the gradients when it is set.
+        """Take one step; return the closure's loss, or None without a closure.
 
-        `learning_rates`, an fp32 scalar on the device for each group, are used in place of the groups' own when set.
-        Afterwards `step_was_skipped` is the overflow flag on the device, or None when none was given.
+        `clip_factor`, a scalar on the device, multiplies the gradients when it is set.
+        `learning_rates`, an fp32 scalar on the device for each group, replace the groups' own when
+        set. Afterwards `step_was_skipped` is the overflow flag on the device, or None when none was
+        given.
         """
         loss = None
         if closure is not None:
@@ -178,9 +201,8 @@ class SyncFree(torch.optim.Optimizer, ABC):
         counted: set[torch.device] = set()
         for number, (group, parameters) in enumerate(work):
             rates = self.learning_rates or ()
-            lr = (
-                rates[number] if number < len(rates) else group["lr"]
-            )  # a group may have been added since
+            # A group may have been added since.
+            lr = rates[number] if number < len(rates) else group["lr"]
             if reasons[number] is not None:
                 self._leave_to_torch({**group, "lr": lr}, parameters, scale, found_inf)
                 continue
@@ -201,7 +223,10 @@ class SyncFree(torch.optim.Optimizer, ABC):
         scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        """Have torch's class take a group's step. With scale and flag, the host waits for them, as torch's scaler does."""
+        """Have torch's class take a group's step.
+
+        With scale and flag, the host waits for them, as torch's scaler does.
+        """
         if found_inf is not None and bool(found_inf):
             return
         factor = 1.0 if scale is None else 1.0 / float(scale)
@@ -278,7 +303,10 @@ def _adam(group: dict[str, Any], lr: float) -> Hyperparameters:
 
 
 class Adam(SyncFree, torch.optim.Adam):
-    """Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015: AdamW's rule, without weight decay."""
+    """Adam as AdamW's rule without weight decay.
+
+    Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015.
+    """
 
     _rule = "adamw"
     _unsupported = (*SyncFree._unsupported, "weight_decay")
@@ -288,7 +316,7 @@ class Adam(SyncFree, torch.optim.Adam):
 
 
 class AdamW(SyncFree, torch.optim.AdamW):
-    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019."""
+    """AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019)."""
 
     _rule = "adamw"
 
@@ -297,7 +325,7 @@ class AdamW(SyncFree, torch.optim.AdamW):
 
 
 class RAdam(SyncFree, torch.optim.RAdam):
-    """Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020."""
+    """RAdam (Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", 2020)."""
 
     _rule = "radam"
 
@@ -306,7 +334,10 @@ class RAdam(SyncFree, torch.optim.RAdam):
 
 
 class LAMB(SyncFree):
-    """You et al., "Large Batch Optimization for Deep Learning", 2020, with bias correction and φ(x) = x."""
+    """LAMB with bias correction and φ(x) = x.
+
+    You et al., "Large Batch Optimization for Deep Learning", 2020.
+    """
 
     _rule = "lamb"
 
@@ -336,7 +367,7 @@ class LAMB(SyncFree):
 
 
 class SGD(SyncFree, torch.optim.SGD):
-    """With momentum, Nesterov's or the heavy ball's, or without."""
+    """Stochastic gradient descent, with Nesterov's or heavy-ball momentum, or without."""
 
     _rule = "sgd"
 
@@ -357,7 +388,10 @@ class SGD(SyncFree, torch.optim.SGD):
 
 
 class RMSprop(SyncFree, torch.optim.RMSprop):
-    """Tieleman and Hinton, Coursera lecture 6.5, 2012; torch's variant, with momentum and centered."""
+    """RMSprop in torch's variant, with momentum and centered.
+
+    Tieleman and Hinton, Coursera lecture 6.5, 2012.
+    """
 
     _rule = "rmsprop"
 

@@ -1,7 +1,7 @@
-"""Have torch's own class take a step of an optimizer that is derived from it, for some of its groups.
+"""Have torch's own class take the step of an optimizer derived from it, for some of its groups.
 
-Optimizers of ours take what they are written for; the rest is torch's work. By then the closure was
-called, and the hooks are around our step, so that neither may run again.
+This package's optimizers take the groups they are written for; the rest is torch's work. By then
+the closure was called, and the hooks are around this package's step. So neither may run again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def take(optimizer: torch.optim.Optimizer, step: Any, groups: Sequence[dict[str, Any]]) -> None:
-    """Run torch's `step`, a bound method, without hooks and without a closure, on `groups`."""
+    """Run torch's `step`, a bound method, on `groups`, without hooks and without a closure."""
     function = step.__func__
     while getattr(function, "hooked", False):  # torch puts its hooks around a class's step
         function = function.__wrapped__

@@ -1,7 +1,7 @@
-"""What follows a backward pass: clip, step unless the gradients overflowed, adapt the scale, advance the schedule.
+"""Update after a backward pass: clip, step unless gradients overflowed, adapt scale and schedule.
 
-With our GradScaler nothing of it waits for the device. With torch's, a skipped step shows in the scale, which the host
-reads: that is how the baseline keeps its schedule right.
+With this package's GradScaler nothing of it waits for the device. With torch's, a skipped step
+shows in the scale, which the host reads. That is how the baseline keeps its schedule right.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from gallery_lib.optim.sync_free import SyncFree, clip_factor
 
 
 class Updates:
-    """`max_norm` is the most that the L2 norm of all gradients may be, None to leave them as they are."""
+    """Optimizer, scaler, schedule and clipping of a training as one update.
+
+    `max_norm` is the limit of the L2 norm of all gradients, None to leave them as they are.
+    """
 
     def __init__(
         self,
@@ -31,13 +34,14 @@ class Updates:
         self._skipped = 0
 
     def take(self) -> None:
-        """One update from the gradients that there are, or none if they overflowed."""
+        """Make one update from the present gradients, or none if they overflowed."""
         if self.max_norm is not None:
             self._clip(self.max_norm)
         if isinstance(self.scaler, GradScaler):
             self.scaler.step(self.optimizer)
             self.scaler.update()
-            skipped = False  # as far as the host has to know: the schedule asks on the device
+            # The host need not know: the schedule asks on the device.
+            skipped = False
         else:
             scale = self.scaler.get_scale()
             self.scaler.step(self.optimizer)
@@ -59,5 +63,5 @@ class Updates:
             )
 
     def skipped_steps(self) -> int:
-        """Steps that were skipped so far; may wait for the device."""
+        """Return the number of steps skipped so far; may wait for the device."""
         return self.scaler.skipped_steps() if isinstance(self.scaler, GradScaler) else self._skipped

@@ -1,1 +1,1 @@
-"""What came out, for people: tables (text and Markdown), plots, and the pictures of a notebook."""
+"""Results for people: tables (text and Markdown), plots, and the pictures of a notebook."""

@@ -1,7 +1,7 @@
-"""A bench as tables, for a terminal and as Markdown, and as a picture with alternative text; needs no torch.
+"""Tables and a picture of a bench, as text and as Markdown, with alternative text; needs no torch.
 
-Speeds stand beside what the machine can do at best, measured in the same run. A variant that did not run, or that does not
-compute the same training, shows its reason instead of a speed.
+Speeds stand beside the machine's limits, measured in the same run. A variant shows its reason
+instead of a speed if it did not run, or does not compute the same training.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _gibibytes(row: Row) -> str:
 
 
 def _rate(value: float | None, limit: float) -> str:
-    """In units of 10⁹ a second, and as a part of the limit."""
+    """Return a rate in 10⁹ a second and as a part of the limit; '' without a value."""
     return "" if value is None else f"{value / 1e9:.3g} ({value / limit:.0%})"
 
 
@@ -53,7 +53,7 @@ def _reason(row: Row) -> str:
 
 
 def task_rows(outcome: Outcome, kind: str) -> Rows:
-    """One task: a line for each variant, or for each technique added."""
+    """Return the table of one task, with a line for each variant or each added technique."""
     second = "over the row above" if kind == "waterfall" else "ours over it"
     rows = [
         [
@@ -99,17 +99,23 @@ def task_rows(outcome: Outcome, kind: str) -> Rows:
 
 
 def limits_line(outcome: Outcome) -> str:
-    """What the machine reached, in the same run."""
+    """Return a line with the limits that the machine reached in the same run."""
     products = ", ".join(
         f"{rate / 1e9:.0f} GFLOP/s in {name}"
         for name, rate in outcome.limits.items()
         if name != "copy"
     )
-    return f"Limits of the machine, measured just before: matrix products {products}; copying {outcome.limits['copy'] / 1e9:.1f} GB/s."
+    return (
+        f"Limits of the machine, measured just before: matrix products {products}; copying "
+        f"{outcome.limits['copy'] / 1e9:.1f} GB/s."
+    )
 
 
 def best_forms_line(outcome: Outcome) -> str | None:
-    """What the best forms were given in this task, from the first that ran; None where none did."""
+    """Return a line with the settings of the best forms in this task; None where none ran.
+
+    The settings are those of the first best form that ran.
+    """
     done = next(
         (row.techniques for name in BEST if (row := outcome.rows.get(name)) and row.reason is None),
         None,
@@ -122,13 +128,16 @@ def best_forms_line(outcome: Outcome) -> str | None:
 
 
 def compared_with(bench: Bench) -> list[str]:
-    """The variants that ours is held against."""
+    """Return the names of all variants except ours."""
     names = dict.fromkeys(name for outcome in bench.tasks.values() for name in outcome.rows)
     return [name for name in names if name != OURS]
 
 
 def _others(bench: Bench) -> tuple[str, ...]:
-    """What the best of the others is taken from: the best forms, or in benches that have none the peers as they come."""
+    """Return the variants from which the best of the others is taken.
+
+    These are the best forms or, in a bench that has none, the peers as they come.
+    """
     names = compared_with(bench)
     return tuple(name for name in BEST if name in names) or tuple(
         name for name in PEERS if name in names
@@ -144,7 +153,10 @@ def _best_label(bench: Bench) -> str:
 
 
 def over_best(bench: Bench, task: str) -> tuple[str, Ratio] | None:
-    """The best of the others in `task`, and how many times as fast ours is; None where ours has a ratio over none of them."""
+    """Return the best of the others in `task`, and how many times as fast ours is.
+
+    Returns None where ours has a ratio over none of the others.
+    """
     outcome = bench.tasks[task]
     name = best_of_others(outcome, _others(bench))
     ratio = outcome.ratio(name, OURS) if name else None
@@ -152,12 +164,19 @@ def over_best(bench: Bench, task: str) -> tuple[str, Ratio] | None:
 
 
 def mean_over_tasks(bench: Bench, other: str) -> tuple[Ratio | None, list[str]]:
-    """The geometric mean of how many times as fast ours is as `other`, and the tasks that are left out of it."""
+    """Return the geometric mean of how many times as fast ours is as `other`.
+
+    The second value names the tasks that are left out of the mean.
+    """
     return _mean({name: outcome.ratio(other, OURS) for name, outcome in bench.tasks.items()})
 
 
 def mean_over_best(bench: Bench) -> tuple[Ratio | None, list[str]]:
-    """The same of ours over the best of the others, in each task its own."""
+    """Return the geometric mean of how many times as fast ours is as the best of the others.
+
+    Each task has its own best of the others. The second value names the tasks that are left out of
+    the mean.
+    """
     return _mean(
         {name: pair[1] if (pair := over_best(bench, name)) else None for name in bench.tasks}
     )
@@ -171,7 +190,7 @@ def _mean(found: dict[str, Ratio | None]) -> tuple[Ratio | None, list[str]]:
 
 
 def _instead(outcome: Outcome, other: str) -> str:
-    """Why there is no ratio of ours to `other`."""
+    """Return why there is no ratio of ours to `other`."""
     for name in (OURS, other):
         row = outcome.rows.get(name)
         if row is None:
@@ -184,7 +203,10 @@ def _instead(outcome: Outcome, other: str) -> str:
 
 
 def summary_rows(bench: Bench) -> Rows:
-    """Ours over every other variant and over the best of them, a line for each task and one for their geometric mean."""
+    """Return the table of ours over every other variant and over the best of them.
+
+    There is a line for each task, and one for the geometric mean.
+    """
     others, candidates = compared_with(bench), _others(bench)
     rows = [
         [
@@ -220,13 +242,16 @@ def summary_rows(bench: Bench) -> Rows:
 
 
 def _why_no_best(outcome: Outcome, others: tuple[str, ...]) -> str:
-    """Why ours has no ratio over the best of `others`: what is wrong with ours, or else with each of them."""
+    """Return why ours has no ratio over the best of `others`.
+
+    The reason is a fault of ours, or else one of each of the others.
+    """
     reasons = dict.fromkeys(_instead(outcome, other) for other in others)
     return "; ".join(reasons)
 
 
 def notes(bench: Bench) -> list[str]:
-    """How the figures are to be read."""
+    """Return notes on how to read the figures."""
     versions = ", ".join(
         f"{name} {number}" for name, number in bench.versions.items() if number != "not installed"
     )
@@ -234,8 +259,9 @@ def notes(bench: Bench) -> list[str]:
         f"{hardware.describe(bench.environment)}. Versions: {versions}. Command: `{bench.command}`."
     ]
     found.append(
-        "Variants of a task took turns. Intervals are of steady-state steps (bootstrap over turns); `whole run` counts start-up as well. "
-        "GB/s: bytes that eager operators move, over this variant's time; what fuses them moves less and may exceed the limit."
+        "Variants of a task took turns. Intervals are of steady-state steps (bootstrap over "
+        "turns); `whole run` counts start-up as well. GB/s: bytes that eager operators move, over "
+        "this variant's time; what fuses them moves less and may exceed the limit."
     )
     if bench.kind == "bench":
         found += [_forms(bench), _of_parity(bench)]
@@ -243,7 +269,7 @@ def notes(bench: Bench) -> list[str]:
 
 
 def _forms(bench: Bench) -> str:
-    """What the two forms of a peer are."""
+    """Return a note on the two forms of a peer: as it comes, and at its best."""
     if not any(name in BEST for name in compared_with(bench)):
         fused = bench.options.get("fused")
         given = (
@@ -251,17 +277,20 @@ def _forms(bench: Bench) -> str:
         )
         return f"Optimizer: {given}."
     return (
-        "As it comes: eager and the peers without `-best`, as their documentation shows them. At its best: with `-best`, as somebody who "
-        "tunes by hand uses it: torch's fused optimizer where it has one, channels_last where convolutions gain from it, on a CPU glibc "
-        "told to keep large blocks (GLIBC_TUNABLES), and the fastest of the compiler's modes that were tried. The best of the others "
-        "is, in each task, the one that ours has the smallest lead over."
+        "As it comes: eager and the peers without `-best`, as their documentation shows them. At "
+        "its best: with `-best`, as somebody who tunes by hand uses it: torch's fused optimizer "
+        "where it has one, channels_last where convolutions gain from it, on a CPU glibc told to "
+        "keep large blocks (GLIBC_TUNABLES), and the fastest of the compiler's modes that were "
+        "tried. The best of the others is, in each task, the one that ours has the smallest lead "
+        "over."
     )
 
 
 def _of_parity(bench: Bench) -> str:
     return (
-        f"Parity is with {bench.baseline}, held against float64. Two variants have a ratio where both pass, or, where one of them does "
-        "not, if they compute the same training as one another."
+        f"Parity is with {bench.baseline}, held against float64. Two variants have a ratio where "
+        "both pass, or, where one of them does not, if they compute the same training as one "
+        "another."
     )
 
 
@@ -283,17 +312,17 @@ def _parts(bench: Bench, table: Any, heading: str) -> list[str]:
 
 
 def text(bench: Bench) -> str:
-    """For a terminal."""
+    """Return the bench as text for a terminal."""
     return "\n\n".join(_parts(bench, text_table, ""))
 
 
 def markdown_tables(bench: Bench, heading: str = "## ") -> str:
-    """The tables as Markdown, each under a heading that begins so."""
+    """Return the tables as Markdown, each under a title that begins with `heading`."""
     return "\n\n".join(_parts(bench, markdown_table, heading))
 
 
 def markdown(bench: Bench, picture: str) -> str:
-    """For a file beside the picture."""
+    """Return the content of a Markdown file that lies beside the file `picture` and shows it."""
     return (
         "\n\n".join(
             [
@@ -307,7 +336,10 @@ def markdown(bench: Bench, picture: str) -> str:
 
 
 def _steps_of_waterfall(bench: Bench) -> dict[str, Ratio | None]:
-    """The techniques, as they are added, each with the ratio over the baseline of all so far."""
+    """Return the techniques in the order of addition, each with a ratio over the baseline.
+
+    The ratio is that of all techniques added so far.
+    """
     outcome = next(iter(bench.tasks.values()))
     return {
         f"+ {name}": outcome.ratio(outcome.baseline, name)
@@ -317,12 +349,12 @@ def _steps_of_waterfall(bench: Bench) -> dict[str, Ratio | None]:
 
 
 def _ours(bench: Bench) -> dict[str, Ratio | None]:
-    """Ours over the baseline, by task."""
+    """Return the ratio of ours over the baseline, by task."""
     return {name: outcome.ratio(bench.baseline, OURS) for name, outcome in bench.tasks.items()}
 
 
 def _ticks(bench: Bench) -> dict[str, tuple[str, Ratio]]:
-    """The best of the others, with its ratio over the baseline, by task."""
+    """Return the best of the others, with its ratio over the baseline, by task."""
     found = {}
     for task, outcome in bench.tasks.items():
         best = over_best(bench, task)
@@ -332,9 +364,11 @@ def _ticks(bench: Bench) -> dict[str, tuple[str, Ratio]]:
 
 
 def figure(bench: Bench) -> Figure:
-    """A bench: a bar a task for ours over the baseline, and a tick for the best of the others. A waterfall: a point a technique.
+    """Return the figure of a bench or a waterfall.
 
-    All with intervals, but for the ticks; what has no ratio says so.
+    A bench has a bar per task for ours over the baseline, and a tick for the best of the others. A
+    waterfall has a point per technique. Bars and points have intervals; ticks have none. A missing
+    ratio is labelled `not measured`.
     """
     values = _steps_of_waterfall(bench) if bench.kind == "waterfall" else _ours(bench)
     plot = Figure(figsize=(8.0, 1.2 + 0.32 * len(values)), layout="constrained")
@@ -385,7 +419,7 @@ def _draw_ticks(axes: Any, bench: Bench) -> None:
 
 
 def figure_text(bench: Bench) -> str:
-    """Alternative text of `figure`."""
+    """Return the alternative text of `figure`."""
     if bench.kind == "waterfall":
         points = ", ".join(
             f"{name} {_figure_of(ratio)}" for name, ratio in _steps_of_waterfall(bench).items()
@@ -396,7 +430,10 @@ def figure_text(bench: Bench) -> str:
         f"{task} {ratio.ratio:.2f} ({name})" for task, (name, ratio) in _ticks(bench).items()
     )
     said = f" Ticks, {_best_label(bench)}: {ticks}." if ticks else ""
-    return f"Bars with intervals, times as fast as {bench.baseline}, and a line at 1. {OURS}: {bars}.{said}"
+    return (
+        f"Bars with intervals, times as fast as {bench.baseline}, and a line at 1. {OURS}: "
+        f"{bars}.{said}"
+    )
 
 
 def _figure_of(ratio: Ratio | None) -> str:
@@ -404,7 +441,10 @@ def _figure_of(ratio: Ratio | None) -> str:
 
 
 def complete(bench: Bench) -> bool:
-    """Whether every task was measured, and ours (or every technique that applies) ran with parity."""
+    """Return whether every task was measured, and ours ran with parity.
+
+    In a waterfall, every technique that applies must have run with parity.
+    """
     for outcome in bench.tasks.values():
         rows = (
             outcome.rows

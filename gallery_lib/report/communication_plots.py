@@ -1,7 +1,8 @@
-"""Plots of what goes over the wire: bytes by format, step times by technique, buckets over time, what each format learns.
+"""Plots of communication: bytes by wire format, step times, buckets over time, learning.
 
-As in plots.py, each has its alternative text and the rows of a table that says the same beside it. What comes from a lab of
-hosts says so in its title: its links are emulated.
+Step times are shown by technique, learning by wire format. As in plots.py, each plot has its
+alternative text and the rows of a table with the same content. A plot from a lab of hosts says in
+its title that the links are emulated.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _MEBI = 2**20
 _GREY = "#999999"
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Bytes
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of one model: what a host sends in a step, by format, and at which rate of its link."""
+    """What a host sends in a step of one model, by wire format, and the rate of its link."""
 
     title: str
     parameters: int
@@ -40,12 +41,12 @@ class Bytes:
     sent: Mapping[str, float]
 
     def link_seconds(self, wire: str) -> float:
-        """How long the link is busy with it."""
+        """Return how many seconds the bytes of the format `wire` keep the link busy."""
         return 8 * self.sent[wire] / self.bits_per_second
 
 
 def bytes_sent(counted: Bytes) -> Figure:
-    """What a host sends in a step, a bar for each format."""
+    """Return a figure of what a host sends in a step, with a bar for each format."""
     figure = Figure(figsize=(7.0, 0.9 + 0.45 * len(counted.sent)), layout="constrained")
     axes = figure.subplots()
     values = [size / _MEBI for size in counted.sent.values()]
@@ -61,13 +62,16 @@ def bytes_sent(counted: Bytes) -> Figure:
 
 
 def bytes_text(counted: Bytes) -> str:
-    """Alternative text of `bytes_sent`."""
+    """Return the alternative text of `bytes_sent`."""
     parts = ", ".join(f"{wire} {size / _MEBI:.3g} MiB" for wire, size in counted.sent.items())
-    return f"Bar chart of what each of {counted.hosts} hosts sends in a step of {counted.title}, computed: {parts}."
+    return (
+        f"Bar chart of what each of {counted.hosts} hosts sends in a step of {counted.title}, "
+        f"computed: {parts}."
+    )
 
 
 def bytes_rows(counted: Bytes) -> Rows:
-    """Table of `bytes_sent`."""
+    """Return the table of `bytes_sent`."""
     rate = f"{counted.bits_per_second / 1e6:g} Mbit/s"
     rows = [["wire format", "sent by each host in a step", "of fp32", f"busy link at {rate}"]]
     exact = next(iter(counted.sent.values()))
@@ -82,7 +86,7 @@ def bytes_rows(counted: Bytes) -> Rows:
     ]
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Step times
 
 
@@ -93,7 +97,7 @@ def _speedup(effect: Effect) -> str:
 
 
 def waterfall(effects: Effects) -> Figure:
-    """Step time of each technique: all the steps as dots, their median as a bar."""
+    """Return a figure of each technique's step time: a mark for each step, a bar for the median."""
     figure = Figure(figsize=(7.0, 1.1 + 0.45 * len(effects.ways)), layout="constrained")
     axes = figure.subplots()
     for row, (name, effect) in enumerate(effects.ways.items()):
@@ -122,7 +126,7 @@ def waterfall(effects: Effects) -> Figure:
 
 
 def waterfall_text(effects: Effects) -> str:
-    """Alternative text of `waterfall`."""
+    """Return the alternative text of `waterfall`."""
     parts = [
         f"{name} {seconds(e.seconds)}" + (f", {_speedup(e)} {PLAIN}" if e.ratio else "")
         for name, e in effects.ways.items()
@@ -131,7 +135,7 @@ def waterfall_text(effects: Effects) -> str:
 
 
 def waterfall_rows(effects: Effects) -> Rows:
-    """Table of `waterfall`."""
+    """Return the table of `waterfall`."""
     rows = [
         [
             f"technique ({EMULATED})",
@@ -147,7 +151,10 @@ def waterfall_rows(effects: Effects) -> Rows:
 
 
 def parity_rows(effects: Effects) -> Rows:
-    """What each technique sends, and how far its gradients are from the mean in float64."""
+    """Return a table of what each technique sends, and how far its gradients are off.
+
+    The error of a gradient is its distance from the mean in float64.
+    """
     rows = [
         [
             f"technique ({EMULATED})",
@@ -179,7 +186,7 @@ def parity_rows(effects: Effects) -> Rows:
     return rows
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Buckets
 
 
@@ -192,7 +199,11 @@ def _timelines(effects: Effects) -> dict[str, Timeline]:
 
 
 def buckets(effects: Effects) -> Figure:
-    """One step of each technique: the forward and backward pass in grey, and each bucket from being ready to its mean's arrival."""
+    """Return a figure of one step of each technique, over time.
+
+    The forward and backward pass are grey. A bar per bucket runs from the moment when the bucket is
+    ready to the arrival of its mean.
+    """
     lines = _timelines(effects)
     figure = Figure(figsize=(7.0, 0.75 * len(lines) + 1.1), layout="constrained")
     panels = np.atleast_1d(figure.subplots(len(lines), sharex=True))
@@ -219,23 +230,29 @@ def buckets(effects: Effects) -> Figure:
         axes.set_ylabel(name, rotation=0, ha="right", va="center")
     panels[0].set_title(f"A step's buckets, from ready to averaged, {EMULATED}")
     figure.supxlabel(
-        "ms since the step began; grey: forward pass; light: backward pass, until the last bucket is ready",
+        (
+            "ms since the step began; grey: forward pass; light: backward pass, until the last "
+            "bucket is ready"
+        ),
         fontsize="medium",
     )
     return figure
 
 
 def buckets_text(effects: Effects) -> str:
-    """Alternative text of `buckets`."""
+    """Return the alternative text of `buckets`."""
     parts = [
-        f"{name}: {len(line.buckets)} buckets, the last averaged after {seconds(max(row[2] for row in line.buckets))}"
+        (
+            f"{name}: {len(line.buckets)} buckets, the last averaged after "
+            f"{seconds(max(row[2] for row in line.buckets))}"
+        )
         for name, line in _timelines(effects).items()
     ]
     return f"Bars over time, one for each bucket of one step on an {EMULATED}: {'; '.join(parts)}."
 
 
 def buckets_rows(effects: Effects) -> Rows:
-    """Table of `buckets`."""
+    """Return the table of `buckets`."""
     rows = [
         [
             f"technique ({EMULATED})",
@@ -260,12 +277,12 @@ def buckets_rows(effects: Effects) -> Rows:
     return rows
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Learning
 
 
 def learned(trainings: Sequence[Scores]) -> Figure:
-    """The score of each seed by wire format, with the noise around fp32's mean."""
+    """Return a figure of each seed's score by wire format, with the noise around fp32's mean."""
     figure = Figure(figsize=(7.0, 2.6 * len(trainings)), layout="constrained")
     for axes, scores in zip(np.atleast_1d(figure.subplots(len(trainings))), trainings, strict=True):
         centre = statistics.mean(scores.by_format[FP32])
@@ -293,20 +310,21 @@ def learned(trainings: Sequence[Scores]) -> Figure:
 
 
 def learned_text(trainings: Sequence[Scores]) -> str:
-    """Alternative text of `learned`."""
+    """Return the alternative text of `learned`."""
     parts = []
     for scores in trainings:
         means = ", ".join(
             f"{name} {statistics.mean(values):.3f}" for name, values in scores.by_format.items()
         )
         parts.append(
-            f"{scores.title}, mean {scores.quantity}: {means}; noise ± {scores.noise:.3f} around {FP32}"
+            f"{scores.title}, mean {scores.quantity}: {means}; noise ± {scores.noise:.3f} around "
+            f"{FP32}"
         )
     return f"Dots for each seed by wire format. {'. '.join(parts)}."
 
 
 def learned_rows(trainings: Sequence[Scores]) -> Rows:
-    """Table of `learned`."""
+    """Return the table of `learned`."""
     rows = [["training", "wire format", "mean", "seeds", f"less {FP32}", "noise", "verdict"]]
     for scores in trainings:
         for name, values in scores.by_format.items():

@@ -1,8 +1,8 @@
-"""`gallery doctor`: what this machine is and which techniques apply; where a run's step went, and what to change.
+"""Text of `gallery doctor`: techniques that apply here, where a step's time went, what to change.
 
-Everything said of a run comes from its `results.json`. Advice follows from shares of the step, by the rules in `advice`,
-each of which names the figure that it stands on. Several processes are explained beside one: which part of the step takes
-longer than alone, and why.
+All that is said of a run comes from its `results.json`. Advice follows from shares of the step, by
+the rules in `advice`. Each rule names the figure that it rests on. A run on several processes is
+explained beside a run on one: which part of the step takes longer than alone, and why.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MUCH = {"input": 0.10, "optimizer": 0.25, "exposed_communication": 0.10, "page f
 """Shares of a step from which on a phase is worth a change."""
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The machine
 
 
@@ -40,7 +40,7 @@ def _has(module: str) -> bool:
 
 
 def machine_rows() -> Rows:
-    """Technique by technique: does it apply on this machine, and if not, what is missing."""
+    """Return a table of techniques: whether each applies on this machine, else what is missing."""
     compiler = hardware.cpp_compiler()
     gpus = hardware.gpu_count()
     rows = [["technique", "here"]]
@@ -111,7 +111,10 @@ def machine_rows() -> Rows:
         rows.append(
             [
                 "bfloat16 on the CPU",
-                "no units for it: O1 is emulated and slower than O0; compiler-opt computes it on the fp32 units",
+                (
+                    "no units for it: O1 is emulated and slower than O0; compiler-opt computes it "
+                    "on the fp32 units"
+                ),
             ]
         )
     rows.append(["GPU", f"{gpus}" if gpus else "none: everything for CUDA is not measured here"])
@@ -134,22 +137,28 @@ def machine_rows() -> Rows:
 
 
 def machine_text() -> str:
-    """What this machine is, and what follows."""
-    return f"{hardware.describe(hardware.environment())}\n{platform.platform()}\n\n{text_table(machine_rows())}"
+    """Return a description of this machine, and which techniques apply on it."""
+    return (
+        f"{hardware.describe(hardware.environment())}\n{platform.platform()}\n\n"
+        f"{text_table(machine_rows())}"
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A run
 
 
 def shares(results: Results) -> dict[str, float]:
-    """Each phase's share of the median step; `exposed_communication` is a part of `backward`."""
+    """Return each phase's share of the median step.
+
+    `exposed_communication` is a part of `backward`.
+    """
     step = results.step_seconds["p50"]
     return {name: value / step for name, value in results.phase_seconds.items()}
 
 
 def step_rows(results: Results) -> Rows:
-    """Where a usual step of a run goes."""
+    """Return a table of where the time of a run's median step goes, phase by phase."""
     part = shares(results)
     rows = [["phase", "time", "of the step"]]
     for name, meaning in PHASES.items():
@@ -169,7 +178,10 @@ def step_rows(results: Results) -> Rows:
 
 
 def advice(results: Results) -> list[str]:
-    """What limits the run, and what to change, most rewarding first; one line when nothing stands out."""
+    """Return what limits the run and what to change, most rewarding first.
+
+    There is a single line when nothing stands out.
+    """
     part = shares(results)
     config, environment = results.config, results.environment
     found: list[tuple[float, str]] = []
@@ -189,14 +201,20 @@ def advice(results: Results) -> list[str]:
         found.append(
             (
                 update,
-                f"{update:.0%} of the step is the optimizer, which costs the same for any batch: try {remedy}.",
+                (
+                    f"{update:.0%} of the step is the optimizer, which costs the same for any "
+                    f"batch: try {remedy}."
+                ),
             )
         )
     if (exposed := part.get("exposed_communication", 0.0)) >= MUCH["exposed_communication"]:
         found.append(
             (
                 exposed,
-                f"{exposed:.0%} of the step is communication that no computation hides: a larger batch, or fewer processes.",
+                (
+                    f"{exposed:.0%} of the step is communication that no computation hides: a "
+                    "larger batch, or fewer processes."
+                ),
             )
         )
     if (
@@ -220,7 +238,10 @@ def advice(results: Results) -> list[str]:
         found.append(
             (
                 0.05,
-                f"the model is not one graph, and what is between the breaks is compiled: {breaks}.",
+                (
+                    "the model is not one graph, and what is between the breaks is compiled: "
+                    f"{breaks}."
+                ),
             )
         )
     if results.techniques.get("allocator", "").startswith("not applied"):
@@ -231,23 +252,32 @@ def advice(results: Results) -> list[str]:
 
 
 def run_text(run_dir: Path | str) -> str:
-    """Return where the step of each run in `run_dir` went, and what to change. Raises InputError when nothing was measured there."""
+    """Return where the step of each run in `run_dir` went, and what to change.
+
+    Raises InputError when nothing was measured there.
+    """
     return "\n\n".join(_step_text(results) for results in measured_below(run_dir))
 
 
 def _step_text(results: Results) -> str:
-    head = f"{results.task}, {results.config['amp_level']}, batch size {results.config['batch_size']}, {results.world_size} process(es)"
+    head = (
+        f"{results.task}, {results.config['amp_level']}, batch size "
+        f"{results.config['batch_size']}, {results.world_size} process(es)"
+    )
     return "\n".join(
         [head, text_table(step_rows(results)), "", *(f"- {line}" for line in advice(results))]
     )
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Several processes against one
 
 
 def measured_in(folder: Path | str) -> Results:
-    """The results of a run; of a comparison, those of its second variant. Raises InputError when there are none."""
+    """Return the results of a run; for a comparison, those of its second variant.
+
+    Raises InputError when there are none.
+    """
     comparison = Path(folder) / "comparison.json"
     if not comparison.is_file():
         return read_results(folder)
@@ -255,7 +285,10 @@ def measured_in(folder: Path | str) -> Results:
 
 
 def measured_below(folder: Path | str) -> list[Results]:
-    """Return the results of a run or a comparison, or of each comparison (else each run) in the folder of a notebook."""
+    """Return the results of a run, of a comparison, or of a notebook's folder.
+
+    In the folder of a notebook, each comparison counts; without comparisons, each run.
+    """
     root, files = Path(folder), ("comparison.json", "results.json")
     if not any((root / file).is_file() for file in files):
         for file in files:
@@ -265,10 +298,11 @@ def measured_below(folder: Path | str) -> list[Results]:
 
 
 def longer_by(one: Results, several: Results) -> dict[str, float]:
-    """By how many seconds each part of a step on several takes longer than the same part would alone, with as many samples.
+    """Return by how many seconds each part of a step on several processes takes longer.
 
-    `computing` is forward and backward pass without communication that nothing hides, which is `communication`. What is
-    computed grows with the batch; the optimizer's step does not.
+    Each part is compared with the same part alone, for as many samples. `computing` is forward and
+    backward pass without exposed communication, which is `communication`. Computation grows with
+    the batch; the optimizer's step does not.
     """
     more = several.config["batch_size"] / one.config["batch_size"]
     alone, beside = one.phase_seconds, several.phase_seconds
@@ -285,21 +319,30 @@ def longer_by(one: Results, several: Results) -> dict[str, float]:
 
 
 def _causes(one: Results, several: Results) -> dict[str, str]:
-    """What is behind each part of `longer_by`, and what to change."""
+    """Return the cause behind each part of `longer_by`, and what to change."""
     n, on_cpu = several.world_size, several.environment["device"] == "cpu"
     threads, cores = several.config["threads"], several.environment["cores"]
     if on_cpu:
         shared = (
-            f"{n} processes share the {cores} cores ({threads} thread(s) each, {one.config['threads']} alone), and memory and caches with "
-            "them. One process with all cores is the most that this host gives: add hosts or GPUs, not processes"
+            f"{n} processes share the {cores} cores ({threads} thread(s) each, "
+            f"{one.config['threads']} alone), and memory and caches with them. One process with "
+            "all cores is the most that this host gives: add hosts or GPUs, not processes"
         )
     else:
-        shared = "the devices slow one another down: power, temperature, or too few host threads to feed them"
+        shared = (
+            "the devices slow one another down: power, temperature, or too few host threads to "
+            "feed them"
+        )
     return {
         "computing": shared,
-        "communication": "gradients are averaged while nothing is left to compute: a larger batch, no_sync() over several "
-        "batches, or fewer processes",
-        "input": f"the loaders of {n} processes share {cores} cores: fewer --workers each, or data that is cheaper to read",
+        "communication": (
+            "gradients are averaged while nothing is left to compute: a larger batch, no_sync() "
+            "over several batches, or fewer processes"
+        ),
+        "input": (
+            f"the loaders of {n} processes share {cores} cores: fewer --workers each, or data that "
+            "is cheaper to read"
+        ),
         "optimizer": "every process updates all parameters, whatever the batch: a larger batch",
     }
 
@@ -307,7 +350,8 @@ def _causes(one: Results, several: Results) -> dict[str, str]:
 def several_text(one_dir: Path | str, several_dir: Path | str) -> str:
     """Return why the run on several processes is as fast as it is, beside the one on one process.
 
-    Both are folders of runs, of comparisons or of notebooks; one that holds both may be given twice.
+    Both are folders of runs, of comparisons or of notebooks; a folder that holds both may be given
+    twice. Raises InputError when the folders hold no two runs of the same task.
     """
     ones = [results for results in measured_below(one_dir) if results.world_size == 1]
     pairs = [
@@ -322,12 +366,14 @@ def several_text(one_dir: Path | str, several_dir: Path | str) -> str:
     n = several.world_size
     rates = one.samples_per_second["global"], several.samples_per_second["global"]
     gain = rates[1] / rates[0]
-    shared = (
-        several.environment["device"] == "cpu"
-    )  # then n processes have the cores of one, and no n-fold gain to be held against
+    # On a CPU, n processes have the cores of one, so an n-fold gain is no yardstick.
+    shared = several.environment["device"] == "cpu"
     efficiency = "on the same cores" if shared else f"scaling efficiency {gain / n:.0%}"
     lines = [
-        f"{one.task}: {rate(rates[0])} on one process, {rate(rates[1])} on {n}: {gain:.2f}× ({efficiency})"
+        (
+            f"{one.task}: {rate(rates[0])} on one process, {rate(rates[1])} on {n}: {gain:.2f}× "
+            f"({efficiency})"
+        )
     ]
     rows = [["phase", "1 process", f"{n} processes"]]
     for name, meaning in {**PHASES, "exposed_communication": "  of it communication alone"}.items():
@@ -355,7 +401,11 @@ def several_text(one_dir: Path | str, several_dir: Path | str) -> str:
 
 
 def text(folders: Sequence[str]) -> str:
-    """The machine without a folder, a run with one, one process against several with two."""
+    """Return the report for no folder, one folder or two.
+
+    Without a folder it is about the machine, with one about a run, with two about one process
+    against several. Raises InputError for more than two.
+    """
     if len(folders) > 2:
         raise InputError("usage: gallery doctor [RUN [RUN_ON_SEVERAL_PROCESSES]]")
     if not folders:

@@ -1,4 +1,4 @@
-"""Draws what a task shows of its data and predictions: a figure with its alternative text, or a table."""
+"""Figures and tables of a task's data and predictions, with alternative text."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from gallery_lib.console.table import Rows as TableRows
 from gallery_lib.console.table import number
 from gallery_lib.tasks.examples import Examples, Matrices, Pictures, Rows
 
-_MARKUP = re.compile(r"[\\`*_\[\]<>|#~$]")  # what Markdown would read as something else than text
+_MARKUP = re.compile(r"[\\`*_\[\]<>|#~$]")  # characters that are markup in Markdown
 
 
 def figure(examples: Pictures | Matrices) -> Figure:
-    """The pictures in a grid under their captions, or the matrices side by side on one colour scale."""
+    """Return a grid of captioned pictures, or matrices side by side on one colour scale."""
     return _grid(examples) if isinstance(examples, Pictures) else _matrices(examples)
 
 
 def alternative_text(examples: Pictures | Matrices) -> str:
-    """What the figure shows, in words."""
+    """Return the alternative text of `figure`."""
     if isinstance(examples, Pictures):
         return f"Grid of images: {examples.description}."
     return f"{' and '.join(examples.values)}, as colours: {examples.description}."
 
 
 def table_rows(examples: Examples) -> TableRows:
-    """The same as the rows of a Markdown table (captions of pictures; for matrices their mean and range)."""
+    """Return the same content as the rows of a Markdown table.
+
+    For pictures these are the captions, for matrices their mean and range.
+    """
     if isinstance(examples, Rows):
         rows = [list(examples.header), *(list(row) for row in examples.rows)]
     elif isinstance(examples, Pictures):

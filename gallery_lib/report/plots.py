@@ -1,8 +1,9 @@
 """Plots of a comparison: throughput over time, losses, step times, break-even.
 
-Every function returns a matplotlib Figure and has two others beside it: one for the figure's alternative text, one for
-the rows of a table that says the same in figures. Colours are from the Okabe-Ito palette, told apart by line style and
-marker as well, so that they survive print and colour blindness.
+Every plot function returns a matplotlib Figure. Two other functions stand beside it: one returns
+the figure's alternative text, one the rows of a table with the same figures. Colours are from the
+Okabe-Ito palette. Line style and marker differ as well, so that plots survive print and colour
+blindness.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gallery_lib.train.run_log import each_step_seconds
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 LINES = ("-", "--", "-.", ":")
 _TABLE_STEPS = 8
-"""Steps of a loss curve that its table has, evenly spread."""
+"""Number of evenly spread steps that the table of a loss curve has."""
 
 
 def _figure(
@@ -36,9 +37,10 @@ def _figure(
 
 
 def timelines(comparison: Comparison) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """For each variant: seconds since its launch at the end of every step, and samples trained by then.
+    """Return, for each variant, the end of every step and the samples trained by then.
 
-    Time in which the other variant had its turn is left out; start-up and compilation are in.
+    The end of a step is in seconds since launch. Turns of the other variant are left out; start-up
+    and compilation are included.
     """
     result = {}
     for name, run in comparison.variants.items():
@@ -56,7 +58,10 @@ def timelines(comparison: Comparison) -> dict[str, tuple[np.ndarray, np.ndarray]
 
 
 def throughput(comparison: Comparison) -> Figure:
-    """Samples per second of each step over the time since launch, start-up included."""
+    """Return a figure of each step's samples per second over the time since launch.
+
+    Start-up is included.
+    """
     figure, axes = _figure(
         "Throughput since launch, start-up and compilation included",
         "seconds since launch",
@@ -82,9 +87,12 @@ def throughput(comparison: Comparison) -> Figure:
 
 
 def throughput_text(comparison: Comparison) -> str:
-    """Alternative text of `throughput`."""
+    """Return the alternative text of `throughput`."""
     parts = [
-        f"{name} trains nothing for {seconds(ends[0])} and then {rate(run.samples_per_second['global'])}"
+        (
+            f"{name} trains nothing for {seconds(ends[0])} and then "
+            f"{rate(run.samples_per_second['global'])}"
+        )
         for (name, (ends, _)), run in zip(
             timelines(comparison).items(), comparison.variants.values(), strict=True
         )
@@ -93,7 +101,7 @@ def throughput_text(comparison: Comparison) -> str:
 
 
 def throughput_rows(comparison: Comparison) -> Rows:
-    """Table of `throughput`."""
+    """Return the table of `throughput`."""
     rows = [["", "trains nothing for", "then", "start-up included"]]
     for (name, (ends, _)), run in zip(
         timelines(comparison).items(), comparison.variants.values(), strict=True
@@ -104,7 +112,7 @@ def throughput_rows(comparison: Comparison) -> Rows:
 
 
 def losses(comparison: Comparison) -> Figure:
-    """Training loss of both variants, step by step."""
+    """Return a figure of the training loss of both variants, step by step."""
     figure, axes = _figure("Training loss", "step", "loss")
     for (name, run), colour, line in zip(comparison.variants.items(), COLOURS, LINES, strict=False):
         steps, values = zip(
@@ -120,7 +128,7 @@ def _loss(value: float | None) -> str:
 
 
 def losses_text(comparison: Comparison) -> str:
-    """Alternative text of `losses`."""
+    """Return the alternative text of `losses`."""
     parts = [
         f"{name} from {_loss(r.loss['first'])} to {_loss(r.loss['last'])}"
         for name, r in comparison.variants.items()
@@ -129,7 +137,7 @@ def losses_text(comparison: Comparison) -> str:
 
 
 def losses_rows(comparison: Comparison) -> Rows:
-    """Table of `losses`, at some of the steps, the first and the last among them."""
+    """Return the table of `losses` at some of the steps, including the first and the last."""
     curves = [run.loss["curve"] for run in comparison.variants.values()]
     count = min(map(len, curves))
     chosen = np.unique(np.linspace(0, count - 1, min(count, _TABLE_STEPS)).round().astype(int))
@@ -147,7 +155,7 @@ def _steady(comparison: Comparison) -> dict[str, np.ndarray]:
 
 
 def step_times(comparison: Comparison) -> Figure:
-    """Distribution of step times after the warm-up."""
+    """Return a figure of the distribution of step times after the warm-up."""
     figure, axes = _figure(
         "Step time after the warm-up",
         "step time [ms]",
@@ -163,16 +171,19 @@ def step_times(comparison: Comparison) -> Figure:
 
 
 def step_times_text(comparison: Comparison) -> str:
-    """Alternative text of `step_times`."""
+    """Return the alternative text of `step_times`."""
     parts = [
-        f"{name}: half below {number(np.median(ms))} ms, 95 % below {number(np.percentile(ms, 95))} ms"
+        (
+            f"{name}: half below {number(np.median(ms))} ms, 95 % below "
+            f"{number(np.percentile(ms, 95))} ms"
+        )
         for name, ms in _steady(comparison).items()
     ]
     return "Cumulative distribution of step times: " + "; ".join(parts) + "."
 
 
 def step_times_rows(comparison: Comparison) -> Rows:
-    """Table of `step_times`."""
+    """Return the table of `step_times`."""
     rows = [["share of steps", *(f"{name}, at most" for name in comparison.variants)]]
     steady = _steady(comparison).values()
     return rows + [
@@ -191,7 +202,10 @@ def _steps_shown(comparison: Comparison) -> int:
 
 
 def break_even(comparison: Comparison) -> Figure:
-    """Time since launch by number of steps, start-up included, extended at the steady-state rate to the break-even point."""
+    """Return a figure of the time since launch by number of steps, start-up included.
+
+    The lines are extended at the steady-state rate to the break-even point.
+    """
     figure, axes = _figure(
         "When does the longer start-up pay?", "steps trained", "seconds since launch"
     )
@@ -214,12 +228,12 @@ def break_even(comparison: Comparison) -> Figure:
 
 
 def break_even_text(comparison: Comparison) -> str:
-    """Alternative text of `break_even`."""
+    """Return the alternative text of `break_even`."""
     return "Line plot of time since launch by steps trained. " + verdict.break_even_line(comparison)
 
 
 def break_even_rows(comparison: Comparison) -> Rows:
-    """Table of `break_even`, with the break-even point if there is one."""
+    """Return the table of `break_even`, with the break-even point if there is one."""
     counts = sorted({0, comparison.break_even_steps or 0, _steps_shown(comparison)})
     rows = [["steps trained", *(f"{name}, since launch" for name in comparison.variants)]]
     return rows + [

@@ -1,7 +1,9 @@
-"""Plots of a sweep: what other ways than DDP's own gain by how well DDP scales, and each model's throughput by number of hosts.
+"""Plots of a replay sweep: gains by how well plain DDP scales, and throughput by number of hosts.
 
-As in plots.py, each has its alternative text and the rows of a table that says the same beside it. Every title says what the
-figures are: a time-dilated replay on an emulated link. What was not measured stays in tables and charts, by name.
+The gains are those of other ways than DDP's own. Throughput is shown model by model. As in
+plots.py, each plot has its alternative text and the rows of a table with the same content. Every
+title says what the figures are: a time-dilated replay on an emulated link. Missing measurements
+stay in tables and charts, by name.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from gallery_lib.measure.replay.sweep import Cell, Sweep
 REPLAY = "time-dilated replay, emulated link"
 NOT_MEASURED = "not measured"
 COLOURS = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-"""Okabe-Ito; the first four, blue, orange, red and green, are for 1, 2, 4 and 8 hosts."""
+"""Okabe-Ito palette.
+
+The first four, blue, orange, red and green, are for 1, 2, 4 and 8 hosts.
+"""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 _WIDTH = 0.38
 
@@ -34,17 +39,20 @@ def _of(cell: Cell) -> str:
     return f"{cell.model}, {_hosts(cell.hosts)}"
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # All models
 
 
 def _points(sweep: Sweep) -> list[Cell]:
-    """What has both coordinates."""
+    """Return the cells that have both coordinates of the scatter plot."""
     return [cell for cell in sweep.cells if cell.ddp_acc is not None]
 
 
 def scatter(sweep: Sweep) -> Figure:
-    """acc_ratio with its interval by ddp_acc, a colour and a marker for each number of hosts."""
+    """Return a scatter plot of acc_ratio, with its interval, by ddp_acc.
+
+    Each number of hosts has a colour and a marker.
+    """
     figure = Figure(figsize=(7.0, 4.6), layout="constrained")
     axes = figure.subplots()
     for number, hosts in enumerate(sweep.hosts):
@@ -74,7 +82,7 @@ def scatter(sweep: Sweep) -> Figure:
 
 
 def scatter_text(sweep: Sweep) -> str:
-    """Alternative text of `scatter`."""
+    """Return the alternative text of `scatter`."""
     points = _points(sweep)
     parts = []
     for hosts in sweep.hosts:
@@ -85,13 +93,17 @@ def scatter_text(sweep: Sweep) -> str:
         scaling, ratios = [cell.ddp_acc or 0.0 for cell in own], [cell.acc_ratio for cell in own]
         across = f"ddp_acc {min(scaling):.2f} to {max(scaling):.2f}"
         parts.append(
-            f"{_hosts(hosts)}: {len(own)} points, {across}, acc_ratio {min(ratios):.2f} to {max(ratios):.2f}"
+            f"{_hosts(hosts)}: {len(own)} points, {across}, acc_ratio {min(ratios):.2f} to "
+            f"{max(ratios):.2f}"
         )
-    return f"Scatter plot of acc_ratio by ddp_acc, {len(points)} points with intervals, {REPLAY}. {'; '.join(parts)}."
+    return (
+        f"Scatter plot of acc_ratio by ddp_acc, {len(points)} points with intervals, {REPLAY}. "
+        f"{'; '.join(parts)}."
+    )
 
 
 def scatter_rows(sweep: Sweep, missing: Mapping[tuple[str, int], str]) -> Rows:
-    """Table of `scatter`: every point, then what is `missing`, with the reason."""
+    """Return the table of `scatter`: every point, then what is `missing`, with the reason."""
     rows = [
         ["model", "hosts", "ddp_acc", "acc_ratio (99 % interval)", "verdict", "way that was chosen"]
     ]
@@ -121,11 +133,14 @@ def gains_text(sweep: Sweep) -> str:
         return text
     halves = several[: len(several) // 2], several[len(several) // 2 :]
     lower, higher = (statistics.median(cell.acc_ratio for cell in half) for half in halves)
-    return f"{text} On several hosts, the half with the lower ddp_acc has a median acc_ratio of {lower:.2f}, the other half {higher:.2f}."
+    return (
+        f"{text} On several hosts, the half with the lower ddp_acc has a median acc_ratio of "
+        f"{lower:.2f}, the other half {higher:.2f}."
+    )
 
 
 def gains_rows(sweep: Sweep) -> Rows:
-    """acc_ratio by number of hosts."""
+    """Return a table of acc_ratio by number of hosts."""
     rows = [
         [
             "hosts",
@@ -164,14 +179,19 @@ def gains_rows(sweep: Sweep) -> Rows:
     return rows
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # One model
 
 
 def throughput(cells: Sequence[Cell], hosts: Sequence[int]) -> Figure:
-    """Samples per second of all processes by number of hosts: DDP's own way, and the chosen one with the interval of the ratio.
+    """Return a bar chart of throughput by number of hosts: DDP's own way, and the chosen one.
 
-    `cells`: of one timeline. `hosts`: the numbers of hosts that get a place, measured or not.
+    Throughput is in samples per second of all processes. The chosen way has the interval of the
+    ratio.
+
+    Args:
+        cells: cells of one timeline.
+        hosts: the numbers of hosts that get a place, measured or not.
     """
     figure = Figure(figsize=(7.0, 3.2), layout="constrained")
     axes = figure.subplots()
@@ -217,7 +237,7 @@ def throughput(cells: Sequence[Cell], hosts: Sequence[int]) -> Figure:
 
 
 def throughput_text(cells: Sequence[Cell], hosts: Sequence[int]) -> str:
-    """Alternative text of `throughput`."""
+    """Return the alternative text of `throughput`."""
     there = {cell.hosts: cell for cell in cells}
     parts = []
     for count in hosts:
@@ -227,13 +247,16 @@ def throughput_text(cells: Sequence[Cell], hosts: Sequence[int]) -> str:
             parts.append(f"{_hosts(count)}: {rates}")
         else:
             parts.append(f"{_hosts(count)}: {NOT_MEASURED}")
-    return f"Bar chart of {cells[0].model}'s throughput by number of hosts, {REPLAY}. {'; '.join(parts)}."
+    return (
+        f"Bar chart of {cells[0].model}'s throughput by number of hosts, {REPLAY}. "
+        f"{'; '.join(parts)}."
+    )
 
 
 def throughput_rows(
     cells: Sequence[Cell], hosts: Sequence[int], missing: Mapping[tuple[str, int], str]
 ) -> Rows:
-    """Table of `throughput`, with step times (p50)."""
+    """Return the table of `throughput`, with step times (p50)."""
     rows = [
         [
             "hosts",

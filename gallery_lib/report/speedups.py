@@ -1,4 +1,4 @@
-"""The speed-ups of several notebooks as one picture and one table, and that of one notebook as a small picture."""
+"""Speed-ups of several notebooks as a picture and a table, and that of one as a small picture."""
 
 from __future__ import annotations
 
@@ -19,28 +19,34 @@ HERE = "this machine"
 
 @dataclass(frozen=True)
 class Speedup:
-    """What a notebook's comparison on one process came to, and where. `ratio` is None where parity failed."""
+    """Speed-up of a notebook on one process, and where it was measured.
+
+    `ratio` is None where parity failed.
+    """
 
     name: str  # of the notebook
     title: str
     ratio: Ratio | None
     verdict: str
     conditions: str  # precision and sizes
-    machine: str  # HERE, or another one's name
+    machine: str  # HERE, or the name of another machine
     date: str  # ISO 8601
     code: str | None = None  # version of the code that was measured; None: not recorded
-    busy: bool = False  # the machine had something else to do
+    busy: bool = False  # whether the machine had other work during the measurement
 
     @property
     def in_words(self) -> str:
-        """The speed-up with its interval, and that it is none where the interval holds 1."""
+        """Return the speed-up with its interval, or the verdict without a ratio.
+
+        A verdict other than `faster` stands behind the interval.
+        """
         if self.ratio is None:
             return self.verdict
         return f"{self.ratio}" + ("" if self.verdict == "faster" else f", {self.verdict}")
 
 
 def rows(speedups: Sequence[Speedup]) -> Rows:
-    """A line for each notebook, with a link to it."""
+    """Return a table with a line for each notebook, and a link to it."""
     header = ["notebook", "speed-up (interval)", "measured with", "measured on", "date"]
     return [
         header,
@@ -52,7 +58,10 @@ def rows(speedups: Sequence[Speedup]) -> Rows:
 
 
 def figure(speedups: Sequence[Speedup]) -> Figure:
-    """A bar a notebook with its interval, and the line of PyTorch eager; hatched where another machine was measured."""
+    """Return a figure with a bar per notebook, its interval, and a line for PyTorch eager.
+
+    A bar is hatched where another machine was measured.
+    """
     drawn = Figure(figsize=(7.0, 1.0 + 0.34 * len(speedups)), layout="constrained")
     axes = drawn.subplots()
     for place, one in enumerate(speedups):
@@ -100,7 +109,7 @@ def _bar(axes: Any, place: float, one: Speedup, *, hatched: bool) -> None:
 
 
 def figure_text(speedups: Sequence[Speedup]) -> str:
-    """Alternative text of `figure`."""
+    """Return the alternative text of `figure`."""
     machines = dict.fromkeys(s.machine for s in speedups)
     parts = [
         f"on {machine}: "
@@ -115,7 +124,10 @@ def figure_text(speedups: Sequence[Speedup]) -> str:
 
 
 def card(one: Speedup) -> Figure:
-    """One notebook's result, small: a bar for PyTorch eager at 1 and one for the accelerated backend with its interval."""
+    """Return a small figure of one notebook's result.
+
+    It has a bar for PyTorch eager at 1, and one for the accelerated backend with its interval.
+    """
     drawn = Figure(figsize=(3.2, 1.5), layout="constrained")
     axes = drawn.subplots()
     axes.barh(0, 1.0, height=_HEIGHT, color=_GREY)
@@ -130,5 +142,8 @@ def card(one: Speedup) -> Figure:
 
 
 def card_text(one: Speedup) -> str:
-    """Alternative text of `card`."""
-    return f"{one.title}: accelerated backend over PyTorch eager, {one.in_words}; {one.conditions}, on {one.machine}."
+    """Return the alternative text of `card`."""
+    return (
+        f"{one.title}: accelerated backend over PyTorch eager, {one.in_words}; {one.conditions}, "
+        f"on {one.machine}."
+    )

@@ -1,4 +1,4 @@
-"""Results as tables, as plain text for a terminal and as Markdown for a notebook, from the same rows."""
+"""Tables of results, as plain text for a terminal and as Markdown for a notebook."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _losses(results: Results) -> str:
 
 
 def results_rows(results: Results) -> Rows:
-    """One run: what was measured, a line each."""
+    """Return the table of one run, with a line for each measured quantity."""
     rows = [["figure", "value"]]
     rows += [
         [f"step time {name}", _seconds(results.step_seconds[name])]
@@ -54,14 +54,17 @@ def results_rows(results: Results) -> Rows:
 
 
 def results_text(results: Results) -> str:
-    """One run, for a terminal."""
+    """Return one run as text for a terminal."""
     processes = f"{results.world_size} process{'' if results.world_size == 1 else 'es'}"
-    title = f"{verdict.task_name(results.task)}, {processes}, {verdict.precision(results)}, {verdict.batch(results)}"
+    title = (
+        f"{verdict.task_name(results.task)}, {processes}, {verdict.precision(results)}, "
+        f"{verdict.batch(results)}"
+    )
     return f"\n{title}\n{text_table(results_rows(results))}"
 
 
 def comparison_rows(comparison: Comparison) -> Rows:
-    """Both variants side by side."""
+    """Return a table of both variants side by side."""
     names = list(comparison.variants)
     both = list(comparison.variants.values())
     rows = [["", *names]]
@@ -91,7 +94,10 @@ def comparison_rows(comparison: Comparison) -> Rows:
 
 
 def parity_rows(comparison: Comparison) -> Rows:
-    """The checks, with the worst value met, the limit that held there, and what is compared."""
+    """Return a table of the parity checks.
+
+    A line has the worst value, the limit that held there, and what is compared.
+    """
     rows = [
         [
             "parity check",
@@ -116,18 +122,21 @@ def parity_rows(comparison: Comparison) -> Rows:
 
 
 def _parity_text(comparison: Comparison) -> str:
-    """The checks for a terminal: what is compared stands below the table, where there is room."""
+    """Return the parity checks as text for a terminal.
+
+    What each check compares stands below the table, where there is room.
+    """
     explained = [f"  {check.name}: {verdict.asked_by(check)}" for check in comparison.parity.checks]
     return "\n".join([text_table([row[:-1] for row in parity_rows(comparison)]), *explained])
 
 
 def techniques_rows(techniques: Mapping[str, str]) -> Rows:
-    """What the backend did in a run."""
+    """Return a table of what the backend did in a run."""
     return [["technique", "in this run"], *([name, what] for name, what in techniques.items())]
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """A comparison, for a terminal: the verdict, then the details."""
+    """Return a comparison as text for a terminal: the verdict, then the details."""
     techniques = [f"  {name}: {what}" for name, what in comparison.candidate.techniques.items()]
     parts = [
         "",
@@ -148,7 +157,7 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """A comparison, for a notebook: the verdict, with the details folded."""
+    """Return a comparison as Markdown for a notebook: the verdict, with the details folded."""
     first, *others = verdict.lines(comparison)
     details = [
         markdown_table(comparison_rows(comparison)),
@@ -166,9 +175,11 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def scaling_rows(one: Comparison, several: Comparison) -> Rows:
-    """Throughput on one process beside that on several, and their ratio; with devices of their own, how well they add up.
+    """Return a table of throughput on one process and on several, and their ratio.
 
-    Processes that share the cores of one CPU have no more to compute with than one, so nothing is called their efficiency.
+    Where processes have devices of their own, the table has their scaling efficiency too. Processes
+    that share the cores of one CPU have no more to compute with than one process, so they have no
+    efficiency.
     """
     n = several.baseline.world_size
     shared = one.baseline.environment["device"] == "cpu"
@@ -184,7 +195,7 @@ def scaling_rows(one: Comparison, several: Comparison) -> Rows:
 
 
 def scaling_note(one: Comparison, several: Comparison) -> str:
-    """What the rows of `scaling_rows` are to be read with; '' where they need nothing."""
+    """Return a note on how to read `scaling_rows`; '' where none is needed."""
     n, batches = (
         several.baseline.world_size,
         [c.baseline.config["batch_size"] for c in (one, several)],
@@ -196,8 +207,8 @@ def scaling_note(one: Comparison, several: Comparison) -> str:
     ]
     if one.baseline.environment["device"] == "cpu":
         note = (
-            f"One process already has every CPU core, and {n} share the same cores ({batches[0]} samples a step alone, {batches[1]} a "
-            "process together). So no gain is to be expected"
+            f"One process already has every CPU core, and {n} share the same cores ({batches[0]} "
+            f"samples a step alone, {batches[1]} a process together). So no gain is to be expected"
         )
         return (
             f"{note}; where there is one, one process does not keep all cores at work."
@@ -206,21 +217,24 @@ def scaling_note(one: Comparison, several: Comparison) -> str:
         )
     if max(gains) > n:
         return (
-            "More than 100 %: the two columns were measured one after the other, not in turns, so the machine was slower for the first. "
-            "Read it as 100 %."
+            "More than 100 %: the two columns were measured one after the other, not in turns, so "
+            "the machine was slower for the first. Read it as 100 %."
         )
     return ""
 
 
 def scaling_markdown(one: Comparison, several: Comparison) -> str:
-    """The same for a notebook."""
+    """Return the scaling table and its note as Markdown for a notebook."""
     return "\n\n".join(
         filter(None, [markdown_table(scaling_rows(one, several)), scaling_note(one, several)])
     )
 
 
 def folder_text(folder: Path | str) -> str:
-    """The tables of every comparison and of every other run at or below `folder`. InputError when there is none."""
+    """Return the tables of every comparison and of every other run at or below `folder`.
+
+    Raises InputError when there is none.
+    """
     from gallery_lib.measure.comparison.result import read_comparison
 
     check_folder(folder)

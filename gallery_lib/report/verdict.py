@@ -1,6 +1,7 @@
-"""A comparison in sentences: the verdict in one line, what to read it with, and why a check that passed may be believed.
+"""Sentences about a comparison: the verdict, how to read it, and why a passed check is credible.
 
-The line is the same in a terminal, in a notebook and in `gallery show`. Details stand below it (tables.py).
+The verdict is one line, and the same in a terminal, in a notebook and in `gallery show`. Details
+stand below it (tables.py).
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from gallery_lib.measure.comparison.result import Check, Comparison
 
 BASELINE = "PyTorch eager"
-"""What the variant called `baseline` is."""
+"""Name of the variant `baseline` in texts."""
 
 
 def precision(results: Results) -> str:
-    """Return what a run computes in: `fp32`, or `bf16 autocast`."""
+    """Return the precision of a run: `fp32`, or `bf16 autocast`."""
     if results.config["amp_level"] == "O0":
         return "fp32"
     asked = results.config.get("amp_dtype", "auto")
@@ -29,17 +30,20 @@ def precision(results: Results) -> str:
 
 
 def input_size(results: Results) -> str:
-    """Return how large a sample is, `64×64 pixels` or `32 tokens`; '' where it is not recorded."""
+    """Return the size of a sample: `64×64 pixels` or `32 tokens`.
+
+    Returns '' where the size is not recorded.
+    """
     if recorded := results.data.get("input"):
         return str(recorded)
-    if height := results.config.get("image_size"):  # of a run that did not record it
+    if height := results.config.get("image_size"):  # for a run that did not record its input
         return f"images {height} pixels high"
     length = results.config.get("sequence_length")
     return f"{length} tokens or frames" if length else ""
 
 
 def batch(results: Results) -> str:
-    """Return what a step takes: `batch size 16, 64×64 pixels`."""
+    """Return the size of a step's input: `batch size 16, 64×64 pixels`."""
     a_process = " a process" if results.world_size > 1 else ""
     return ", ".join(
         filter(None, [f"batch size {results.config['batch_size']}{a_process}", input_size(results)])
@@ -47,7 +51,10 @@ def batch(results: Results) -> str:
 
 
 def task_name(task: str) -> str:
-    """Return a task's name: of one in a file, the file's name and the object's."""
+    """Return a task's name.
+
+    For a task in a file, this is the file's name and the object's.
+    """
     file, _, name = task.rpartition(":")
     return f"{file.replace(chr(92), '/').rpartition('/')[2]}:{name}" if file else task
 
@@ -59,7 +66,7 @@ def _subject(comparison: Comparison) -> str:
 
 
 def _compared_with(comparison: Comparison) -> str:
-    """Return the baseline and the precision: `PyTorch eager in fp32`."""
+    """Return the baseline and its precision: `PyTorch eager in fp32`."""
     first = next(iter(comparison.variants))
     name = BASELINE if first == "baseline" else first
     before, after = precision(comparison.baseline), precision(comparison.candidate)
@@ -67,14 +74,17 @@ def _compared_with(comparison: Comparison) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return `34 s`, `3.3 min` or `2.1 h`."""
+    """Return a duration such as `34 s`, `3.3 min` or `2.1 h`."""
     if seconds < 60:
         return f"{number(seconds)} s"
     return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def _break_even(comparison: Comparison) -> str:
-    """Return what is said of the longer start-up; '' where nothing can be, without a gain for one."""
+    """Return a phrase on when the longer start-up has paid off.
+
+    Returns '' where nothing can be said, for instance without a gain.
+    """
     steps = comparison.break_even_steps
     if comparison.verdict != "faster" or steps is None:
         return ""
@@ -85,7 +95,10 @@ def _break_even(comparison: Comparison) -> str:
 
 
 def one_line(comparison: Comparison) -> str:
-    """Return the verdict: model, speed-up with its interval, parity and break-even, or which check failed."""
+    """Return the verdict: model, speed-up with its interval, parity and break-even.
+
+    If a parity check failed, the verdict names that check instead.
+    """
     subject, other = _subject(comparison), _compared_with(comparison)
     ratio = comparison.speedup
     if ratio is None:
@@ -94,7 +107,10 @@ def one_line(comparison: Comparison) -> str:
             for c in comparison.parity.checks
             if not c.passed
         )
-        return f"{subject}: not comparable with {other}, since it does not compute the same training ({failed}), so no speed-up is given."
+        return (
+            f"{subject}: not comparable with {other}, since it does not compute the same training "
+            f"({failed}), so no speed-up is given."
+        )
     level = (
         "interval"
         if comparison.confidence is None
@@ -114,7 +130,7 @@ def one_line(comparison: Comparison) -> str:
 
 
 def busy_line(comparison: Comparison) -> str:
-    """Return what else wanted the machine; '' for a quiet one."""
+    """Return what other load the machine had; '' for a quiet one."""
     reasons = comparison.load.reasons() if comparison.load else []
     return (
         f"The machine was busy: {'; '.join(reasons)}; repeat it when it is quiet."
@@ -124,27 +140,36 @@ def busy_line(comparison: Comparison) -> str:
 
 
 def caution_line(comparison: Comparison) -> str:
-    """What makes the baseline slower than what one would pick instead, or ''."""
+    """Return a warning if the baseline is slower than what one would pick instead, else ''.
+
+    An emulated bfloat16 baseline is slower than eager fp32.
+    """
     r = comparison.baseline
     if r.config["amp_level"] == "O0" or not hardware.emulated_bf16(r.environment):
         return ""
     return (
-        "Read with care: this CPU has no bfloat16 units, so the baseline emulates them, and eager fp32 (O0) would be faster than it. "
-        "Compare at O0 to see what is gained over that."
+        "Read with care: this CPU has no bfloat16 units, so the baseline emulates them, and eager "
+        "fp32 (O0) would be faster than it. Compare at O0 to see what is gained over that."
     )
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """Return the verdict, and below it what a reader must know before any figure."""
+    """Return the verdict, followed by what a reader must know before any figure."""
     return [*filter(None, [one_line(comparison), busy_line(comparison), caution_line(comparison)])]
 
 
 def break_even_line(comparison: Comparison) -> str:
-    """Return, as a sentence, after how many steps the longer start-up has paid, or why there is no such number."""
+    """Return, as a sentence, after how many steps the longer start-up has paid off.
+
+    Where there is no such number, the sentence says why.
+    """
     if comparison.speedup is None:
         return "There is no break-even: the two are not comparable."
     if comparison.verdict == "no measurable difference":
-        return "There is no break-even: there is no measurable difference between the steps of the two."
+        return (
+            "There is no break-even: there is no measurable difference between the steps of the "
+            "two."
+        )
     if comparison.verdict == "slower":
         return "There is no break-even: steps are not shorter on this machine."
     said = _break_even(comparison)
@@ -156,7 +181,7 @@ def break_even_line(comparison: Comparison) -> str:
 
 
 def conditions_line(comparison: Comparison) -> str:
-    """What the figures must be read with."""
+    """Return the conditions that the figures must be read with."""
     r = comparison.baseline
     pair = " and ".join(dict.fromkeys(map(precision, comparison.variants.values())))
     processes = f"{r.world_size} process{'' if r.world_size == 1 else 'es'}"
@@ -167,21 +192,29 @@ def conditions_line(comparison: Comparison) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Parity
 
 
 _ASKED = {
     "finite losses": "Whether the loss of both is a finite number at every step of the comparison.",
-    "baseline": "How far the baseline itself is from float64. What is allowed to the candidate is made of this, so a wrong baseline, or a "
-    "wrong reference, must not pass.",
-    "same start": "Whether baseline, candidate and a float64 run begin with the same weights and batches, to the bit. Counted is what "
-    "differs.",
+    "baseline": (
+        "How far the baseline itself is from float64. What is allowed to the candidate is made of "
+        "this, so a wrong baseline, or a wrong reference, must not pass."
+    ),
+    "same start": (
+        "Whether baseline, candidate and a float64 run begin with the same weights and batches, to "
+        "the bit. Counted is what differs."
+    ),
     "losses": "How far a loss of the candidate is from that of the same training in float64.",
-    "gradients": "How far a parameter's gradient is from the same gradient in float64, relative to its length: 0 is the same, 1 is as far "
-    "off as a gradient of zeros.",
-    "gradient scale": "How much longer or shorter a parameter's gradient is than the baseline's, over several batches, as a part of its "
-    "length. A wrong factor shows here, and rounding hardly does.",
+    "gradients": (
+        "How far a parameter's gradient is from the same gradient in float64, relative to its "
+        "length: 0 is the same, 1 is as far off as a gradient of zeros."
+    ),
+    "gradient scale": (
+        "How much longer or shorter a parameter's gradient is than the baseline's, over several "
+        "batches, as a part of its length. A wrong factor shows here, and rounding hardly does."
+    ),
 }
 
 
@@ -191,8 +224,9 @@ def asked_by(check: Check) -> str:
     if check.baselines is None or not math.isfinite(check.limit):
         return said
     return (
-        f"{said} The baseline itself is {number(check.baselines)} off there, by rounding alone. So the limit is three times that and a "
-        f"tolerance, together {number(check.limit)}; {number(check.worst)} is {_judged(check)}."
+        f"{said} The baseline itself is {number(check.baselines)} off there, by rounding alone. So "
+        f"the limit is three times that and a tolerance, together {number(check.limit)}; "
+        f"{number(check.worst)} is {_judged(check)}."
     )
 
 

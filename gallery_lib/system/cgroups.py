@@ -1,4 +1,4 @@
-"""Linux control groups, of either version: where this process is, and how much of the CPU and of the memory it is given there."""
+"""Linux control groups, version 1 or 2: this process's cgroup, and its CPU and memory limits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ _PROC = Path("/proc/self")
 
 
 def own(kind: str, proc: Path = _PROC, controller: str = "cpu") -> tuple[Path, Path] | None:
-    """The cgroup of this process in the hierarchy of the controller (`kind` cgroup: version 1) or in that of version 2
-    (cgroup2), and the top of what is mounted of it; None where there is none."""
+    """Return this process's cgroup and the mounted top of its hierarchy; None where there is none.
+
+    Args:
+        kind: `cgroup` for version 1 (the controller's hierarchy), `cgroup2` for version 2.
+        proc: the process's folder in /proc.
+        controller: the controller, for version 1.
+    """
     controllers = controller if kind == "cgroup" else ""
     path = None
     for line in (proc / "cgroup").read_text().splitlines():
@@ -34,7 +39,7 @@ def own(kind: str, proc: Path = _PROC, controller: str = "cpu") -> tuple[Path, P
 
 
 def _quotas(kind: str, proc: Path) -> Iterator[float]:
-    """Of the process's cgroup and of those above it, in cores."""
+    """Yield the CPU quotas of the process's cgroup and of those above it, in cores."""
     for each in _above(own(kind, proc)):
         with contextlib.suppress(OSError, ValueError):  # no quota, or not in this cgroup
             if kind == "cgroup2":
@@ -49,7 +54,10 @@ def _quotas(kind: str, proc: Path) -> Iterator[float]:
 
 
 def cpu_quota(proc: Path = _PROC) -> float | None:
-    """Cores' worth of time that this process and others in its cgroups may use; None: as much as there is."""
+    """Return the cores' worth of time that this process's cgroups may use; None: no limit.
+
+    The process shares it with others in its cgroups.
+    """
     with contextlib.suppress(OSError):  # not Linux
         return min(
             (quota for kind in ("cgroup", "cgroup2") for quota in _quotas(kind, proc)), default=None
@@ -58,7 +66,10 @@ def cpu_quota(proc: Path = _PROC) -> float | None:
 
 
 def memory_limit(proc: Path = _PROC) -> int | None:
-    """Bytes that this process and others in its cgroups may hold; None: as much as there is."""
+    """Return the bytes that this process's cgroups may hold; None: no limit.
+
+    The process shares them with others in its cgroups.
+    """
     found: list[int] = []
     with contextlib.suppress(OSError):  # not Linux
         for kind, file in (("cgroup", "memory.limit_in_bytes"), ("cgroup2", "memory.max")):
@@ -69,7 +80,7 @@ def memory_limit(proc: Path = _PROC) -> int | None:
 
 
 def _above(place: tuple[Path, Path] | None) -> Iterator[Path]:
-    """A cgroup, and those that it is in, up to the top of what is mounted."""
+    """Yield a cgroup and its ancestors, up to the top of what is mounted."""
     if place is None:
         return
     folder, top = place

@@ -1,6 +1,6 @@
-"""How to install an extra of pyproject.toml (`site`, `bench`, `dev`) here: a command that works with what there is.
+"""Installation of an extra of pyproject.toml (`site`, `bench`, `dev`) with the tools present here.
 
-An environment that uv has made has no pip, and the uv that `prepare.sh` used may be on no PATH.
+An environment that uv has made has no pip. The uv that `prepare.sh` used may be on no PATH.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from gallery_lib.system import paths
 
 
 def install_command(extra: str) -> str:
-    """Return a command that adds the packages of `extra` to this Python, to be pasted into a shell in any folder."""
+    """Return a command that adds the packages of `extra` to this Python.
+
+    It can be pasted into a shell in any folder.
+    """
     root = paths.checkout()
     if root is None:
         return shlex.join([sys.executable, "-m", "pip", "install", f"gallery_lib[{extra}]"])
     package = ["-e", f"{root}[{extra}]"]
-    own_uv = (
-        root / ".cache" / "uv-tool" / "bin" / "uv"
-    )  # prepare.sh puts one there where PATH has none
+    # prepare.sh puts a uv there where PATH has none.
+    own_uv = root / ".cache" / "uv-tool" / "bin" / "uv"
     if uv := shutil.which("uv") or (str(own_uv) if own_uv.exists() else None):
         pinned = (
             ["-c", str(root / "requirements.lock")] if (root / "requirements.lock").exists() else []

@@ -1,7 +1,7 @@
-"""What this machine is: cores, memory, instruction sets, accelerators, versions.
+"""Facts about this machine: cores, memory, instruction sets, accelerators, versions.
 
-Reads `/proc`, the scheduler and torch; never initialises CUDA (device counts come from the driver), so that a
-notebook can ask before it starts processes. Nothing here decides anything: it only tells.
+They come from `/proc`, the scheduler and torch. CUDA is never initialised (device counts come from
+the driver), so that a notebook can ask before it starts processes. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from gallery_lib.system import cgroups
 
 
 def cores() -> int:
-    """CPU cores that this process may use: its affinity mask, cut by the CPU quota of its cgroups."""
+    """Return the CPU cores that this process may use.
+
+    That is its affinity mask, cut by the CPU quota of its cgroups.
+    """
     available = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     )
@@ -30,7 +33,10 @@ def cores() -> int:
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """The instruction-set flags of the first core, as Linux names them; empty where they cannot be read."""
+    """Return the instruction-set flags of the first core, as Linux names them.
+
+    The set is empty where they cannot be read.
+    """
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -41,7 +47,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpu_model() -> str:
-    """The processor's name."""
+    """Return the model name of the CPU."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -52,7 +58,7 @@ def cpu_model() -> str:
 
 
 def isa() -> list[str]:
-    """The instruction sets that matter for training, among those this CPU has."""
+    """Return the instruction sets that matter for training, among those this CPU has."""
     return [
         name
         for name in ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "bf16", "sve")
@@ -61,7 +67,11 @@ def isa() -> list[str]:
 
 
 def processor() -> str:
-    """The processor as far as figures and choices go: its name, and its instruction sets, since hypervisors give one name to several."""
+    """Return CPU model and instruction sets; one model name can cover different CPUs.
+
+    Hypervisors give one name to several CPUs. So the name alone cannot identify figures and
+    choices.
+    """
     return f"{cpu_model()} ({', '.join(isa())})"
 
 
@@ -69,7 +79,7 @@ _WITH_BF16_UNITS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def computes_in_bf16(device_type: str) -> bool:
-    """Whether the device has bfloat16 arithmetic units, rather than emulating them."""
+    """Return whether the device has bfloat16 arithmetic units, rather than emulating them."""
     if device_type == "cuda":
         import torch
 
@@ -78,36 +88,45 @@ def computes_in_bf16(device_type: str) -> bool:
 
 
 def emulated_bf16(environment: dict[str, Any]) -> bool:
-    """Whether a run under these conditions, those of `environment()`, was on a CPU without bfloat16 arithmetic units."""
+    """Return whether a run was on a CPU without bfloat16 arithmetic units.
+
+    `environment` are the conditions of the run, as `environment()` returns them.
+    """
     return environment["device"] == "cpu" and not _WITH_BF16_UNITS & set(environment["isa"])
 
 
 def prefers_channels_last(device_type: str) -> bool:
-    """Whether 2-d convolutions gain from channels last (NHWC): not on x86 CPUs without AVX-512, for which oneDNN's are not made."""
+    """Return whether 2-d convolutions gain from channels last (NHWC).
+
+    They do not on x86 CPUs without AVX-512, for which oneDNN's NHWC convolutions are not made.
+    """
     return device_type != "cpu" or "avx2" not in cpu_flags() or "avx512f" in cpu_flags()
 
 
 def memory_bytes() -> int:
-    """Memory of the host that this process may use: physical, cut by the limits of its cgroups."""
+    """Return the host memory that this process may use, in bytes.
+
+    That is the physical memory, cut by the limits of its cgroups.
+    """
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = cgroups.memory_limit()
     return total if limit is None else min(total, limit)
 
 
 def gpu_count() -> int:
-    """CUDA devices, counted without initialising CUDA."""
+    """Return the number of CUDA devices, counted without initialising CUDA."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def device_type() -> str:
-    """`cuda` where there is a CUDA device, else `cpu`."""
+    """Return `cuda` where there is a CUDA device, else `cpu`."""
     return "cuda" if gpu_count() else "cpu"
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler that Inductor would use on the CPU, or None."""
+    """Return the C++ compiler that Inductor would use on the CPU, or None."""
     return next(
         (
             path
@@ -119,7 +138,7 @@ def cpp_compiler() -> str | None:
 
 
 def git_revision(folder: Path) -> str | None:
-    """`<commit>` or `<commit>+changes` of the checkout at `folder`; None where there is none."""
+    """Return `<commit>` or `<commit>+changes` of the checkout at `folder`; None without one."""
     git = ["git", "-C", str(folder)]
     try:
         commit = subprocess.run(
@@ -142,7 +161,7 @@ def git_revision(folder: Path) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """What a figure must be read with: hardware and versions."""
+    """Return the conditions that a figure must be read with: hardware and versions."""
     import torch
 
     from gallery_lib.system.paths import checkout
@@ -165,14 +184,17 @@ def environment() -> dict[str, Any]:
 
 
 def machine_name(environment: dict[str, Any]) -> str:
-    """The accelerators, else the cores, without versions: `2 cores of a CPU` or `8 × a GPU`."""
+    """Return the accelerators, else the cores: `8 × a GPU` or `2 cores of a CPU`. No versions."""
     if environment.get("device", "cpu") != "cpu":
         return str(environment["device"])
     return f"{environment['cores']} cores of {environment['cpu']}"
 
 
 def describe(environment: dict[str, Any]) -> str:
-    """One line for people: `2 cores of Intel … (avx512f), 23.4 GiB, no GPU; Python 3.11.7, torch 2.15.0`."""
+    """Return one line for people.
+
+    For instance `2 cores of Intel … (avx512f), 23.4 GiB, no GPU; Python 3.11.7, torch 2.15.0`.
+    """
     gpu = environment["device"] if environment["device"] != "cpu" else "no GPU"
     sets = ", ".join(environment["isa"]) or "no vector extensions known"
     memory = environment["memory_bytes"] / 2**30

@@ -1,7 +1,8 @@
-"""Read and write JSON files: written whole or not at all, and read against a declared shape.
+"""JSON files: written whole or not at all, and read against a declared shape.
 
-What does not fit is an InputError that names the file and the place in it (`tasks.resnet50.rows: must be an object, and is a list`).
-Numbers are finite: NaN and Infinity, which are no JSON, are refused both ways.
+A misfit is an InputError that names the file and the place in it (`tasks.resnet50.rows: must be an
+object, and is a list`). Numbers are finite: NaN and Infinity, which are no JSON, are refused both
+ways.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Misfit(ValueError):
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON to `path`, which never holds half of it. Raises ValueError for NaN: a number is true or absent."""
+    """Write `value` as indented JSON to `path`, which never holds half of it.
+
+    Raises ValueError for NaN: a number is true or absent.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -52,19 +56,21 @@ def write_json(path: Path, value: Any) -> None:
         Path(temporary).replace(path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if (
-            isinstance(error, OSError) and error.filename is None
-        ):  # what is written to a file that is open does not say which
+        # An error of writing to an open file does not name the file.
+        if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
 
 
 def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = None) -> T:
-    """Return what the file holds, as `shape`: a dataclass, a container, or a type with alternatives.
+    """Return the file's content as `shape`: a dataclass, a container, or a type with alternatives.
 
     Args:
+        path: the file.
+        shape: the declared shape.
         again: what to do about a file that cannot be used, as a sentence.
-        schema: the number that the file must have under `schema`, which `shape` does not name; None: it has none.
+        schema: the number that the file must have under `schema`, which `shape` does not name;
+            None: it has none.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -94,9 +100,9 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
 
 
 def set_aside(path: Path, why: object) -> Path | None:
-    """Move a file or folder of a cache that cannot be used aside, as NAME.damaged, and say so in one line.
+    """Move an unusable file or folder of a cache aside, as NAME.damaged, and print a line about it.
 
-    Returns where it is now; None where the cache cannot be written, so that it is left alone.
+    Return its new path. Return None where the cache cannot be written; then it is left alone.
     """
     aside = path.with_name(f"{path.name}.damaged")
     try:
@@ -116,7 +122,10 @@ def _refuse(constant: str) -> None:
 
 
 def converted(value: Any, shape: type[T], place: str = "") -> T:
-    """Return `value`, of plain JSON, as `shape`. Raises Misfit, with the place, where it has another one."""
+    """Return `value`, of plain JSON, as `shape`.
+
+    Raises Misfit, with the place, where the value has another shape.
+    """
     return cast(T, _converted(value, shape, place))
 
 
@@ -189,7 +198,7 @@ def _row(value: Any, plain: Any, inside: Sequence[Any], place: str) -> Any:
 
 @functools.cache
 def _fields(shape: type) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
-    """Fields of a dataclass by name, and their types."""
+    """Return the fields of a dataclass by name, and their types."""
     return {
         field.name: field for field in dataclasses.fields(shape) if field.init
     }, typing.get_type_hints(shape)

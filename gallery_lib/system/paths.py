@@ -1,7 +1,8 @@
-"""Where the gallery keeps things: one cache folder, and one folder of runs.
+"""Folders of the gallery: one cache folder, and one folder of runs.
 
-In a checkout they are `.cache/` and `runs/` beside `pyproject.toml`; for an installed package, the user's cache
-folder and the working directory. `GALLERY_CACHE_DIR` and `GALLERY_RUNS_DIR` override both.
+In a checkout they are `.cache/` and `runs/` beside `pyproject.toml`. For an installed package they
+are the user's cache folder and the working directory. `GALLERY_CACHE_DIR` and `GALLERY_RUNS_DIR`
+override both.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gallery_lib.errors import InputError
 
 
 def checkout() -> Path | None:
-    """The checkout that this package lives in, or None when it is installed elsewhere."""
+    """Return the checkout that this package lives in, or None when it is installed elsewhere."""
     root = Path(__file__).resolve().parents[2]
     return (
         root
@@ -24,13 +25,19 @@ def checkout() -> Path | None:
 
 
 def ours(folder: Path) -> bool:
-    """Return whether this user keeps things in the folder: it is there, may be written, and is not another user's."""
+    """Return whether this user keeps things in the folder.
+
+    The folder must exist and be writable, and must not be another user's.
+    """
     owner_is_no_other = os.geteuid() == 0 or folder.stat().st_uid == os.geteuid()
     return owner_is_no_other and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _own_checkout(inside: str) -> Path | None:
-    """Return the folder of that name in the checkout, if there is a checkout and this user may keep things there."""
+    """Return the folder of that name in the checkout, or None.
+
+    None means that there is no checkout, or that this user may not keep things there.
+    """
     root = checkout()
     if root is None:
         return None
@@ -39,7 +46,7 @@ def _own_checkout(inside: str) -> Path | None:
 
 
 def cache_dir() -> Path:
-    """Compiler caches, mock data and tuning results."""
+    """Return the folder of compiler caches, mock data and tuning results."""
     if chosen := os.environ.get("GALLERY_CACHE_DIR"):
         return Path(chosen).expanduser().resolve()
     if inside := _own_checkout(".cache"):
@@ -48,18 +55,19 @@ def cache_dir() -> Path:
 
 
 def environment_dir(root: Path) -> Path:
-    """Return the folder of the environment that `prepare.sh` made for the checkout at `root`: its `.venv`.
+    """Return the folder of the environment that `prepare.sh` made for the checkout at `root`.
 
-    In a checkout of another user: one below this user's cache folder, where there is one.
+    It is `.venv` in the checkout. In a checkout of another user it is a folder below this user's
+    cache folder, where there is one.
     """
     own = cache_dir() / "environments" / str(root).replace(os.sep, "-")
     return own if not ours(root) and own.is_dir() else root / ".venv"
 
 
 def data_dir(name: str) -> Path:
-    """Where the data set `name` (`imagenet-small`, say) is kept when no folder was given.
+    """Return the default folder of the data set `name` (`imagenet-small`, say).
 
-    In a checkout of another user, its data are read where there are none of one's own.
+    In a checkout of another user, that user's data are read where there are none of one's own.
     """
     own, root = cache_dir() / "data" / name, checkout()
     if (
@@ -74,7 +82,7 @@ def data_dir(name: str) -> Path:
 
 
 def runs_dir() -> Path:
-    """The folder that new run directories are made in."""
+    """Return the folder in which new run directories are made."""
     if chosen := os.environ.get("GALLERY_RUNS_DIR"):
         return Path(chosen).expanduser().resolve()
     if checkout() is None:
@@ -83,18 +91,25 @@ def runs_dir() -> Path:
 
 
 def notice() -> str:
-    """Return where things are kept instead, in one line, in a checkout that this user cannot or should not write to; else ''."""
+    """Return a line on where things are kept instead of in the checkout; else ''.
+
+    The line is for a checkout that this user cannot or should not write to.
+    """
     root = checkout()
     if root is None or (_own_checkout(".cache") and _own_checkout("runs")):
         return ""
-    return f"{root} is not yours to write in, so runs are kept in {runs_dir()}, compiled code and data in {cache_dir()}."
+    return (
+        f"{root} is not yours to write in, so runs are kept in {runs_dir()}, "
+        f"compiled code and data in {cache_dir()}."
+    )
 
 
 def code_folder(path: Path) -> Path:
-    """Return a folder of files that are loaded as code, made where there is none, for this user alone.
+    """Return `path`, a folder of files that are loaded as code; create it for this user alone.
 
-    Raises InputError for one into which somebody else may write: who can change such a file has it executed. As trustworthy as
-    this user are root, and the owner of this package, whose code is executed anyway.
+    Raises InputError for a folder into which somebody else may write: who can change such a file
+    has it executed. Two users are as trustworthy as this one: root, and the owner of this package,
+    whose code is executed anyway.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     there = path.stat()
@@ -107,12 +122,16 @@ def code_folder(path: Path) -> Path:
         else f"may be written by others (mode {there.st_mode & 0o777:o})"
     )
     raise InputError(
-        f"{path} {who}, and code is loaded from it. Run `chmod -R go-w {path}`, or move the cache with GALLERY_CACHE_DIR."
+        f"{path} {who}, and code is loaded from it. "
+        f"Run `chmod -R go-w {path}`, or move the cache with GALLERY_CACHE_DIR."
     )
 
 
 def new_run_dir(name: str) -> Path:
-    """A new, empty run directory `<time>-<name>`, unique also when several start in the same second."""
+    """Make and return a new, empty run directory `<time>-<name>`.
+
+    Its name is unique also when several start in the same second.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for attempt in range(1000):
         path = runs_dir() / (f"{stamp}-{name}" + (f"-{attempt}" if attempt else ""))
@@ -125,24 +144,35 @@ def new_run_dir(name: str) -> Path:
 
 
 def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work: str) -> Path:
-    """The folder that a command writes its results to: the one asked for, else a new run directory NAME; it exists.
+    """Return the folder for a command's results, and create it if needed.
 
-    Raises InputError when there is nothing to resume in, and when the folder holds FILE already, of an earlier WORK (a
-    batch, say) that is not to be resumed.
+    Args:
+        asked: the requested folder; None: a new run directory.
+        name: name of a new run directory.
+        resume: whether to go on with earlier results.
+        file: name of the results file.
+        work: the kind of results, for messages (a batch, say).
+
+    Raises InputError when there is nothing to resume in, and when the folder already holds `file`
+    of earlier work that is not to be resumed.
     """
     if resume and asked is None:
         raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.")
     folder = Path(asked).resolve() if asked else new_run_dir(name)
     if (folder / file).exists() and not resume:
         raise InputError(
-            f"out={folder} holds the results of an earlier {work}. Add --resume to go on with it, or name a new folder."
+            f"out={folder} holds the results of an earlier {work}. "
+            "Add --resume to go on with it, or name a new folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def free_name(folder: Path, name: str) -> Path:
-    """NAME in the folder, or NAME-2 and so on for further attempts: nothing is overwritten. It is not made."""
+    """Return NAME in the folder, or NAME-2 and so on, so that nothing is overwritten.
+
+    The file or folder is not made.
+    """
     number = 1
     while (path := folder / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1

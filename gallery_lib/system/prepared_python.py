@@ -1,12 +1,13 @@
-"""Run a script of the checkout in the environment that `prepare.sh` made, whichever Python started it.
+"""Run a checkout's script in the environment that `prepare.sh` made, whichever Python started it.
 
     from gallery_lib.system.prepared_python import run_in_prepared_environment
 
     if __name__ == "__main__":
         run_in_prepared_environment()  # before the imports that need torch
 
-A Python that is new enough and has the packages goes on as it is: an activated environment, conda, `prepare.sh --into-current`.
-Needs the standard library only, as does `paths`, and Python 3.8 can read both: this is what such a Python has to be told.
+A Python that is new enough and has the packages goes on as it is: an activated environment, conda,
+`prepare.sh --into-current`. This module and `paths` need the standard library only. Python 3.8 can
+read both, because such a Python has to be told what is missing.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from gallery_lib.system import paths
 
 OLDEST_PYTHON = (3, 11)
 PACKAGES = ("torch", "numpy", "psutil", "tqdm")
-"""Without one of these no command starts."""
+"""Packages without which no command starts."""
 EXECUTED_VARIABLE = "GALLERY_EXECUTED_PROCESS"
-"""Number of the process that was executed anew, and is not to be a second time. Its children have other numbers."""
+"""Variable with the id of the process that was executed anew, so that it is not a second time.
+
+Its children have other ids.
+"""
 
 
 def reason_not_usable() -> str | None:
@@ -37,16 +41,16 @@ def reason_not_usable() -> str | None:
 
 def _same_command() -> list[str]:
     """Return the words behind the interpreter with which this process was started."""
-    if hasattr(sys, "orig_argv"):  # Python 3.10
+    if hasattr(sys, "orig_argv"):  # from Python 3.10 on
         return sys.orig_argv[1:]
     module = getattr(sys.modules["__main__"], "__spec__", None)  # None: started as a file
     return [*(["-m", module.parent] if module else sys.argv[:1]), *sys.argv[1:]]
 
 
 def read_files_as_utf8() -> None:
-    """Continue this process in Python's UTF-8 mode where the locale has another encoding: all files of ours are UTF-8.
+    """Restart this process in Python's UTF-8 mode where the locale has another encoding.
 
-    What is printed keeps the locale's encoding.
+    All files of the gallery are UTF-8. Output keeps the locale's encoding.
     """
     if sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":
         return
@@ -60,11 +64,15 @@ def read_files_as_utf8() -> None:
 
 
 def run_in_prepared_environment() -> None:
-    """Return if this Python can run the gallery; else continue this process with that environment's Python and the same words.
+    """Return if this Python can run the gallery; else continue with the prepared environment's.
 
-    The process stays the same one: its number, its start, signals, standard input and exit code. One line on standard error names
-    the Python that is used. Ends with exit code 2, and a line that names `prepare.sh`, where that has made no environment.
-    Until the command takes care of Ctrl-C (`command.exit_code_of`) it ends at once: an import would swallow the exception.
+    In the second case this process executes that Python with the same words. It stays the same
+    process: its number, its start, signals, standard input and exit code. One line on standard
+    error names the Python that is used. Where `prepare.sh` has made no environment, end with exit
+    code 2 and a line that names `prepare.sh`.
+
+    Ctrl-C ends the process at once until the command takes care of it
+    (`console.exit_code.exit_code_of`): an import would swallow the exception.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -91,7 +99,8 @@ def run_in_prepared_environment() -> None:
         else "prepare.sh has made no environment here"
     )
     print(
-        f"error: {sys.executable} {reason}, and {lacking}. Run: bash {os.path.relpath(root / 'prepare.sh')}",
+        f"error: {sys.executable} {reason}, and {lacking}. Run: bash "
+        f"{os.path.relpath(root / 'prepare.sh')}",
         file=sys.stderr,
     )
     sys.exit(2)

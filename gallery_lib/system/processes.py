@@ -1,7 +1,8 @@
-"""Processes that end when they should. Linux first; elsewhere the parent's death is noticed by polling.
+"""Process lifetimes: a worker dies with its parent, and a supervisor ends everything below it.
 
-Used by every process that the launcher starts: a worker dies with its parent, and a supervisor can end everything
-below it, also what has moved into sessions of its own (torchrun's workers, data loaders, compiler workers).
+Every process that the launcher starts uses this. A supervisor also ends what has moved into
+sessions of its own (torchrun's workers, data loaders, compiler workers). The mechanisms are
+Linux's; elsewhere the parent's death is noticed by polling.
 """
 
 from __future__ import annotations
@@ -22,23 +23,29 @@ from typing import IO, Any, TextIO
 from gallery_lib.errors import Interrupted
 
 RENDEZVOUS_VARIABLE = "GALLERY_RENDEZVOUS"
-"""The file in which the processes of a run on one host meet, instead of at a port."""
+"""Variable with the file in which processes of a run on one host meet, instead of at a port."""
 
 STOP_SECONDS = 8.0
-"""How long a supervisor may take to end everything before it is killed itself."""
+"""Time that a supervisor may take to end everything before it is killed itself."""
 
 LAUNCHED_AT_VARIABLE = "GALLERY_LAUNCHED_AT"
-"""When a run was launched, as `now()` says it: its start-up is counted from there."""
+"""Variable with the launch time of a run, as `now()` says it: start-up is counted from there."""
 
 HEARS_STDIN = "--stdin"
-"""Before a command that a supervisor runs: the command has the supervisor's standard input, else none."""
+"""Option before a supervisor's command: the command gets the supervisor's standard input.
+
+Without it the command has none.
+"""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def now() -> float:
-    """Return the seconds since this machine was booted: the same clock in all processes, which nobody can set."""
+    """Return the seconds since this machine was booted.
+
+    The clock is the same in all processes, and nobody can set it.
+    """
     return (
         time.clock_gettime(time.CLOCK_BOOTTIME)
         if sys.platform.startswith("linux")
@@ -52,20 +59,22 @@ def began_at() -> float:
         import psutil
 
         return now() - (time.time() - psutil.Process().create_time())
-    ticks = int(
-        Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-    )  # after the boot; proc(5), field 22
+    # Ticks after the boot; proc(5), field 22.
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def search_path() -> str:
-    """PYTHONPATH for processes that import this package, wherever it lies."""
+    """Return PYTHONPATH for processes that import this package, wherever it lies."""
     package_root = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
 
 
 def can_fork() -> bool:
-    """Whether training processes may be forked from one that has imported torch: CUDA does not survive a fork."""
+    """Return whether training processes may be forked from one that has imported torch.
+
+    CUDA does not survive a fork.
+    """
     return sys.platform.startswith("linux") and not any(Path("/dev").glob("nvidia[0-9]*"))
 
 
@@ -76,7 +85,7 @@ def _prctl(operation: int, value: int) -> bool:
 
 
 def die_with_parent() -> None:
-    """From now on this process is killed when the process that started it ends, however it ends."""
+    """Have this process killed when the process that started it ends, however it ends."""
     parent = os.getppid()
     if not _prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
 
@@ -91,17 +100,23 @@ def die_with_parent() -> None:
 
 
 def end_with_parent(worker: int) -> None:
-    """`die_with_parent`, as a DataLoader's `worker_init_fn`: a loader's process that goes on hides from torchrun that its rank has died."""
+    """Call `die_with_parent`; for use as a DataLoader's `worker_init_fn`.
+
+    A loader's process that goes on would hide from torchrun that its rank has died.
+    """
     die_with_parent()
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parents end become children of this process, so that none can slip away."""
+    """Make descendants whose parents end children of this process, so that none can slip away."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> None:
-    """Ask a supervisor, the leader of a session of its own, to end all that is below it; kill its group if it takes longer."""
+    """Ask a supervisor to end all that is below it; kill its process group if it takes longer.
+
+    The supervisor is the leader of a session of its own.
+    """
     if process.poll() is not None:
         return
     process.terminate()
@@ -120,7 +135,11 @@ def supervised(
     stdin: int = subprocess.DEVNULL,
     stderr: int | TextIO | None,
 ) -> subprocess.Popen[str]:
-    """Start a command below a supervisor, in a session of its own. What it prints is read from `stdout`; `stdin` may be a pipe to it."""
+    """Start a command below a supervisor, in a session of its own; return the supervisor.
+
+    The command's output is read from the supervisor's `stdout`. `stdin` may be a pipe to the
+    command.
+    """
     return subprocess.Popen(
         [
             sys.executable,
@@ -140,9 +159,11 @@ def supervised(
 
 
 class Relay:
-    """Reads all that a process prints, in a thread: a pipe that nobody empties would hold the process up for ever.
+    """Reader of a process's output, in a thread: an unread pipe would block the process forever.
 
-    `say` gets each line until it fails, because whoever read it has gone, say; `failure` is why. `last` are the last lines.
+    - `say` gets each line until it fails, for instance because its reader has gone.
+    - `failure` is the exception with which `say` failed.
+    - `last` are the last lines.
     """
 
     def __init__(
@@ -164,18 +185,24 @@ class Relay:
                     self.failure = error
 
     def wait(self, seconds: float | None = None) -> None:
-        """Return when all has been read; after so many seconds in any case."""
+        """Return when all has been read, or after `seconds`."""
         self._thread.join(seconds)
 
     def close(self) -> None:
-        """Read what is still there for a moment, and no more: a process that was left behind may hold the other end."""
+        """Read for two more seconds at most, then close the pipe if its other end is closed.
+
+        A process that was left behind may hold the other end.
+        """
         self.wait(2.0)
-        if not self._thread.is_alive():  # else closing would wait for it
+        if not self._thread.is_alive():  # closing would wait for a reading thread
             self._output.close()
 
 
 def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, list[str]]:
-    """Run a command below a supervisor, its output shown as it comes; its exit code and its lines. Whatever interrupts this ends it."""
+    """Run a command below a supervisor and show its output; return its exit code and lines.
+
+    Whatever interrupts this ends the command.
+    """
     with supervised(
         command, {**environment, "PYTHONUNBUFFERED": "1"}, stderr=subprocess.STDOUT
     ) as process:
@@ -193,9 +220,9 @@ def run_supervised(command: Sequence[str], environment: Mapping[str, str]) -> tu
 
 @contextlib.contextmanager
 def interruptible(what: str) -> Iterator[None]:
-    """Says what an interrupt of the body, which ends its processes itself, has come to: a decorator.
+    """Turn a KeyboardInterrupt of the decorated body into `Interrupted` with a message.
 
-    A KeyboardInterrupt becomes one with a message, which a notebook shows instead of a stack of frames.
+    A notebook shows the message instead of a stack of frames. The body ends its processes itself.
     """
     try:
         yield
@@ -203,12 +230,13 @@ def interruptible(what: str) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         raise Interrupted(
-            f"{what} was stopped before its end, and all its processes have been ended. It can be started anew."
+            f"{what} was stopped before its end, and all its processes have been ended. "
+            "It can be started anew."
         ) from None
 
 
 def end_descendants(grace_seconds: float = 3.0) -> None:
-    """SIGTERM to every descendant of this process, SIGKILL to those still there after the grace period."""
+    """Send SIGTERM to every descendant of this process, then SIGKILL after the grace period."""
     import psutil
 
     me = psutil.Process()

@@ -1,9 +1,11 @@
-"""Runs one command and sees to it that nothing of it outlives this process or its parent.
+"""Run one command so that none of its processes outlives this process or its parent.
 
-`python -m gallery_lib.system.supervisor COMMAND …`, in a session of its own. It adopts every orphan below it, so that a
-killed torchrun cannot leave workers behind, and it ends all of them when the command ends, when it is terminated,
-or when the process that started it is gone. Exit code: the command's. After `--stdin` the command has this process's
-standard input, else none.
+    python -m gallery_lib.system.supervisor COMMAND …
+
+The supervisor runs in a session of its own. It adopts every orphan below it, so that a killed
+torchrun cannot leave workers behind. It ends all of them when the command ends, when it is
+terminated, or when the process that started it is gone. Its exit code is the command's. After
+`--stdin` the command has this process's standard input, else none.
 """
 
 from __future__ import annotations

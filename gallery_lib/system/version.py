@@ -1,4 +1,4 @@
-"""Which version this is: that of the checkout, or of the installed package."""
+"""Version of the gallery: that of the checkout, or of the installed package."""
 
 from __future__ import annotations
 
@@ -19,5 +19,11 @@ def version() -> str:
 
 
 def version_text() -> str:
-    """Return a line that belongs into a report of a fault: `gallery_lib 0.1.0, torch 2.15.0, Python 3.12.1`. Imports no torch."""
-    return f"gallery_lib {version()}, torch {importlib.metadata.version('torch')}, Python {platform.python_version()}"
+    """Return a line for bug reports: `gallery_lib 0.1.0, torch 2.15.0, Python 3.12.1`.
+
+    Imports no torch.
+    """
+    return (
+        f"gallery_lib {version()}, torch {importlib.metadata.version('torch')}, "
+        f"Python {platform.python_version()}"
+    )

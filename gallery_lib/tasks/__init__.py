@@ -1,4 +1,4 @@
-"""The registry of tasks: one file each, found by name, or a task of the reader's own as FILE.py:NAME."""
+"""The registry of tasks: one file each, found by name, or the reader's own task as FILE.py:NAME."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = ("batch_size", "image_size", "sequence_length")
 
 
 def names() -> list[str]:
-    """The tasks of the gallery."""
+    """Return the names of the gallery's tasks, sorted."""
     own = Path(__file__).parent
     return sorted(
         path.stem
@@ -31,30 +31,37 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Task:
-    """The task called `name`, or TASK-object `NAME` in a Python file for `FILE.py:NAME`.
+    """Return the task called `name`, or the Task object NAME of a file for `FILE.py:NAME`.
 
-    Raises InputError for a name that is not known (with the closest one), a missing file, or a file without it.
+    Raises InputError for a name that is not known (with the closest one), a missing file, or a file
+    without the object.
     """
     if ".py:" in name:
         return _from_file(*name.rsplit(":", 1))
     if name not in names():
         raise InputError(
-            f"model={name!r} is not a task.{did_you_mean(name, names())} Known: {', '.join(names())}; or FILE.py:NAME."
+            f"model={name!r} is not a task.{did_you_mean(name, names())} Known: "
+            f"{', '.join(names())}; or FILE.py:NAME."
         )
     return importlib.import_module(f"gallery_lib.tasks.{name}").TASK
 
 
 def of(config: TrainConfig) -> Task:
-    """The task of `config`, with as many outputs as its data has classes. Raises InputError for data that is none.
+    """Return the task of `config`, with as many outputs as its data has classes.
 
-    The gallery's own mock data has a sample of some of ImageNet's 1000 classes; a folder given as data_dir has those in it.
+    The gallery's own mock data has samples of some of ImageNet's 1000 classes, and counts as 1000.
+    A folder given as data_dir has those classes that are in it. Raises InputError for a folder that
+    is no such data.
     """
     task = get(config.model)
     return task.with_outputs(task.head.wanted(config)) if task.head else task
 
 
 def with_sizes(config: TrainConfig, profile: Literal["quick", "full"] | None = None) -> TrainConfig:
-    """`config` with batch size, image size and sequence length where they were left open: the profile's, else the task's own."""
+    """Return `config` with batch size, image size and sequence length filled in.
+
+    A size that was left open is the profile's, or else the task's own.
+    """
     task = get(config.model)
     chosen = getattr(task, profile) if profile else {}
     return dataclasses.replace(
@@ -66,7 +73,10 @@ def with_sizes(config: TrainConfig, profile: Literal["quick", "full"] | None = N
 
 
 def data_of(config: TrainConfig) -> Splits:
-    """The data of the task, at the sizes that `config` asks for. Raises InputError for data that is missing or unfit."""
+    """Return the data of the task, at the sizes that `config` asks for.
+
+    Raises InputError for data that is missing or unfit.
+    """
     return get(config.model).data(with_sizes(config))
 
 
@@ -85,7 +95,8 @@ def _from_file(file: str, attribute: str) -> Task:
         raise
     except SystemExit as error:
         raise InputError(
-            f"model={file}:{attribute}: the file ends the program (exit code {error.code}) instead of defining a task."
+            f"model={file}:{attribute}: the file ends the program (exit code {error.code}) instead "
+            "of defining a task."
         ) from None
     except Exception as error:
         raise InputError(user_errors.told(error, user_errors.Line(str(path), 1))) from error
@@ -93,6 +104,7 @@ def _from_file(file: str, attribute: str) -> Task:
     if not isinstance(task, Task):
         found = [name for name, value in vars(module).items() if isinstance(value, Task)]
         raise InputError(
-            f"model={file}:{attribute}: no Task of that name in {path}.{did_you_mean(attribute, found)}"
+            f"model={file}:{attribute}: no Task of that name in "
+            f"{path}.{did_you_mean(attribute, found)}"
         )
     return task

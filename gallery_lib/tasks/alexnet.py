@@ -1,9 +1,10 @@
 """AlexNet on ImageNet-like images.
 
-Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", 2012, in the one-column form of
-Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, as torchvision has it. TorchBench's
-batch size. Five convolutions are followed by three linear layers that hold 96 % of the parameters, so the optimizer
-costs as much as the model unless batches are large.
+Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", 2012, in the
+one-column form of Krizhevsky, "One weird trick for parallelizing convolutional neural networks",
+2014, as torchvision has it. TorchBench's batch size. Five convolutions are followed by three linear
+layers that hold 96 % of the parameters. So the optimizer costs as much as the model unless batches
+are large.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from gallery_lib.tasks.domains.initial_weights import start_filters_centred
 
 
 def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
-    """AlexNet for `classes` classes, with centred filters in all layers but the last."""
+    """Return AlexNet for `classes` classes.
+
+    All layers but the last have centred filters.
+    """
     from torchvision.models import alexnet
 
     model = alexnet(num_classes=classes)
@@ -34,14 +38,17 @@ TASK = classification.image_classifier(
     image_size=224,
     build_model=build_model,
     head=classification.head(features=4096),
-    data=functools.partial(
-        classification.images, smallest=63
-    ),  # below, nothing is left after the last pooling
+    # Below 63 pixels, nothing is left after the last pooling.
+    data=functools.partial(classification.images, smallest=63),
     optimizer=OptimizerSpec("AdamW", lr=1e-4, weight_decay=1e-2),
     parameters=61_100_840,
     activation_bytes_per_sample=4_520_000,
-    flops_per_sample=4.28e9,  # 0.714 G multiply-adds forward, twice that backward, 2 operations each
-    where_time_goes="in convolutions and the first linear layer; with small batches, in the optimizer's passes over 61 million parameters",
+    # 0.714 G multiply-adds forward, twice that backward, 2 operations each
+    flops_per_sample=4.28e9,
+    where_time_goes=(
+        "in convolutions and the first linear layer; with small batches, in the optimizer's passes "
+        "over 61 million parameters"
+    ),
     quick={"batch_size": 32, "image_size": 64, "rounds": 6, "block_steps": 4, "parity_steps": 2},
     full={
         "batch_size": 128,

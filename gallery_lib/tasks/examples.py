@@ -1,4 +1,4 @@
-"""What a task shows of its data and of its predictions, free of any way of drawing it (report/ draws it)."""
+"""Examples of a task's data and predictions, independent of how `report` draws them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images uint8 [H, W, 3], each with a caption; `description` says in a sentence what is to be seen."""
+    """Images uint8 [H, W, 3], each with a caption.
+
+    `description` says in a sentence what is to be seen.
+    """
 
     images: Sequence[np.ndarray]
     captions: Sequence[str]
@@ -28,7 +31,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Matrices:
-    """Titled matrices [n, m] on one colour scale (spectrograms, similarities), drawn side by side."""
+    """Titled matrices [n, m] on one colour scale, drawn side by side.
+
+    They are spectrograms or similarities.
+    """
 
     values: dict[str, np.ndarray]
     description: str

@@ -1,8 +1,8 @@
-"""BART-base, trained to write down a text of which it has seen a version with gaps.
+"""BART-base, trained to restore a text from a version with gaps.
 
-Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation, Translation, and
-Comprehension", 2019; the model is transformers' at the sizes of bart-base, TorchBench's batch size. Text infilling is
-the only corruption: sentences stay in their order.
+Lewis et al., "BART: Denoising Sequence-to-Sequence Pre-training for Natural Language Generation,
+Translation, and Comprehension", 2019. The model is transformers' at the sizes of bart-base, with
+TorchBench's batch size. Text infilling is the only corruption: sentences stay in their order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from gallery_lib.tasks.domains import language_modelling
 
 
 def build_model() -> nn.Module:
-    """6 encoder and 6 decoder layers of width 768 with random weights (transformers' default would be bart-large)."""
+    """Return BART with 6 encoder and 6 decoder layers of width 768 and random weights.
+
+    The default of transformers would be bart-large.
+    """
     from transformers import BartConfig, BartForConditionalGeneration
 
     config = BartConfig(
@@ -42,11 +45,15 @@ TASK = language_modelling.language_model(
     optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=1e-2),
     parameters=139_420_416,
     activation_bytes_per_sample=634_000_000,
-    # Multiply-adds of one token in and one out: 6 encoder layers of 4·768² + 2·768·3072 in linear layers and 2·512·768
-    # in attention, 6 decoder layers of 8·768² + 2·768·3072 and 4·512·768 (its own half, which is causal, counted
-    # whole), and 768·50265 in the head; ×2 FLOP, ×3 for forward and backward, ×512 tokens.
+    # Multiply-adds of one token in and one out: 6 encoder layers of 4·768² + 2·768·3072 in linear
+    # layers and 2·512·768 in attention, 6 decoder layers of 8·768² + 2·768·3072 and 4·512·768 (its
+    # own half, which is causal, counted whole), and 768·50265 in the head; ×2 FLOP, ×3 for forward
+    # and backward, ×512 tokens.
     flops_per_sample=466e9,
-    where_time_goes="linear layers, two thirds of them in the twelve blocks, one quarter in the 50,265 logits of each token",
+    where_time_goes=(
+        "linear layers, two thirds of them in the twelve blocks, one quarter in the 50,265 logits "
+        "of each token"
+    ),
     quick={
         "batch_size": 4,
         "sequence_length": 32,

@@ -1,12 +1,17 @@
-"""How much host memory a run needs, so that one that cannot fit says so before it starts.
+"""Estimate of a run's host memory, so that a run that cannot fit says so before it starts.
 
-    python -m gallery_lib.tasks.memory_estimate NAME     activation bytes per sample, for the task's declaration
+    python -m gallery_lib.tasks.memory_estimate NAME
 
-An estimate: weights, gradients (with several processes also the buckets that they are sent in) and optimizer state
-from the number of parameters, activations from what a task declares per sample at its own size, in fp32: the bytes
-that autograd keeps between forward and backward, and the largest of them once more, since its gradient comes while most is still
-there (a language model's logits). The command above counts them. A process that is being compared keeps
-a copy of its weights for a while. GPUs are not asked about their memory: that would initialise CUDA in the wrong process.
+The command prints a task's activation bytes per sample, for its declaration.
+
+Weights, gradients and optimizer state are estimated from the number of parameters. With several
+processes the buckets that gradients are sent in are added. Activations come from what a task
+declares per sample at its own size, in fp32. The command counts them: the bytes that autograd keeps
+between forward and backward, and the largest of them once more. The gradient of the largest comes
+while most is still there (a language model's logits).
+
+A process that is being compared keeps a copy of its weights for a while. GPUs are not asked about
+their memory: that would initialise CUDA in the wrong process.
 """
 
 from __future__ import annotations
@@ -24,21 +29,24 @@ from gallery_lib.system import hardware
 from gallery_lib.tasks import Task, get, of, with_sizes
 
 PROCESS_BYTES = 800 * 2**20  # Python, torch and the libraries of the models
+# Values per parameter that the optimizer keeps; others keep two moments.
 _STATES = {
     "SGD": 1,
     "RMSprop": 2,
     "Adagrad": 1,
-}  # values per parameter that the optimizer keeps; else two moments
+}
 _RESERVE = 0.05  # of the memory, for everything else
 
 
 def activation_bytes(task: Task, batch: Any, samples: int) -> int:
-    """Bytes per sample that a step over `batch`, which has `samples` samples, takes for activations, on the CPU."""
+    """Return the bytes per sample that a step takes for activations, on the CPU.
+
+    `batch` is the step's batch, and has `samples` samples.
+    """
     model = task.build_model().train()
     own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
-    kept: dict[
-        int, Tensor
-    ] = {}  # by storage; the tensors stay referenced, so that no storage is counted for another
+    # By storage; the tensors stay referenced, so that no storage is counted for another.
+    kept: dict[int, Tensor] = {}
 
     def keep(value: Tensor) -> Tensor:
         if value.untyped_storage()._cdata not in own:
@@ -52,7 +60,10 @@ def activation_bytes(task: Task, batch: Any, samples: int) -> int:
 
 
 def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = False) -> int:
-    """Estimated peak of one of `processes` training processes, which may be a run that is being compared."""
+    """Return the estimated peak memory of one of `processes` training processes, in bytes.
+
+    `compared` says that the process is a run that is being compared.
+    """
     task, config = of(config), with_sizes(config)
     assert config.batch_size is not None
     scale = 1.0
@@ -60,9 +71,8 @@ def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = Fa
         scale = (config.image_size / task.image_size) ** 2
     elif task.sequence_length and config.sequence_length:
         scale = config.sequence_length / task.sequence_length
-    values = (
-        3 + _STATES.get(task.optimizer.name, 2) + (processes > 1) + compared
-    )  # weights, gradients, one temporary
+    # 3: weights, gradients, one temporary
+    values = 3 + _STATES.get(task.optimizer.name, 2) + (processes > 1) + compared
     return int(
         PROCESS_BYTES
         + 4 * values * (task.parameters or 0)
@@ -71,7 +81,7 @@ def needed_bytes(config: TrainConfig, processes: int = 1, *, compared: bool = Fa
 
 
 def free_bytes() -> float:
-    """What runs may use of this host's memory now."""
+    """Return how many bytes of this host's memory runs may use now."""
     return (
         min(psutil.virtual_memory().available, hardware.memory_bytes())
         - _RESERVE * hardware.memory_bytes()
@@ -79,7 +89,11 @@ def free_bytes() -> float:
 
 
 def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
-    """InputError when `processes` processes do not fit into this host's free memory, or those of `compared` runs at once."""
+    """Raise InputError when the processes of a run do not fit into this host's free memory.
+
+    `processes` is the number of processes of a run, `compared` the number of runs that are compared
+    at once. Nothing is checked on a host with GPUs.
+    """
     if hardware.gpu_count():
         return
     free = free_bytes()
@@ -93,8 +107,9 @@ def check(config: TrainConfig, processes: int, *, compared: int = 0) -> None:
         if (value := getattr(sized, name))
     ]
     raise InputError(
-        f"{config.model} with {', '.join(sizes)} on {processes} process(es) needs about {needed / 2**30:.1f} GiB of memory, and "
-        f"{free / 2**30:.1f} GiB are free on this host. Choose smaller sizes, fewer processes, or a larger machine."
+        f"{config.model} with {', '.join(sizes)} on {processes} process(es) needs about "
+        f"{needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free on this host. "
+        "Choose smaller sizes, fewer processes, or a larger machine."
     )
 
 

@@ -1,8 +1,9 @@
 """U-Net on photographs with masks.
 
-Ronneberger, Fischer, Brox, "U-Net: Convolutional Networks for Biomedical Image Segmentation", 2015, in the form that
-TorchBench's `pytorch_unet` has: padded convolutions, batch norm, bilinear enlargement, two classes; 640×959 pixels and
-one image a step. `models/unet.py` is written from the paper. Unlike TorchBench's, the masks are not all zero.
+Ronneberger, Fischer, Brox, "U-Net: Convolutional Networks for Biomedical Image Segmentation", 2015,
+in the form that TorchBench's `pytorch_unet` has: padded convolutions, batch norm, bilinear
+enlargement, two classes, 640×959 pixels and one image a step. `models/unet.py` is written from the
+paper. Unlike TorchBench's, the masks are not all zero.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
-    """U-Net for background and object."""
+    """Return U-Net for two classes, background and object."""
     from gallery_lib.models.unet import UNet
 
     return UNet(classes=2)
@@ -39,10 +40,13 @@ TASK = Task(
     predictions=segmentation.predictions,
     parameters=17_267_458,
     activation_bytes_per_sample=3_380_000_000,
-    # 610,112 multiply-adds a pixel (18 convolutions of 3×3, the 1×1, each divided by the area its level is reduced by),
-    # times two operations, 640·959 pixels, and three for forward and backward
+    # 610,112 multiply-adds a pixel (18 convolutions of 3×3, the 1×1, each divided by the area its
+    # level is reduced by), times two operations, 640·959 pixels, and three for forward and backward
     flops_per_sample=2.25e12,
-    where_time_goes="in 3×3 convolutions, and at the two largest sizes in the batch norms, ReLUs and joins that move memory",
+    where_time_goes=(
+        "in 3×3 convolutions, and at the two largest sizes in the batch norms, ReLUs and joins "
+        "that move memory"
+    ),
     quick={"batch_size": 1, "image_size": 128, "rounds": 6, "block_steps": 4, "parity_steps": 2},
     full={"batch_size": 8, "image_size": 640, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
 )

@@ -1,7 +1,8 @@
 """ResNet-18 on ImageNet-like images.
 
-He et al., "Deep Residual Learning for Image Recognition", 2015; torchvision's form of it. TorchBench's batch size.
-Its blocks are two 3×3 convolutions each, so more of its time is arithmetic than in ResNet-50.
+He et al., "Deep Residual Learning for Image Recognition", 2015; torchvision's form of it.
+TorchBench's batch size. Its blocks are two 3×3 convolutions each, so more of its time is arithmetic
+than in ResNet-50.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gallery_lib.tasks.domains.initial_weights import start_branches_small
 
 
 def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
-    """ResNet-18 for `classes` classes whose residual branches start small."""
+    """Return ResNet-18 for `classes` classes, whose residual branches start small."""
     from torchvision.models.resnet import BasicBlock, resnet18
 
     model = resnet18(num_classes=classes)
@@ -34,8 +35,13 @@ TASK = classification.image_classifier(
     optimizer=OptimizerSpec("AdamW", lr=1e-3, weight_decay=1e-2),
     parameters=11_689_512,
     activation_bytes_per_sample=25_400_000,
-    flops_per_sample=10.9e9,  # 1.81 G multiply-adds forward (convolutions and the last layer), twice that backward, 2 operations each
-    where_time_goes="mostly in 3×3 convolutions, the rest in the batch norms, ReLUs and additions between them, which move memory",
+    # 1.81 G multiply-adds forward (convolutions and the last layer), twice that backward, 2
+    # operations each
+    flops_per_sample=10.9e9,
+    where_time_goes=(
+        "mostly in 3×3 convolutions, the rest in the batch norms, ReLUs and additions between "
+        "them, which move memory"
+    ),
     quick={"batch_size": 32, "image_size": 64, "rounds": 8, "block_steps": 5, "parity_steps": 2},
     full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
 )

@@ -1,8 +1,8 @@
 """ResNet-50 on ImageNet-like images.
 
-He et al., "Deep Residual Learning for Image Recognition", 2015; torchvision's v1.5 variant (stride in the 3×3
-convolution). TorchBench's batch size. Its convolutions are interleaved with batch norms that are bound by memory,
-so layout and fusion decide.
+He et al., "Deep Residual Learning for Image Recognition", 2015; torchvision's v1.5 variant (stride
+in the 3×3 convolution). TorchBench's batch size. Its convolutions are interleaved with memory-bound
+batch norms, so layout and fusion decide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gallery_lib.tasks.domains.initial_weights import start_branches_small
 
 
 def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
-    """ResNet-50 for `classes` classes whose residual branches start small."""
+    """Return ResNet-50 for `classes` classes, whose residual branches start small."""
     from torchvision.models.resnet import Bottleneck, resnet50
 
     model = resnet50(num_classes=classes)
@@ -36,7 +36,10 @@ TASK = classification.image_classifier(
     parameters=25_557_032,
     activation_bytes_per_sample=89_200_000,
     flops_per_sample=24.5e9,
-    where_time_goes="half in convolutions, half in the batch norms, ReLUs and additions between them, which move memory",
+    where_time_goes=(
+        "half in convolutions, half in the batch norms, ReLUs and additions between them, which "
+        "move memory"
+    ),
     quick={"batch_size": 16, "image_size": 64, "rounds": 8, "block_steps": 4, "parity_steps": 2},
     full={
         "batch_size": 128,

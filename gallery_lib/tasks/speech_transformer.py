@@ -1,8 +1,9 @@
 """Speech-Transformer on filter banks of short utterances.
 
-Dong, Xu and Xu, "Speech-Transformer: A No-Recurrence Sequence-to-Sequence Model for Speech Recognition", 2018, written
-from the paper (models/speech_transformer.py) at TorchBench's sizes and batch size: 4,233 characters, 160 stacked
-frames, 15 characters. Lengths differ from batch to batch, so shapes do.
+Dong, Xu and Xu, "Speech-Transformer: A No-Recurrence Sequence-to-Sequence Model for Speech
+Recognition", 2018. `models/speech_transformer.py` is written from the paper. Sizes and batch size
+are TorchBench's: 4,233 characters, 160 stacked frames, 15 characters per utterance. Lengths differ
+from batch to batch, so shapes do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ VOCABULARY = 4233
 
 
 def build_model() -> nn.Module:
-    """The base model; Xavier's weights keep rounding errors small."""
+    """Return the base model; Xavier's weights keep rounding errors small."""
     from gallery_lib.models.speech_transformer import Sizes, SpeechTransformer
 
     return SpeechTransformer(Sizes(vocabulary=VOCABULARY))
@@ -38,8 +39,9 @@ TASK = Task(
     loss=speech_recognition.loss,
     metrics=speech_recognition.metrics,
     chance=speech_recognition.chance,
-    # The paper's formula with a short warm-up, for runs of dozens of steps. Of the peaks tried at the quick sizes,
-    # 1e-4 to 1e-3, this one had the lowest loss and error rate after 60 steps; a long training wants a longer warm-up.
+    # The paper's formula with a short warm-up, for runs of dozens of steps. Of the peaks tried at
+    # the quick sizes, 1e-4 to 1e-3, this one had the lowest loss and error rate after 60 steps. A
+    # long training wants a longer warm-up.
     optimizer=OptimizerSpec(
         "Adam", lr=2e-4, arguments={"betas": (0.9, 0.98), "eps": 1e-9}, schedule=noam(30)
     ),
@@ -48,10 +50,14 @@ TASK = Task(
     predictions=speech_recognition.predictions,
     parameters=46_471_168,  # 44,303,872 and 512 for each of 4,233 tokens
     activation_bytes_per_sample=53_700_000,
-    # 4.11 G multiplications and additions forward at 160 frames and 16 targets (encoder 3.20, keys and values for the
-    # decoder 0.50, the rest of the decoder 0.37, output 0.03), two FLOPs each; backward costs twice as much as forward
+    # 4.11 G multiplications and additions forward at 160 frames and 16 targets (encoder 3.20, keys
+    # and values for the decoder 0.50, the rest of the decoder 0.37, output 0.03), two FLOPs each;
+    # backward costs twice as much as forward
     flops_per_sample=24.7e9,
-    where_time_goes="in matrix products of its linear layers, most of them the encoder's, and at small batches in Adam",
+    where_time_goes=(
+        "in matrix products of its linear layers, most of them the encoder's, and at small batches "
+        "in Adam"
+    ),
     quick={
         "batch_size": 8,
         "sequence_length": 40,

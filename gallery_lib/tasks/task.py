@@ -1,4 +1,4 @@
-"""What a task is: one model with its data, loss, optimizer, batch size and held-out metrics."""
+"""Definition of a task: a model with its data, loss, optimizer, batch size, held-out metrics."""
 
 from __future__ import annotations
 
@@ -23,15 +23,19 @@ _LOGIT_BYTES = 8  # of one output of a sample: what cross-entropy keeps in fp32,
 class Splits:
     """Training and held-out data: map-style data sets.
 
-    A data set may offer `set_epoch(epoch)`, `finish_batch(batch, memory_format)` (on the device), `collate(items)`,
-    and `lengths` (one number per item), by which batches are made of items of similar length.
+    A data set may offer `set_epoch(epoch)`, `finish_batch(batch, memory_format)` (on the device)
+    and `collate(items)`. It may also have `lengths` (one number per item), by which batches are
+    made of items of similar length.
     """
 
     train: Dataset[Any]
     held_out: Dataset[Any]
 
     def notices(self) -> list[str]:
-        """Return what the data sets say of themselves (`notices`): what they leave out, say, a line each."""
+        """Return what the data sets report in their `notices`, a line each.
+
+        A notice says what a data set leaves out, for instance.
+        """
         return [
             line for data in (self.train, self.held_out) for line in getattr(data, "notices", ())
         ]
@@ -41,8 +45,8 @@ class Splits:
 class Head:
     """The last layer of a model that has an output for each class of the data.
 
-    `build_model()` gives `outputs` of them, and `build_model(classes=…)` another number. `wanted` returns how many the data
-    of a run call for, without reading them.
+    `build_model()` gives `outputs` of them, and `build_model(classes=…)` another number. `wanted`
+    returns how many the data of a run call for, without reading them.
     """
 
     outputs: int
@@ -54,12 +58,16 @@ class Head:
 class Task:
     """Everything that `train()` needs to know about a model.
 
-    `loss` takes the (possibly wrapped) model and a batch and returns a scalar tensor; it runs under autocast.
-    `metrics` takes the plain model and a batch and returns, for each quantity, its sum over the batch and the number
-    of terms; the means of these are the metrics, or what `summary` makes metrics of (perplexity, say, or the equal
-    error rate of score histograms). `build_model` starts from weights at which rounding errors do not explode, so
-    that runs can be compared; it imports the model's library itself, so that naming a task stays cheap. With a `head` it
-    takes the number of classes as `classes`, and `tasks.of(config)` is the task with as many outputs as the data has.
+    - `build_model` starts from weights at which rounding errors do not explode, so that runs can be
+      compared. It imports the model's library itself, so that naming a task stays cheap. With a
+      `head` it takes the number of classes as `classes`, and `tasks.of(config)` is the task with as
+      many outputs as the data has.
+    - `loss` takes the (possibly wrapped) model and a batch and returns a scalar tensor; it runs
+      under autocast.
+    - `metrics` takes the plain model and a batch. For each quantity it returns the sum over the
+      batch and the number of terms. The means of these are the metrics.
+    - `summary`, where there is one, makes the metrics of these means: perplexity, say, or the equal
+      error rate of score histograms.
     """
 
     name: str
@@ -74,13 +82,11 @@ class Task:
     flops_per_sample: float  # forward and backward, at the task's own input size
     chance: Callable[[Splits], dict[str, float]]  # the metrics of a model that has learned nothing
     parameters: int | None = None  # number of trained values
-    activation_bytes_per_sample: int = (
-        0  # for activations, at the task's own size, in fp32 (see memory.py)
-    )
+    # for activations, at the task's own size, in fp32 (see memory_estimate.py)
+    activation_bytes_per_sample: int = 0
     where_time_goes: str = ""  # what a step's time is spent on, in a sentence
-    quick: dict[str, Any] = field(
-        default_factory=dict
-    )  # options for a demonstration on a few cores
+    # options for a demonstration on a few cores
+    quick: dict[str, Any] = field(default_factory=dict)
     full: dict[str, Any] = field(default_factory=dict)  # options for a GPU
     image_size: int | None = None  # height in pixels, where inputs are images
     sequence_length: int | None = None  # tokens or frames, where inputs are sequences
@@ -88,25 +94,27 @@ class Task:
     length_unit: str = "tokens"  # what `sequence_length` counts
     samples_per_item: int = 1  # of the data set: two utterances of a speaker are two samples
     summary: Callable[[Mapping[str, Tensor]], dict[str, float]] | None = None
-    data_commands: tuple[
-        str, ...
-    ] = ()  # in data_prep/: what makes its mock data, and what checks or prepares real data
+    # in data_prep/: what makes its mock data, and what checks or prepares real data
+    data_commands: tuple[str, ...] = ()
     data_examples: Callable[[Splits], Examples] | None = None  # a look at the training data
-    predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = (
-        None  # of models by title, on held-out data
-    )
+    # of models by title, on held-out data
+    predictions: Callable[[Mapping[str, nn.Module], Splits], Examples] | None = None
     head: Head | None = None  # None: the model's outputs are its own business
 
     def input_size(self, config: TrainConfig) -> str:
-        """Return how large one sample is: `64×64 pixels` (width × height), `32 tokens`; '' where neither size is an option."""
+        """Return how large one sample is: `64×64 pixels` (width × height) or `32 tokens`.
+
+        Returns '' where neither size is an option.
+        """
         if config.image_size:
             return f"{self.image_width(config.image_size)}×{config.image_size} pixels"
         return f"{config.sequence_length} {self.length_unit}" if config.sequence_length else ""
 
     def with_outputs(self, outputs: int) -> Task:
-        """Return the task with so many outputs: model, parameters, operations and activations; itself if it has them.
+        """Return the task with so many outputs, or itself if it has them already.
 
-        A task whose `build_model` takes no `classes` (one that was put in its place) stays as it is.
+        The copy differs in model, parameters, operations and activations. A task whose
+        `build_model` takes no `classes` (one that was put in its place) stays as it is.
         """
         head = self.head
         if (

@@ -1,8 +1,9 @@
 """Vision transformer ViT-S/16 on ImageNet-like images.
 
-Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020, in the small size of Touvron et al., "Training data-efficient
-image transformers", 2020; timm's `vit_small_patch16_224`. Batch 32 where TorchBench has 8: at 8 its step time varied by
-17 % from run to run. Nearly all of it is matrix products that run at the machine's rate already.
+Dosovitskiy et al., "An Image is Worth 16x16 Words", 2020, in the small size of Touvron et al.,
+"Training data-efficient image transformers", 2020; timm's `vit_small_patch16_224`. The batch size
+is 32 where TorchBench has 8: at 8 its step time varied by 17 % from run to run. Nearly all of the
+time is matrix products that run at the machine's rate already.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from gallery_lib.tasks.domains import classification
 
 
 def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
-    """ViT-S/16 for `classes` classes.
+    """Return ViT-S/16 for `classes` classes.
 
-    For images of another size than 224² the position embeddings are resampled in each step; the parameters stay the same.
+    For images of another size than 224² the position embeddings are resampled in each step; the
+    parameters stay the same.
     """
     import timm
 
@@ -38,8 +40,13 @@ TASK = classification.image_classifier(
     optimizer=OptimizerSpec("AdamW", lr=3e-4, weight_decay=5e-2),
     parameters=22_050_664,
     activation_bytes_per_sample=60_600_000,
-    flops_per_sample=27.6e9,  # 4.60 G multiply-adds forward (products with weights, and attention), twice that backward, 2 operations each
-    where_time_goes="nearly all in matrix products; attention over 197 tokens and the layer norms are small beside them",
+    # 4.60 G multiply-adds forward (products with weights, and attention), twice that backward, 2
+    # operations each
+    flops_per_sample=27.6e9,
+    where_time_goes=(
+        "nearly all in matrix products; attention over 197 tokens and the layer norms are small "
+        "beside them"
+    ),
     quick={"batch_size": 32, "image_size": 64, "rounds": 6, "block_steps": 4, "parity_steps": 2},
     full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
 )

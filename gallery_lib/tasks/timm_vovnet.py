@@ -1,8 +1,9 @@
 """VoVNet-39 on ImageNet-like images.
 
-Lee et al., "An Energy and GPU-Computation Efficient Backbone Network for Real-Time Object Detection", 2019; timm's
-`vovnet39a`. TorchBench's batch size. Its blocks run five 3×3 convolutions in a row and concatenate what all of them
-found ("one-shot aggregation"): large tensors are copied, normalised and copied again, so layout and fusion decide.
+Lee et al., "An Energy and GPU-Computation Efficient Backbone Network for Real-Time Object
+Detection", 2019; timm's `vovnet39a`. TorchBench's batch size. Its blocks run five 3×3 convolutions
+in a row and concatenate what all of them found ("one-shot aggregation"). Large tensors are copied,
+normalised and copied again, so layout and fusion decide.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from gallery_lib.tasks.domains.initial_weights import start_branches_small
 
 
 def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
-    """VoVNet-39 for `classes` classes whose chains of convolutions start small beside the input they are concatenated with."""
+    """Return VoVNet-39 for `classes` classes.
+
+    Its chains of convolutions start small beside the input that they are concatenated with.
+    """
     import timm
     from timm.models.vovnet import OsaBlock
 
@@ -39,8 +43,13 @@ TASK = classification.image_classifier(
     ),
     parameters=22_600_296,
     activation_bytes_per_sample=84_500_000,
-    flops_per_sample=42.4e9,  # 7.07 G multiply-adds forward (convolutions and the last layer), twice that backward, 2 operations each
-    where_time_goes="in 3×3 convolutions, and in the batch norms, ReLUs and concatenations between them, which move memory",
+    # 7.07 G multiply-adds forward (convolutions and the last layer), twice that backward, 2
+    # operations each
+    flops_per_sample=42.4e9,
+    where_time_goes=(
+        "in 3×3 convolutions, and in the batch norms, ReLUs and concatenations between them, which "
+        "move memory"
+    ),
     quick={"batch_size": 16, "image_size": 64, "rounds": 6, "block_steps": 5, "parity_steps": 2},
     full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
 )

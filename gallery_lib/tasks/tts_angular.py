@@ -1,9 +1,10 @@
 """A speaker encoder, trained to tell speakers apart.
 
-The model is that of Wan et al., "Generalized End-to-End Loss for Speaker Verification", 2018, the loss that of Chung
-et al., "In Defence of Metric Learning for Speaker Recognition", 2020; sizes and batch size are those of TorchBench's
-`tts_angular`. `models/speaker_encoder.py` is written from the papers. Unlike TorchBench's, a batch holds two
-utterances of each speaker, without which the loss is not a number, and the loss's scale and offset are trained.
+The model is that of Wan et al., "Generalized End-to-End Loss for Speaker Verification", 2018. The
+loss is that of Chung et al., "In Defence of Metric Learning for Speaker Recognition", 2020. Sizes
+and batch size are those of TorchBench's `tts_angular`. `models/speaker_encoder.py` is written from
+the papers. Unlike TorchBench's, a batch holds two utterances of each speaker, without which the
+loss is not a number. The loss's scale and offset are trained.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gallery_lib.tasks.task import Task
 
 
 def build_model() -> nn.Module:
-    """The encoder for frames of 40 values."""
+    """Return the encoder for frames of 40 values."""
     from gallery_lib.models.speaker_encoder import SpeakerEncoder
 
     return SpeakerEncoder(dims=speaker_verification.DIMS)
@@ -42,10 +43,14 @@ TASK = Task(
     predictions=speaker_verification.predictions,
     parameters=9_381_890,
     activation_bytes_per_sample=10_600_000,
-    # weights that each frame is multiplied with: 3072·(40 + 768) + 2·3072·(256 + 768) in the LSTMs, 3·768·256 in the
-    # projections; times two operations, 50 frames, and three for forward and backward
+    # Weights that each frame is multiplied with: 3072·(40 + 768) + 2·3072·(256 + 768) in the LSTMs,
+    # 3·768·256 in the projections; times two operations, 50 frames, and three for forward and
+    # backward.
     flops_per_sample=2.81e9,
-    where_time_goes="in the LSTMs' matrix products, frame after frame: each waits for the one before and is small",
+    where_time_goes=(
+        "in the LSTMs' matrix products, frame after frame: each waits for the one before and is "
+        "small"
+    ),
     quick={
         "batch_size": 32,
         "sequence_length": 32,

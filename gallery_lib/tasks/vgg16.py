@@ -1,9 +1,9 @@
 """VGG-16 on ImageNet-like images.
 
-Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014, configuration D,
-without batch norm, as torchvision has it. TorchBench's batch size. Thirteen wide 3×3 convolutions make it the task with
-the most arithmetic per image, and its first linear layer alone, 103 million parameters, the one with the longest
-gradients to average.
+Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2014,
+configuration D, without batch norm, as torchvision has it. TorchBench's batch size. Thirteen wide
+3×3 convolutions make it the task with the most arithmetic per image. Its first linear layer alone
+has 103 million parameters, which makes it the task with the longest gradients to average.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from gallery_lib.tasks.domains.initial_weights import start_filters_centred
 
 
 def build_model(classes: int = classification.IMAGENET_CLASSES) -> nn.Module:
-    """VGG-16 for `classes` classes, with centred filters in all layers but the last."""
+    """Return VGG-16 for `classes` classes.
+
+    All layers but the last have centred filters.
+    """
     from torchvision.models import vgg16
 
     model = vgg16(num_classes=classes)
@@ -35,8 +38,13 @@ TASK = classification.image_classifier(
     optimizer=OptimizerSpec("AdamW", lr=5e-5, weight_decay=1e-2),
     parameters=138_357_544,
     activation_bytes_per_sample=86_200_000,
-    flops_per_sample=92.8e9,  # 15.5 G multiply-adds forward (convolutions and linear layers), twice that backward, 2 operations each
-    where_time_goes="nearly all in 3×3 convolutions; with small images, in the optimizer's passes over 138 million parameters",
+    # 15.5 G multiply-adds forward (convolutions and linear layers), twice that backward, 2
+    # operations each
+    flops_per_sample=92.8e9,
+    where_time_goes=(
+        "nearly all in 3×3 convolutions; with small images, in the optimizer's passes over 138 "
+        "million parameters"
+    ),
     quick={"batch_size": 8, "image_size": 32, "rounds": 6, "block_steps": 2, "parity_steps": 2},
     full={"batch_size": 64, "image_size": 224, "warmup_steps": 10, "rounds": 20, "block_steps": 20},
 )

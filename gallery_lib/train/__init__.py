@@ -1,1 +1,1 @@
-"""One training run."""
+"""One training run: its loop, precision, records, results and the causes of failures."""

@@ -1,4 +1,4 @@
-"""Finds where a training has diverged: the first step whose loss is no finite number, the rank, and what was not finite there."""
+"""Search for the first step whose loss is not finite, its rank, and what was not finite there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from gallery_lib.comm import process_group
 
 @dataclass(frozen=True)
 class Divergence:
-    """`step` counts from 1; `what` names the first thing that is not finite on `rank`: the batch, a parameter, or the loss alone."""
+    """Point at which a training diverged.
+
+    `step` counts from 1. `what` names the first thing that is not finite on `rank`: the batch, a
+    parameter, or the loss alone.
+    """
 
     step: int
     rank: int
@@ -31,14 +35,14 @@ class Divergence:
 def find(
     means: Sequence[float], own: Sequence[Tensor], first_step: int, model: nn.Module, batch: Any
 ) -> Divergence | None:
-    """Return the divergence among some steps that follow one another, None without one. A collective call where there is one.
+    """Return the divergence among some consecutive steps, or None. Collective if there is one.
 
     Args:
         means: losses, averaged over ranks.
         own: this rank's losses of the same steps, scalars.
-        first_step: the number of the first of them, from 1.
-        model: trained, with the weights after the last of them.
-        batch: that of the last of them.
+        first_step: number of the first of these steps, from 1.
+        model: the trained model, with its weights after the last of these steps.
+        batch: the batch of the last of these steps.
     """
     place = next((place for place, loss in enumerate(means) if not math.isfinite(loss)), None)
     if place is None:
@@ -70,7 +74,7 @@ def _finite(value: Tensor) -> bool:
 
 
 def in_words(diverged_at: dict[str, Any]) -> str:
-    """Return what `diverged_at` of a run's results says."""
+    """Return a phrase for messages that describes `diverged_at` of a run's results."""
     place = f"step {diverged_at['step']} on rank {diverged_at['rank']}"
     return (
         f"its loss is no finite number from {place} on, where {diverged_at['what']} is not finite"

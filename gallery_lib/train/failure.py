@@ -1,4 +1,4 @@
-"""Why a run has failed, from what it left: error files of ranks, what torchrun said, and how the processes ended."""
+"""Diagnosis of a failed run from the ranks' error files, torchrun's output and the exit code."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ ERROR_FILES = "error-rank*.json"
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """Why a rank has failed."""
+    """The error that made one rank fail."""
 
     rank: int
-    type: str  # of the error
+    type: str  # class name of the error
     message: str
-    own_line: str | None = None  # the reader's own line of code, if it was there
+    own_line: str | None = None  # the user's own line of code, if the error arose there
     traceback: str = ""
     exit_code: int = 1
 
     def write(self, run_dir: Path) -> None:
-        """Leave it in the run's folder for the launcher to tell."""
+        """Write the report to the run's folder, where the launcher reads it."""
         write_json(run_dir / ERROR_FILES.replace("*", str(self.rank)), dataclasses.asdict(self))
 
 
 def _killed(torchrun_text: str) -> tuple[int, int, int] | None:
-    """Return rank, signal and process of the one that was killed first, by what torchrun says; None where none was.
+    """Return rank, signal and process id of the rank killed first, from torchrun's output, or None.
 
-    torchrun lists all that failed, those that it ended itself (by SIGTERM) too, and calls the first that it noticed the root cause,
-    which may have failed because the killed one was gone.
+    torchrun lists all ranks that failed, also those that it ended itself by SIGTERM. It calls the
+    first failure that it noticed the root cause. That rank may have failed only because the killed
+    one was gone.
     """
     killed = [
         (int(rank), int(number), int(pid)) for rank, number, pid in _FAILURE.findall(torchrun_text)
@@ -58,7 +59,7 @@ def _killed(torchrun_text: str) -> tuple[int, int, int] | None:
 
 
 def _reports(run_dir: Path) -> list[ErrorReport]:
-    """Return the errors of ranks, those first that say that the input was wrong; what is no such file is left out."""
+    """Return the ranks' error reports, those of wrong input first; invalid files are left out."""
     found = []
     for path in run_dir.glob(ERROR_FILES):
         with contextlib.suppress(InputError, FileNotFoundError):
@@ -69,7 +70,15 @@ def _reports(run_dir: Path) -> list[ErrorReport]:
 def of_run(
     run_dir: Path, code: int, torchrun_text: str, last_lines: Iterable[str], *, compiled_first: bool
 ) -> GalleryError:
-    """Return the error of a run that ended with exit code `code`; `compiled_first`: it was to load compiled code, and took no step."""
+    """Return the error to raise for a run that failed.
+
+    Args:
+        run_dir: the run's folder.
+        code: exit code of the run.
+        torchrun_text: output of torchrun.
+        last_lines: last log lines of rank 0.
+        compiled_first: whether the run was to load compiled code and took no step.
+    """
     reports = _reports(run_dir)
     if reports and reports[0].exit_code == InputError.exit_code:
         return InputError(reports[0].message)
@@ -88,10 +97,16 @@ def of_run(
         detail = "\n" + reports[0].traceback.rstrip()
         if own_line := reports[0].own_line:
             reason = reason.rstrip(".")
-            detail = f"\n  {own_line}\nThe whole traceback is in {run_dir}/log-rank{reports[0].rank}.txt."
+            detail = (
+                f"\n  {own_line}\nThe whole traceback is in "
+                f"{run_dir}/log-rank{reports[0].rank}.txt."
+            )
     elif code > 128 and code - 128 in set(signal.Signals):
         reason, detail = (
-            f"its processes were ended by {signal.Signals(code - 128).name}, from outside or because memory ran out",
+            (
+                f"its processes were ended by {signal.Signals(code - 128).name}, from outside or "
+                "because memory ran out"
+            ),
             "",
         )
     else:

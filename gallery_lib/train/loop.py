@@ -1,10 +1,13 @@
-"""One training run: `train(config) -> Results`, used by the command line, the notebooks and the measurements.
+"""One training run: `train(config) -> Results`, for the command line, notebooks and measurements.
 
-A plain loop: data, `accelerate()`, forward and loss under autocast, backward, optimizer. The baseline and the
-accelerated backend go through the same lines; what differs is what `accelerate()` was asked to do, and whether own
-kernels are used (`kernels/usage.py`): by the loss, the loader, and for optimizer and scaler here. With more than
-one process (torchrun's variables say so) gradients are averaged by DistributedDataParallel. It does not start
-processes (launcher.py) and does not compare (measure/, which may also have another library make the model ready: recipe.py).
+The loop is plain: data, `accelerate()`, forward and loss under autocast, backward, optimizer. The
+baseline and the accelerated backend go through the same lines. They differ in what `accelerate()`
+is asked to do, and in whether our own kernels are used (`kernels/runtime/usage.py`). Kernels serve
+the loss, the loader, and here the optimizer and the scaler. With more than one process, as
+torchrun's variables say, DistributedDataParallel averages the gradients.
+
+This module does not start processes (launcher/) and does not compare (measure/). A measurement may
+also have another library make the model ready (recipe.py).
 """
 
 from __future__ import annotations
@@ -73,19 +76,19 @@ class Session:
     clock: StepClock
     techniques: dict[str, str]
     propagate: Callable[[Tensor], Any]
-    losses: list[Tensor] = field(default_factory=list)  # of this rank, one scalar a step
+    losses: list[Tensor] = field(default_factory=list)  # of this rank, one scalar per step
 
     def forward(self, batch: Any) -> Tensor:
-        """The loss of one batch."""
+        """Return the loss of one batch, computed under the run's autocast."""
         with precision.autocast(self.autocast_dtype, self.loader.device.type):
             return self.task.loss(self.model, batch)
 
     def backward(self, loss: Tensor) -> None:
-        """The loss's gradients, added to `.grad`, scaled by the scaler."""
+        """Add the gradients of `loss`, scaled by the scaler, to `.grad`."""
         self.propagate(self.scaler.scale(loss))
 
     def step(self, batch: Any) -> None:
-        """One training step."""
+        """Run one training step."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.forward(batch)
         self.clock.phase_done("forward")
@@ -97,20 +100,20 @@ class Session:
 
 
 class Observer:
-    """What may be hooked into a run; measure/ does. The methods of this class do nothing."""
+    """Hooks into a run, for measure/. The methods of this class do nothing."""
 
     def model_built(self, model: nn.Module) -> None:
-        """The plain model has its initial weights, on the CPU."""
+        """Receive the plain model once it has its initial weights, on the CPU."""
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
-        """Step number `step` (from 0) is about to begin with `batch`."""
+        """Act before step number `step` (from 0) begins with `batch`."""
 
     def after_training(self, session: Session) -> None:
-        """The last step is done; evaluation follows."""
+        """Act after the last step and before evaluation."""
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
-    """`config`, checked, with the task's own values and this machine's in place of what was left open."""
+    """Return `config`, checked; the task and this machine supply what was left open."""
     config = tasks.with_sizes(options.checked(config))
     task = tasks.get(config.model)
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -127,11 +130,15 @@ def resolve(config: TrainConfig) -> TrainConfig:
 
 
 def _items(config: TrainConfig, task: Task) -> int:
-    """Items of the data set in a batch."""
+    """Return the number of data set items in a batch.
+
+    Raises InputError where the batch size is no multiple of the samples of an item.
+    """
     assert config.batch_size is not None
     if config.batch_size % task.samples_per_item:
         raise InputError(
-            f"batch_size={config.batch_size} must be a multiple of {task.samples_per_item}: {task.name} takes samples in groups."
+            f"batch_size={config.batch_size} must be a multiple of {task.samples_per_item}: "
+            f"{task.name} takes samples in groups."
         )
     return config.batch_size // task.samples_per_item
 
@@ -160,28 +167,29 @@ def _loader(config: TrainConfig, task: Task, splits: Splits) -> EarlyWorkers:
 
 
 def _training_state_bytes(task: Task) -> int:
-    """Weights, gradients and optimizer states, in fp32; 0 where the task does not say how many weights its model has."""
+    """Return the bytes of weights, gradients and optimizer states in fp32.
+
+    0 where the task does not say how many weights its model has.
+    """
     one = nn.Parameter(torch.zeros(1))
     optimizer = task.optimizer.build([one], lr=None, weight_decay=None, accelerated=False)
     return (task.parameters or 0) * (one.element_size() + optim.first_step_bytes(optimizer))
 
 
 def _open(config: TrainConfig, phases: PhaseLog, observer: Observer, recipe: Recipe) -> Session:
-    """Everything that a run needs, before its first step."""
+    """Build everything that a run needs before its first step, and return it as a `Session`."""
     assert config.threads is not None and config.run_dir is not None
     phases.begin(DATA)
     torch.set_num_threads(config.threads)
     task = tasks.of(config)
     splits = task.data(config)
     loader = _loader(config, task, splits)
-    if (
-        recipe.keeps_loader and process_group.world_size() == 1
-    ):  # several processes get loaders of their own, of a share each
+    # Each of several processes gets a loader of its own, of its share.
+    if recipe.keeps_loader and process_group.world_size() == 1:
         loader.begin()
     if config.compiler_opt and allocator.active() and process_group.device().type == "cpu":
-        allocator.touch_ahead(
-            _training_state_bytes(task)
-        )  # while one core imports, draws weights and traces
+        # Prefault while one core imports, draws weights and traces.
+        allocator.touch_ahead(_training_state_bytes(task))
     phases.begin(MODEL)
     torch.manual_seed(config.seed)
     model = task.build_model()
@@ -197,8 +205,11 @@ def _open(config: TrainConfig, phases: PhaseLog, observer: Observer, recipe: Rec
     if len(ready.loader) == 0:
         world_size = process_group.world_size()
         raise InputError(
-            f"batch_size={config.batch_size} on {world_size} process(es) needs {config.batch_size * world_size} training samples, "  # type: ignore[operator]
-            f"and the data set has {len(splits.train) * task.samples_per_item}. Use a smaller batch_size or more data."  # type: ignore[arg-type]
+            f"batch_size={config.batch_size} on {world_size} process(es) needs "
+            f"{config.batch_size * world_size} training samples, "  # type: ignore[operator]
+            "and the data set has "
+            f"{len(splits.train) * task.samples_per_item}. "  # type: ignore[arg-type]
+            "Use a smaller batch_size or more data."
         )
     scaler = precision.grad_scaler(dtype, ready.loader.device.type, sync_free=ready.kernels)
     schedule = (
@@ -226,7 +237,7 @@ def _open(config: TrainConfig, phases: PhaseLog, observer: Observer, recipe: Rec
 
 
 def _batches(session: Session, total_steps: int) -> Iterator[tuple[int, int, Any]]:
-    """(epoch, step, batch), epoch after epoch, until the last step."""
+    """Yield (epoch, step, batch), epoch after epoch, until the last step."""
     step = 0
     epoch = 0
     while step < total_steps:
@@ -239,7 +250,7 @@ def _batches(session: Session, total_steps: int) -> Iterator[tuple[int, int, Any
 
 
 def peak_memory_bytes(device_type: str) -> dict[str, int | None]:
-    """Highest memory use of this process so far, on the host and on its device."""
+    """Return the highest memory use of this process so far, on the host and on its device."""
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "host": host,
@@ -248,13 +259,16 @@ def peak_memory_bytes(device_type: str) -> dict[str, int | None]:
 
 
 def _mean_losses(session: Session, since: int) -> list[float]:
-    """Losses from step `since` on, averaged over ranks."""
+    """Return the losses from step `since` on, averaged over ranks."""
     recent = torch.stack([loss.double() for loss in session.losses[since:]])
     return (process_group.sum_over_ranks(recent) / process_group.world_size()).tolist()
 
 
 def evaluate(session: Session) -> dict[str, float]:
-    """Held-out metrics, each sample once; run eagerly, since evaluation is not what is being compiled."""
+    """Return the held-out metrics, each sample once.
+
+    Evaluation runs eagerly, since it is not what is being compiled.
+    """
     data: Any = session.splits.held_out
     share = range(process_group.rank(), len(data), process_group.world_size())
     loader = DataLoader(
@@ -300,7 +314,11 @@ def evaluate(session: Session) -> dict[str, float]:
 def _run_steps(
     session: Session, warmup: int, total_steps: int, observer: Observer
 ) -> tuple[list[list[float]], divergence.Divergence | None]:
-    """Train, logging every `log_interval` steps; returns the loss curve [[step, loss], …], every step, and where it diverged, if it did."""
+    """Train, and log every `log_interval` steps.
+
+    Returns:
+        The loss curve [[step, loss], …] with every step, and where training diverged, or None.
+    """
     config, clock, phases = session.config, session.clock, session.phases
     curve: list[list[float]] = []
     diverged: divergence.Divergence | None = None
@@ -313,7 +331,7 @@ def _run_steps(
         clock.phase_done("input")
         observer.before_step(session, step, batch)
         session.step(batch)
-        if step + 1 == warmup:  # the last step that does not count notes it
+        if step + 1 == warmup:  # the last step that does not count begins the next phase
             phases.begin(TRAINING, count=warmup, total=total_steps)
         clock.step_done()
         if (step + 1) % config.log_interval == 0 or step + 1 == total_steps:
@@ -340,7 +358,10 @@ def _run_steps(
 
 
 def save_weights(model: nn.Module, run_dir: Path) -> Path:
-    """Write the plain model's state dict, on the CPU, to `weights.pt`; `torch.load(…, weights_only=True)` reads it."""
+    """Write the plain model's state dict, on the CPU, to `weights.pt`, and return the file's path.
+
+    `torch.load(…, weights_only=True)` reads it.
+    """
     path = run_dir / WEIGHTS_FILE
     torch.save(
         {name: value.cpu() for name, value in model.state_dict().items()}, path.with_suffix(".new")
@@ -350,7 +371,7 @@ def save_weights(model: nn.Module, run_dir: Path) -> Path:
 
 
 def _techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dict[str, str]:
-    """What the accelerated backend did in this run, or why it did not; empty for the baseline."""
+    """Return what the accelerated backend did, or why it did not; empty for the baseline."""
     done = session.techniques
     if not session.config.compiler_opt:
         return done
@@ -366,7 +387,11 @@ def _techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dic
 
 
 def _data_facts(session: Session) -> dict[str, Any]:
-    """Return what the results say of the data: items, size of one, what its sets leave out, and outputs of a head that follows it."""
+    """Return what the results say about the data.
+
+    The facts are the number of items, the size of one, what the data sets leave out, and the number
+    of outputs of a head that follows the data.
+    """
     splits: Any = session.splits
     facts: dict[str, Any] = {
         "train": len(splits.train),
@@ -385,7 +410,10 @@ def _finite(value: float) -> float | None:
 
 
 def _end_of_run(run_dir: Path, reason: str, silent: list[int]) -> None:
-    """End this process, and the silent ones, which would not hear a request; the launcher reads the reason."""
+    """End this process and the silent ones, which would not hear a request.
+
+    The reason is written to the run's folder, where the launcher reads it.
+    """
     with contextlib.suppress(OSError):  # a full disk
         ErrorReport(process_group.rank(), SilentRank.__name__, reason).write(run_dir)
         print(reason, file=sys.stderr, flush=True)
@@ -404,10 +432,22 @@ def train(
 ) -> Results:
     """Run `config` in this process (one of several under torchrun) and write its run directory.
 
-    Returns what was measured; rank 0 also writes it to `results.json`, last. Raises InputError for bad options or
-    data, before anything is trained, and Diverged, after writing the results, when the loss is no finite number any more and
-    `terminate_on_nan` is on. `own_operators_on_cpu` has a run on the CPU use the operators that kernels carry
-    out on CUDA, in plain torch: slower, and for tests.
+    Rank 0 writes the results to `results.json`, last.
+
+    Args:
+        config: the run's options.
+        observer: hooks into the run.
+        recipe: makes the model ready to train; by default `accelerate()`, as the options ask.
+        own_operators_on_cpu: let a run on the CPU use the operators that kernels carry out on CUDA,
+            in plain torch. This is slower, and for tests.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        InputError: for bad options or data, before anything is trained.
+        Diverged: when the loss is no finite number any more and `terminate_on_nan` is on, after the
+            results are written.
     """
     with (
         switches.of_run(config),
@@ -513,12 +553,13 @@ def _train(config: TrainConfig, observer: Observer, recipe: Recipe) -> Results:
             write_results(Path(config.run_dir), results)
         session.log.close()
         if results.diverged_at is not None and broken_off:
-            process_group.all_ranks(
-                None
-            )  # the first that fails has the others ended, and rank 0 has to write
+            # The first rank that fails has the others ended, and rank 0 has to write first.
+            process_group.all_ranks(None)
             raise Diverged(
-                f"{divergence.in_words(results.diverged_at)}, so the run has been ended. {config.run_dir}/results.json has what was "
-                "measured until then. A smaller lr may help; --no-terminate-on-nan trains on in any case"
+                f"{divergence.in_words(results.diverged_at)}, so the run has been ended. "
+                f"{config.run_dir}/results.json has what was "
+                "measured until then. A smaller lr may help; --no-terminate-on-nan trains on in "
+                "any case"
             )
         return results
     finally:

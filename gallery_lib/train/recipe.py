@@ -1,6 +1,7 @@
-"""How a plain model is made ready to train: `Recipe`, through accelerate(), as the options of a run ask.
+"""Recipe that makes a plain model ready to train, through `accelerate()`, as a run's options ask.
 
-measure/ has others beside it: single techniques (recipes.py), and other libraries, used as they tell their users to (peers.py).
+measure/variants/ has other recipes: single techniques (recipes.py), and other libraries, used as
+their documentation tells (peers.py).
 """
 
 from __future__ import annotations
@@ -21,42 +22,45 @@ from gallery_lib.kernels.runtime import usage
 
 @dataclass(frozen=True)
 class Plain:
-    """What a recipe starts from: a task's model and loader as they are, and the options of the run."""
+    """Input of a recipe: a task's model and loader as they are, and the options of the run."""
 
     model: nn.Module
     loader: DataLoader[Any]
-    build_optimizer: Callable[
-        ..., torch.optim.Optimizer
-    ]  # the task's, with `accelerated` as OptimizerSpec.build has it
+    # The task's builder; `accelerated` means the same as in OptimizerSpec.build.
+    build_optimizer: Callable[..., torch.optim.Optimizer]
     config: TrainConfig
     autocast_dtype: torch.dtype | None  # None: fp32
 
 
 @dataclass
 class Prepared:
-    """A model that is ready to train, with its batches and optimizer. Its parameters are the plain model's own objects."""
+    """A model that is ready to train, with its batches and optimizer.
+
+    Its parameters are the plain model's own objects.
+    """
 
     model: nn.Module
     loader: DeviceLoader
     optimizer: torch.optim.Optimizer
-    autocast_dtype: (
-        torch.dtype | None
-    )  # of forward pass and loss; None: fp32, or the recipe sees to it
+    # Dtype of forward pass and loss. None: fp32, or the recipe applies autocast itself.
+    autocast_dtype: torch.dtype | None
     techniques: dict[str, str]
-    propagate: Callable[[Tensor], Any] = Tensor.backward  # a loss's gradients into `.grad`
-    kernels: bool = (
-        False  # whether own kernels carry out the optimizer's step, and with it the scaler's
-    )
+    propagate: Callable[[Tensor], Any] = Tensor.backward  # adds a loss's gradients to `.grad`
+    # Whether our own kernels run the optimizer's step, and with it the scaler's.
+    kernels: bool = False
 
 
 class Recipe:
-    """accelerate(), as the run's options ask."""
+    """Preparation by `accelerate()`, as the run's options ask."""
 
     keeps_loader: bool = True
-    """In a run of one process, whether batches come from the plain loader itself rather than from another one that is made of it."""
+    """Whether batches of a run of one process come from the plain loader itself.
+
+    Otherwise they come from another loader that the recipe makes of it.
+    """
 
     def prepare(self, plain: Plain) -> Prepared:
-        """The model, ready."""
+        """Return the model ready to train, with its batches and optimizer."""
         plain_optimizer = plain.build_optimizer(accelerated=False)
         wrapped, batches, optimizer = accelerate(
             plain.model, plain.loader, plain_optimizer, backend_config(plain.config)

@@ -1,7 +1,7 @@
-"""The shape of `results.json`, how it is written (last, and atomically) and how it is read back.
+"""Schema of `results.json`, its atomic writing at the end of a run, and its reading.
 
-A run directory without a valid `results.json` holds a run that did not finish. `SCHEMA` goes up when a field
-changes its meaning.
+A run directory without a valid `results.json` holds a run that did not finish. `SCHEMA` goes up
+when a field changes its meaning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _AGAIN = "Run it again."
 
 @dataclass(frozen=True)
 class Results:
-    """What one training run measured. Times in seconds, memory in bytes, rates in samples per second."""
+    """Measurements of one training run.
+
+    Times are in seconds, memory in bytes, rates in samples per second.
+    """
 
     task: str
     config: dict[str, Any]
@@ -32,38 +35,33 @@ class Results:
     loss: dict[str, Any]  # first, last, curve: [[step, loss], …]
     metrics: dict[str, float]  # on held-out data, by name; empty when not evaluated
     step_seconds: dict[str, float]  # p50, p75, p90, p95, mean, of steps after the warm-up
-    samples_per_second: dict[
-        str, float
-    ]  # per_device and global: steady state; whole_run: with start-up, without evaluation
-    phase_seconds: dict[
-        str, float
-    ]  # input, forward, backward, optimizer of usual steps; exposed_communication, a part of backward
-    startup_seconds: dict[
-        str, float
-    ]  # total: launch to the end of the warm-up, less its steady-state cost; compile: part of it
-    peak_memory_bytes: dict[
-        str, int | None
-    ]  # host: of rank 0's process; device: None without a GPU
-    page_faults: float  # minor ones of rank 0's process in a step after the warm-up, the median
+    # per_device and global: steady state; whole_run: with start-up, without evaluation.
+    samples_per_second: dict[str, float]
+    # input, forward, backward, optimizer of usual steps; exposed_communication, part of backward.
+    phase_seconds: dict[str, float]
+    # total: launch to the end of the warm-up, less its steady-state cost; compile: part of it.
+    startup_seconds: dict[str, float]
+    # host: of rank 0's process; device: None without a GPU.
+    peak_memory_bytes: dict[str, int | None]
+    page_faults: float  # median minor faults of rank 0's process in a step after the warm-up
     skipped_steps: int
-    techniques: dict[
-        str, str
-    ]  # what the accelerated backend did, or why it did not (`kernels`: those that ran); empty for the baseline
-    data: dict[str, Any] = field(
-        default_factory=dict
-    )  # items of train and held_out, input size, notices, classes and outputs of the head
-    diverged_at: dict[str, Any] | None = (
-        None  # step, rank, what: where the loss was no finite number first; None: nowhere
-    )
+    # What the accelerated backend did, or why it did not (`kernels`: those that ran).
+    # Empty for the baseline.
+    techniques: dict[str, str]
+    # Items of train and held_out, input size, notices, classes and outputs of the head.
+    data: dict[str, Any] = field(default_factory=dict)
+    # step, rank, what: where the loss was first no finite number; None: nowhere.
+    diverged_at: dict[str, Any] | None = None
     status: str = "finished"  # "diverged" where it ended there
     schema: int = SCHEMA
 
 
 def data_lines(data: dict[str, Any]) -> list[str]:
-    """Return what `Results.data` says to people, a line each: classes and outputs, and what is left out of a folder."""
+    """Return `Results.data` as lines for people: classes and outputs, what a folder leaves out."""
     classes = (
         [
-            f"classes of the training data: {data['classes']}; outputs of the model: {data['outputs']}"
+            f"classes of the training data: {data['classes']}; outputs of the model: "
+            f"{data['outputs']}"
         ]
         if "outputs" in data
         else []
@@ -72,16 +70,17 @@ def data_lines(data: dict[str, Any]) -> list[str]:
 
 
 def write_results(run_dir: Path, results: Results) -> None:
-    """`results.json` in `run_dir`: the mark of a run that finished."""
+    """Write `results.json` to `run_dir`; the file marks a run that finished."""
     write_json(run_dir / "results.json", dataclasses.asdict(results))
 
 
 def check_folder(folder: Path | str) -> None:
-    """InputError where a run or a comparison is looked for and no folder is."""
+    """Raise InputError if `folder`, the folder of a run or a comparison, is no existing folder."""
     if not Path(folder).is_dir():
         what = "is a file" if Path(folder).exists() else "does not exist"
         raise InputError(
-            f"{folder} {what}. Give the folder of a run or a comparison, which it names when it ends."
+            f"{folder} {what}. Give the folder of a run or a comparison, which it names when it "
+            "ends."
         )
 
 
@@ -102,17 +101,17 @@ _ASKED_OF_ALL: dict[str, dict[str, Any]] = {
     "peak_memory_bytes": {"host": Any, "device": Any},
     "loss": {"first": Any, "last": Any, "curve": list},
 }
-"""What is read of every run without asking whether it is there."""
+"""Values that are read from every run without a check that they exist."""
 
 
 def results_from(values: Any, place: str = "") -> Results:
-    """Return plain JSON as Results. Raises Misfit where something is missing, not known, or of another type."""
+    """Return plain JSON as `Results`. Raises Misfit for a missing, unknown or wrong value.
+
+    A value of another type is wrong.
+    """
     if isinstance(values, dict):
-        values = {
-            "data": {},
-            "diverged_at": None,
-            **values,
-        }  # of a run before there were such fields
+        # Older runs lack these fields.
+        values = {"data": {}, "diverged_at": None, **values}
     results = converted(values, Results, place)
     for name, asked in _ASKED_OF_ALL.items():
         for key, kind in asked.items():
@@ -127,7 +126,10 @@ def results_from(values: Any, place: str = "") -> Results:
 
 
 def read_results(run_dir: Path | str) -> Results:
-    """Return the results of a finished run. Raises InputError when there are none, or of another schema or shape."""
+    """Return the results of a finished run.
+
+    Raises InputError when there are none, or when their schema or shape is another.
+    """
     check_folder(run_dir)
     path = Path(run_dir) / "results.json"
     try:

@@ -1,7 +1,7 @@
-"""The record of one training run: `config.json`, `steps.jsonl`, a log per rank, and TensorBoard when asked.
+"""Record of one training run: `config.json`, `steps.jsonl`, a log per rank, TensorBoard when asked.
 
-Rank 0 logs to standard output and to `log-rank0.txt`; the other ranks only to their own file. A line of
-`steps.jsonl` is complete or absent.
+Rank 0 logs to standard output and to `log-rank0.txt`. The other ranks log only to their own file. A
+line of `steps.jsonl` is complete or absent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gallery_lib.system.json_files import Misfit, converted, write_json
 
 
 class RunLog:
-    """Writes what happens in one rank of a run."""
+    """Writer of the record of one rank in a run."""
 
     def __init__(self, run_dir: Path, *, rank: int = 0, tensorboard: bool = False) -> None:
         if (run_dir / "results.json").exists():
@@ -34,14 +34,17 @@ class RunLog:
             self._board = SummaryWriter(str(run_dir / "tensorboard"))
 
     def say(self, message: str) -> None:
-        """A line for people; what no UTF-8 text can hold (a folder's name may be any bytes) is escaped."""
+        """Log a line for people.
+
+        What no UTF-8 text can hold is escaped, since a folder's name may be any bytes.
+        """
         message = message.encode("utf-8", "backslashreplace").decode()
         print(message, file=self._text)
         if self.rank == 0:
             print(message, flush=True)
 
     def parameters(self, config: dict[str, Any]) -> None:
-        """The run's options, once, before the first step."""
+        """Write the run's options, once, before the first step."""
         if self.rank == 0:
             write_json(self.run_dir / "config.json", config)
         self.say("parameters  " + "  ".join(f"{name}={value}" for name, value in config.items()))
@@ -57,7 +60,10 @@ class RunLog:
         world_size: int,
         peak_memory_bytes: int,
     ) -> None:
-        """The state after `step`. `step_seconds` holds each step's time since the last line; the rate is over all ranks."""
+        """Log the state after `step`, on rank 0.
+
+        `step_seconds` holds the time of each step since the last line. The rate is over all ranks.
+        """
         if self._steps is None:
             return
         mean = sum(step_seconds) / len(step_seconds)
@@ -74,7 +80,8 @@ class RunLog:
         }
         self._steps.write(json.dumps(line) + "\n")
         self.say(
-            f"epoch {epoch}  step {step}  batch_size {batch_size}  loss {loss:.4f}  step_time {mean:.4f} s  "
+            f"epoch {epoch}  step {step}  batch_size {batch_size}  loss {loss:.4f}  "
+            f"step_time {mean:.4f} s  "
             f"{rate:.1f} samples/s  peak_memory {peak_memory_bytes / 2**30:.2f} GiB"
         )
         if self._board is not None:
@@ -84,14 +91,14 @@ class RunLog:
             self._board.add_scalar("peak_memory_gibibytes", peak_memory_bytes / 2**30, step)
 
     def metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Held-out metrics after `step`."""
+        """Log the held-out metrics after `step`."""
         self.say("held-out  " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
         if self._board is not None:
             for name, value in metrics.items():
                 self._board.add_scalar(f"held_out/{name}", value, step)
 
     def close(self) -> None:
-        """Everything is on disk."""
+        """Close all files, so that everything is on disk."""
         self._text.close()
         if self._steps is not None:
             self._steps.close()
@@ -100,7 +107,10 @@ class RunLog:
 
 
 def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
-    """Return the complete lines of `steps.jsonl`, also of a run that is still going on. Raises InputError for what is no step."""
+    """Return the complete lines of `steps.jsonl`, also of a run that is still going on.
+
+    Raises InputError for a line that is no step.
+    """
     path = Path(run_dir) / "steps.jsonl"
     if not path.exists():
         return []
@@ -118,29 +128,27 @@ def _step(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def last_step(run_dir: Path | str) -> int:
-    """The number of the last step logged so far, 0 before the first. Reads only the file's end: runs are watched by this."""
+    """Return the number of the last step logged so far, 0 before the first.
+
+    Only the file's end is read, because this function serves to watch runs.
+    """
     try:
         with (Path(run_dir) / "steps.jsonl").open("rb") as file:
             size, tail = file.seek(0, 2), 4096
             while True:
                 file.seek(max(0, size - tail))
-                lines = file.read(min(tail, size)).split(
-                    b"\n"
-                )  # the last one is not complete yet, or empty
+                # The last line is not complete yet, or empty.
+                lines = file.read(min(tail, size)).split(b"\n")
                 if len(lines) > 2 or tail >= size:
                     return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0
                 tail *= 4
-    except (
-        FileNotFoundError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # there is none yet; or it is not ours
+    # There is no line yet, or the file is not ours.
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return 0
 
 
 def each_step_seconds(run_dir: Path) -> list[float]:
-    """Return the time of every training step of a run, in order. Raises InputError where it has left none."""
+    """Return the time of every training step of a run, in order. Raises InputError without any."""
     try:
         lines = [
             converted(line.get("each_step_seconds"), list[float], "each_step_seconds")
@@ -151,6 +159,7 @@ def each_step_seconds(run_dir: Path) -> list[float]:
     found = [seconds for line in lines for seconds in line]
     if not found:
         raise InputError(
-            f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is not whole. Run it again."
+            f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is "
+            "not whole. Run it again."
         )
     return found

@@ -1,8 +1,8 @@
-"""Time of each training step and of its phases, on the device that does the work, and the page faults it cost on the host.
+"""Clock for training steps and their phases on the device that works, with page faults on the host.
 
-On the CPU a step ends when the call returns. On CUDA the host runs ahead of the device, so steps are timed by
-events on the stream and read later, which does not make the device wait; `pause` and `resume` cut out the time
-in which another variant has its turn.
+On the CPU a step ends when the call returns. On CUDA the host runs ahead of the device. So events
+on the stream time the steps. They are read later, which does not make the device wait. `pause` and
+`resume` cut out the time in which another variant has its turn.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ def _page_faults() -> int:
 
 
 class StepClock:
-    """Durations in seconds of steps marked by `step_done()`, without the time between `pause()` and `resume()`.
+    """Durations in seconds of steps that `step_done()` marks, without paused time.
 
-    `phase_done(name)` marks the end of a part of the step; what follows the last mark belongs to no phase.
+    Paused is the time between `pause()` and `resume()`. `phase_done(name)` marks the end of a part
+    of the step. What follows the last mark belongs to no phase.
     """
 
     def __init__(self, device_type: str) -> None:
         self.cuda = device_type == "cuda"
         self.durations: list[float] = []
-        self.page_faults: list[
-            int
-        ] = []  # minor ones of this process, by step: pages that its allocator had given back
+        # Minor faults of this process, by step: pages that its allocator had given back.
+        self.page_faults: list[int] = []
         self.phases: dict[str, list[float]] = {}
         self.paused_seconds = 0.0
         self._pending: list[tuple[Any, Any]] = []
@@ -47,12 +47,12 @@ class StepClock:
         return event
 
     def start(self) -> None:
-        """The first step begins now."""
+        """Start the clock: the first step begins now."""
         self._last = self._last_phase = self._mark()
         self._last_faults = _page_faults()
 
     def phase_done(self, name: str) -> None:
-        """A part of the current step has ended (on CUDA: has been queued)."""
+        """Mark the end of a part of the current step (on CUDA: that it is queued)."""
         now = self._mark()
         if self.cuda:
             self._pending_phases.append((name, self._last_phase, now))
@@ -61,7 +61,7 @@ class StepClock:
         self._last_phase = now
 
     def step_done(self) -> None:
-        """One step has ended (on CUDA: has been queued) and the next begins."""
+        """Mark the end of one step (on CUDA: that it is queued) and the beginning of the next."""
         now = self._mark()
         if self.cuda:
             self._pending.append((self._last, now))
@@ -73,7 +73,7 @@ class StepClock:
         self._last_faults = faults
 
     def read(self) -> list[float]:
-        """All durations so far; on CUDA this waits for the device."""
+        """Return all durations so far in seconds; on CUDA this waits for the device."""
         if self._pending:
             self._pending[-1][1].synchronize()
             self.durations.extend(begin.elapsed_time(end) / 1000.0 for begin, end in self._pending)
@@ -84,9 +84,11 @@ class StepClock:
         return self.durations
 
     def usual_phases(self, warmup: int = 0) -> dict[str, float]:
-        """Seconds of each phase, the mean over those steps after `warmup` whose durations are in the middle half.
+        """Return the seconds of each phase in a usual step.
 
-        They add up to such a step, which medians of phases by themselves need not: a step that waits for data may have a short rest.
+        They are means over those steps after `warmup` whose durations are in the middle half. So
+        they add up to such a step. Medians of single phases need not: a step that waits for data
+        may have a short rest.
         """
         durations = self.read()
         by_duration = sorted(range(warmup, len(durations)), key=durations.__getitem__)
@@ -98,11 +100,11 @@ class StepClock:
         }
 
     def pause(self) -> None:
-        """The device finishes what it has, and the clock stops."""
+        """Stop the clock after the device has finished its queued work."""
         self.read()
         self._paused_at = time.perf_counter()
 
     def resume(self) -> None:
-        """The clock goes on, in the middle of a step whose time begins anew."""
+        """Restart the clock in the middle of a step, whose time begins anew."""
         self.paused_seconds += time.perf_counter() - self._paused_at
         self.start()

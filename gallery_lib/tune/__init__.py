@@ -1,6 +1,7 @@
-"""Choose, do not assume: candidates take turns on the real model and batch, and the fastest that computes the same stays.
+"""Tuning by measurement: the fastest candidate that computes the same as the baseline is used.
 
-`candidates` says what can be chosen from, `trial` sets one up on a copy of the model and times it, `choice` lets them
-take turns and decides, `first_batch` hooks this into a model's first training step. "Always compile" is wrong: on some
-models it is slower than doing nothing.
+`candidates` lists what can be chosen. `trial` sets one candidate up on a copy of the model and
+times it on the real batch. `choice` interleaves the trials and decides. `first_batch` starts the
+tuning at a model's first training step. "Always compile" is wrong: on some models compiling is
+slower than doing nothing.
 """

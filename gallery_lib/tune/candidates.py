@@ -1,4 +1,4 @@
-"""What there is to choose from: a memory layout, and a compiler backend or none."""
+"""Candidates of the tuner: a memory layout, with a compiler backend or without one."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gallery_lib.memory.layout import memory_format
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to run a model; the one without anything is the baseline."""
+    """A memory layout and a compiler backend for a model; the defaults are the baseline."""
 
     layout: str = "contiguous"
     backend: str | None = None
 
     @property
     def name(self) -> str:
-        """`eager`, `inductor, channels_last`, …"""
+        """Return the display name, such as `eager` or `inductor, channels_last`."""
         return (self.backend or "eager") + (
             f", {self.layout}" if self.layout != "contiguous" else ""
         )
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """The layout as torch has it."""
+        """Return the layout as a `torch.memory_format`."""
         return torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
 
     def apply(self, model: nn.Module, options: Compiler, device: torch.device) -> None:
-        """Lay `model` out and compile it, in place; compilation itself happens at its next call."""
+        """Lay out and compile `model` in place; compilation itself runs at its next call."""
         for parameter in [*model.parameters(), *model.buffers()]:
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=self.memory_format)
@@ -45,7 +45,10 @@ BASELINE = Candidate()
 
 
 def candidates(model: nn.Module, config: Config, device: torch.device) -> list[Candidate]:
-    """The baseline first, then what `config` allows: its layout, its compiler, and both."""
+    """Return the baseline, then what `config` allows: its layout alone, and with its compiler.
+
+    Candidates that coincide appear once.
+    """
     layout = (
         "channels_last"
         if memory_format(model, config.memory, device.type) is torch.channels_last

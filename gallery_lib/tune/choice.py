@@ -1,7 +1,8 @@
-"""Let candidates take turns and decide: the fastest whose gain is certain and whose gradients are the baseline's.
+"""Tuning decision: the fastest candidate whose gain is certain and whose gradients are right.
 
-A candidate that raises, or whose gradients differ, is dropped with the reason. The choice is kept in a file that
-people may read and edit, one for each model, kind of input, machine and set of versions.
+Right are gradients that match the baseline's. The candidates take turns. One that raises, or whose
+gradients differ, is dropped with the reason. The decision is kept in a file that people may read
+and edit. There is one file per model, kind of input, machine and set of versions.
 """
 
 from __future__ import annotations
@@ -34,12 +35,18 @@ from gallery_lib.tune.candidates import BASELINE, Candidate, candidates
 from gallery_lib.tune.trial import Inputs, Trial, worst_deviation
 
 SCALE_TOLERANCE = {"fp32": 4e-3, "half": 8e-2}
-"""Largest deviation of a gradient norm: what rounding does on one batch stays below (benchmarks/notes/parity.md)."""
+"""Largest relative deviation of a gradient norm, by precision.
+
+Rounding on one batch stays below it (benchmarks/notes/parity.md).
+"""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came out for one candidate. Seconds are of forward and backward; the ratio is baseline over candidate."""
+    """Measurement of one candidate.
+
+    Seconds are of forward and backward; the ratio is baseline over candidate.
+    """
 
     candidate: str
     step_seconds: float | None
@@ -52,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidate that is used, and why. `kept` says that it was taken from an earlier run's file."""
+    """The candidate in use, with all measurements; `kept` says that an earlier run chose it."""
 
     chosen: str
     rows: tuple[Row, ...]
@@ -60,7 +67,7 @@ class Choice:
     path: str = ""
 
     def table(self) -> str:
-        """Candidate, step time, ratio with interval, gradients, verdict."""
+        """Return a text table: candidate, step time, ratio with interval, gradients, verdict."""
         lines = [
             [
                 "candidate",
@@ -88,23 +95,23 @@ class Choice:
 
 
 def _failure(step: Callable[[], Any]) -> str:
-    """Run `step`; the reason why it failed on some rank, or ''."""
+    """Run `step` and return why it failed on some rank, or '' if it succeeded on all."""
     try:
         step()
         reason = ""
-    except (
-        Exception
-    ) as error:  # whatever a compiler or a model raises: the candidate is dropped, the run goes on
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[
-            :160
-        ]
+    # A compiler or a model may raise anything: the candidate is dropped, the run goes on.
+    except Exception as error:
+        reason = (
+            f"{type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        )[:160]
     return next((found for found in process_group.all_ranks(reason) if found), "")
 
 
 def take_turns(
     model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]
 ) -> tuple[list[Row], str]:
-    """A row for each of the candidates, baseline first, and the name of the one to use."""
+    """Return a row for each candidate, baseline first, and the name of the candidate to use."""
     half = torch.is_autocast_enabled(device.type)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     trials: dict[str, Trial] = {}
@@ -161,14 +168,18 @@ def take_turns(
     return rows, best[1]
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Keeping the choice
 
 
 def key(
     model: nn.Module, inputs: Inputs, config: Config, device: torch.device, found: list[Candidate]
 ) -> str:
-    """Names a kept choice: a digest of the model's structure, its inputs' shapes, the candidates, the machine and the versions."""
+    """Return the file name of a kept choice: a digest of everything that the choice depends on.
+
+    The digest covers the model's structure, its inputs' shapes, the candidates, the machine and the
+    versions.
+    """
     facts = [
         [(name, type(module).__qualname__) for name, module in model.named_modules()],
         [
@@ -193,7 +204,7 @@ def key(
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the file of a choice holds."""
+    """Content of the file that keeps a choice."""
 
     model: str
     chosen: str
@@ -201,7 +212,11 @@ class _Kept:
 
 
 def _read(path: Path, found: list[Candidate]) -> Choice | None:
-    """Return the kept choice; None where there is none, or one that is damaged, which is set aside."""
+    """Return the kept choice, or None where there is none.
+
+    A damaged file is set aside and counts as none. Raises InputError for a file that chooses an
+    unknown candidate.
+    """
     try:
         kept = read_json(path, _Kept, again="")
     except FileNotFoundError:
@@ -215,21 +230,25 @@ def _read(path: Path, found: list[Candidate]) -> Choice | None:
     if chosen not in names:
         close = did_you_mean(str(chosen), names)
         raise InputError(
-            f"{path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(names)}; or delete the file."
+            f"{path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(names)}; "
+            "or delete the file."
         )
     return Choice(chosen, rows, kept=True, path=str(path))
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: a candidate whose gradients are no numbers is as far off as can be."""
+    """Return `row` with infinity replaced by the largest float, since JSON has no infinity.
+
+    A candidate whose gradients are not numbers deviates as far as possible.
+    """
     return {name: sys.float_info.max if value == math.inf else value for name, value in row.items()}
 
 
 def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.device) -> Choice:
-    """The choice for `model` on `inputs`, the same on every rank: a kept one, or one measured now and kept.
+    """Return the choice for `model` on `inputs`, the same on every rank: a kept one, or a new one.
 
-    The model, its gradients and torch's random numbers are as before. Raises InputError for a kept file that has been
-    edited to a candidate that there is not.
+    A new choice is measured now and kept. The model, its gradients and torch's random state stay as
+    before. Raises InputError for a kept file that was edited to an unknown candidate.
     """
     found = candidates(model, config, device)
     path = paths.cache_dir() / "tuning" / f"{key(model, inputs, config, device, found)}.json"
@@ -247,9 +266,8 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
             "chosen": choice.chosen,
             "rows": [_finite(dataclasses.asdict(row)) for row in choice.rows],
         }
-        with contextlib.suppress(
-            OSError
-        ):  # a cache that cannot be written: it is measured again next time
+        # If the cache cannot be written, the next run measures again.
+        with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, values)
     return choice

@@ -1,7 +1,7 @@
-"""Tune a model at its first training step, when a real batch is there, and go on as chosen.
+"""Tuning of a model at its first training step, on a real batch; the model then runs as chosen.
 
-Hooked into the model as torch's own in-place compilation is, so that neither the module nor its state dict changes.
-Calls before it (evaluation, no gradients) run eagerly and do not tune.
+The hook uses the slot of torch's in-place compilation, so the module and its state dict do not
+change. Earlier calls (evaluation, no gradients) run eagerly and do not tune.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ def tune_at_first_step(
 ) -> None:
     """Have `model` choose how it runs when it is first called to train.
 
-    `chosen` is called with the candidate, after the model has been changed to it; `done` gets a line about it.
+    Args:
+        model: changed in place at that call.
+        config: the options that decide on candidates and measurement.
+        device: where the model runs.
+        done: receives a line about the choice, under `tuning`.
+        chosen: called with the candidate, after the model has been changed to it.
     """
     eager: Any = model._call_impl
 

@@ -1,8 +1,9 @@
-"""One candidate, set up on a copy of the model: forward and backward on the real inputs, timed, with their gradients.
+"""Trial of one candidate on a copy of the model: timed forward and backward passes with gradients.
 
-The copy has no dropout, so that all candidates compute the same. What the model returns is multiplied with fixed
-random numbers to have something to differentiate: the user's loss is not known here, and costs little beside a model.
-The optimizer is not part of it.
+The passes run on the real inputs. The copy has no dropout, so that all candidates compute the same.
+The model's outputs are multiplied with fixed random numbers to have something to differentiate. The
+user's loss is not known here, and costs little beside a model. The optimizer is not part of the
+trial.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gallery_lib.tune.candidates import Candidate
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 _NEGLIGIBLE = 1e-5
-"""A parameter's gradient counts as zero when its root mean square is below this part of the whole model's."""
+"""A gradient counts as zero below this fraction of the whole model's root mean square."""
 
 
 def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
@@ -31,7 +32,7 @@ def _laid_out(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 class Trial:
-    """A copy of `model` run as `candidate` says. Raises whatever the candidate raises."""
+    """A copy of `model` that runs as `candidate` says. Raises whatever the candidate raises."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Trial:
         self.kwargs = map_tensors(lambda t: _laid_out(t, candidate.memory_format), dict(kwargs))
 
     def step(self) -> float:
-        """Seconds of one forward and backward pass; the gradients stay in the copy."""
+        """Run a forward and a backward pass and return the seconds; gradients stay in the copy."""
         self.model.zero_grad(set_to_none=True)
         self._synchronize()
         began = time.perf_counter()
@@ -69,7 +70,7 @@ class Trial:
             torch.cuda.synchronize(self.device)
 
     def gradient_norms(self) -> dict[str, float]:
-        """The L2 norm of each parameter's gradient after a step."""
+        """Return the L2 norm of each parameter's gradient after a step, by parameter name."""
         return {
             name: float(p.grad.detach().double().norm())
             for name, p in self.model.named_parameters()
@@ -80,9 +81,14 @@ class Trial:
 def worst_deviation(
     baseline: Mapping[str, float], candidate: Mapping[str, float], sizes: Mapping[str, int]
 ) -> tuple[float, str]:
-    """How far the norm of a parameter's gradient is from the baseline's, relatively, at worst, and for which parameter.
+    """Return the largest relative deviation of a gradient norm from the baseline, and where it is.
 
-    Parameters whose gradient is zero but for rounding do not count. `sizes` has each parameter's number of elements.
+    Parameters whose gradient is zero except for rounding do not count.
+
+    Args:
+        baseline: gradient norms of the baseline, by parameter name.
+        candidate: gradient norms of the candidate.
+        sizes: number of elements of each parameter.
     """
     mean_squares = {name: norm**2 / sizes[name] for name, norm in baseline.items()}
     overall = sum(mean_squares.values()) / max(1, len(mean_squares))
@@ -91,6 +97,6 @@ def worst_deviation(
         if square <= _NEGLIGIBLE**2 * overall:
             continue
         deviation = abs(candidate.get(name, math.nan) / baseline[name] - 1.0)
-        if not deviation <= worst:  # also when it is not a number
+        if not deviation <= worst:  # also true for NaN
             worst, where = (deviation if deviation == deviation else math.inf), name
     return worst, where

@@ -41,6 +41,7 @@ for epoch in range(options.epochs):
             seconds = time.time() - start_time
             throughput = options.batch_size * options.log_steps / seconds
             print(
-                f"Epoch: {epoch}, Step: {i}, Loss: {loss:.4f}, Throughputs: {throughput:.4f} samples/s"
+                f"Epoch: {epoch}, Step: {i}, Loss: {loss:.4f}, "
+                f"Throughputs: {throughput:.4f} samples/s"
             )
             start_time = time.time()

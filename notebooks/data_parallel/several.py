@@ -46,6 +46,7 @@ for epoch in range(options.epochs):
                 * torch.distributed.get_world_size()
             )
             print(
-                f"Epoch: {epoch}, Step: {i}, Loss: {loss:.4f}, Throughputs: {throughput:.4f} samples/s"
+                f"Epoch: {epoch}, Step: {i}, Loss: {loss:.4f}, "
+                f"Throughputs: {throughput:.4f} samples/s"
             )
             start_time = time.time()

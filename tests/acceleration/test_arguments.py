@@ -16,7 +16,7 @@ from gallery_lib.errors import InputError
 
 
 def parts() -> dict[str, Any]:
-    """A model, a loader, an optimizer, a scheduler and a config that fit together."""
+    """Return a model, a loader, an optimizer, a scheduler and a config that fit together."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return {
@@ -29,7 +29,7 @@ def parts() -> dict[str, Any]:
 
 
 def kinds(returned: tuple[Any, ...]) -> list[str]:
-    """The kind of each thing that came back."""
+    """Return the kind of each thing that came back."""
     types = {
         nn.Module: "model",
         DeviceLoader: "loader",

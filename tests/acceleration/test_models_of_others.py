@@ -1,4 +1,4 @@
-"""accelerate() on models that are not ours: the same loss and gradients as without it, and graph breaks are reported."""
+"""accelerate() on other people's models: the same loss and gradients, and graph breaks reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gallery_lib.acceleration import techniques
 
 
 def gpt2() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """Hugging Face's GPT-2 with two small layers, without dropout."""
+    """Return Hugging Face's GPT-2 with two small layers, without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -34,7 +34,7 @@ def gpt2() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
 
 
 def convnext() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """torchvision's ConvNeXt with two narrow stages."""
+    """Return torchvision's ConvNeXt with two narrow stages."""
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
     images, labels = torch.randn(2, 3, 32, 32), torch.tensor([1, 2])
@@ -68,7 +68,7 @@ def lstm() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
 
 
 class Branching(nn.Module):
-    """Takes another layer when the values say so: no single graph can hold it."""
+    """Model that takes another layer when the values say so, so no single graph can hold it."""
 
     def __init__(self) -> None:
         super().__init__()

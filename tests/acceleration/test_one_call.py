@@ -1,4 +1,4 @@
-"""accelerate(): placement, state-dict keys, sharding of nothing, refusal of a second call."""
+"""accelerate() in one call: placement, state-dict keys, no sharding, refusal of a second call."""
 
 import copy
 import subprocess
@@ -160,9 +160,10 @@ def test_synchronized_batch_norm_on_one_process_is_batch_norm_for_this_model_and
     ours, _ = accelerate(copy.deepcopy(other), None, Config.plain())
     x = torch.randn(6, 4)
     assert torch.equal(ours(x), other(x))
+    # A process group can still be created.
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )  # still to be had
+    )
     torch.distributed.destroy_process_group()
 
 
@@ -292,7 +293,10 @@ def test_an_unknown_compiler_backend_is_named() -> None:
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, gallery_lib, gallery_lib.config, gallery_lib.cli.main; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, gallery_lib, gallery_lib.config, gallery_lib.cli.main; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

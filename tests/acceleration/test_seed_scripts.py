@@ -1,4 +1,7 @@
-"""Scripts written for `torchacc` run with the import line changed and nothing else: alone, and on two processes."""
+"""Scripts written for `torchacc` run with only the import line changed.
+
+They run alone and on two processes.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,18 @@ log_steps = 1
 inputs = torch.randn(32, 3, 32, 32)
 labels = torch.randint(0, 100, (32,))
 dataset = torch.utils.data.TensorDataset(inputs, labels)
-train_loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, shuffle=True, num_workers=4)
+train_loader = torch.utils.data.DataLoader(dataset, batch_size=batch_size, shuffle=True, \
+num_workers=4)
 model = torchvision.models.resnet18()
 num_ftrs = model.fc.in_features
 model.fc = torch.nn.Linear(num_ftrs, 100)
 """
 PLAIN = "model, train_loader = torchacc.accelerate(model, train_loader)"
-FP16 = "config = torchacc.Config()\nconfig.compute.fp16 = True\nmodel, train_loader = torchacc.accelerate(model, train_loader, config)"
+FP16 = (
+    "config = torchacc.Config()\n"
+    "config.compute.fp16 = True\n"
+    "model, train_loader = torchacc.accelerate(model, train_loader, config)"
+)
 LOOP = """
 device = model.device
 criterion = torch.nn.CrossEntropyLoss()
@@ -40,7 +48,8 @@ for epoch in range(2):
         if i % log_steps == 0{rank_0}:
             iteration_time = time.time() - start_time
             throughputs = batch_size * log_steps / iteration_time{times_world}
-            print(f'Epoch: {{epoch}}, Step: {{i}}, Loss: {{loss:.4f}}, Throughputs: {{throughputs:.4f}} samples/s', flush=True)
+            print(f'Epoch: {{epoch}}, Step: {{i}}, Loss: {{loss:.4f}}, \
+Throughputs: {{throughputs:.4f}} samples/s', flush=True)
             start_time = time.time()
 """
 FP32_STEP = """
@@ -72,7 +81,7 @@ BATCHES = 4
 
 
 def steps_printed(command: list[str], checkout: Path) -> list[tuple[int, int]]:
-    """(epoch, step) of each line that the script printed."""
+    """Return (epoch, step) of each line that the script printed."""
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,1 +1,1 @@
-"""Plain PyTorch against the product: Hypothesis draws trainings, and both have to be the same."""
+"""Differential tests: Hypothesis draws trainings, and plain PyTorch and the product must agree."""

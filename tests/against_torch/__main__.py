@@ -16,7 +16,10 @@ from .run import FAILED, run
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code: 1 when something failed, or a planted fault was not found."""
+    """Do what the arguments ask for and return the exit code.
+
+    The code is 1 when a case failed or a planted fault was not found.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.against_torch", description=__doc__)
     parser.add_argument("--hours", type=float, default=0.0, help="how long to draw cases")
     parser.add_argument(

@@ -1,6 +1,7 @@
-"""Kinds of batches, and what a loop takes out of one.
+"""Batches of many container types, and the function that unpacks them for a training loop.
 
-A data set's item is `(index, x, target)`; the index says later which samples a rank has seen.
+An item of the data set is `(index, x, target)`. The index shows later which samples a rank has
+seen.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Record:
 
 
 class Encoding(UserDict[str, Any]):
-    """As tokenizers return it: keys, attributes and `to`."""
+    """A batch as tokenizers return it, with keys, attributes and `to`."""
 
     def to(self, device: Any) -> Encoding:
         self.data = {key: value.to(device) for key, value in self.data.items()}
@@ -37,7 +38,7 @@ class Encoding(UserDict[str, Any]):
 
 
 class Graph:
-    """No container, but with `.to(device)`, as graphs have it."""
+    """A batch that is no container but has `.to(device)`, as graphs have it."""
 
     def __init__(self, index: Tensor, x: Tensor, y: Tensor) -> None:
         self.index, self.x, self.y = index, x, y
@@ -49,7 +50,7 @@ class Graph:
 
 
 class Rows(list[Any]):
-    """A list of a class of its own."""
+    """A batch whose type is a subclass of `list`."""
 
 
 def _columns(items: Sequence[Any]) -> list[Tensor]:
@@ -93,7 +94,7 @@ def as_rows(items: Sequence[Any]) -> Any:
 
 
 def with_more(items: Sequence[Any]) -> Any:
-    """A batch with words, numbers, None and an inner dict beside its tensors."""
+    """Return a batch with words, numbers, None and an inner dict beside its tensors."""
     words = [f"sample {int(i)}" for i, _, _ in items]
     return {
         **as_dict(items),
@@ -130,7 +131,7 @@ def unpack(batch: Any) -> tuple[list[int], Tensor, Tensor]:
 
 
 def describe(value: Any) -> str:
-    """Return the types in a batch, with dtypes, shapes and what is no tensor."""
+    """Return a text with the types in a batch, its dtypes, shapes, layouts and other values."""
     if isinstance(value, Tensor):
         return f"{type(value).__name__}[{value.dtype}, {tuple(value.shape)}, {value.layout}]"
     name = type(value).__name__

@@ -1,6 +1,7 @@
-"""Draws cases until time is up, in several processes, and counts what was tried.
+"""Draw cases in several processes until the time is up, and count what was tried.
 
-A failure is shrunk for at most SHRINK_SECONDS. One that looks like an earlier one is counted, and drawing goes on.
+A failure is shrunk for at most SHRINK_SECONDS. A failure that looks like an earlier one is only
+counted, and drawing goes on.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ SUBJECTS = (
     "workers",
 )
 CHUNK = 40
-"""Cases that Hypothesis draws from one seed."""
+"""Number of cases that Hypothesis draws from one seed."""
 
 
 @dataclass
 class Tally:
-    """How many cases of each kind were run, what came of them, and the failures, shrunk."""
+    """Counts of the cases that were run, by kind and outcome, and the failures in shrunk form."""
 
     total: int = 0
     counts: dict[str, Counter[str]] = field(
@@ -54,7 +55,7 @@ class Tally:
     failures: list[Verdict] = field(default_factory=list)
 
     def add(self, verdict: Verdict) -> None:
-        """Count one case."""
+        """Add one case to the counts."""
         self.total += 1
         self.counts["outcome"][verdict.outcome] += 1
         for subject in SUBJECTS:
@@ -62,7 +63,7 @@ class Tally:
 
 
 class _Found(Exception):
-    """A case that failed; Hypothesis shrinks it."""
+    """Raised for a case that failed, so that Hypothesis shrinks it."""
 
 
 def draw(
@@ -73,7 +74,16 @@ def draw(
     known: set[str],
     until: float,
 ) -> Verdict | None:
-    """Run drawn cases; tell each verdict, and return the first failure that is not `known`, shrunk."""
+    """Run drawn cases and return the first new failure, shrunk, or None.
+
+    Args:
+        seed: seed of Hypothesis's draws.
+        examples: largest number of cases.
+        server: starts the processes of each case.
+        told: is called with each verdict.
+        known: signatures of failures that do not count as new.
+        until: value of `time.monotonic()` at which drawing ends.
+    """
     verdicts: dict[Case, Verdict] = {}
     smallest: list[Verdict] = []
     shrink_until = [float("inf")]
@@ -128,7 +138,10 @@ def _work(seed: int, seconds: float, results: Any) -> None:
 
 
 def battery(seed: int, seconds: float, jobs: int, told: Callable[[str], None] = print) -> Tally:
-    """Draw cases in `jobs` processes for `seconds`; return what was tried. Failures are told at once."""
+    """Draw cases in `jobs` processes for `seconds` and return the tally.
+
+    Each new failure is passed to `told` at once.
+    """
     context = mp.get_context("spawn")
     results = context.Queue()
     processes = [
@@ -159,7 +172,10 @@ def battery(seed: int, seconds: float, jobs: int, told: Callable[[str], None] = 
 
 
 def find_planted(name: str, seed: int, seconds: float) -> str:
-    """Draw cases with the fault planted until one fails that passes without; return that case, or ''."""
+    """Return a drawn case that fails with the fault planted and passes without it, or ''.
+
+    The text also says how many cases and seconds the search took.
+    """
     server, until, began = Server(), time.monotonic() + seconds, time.monotonic()
     tried = 0
     found: list[str] = []

@@ -1,7 +1,8 @@
-"""What DistributedDataParallel does, done by hand: the oracle of several processes.
+"""DistributedDataParallel's work done by hand, as the oracle of several processes.
 
-Gradients are gathered, summed in the order of ranks and divided, in their own dtype. Buffers are rank 0's before a
-forward pass, but for one after a pass without gradients or under `no_sync`.
+Gradients are gathered, summed in the order of ranks and divided, in their own dtype. Before a
+forward pass every rank gets rank 0's buffers, except after a pass without gradients or under
+`no_sync`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from torch import nn
 
 
 def share(model: nn.Module) -> None:
-    """Give `model` rank 0's parameters and buffers now, and its buffers before each forward pass. A collective call."""
+    """Broadcast rank 0's parameters and buffers now, and its buffers before each forward pass.
+
+    This is a collective call. `model` also gets a `no_sync` context manager.
+    """
     state = {"before": True, "average": True}
     with torch.no_grad():
         _from_rank_0([*model.parameters(), *model.buffers()])
@@ -53,10 +57,10 @@ def _from_rank_0(tensors: list[torch.Tensor]) -> None:
 
 
 def average(model: nn.Module) -> None:
-    """Replace gradients by their mean over ranks. A collective call."""
+    """Replace gradients by their mean over the ranks. This is a collective call."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     ranks: list[Any] = [None] * dist.get_world_size()
-    # As Gloo does, each rank sums its entries of a row first.
+    # Each rank sums its entries of a row first, as Gloo does.
     mine = [
         p.grad.coalesce() if p.grad is not None and p.grad.is_sparse else p.grad for p in parameters
     ]

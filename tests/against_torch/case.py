@@ -1,6 +1,6 @@
 """A case: the names and small numbers that decide one training, and nothing else.
 
-It goes into a command line as JSON and comes back the same, so that a failure can be run again.
+A case passes through a command line as JSON unchanged, so that a failure can be run again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Case:
-    """One training. Names are keys of the tables in models.py, loaders.py, loops.py, launches.py and product.py."""
+    """The settings of one training.
+
+    Names are keys of the tables in models.py, loaders.py, loops.py, launches.py and product.py.
+    """
 
     model: str = "mlp"
     loader: str = "in_order"
@@ -33,7 +36,7 @@ class Case:
     planted: str = ""  # a fault of planted.py that the product gets
 
     def json(self) -> str:
-        """Return the case as JSON, without what has its default."""
+        """Return the case as JSON. Defaults are left out, except for the fields in `_ALWAYS`."""
         plain = dataclasses.asdict(Case())
         values = {
             k: v for k, v in dataclasses.asdict(self).items() if v != plain[k] or k in _ALWAYS

@@ -1,7 +1,8 @@
-"""What two records differ by, and how far apart numbers may be, with the reason.
+"""Differences between the records of two sides, and how far apart numbers may be, and why.
 
-Equal to the bit where the arithmetic is the same. Where it is not, `reasons` says why, and a number may be apart by
-BOUND of its dtype, in units of the largest number of its tensor (at least 1).
+Numbers are equal to the bit where the arithmetic is the same. Where it is not, `reasons` says why,
+and a number may be apart by BOUND of its dtype. The unit is the largest magnitude of the tensor (at
+least 1).
 """
 
 from __future__ import annotations
@@ -21,11 +22,16 @@ BOUND = {torch.float64: 1e-10, torch.complex64: 1e-4, torch.float32: 1e-4, torch
 AUTOCAST = 2e-2
 """Bound where operations round to bfloat16."""
 DECIDING_AUTOCAST = 0.6
-"""The same where Inductor rounds at other places, so that a max pooling may choose another value: eager PyTorch's own
-gradients were up to 0.56 from float64's in 200 draws of the model `depthwise`."""
+"""Bound where Inductor also rounds at other places, so that max pooling may choose another value.
+
+Eager PyTorch's own gradients were up to 0.56 from float64's in 200 draws of the model `depthwise`.
+"""
 
 MIXING = ("gan", "clip")
-"""Loops in which numbers of another precision come into every gradient: what a network of float32 makes, or the norm of all."""
+"""Loops in which numbers of another precision enter every gradient.
+
+In `gan` a float32 network makes them. In `clip` it is the norm of all gradients.
+"""
 
 VALUES = (
     "losses",
@@ -42,7 +48,10 @@ WORDS = ("keys", "modules", "trained", "batches", "calls", "schedule", "training
 
 
 def reasons(case: Case) -> list[str]:
-    """Return why the product may round differently from plain PyTorch in this case; none: equal to the bit."""
+    """Return why the product may round differently from plain PyTorch in this case.
+
+    An empty list means that the results must be equal to the bit.
+    """
     found = []
     if case.config in ("eager", *COMPILED) and MODELS[case.model].rounds:
         found.append(MODELS[case.model].rounds)
@@ -58,7 +67,10 @@ def reasons(case: Case) -> list[str]:
 
 
 def differences(case: Case, ours: dict[str, Any], plain: dict[str, Any], exact: bool) -> list[str]:
-    """Return a line for each field in which the product's record of a rank is not the oracle's; `exact`: to the bit."""
+    """Return a line for each field in which the product's record of a rank is not the oracle's.
+
+    With `exact`, numbers have to be equal to the bit.
+    """
     found = [f"objection: {text}" for text in ours["objections"]]
     if LAUNCHES[case.launch].world == 1:
         if ours["samples"] != plain["samples"]:
@@ -135,9 +147,8 @@ def _tensors_apart(
         else AUTOCAST
     }.get(case.loop, 0.0)
     bound = 0.0 if exact else max(BOUND.get(ours.dtype, 0.0), rounded)
-    if not exact and (
-        where.startswith("losses") or case.loop in MIXING
-    ):  # a sum in float64 may have parts that are not
+    # A sum in float64 may have parts of another dtype.
+    if not exact and (where.startswith("losses") or case.loop in MIXING):
         bound = max(bound, BOUND.get(MODELS[case.model].dtype, BOUND[torch.float32]))
     scale = max(1.0, plain.to(wide).abs().nan_to_num(0.0).max().item())
     if apart <= bound * scale:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: cases that plain PyTorch can train."""
+"""Hypothesis strategies that draw cases which plain PyTorch can train."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .models import MODELS
 from .optimizers import OPTIMIZERS, SCHEDULERS
 
 CONFIGS = ("plain",) * 8 + ("eager",) * 8 + ("contiguous",) * 2 + ("aot",) * 4 + ("inductor",)
-"""Configurations in the shares in which they are drawn."""
+"""Names of configurations, repeated by the share in which they are drawn."""
 SPECIAL = ("double", "several_dtypes", "complex", "tied", "shared", "hooks", "batch_norm")
 MODEL_SHARES = (*MODELS, *SPECIAL * 3)
-"""Models, those more often that alone show a kind of fault."""
+"""Names of models; those that alone show a kind of fault are repeated to be drawn more often."""
 LAUNCHES = tuple(name for name, launch in launches.LAUNCHES.items() for _ in range(launch.share))
 
 
 def valid(case: Case) -> bool:
-    """Return whether plain PyTorch has such a training, and the product such a call."""
+    """Return whether plain PyTorch supports such a training, and the product such a call."""
     model, loader, launch = MODELS[case.model], LOADERS[case.loader], launches.LAUNCHES[case.launch]
     several = launch.world > 1
     return all(
@@ -50,7 +50,10 @@ def valid(case: Case) -> bool:
 
 
 def _by_user(case: Case) -> bool:
-    """Return whether a user can wrap the model in DDP: the loader divides itself, and there is a group before."""
+    """Return whether a user can wrap the model in DDP.
+
+    The loader has to divide itself, and the process group has to exist before.
+    """
     group = launches.LAUNCHES[case.launch].group == "before"
     known = case.loader in ("distributed_sampler", "stream_by_rank") and case.config == "plain"
     return (
@@ -63,7 +66,10 @@ def _by_user(case: Case) -> bool:
 
 @st.composite
 def cases(draw: Any) -> Case:
-    """Draw a valid case; the first of each table is the simplest, to which a failure is shrunk."""
+    """Draw a valid case.
+
+    Hypothesis shrinks a failure towards the first name of each table, which is the simplest.
+    """
     launch = draw(st.sampled_from(LAUNCHES))
     several = launches.LAUNCHES[launch].world > 1
     calls = product.CALLS + (product.CALLS_OF_RANKS if several else ())

@@ -1,7 +1,8 @@
-"""Ways in which the processes of a training come to be, and how a case's processes are started and ended.
+"""Launch kinds of a training, and how the processes of a case are started and ended.
 
-Most are forked from a server that has imported torch once (multiprocessing's fork server), with the variables or
-the process group that the launch stands for. `torchrun` and `spawn` are the real ones, and take seconds.
+Most processes are forked from a server that has imported torch once (multiprocessing's fork
+server). They get the variables or the process group that the launch stands for. `torchrun` and
+`spawn` are the real launchers, and take seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 
 @dataclass(frozen=True)
 class Launch:
-    """How many processes there are, and what they find: torchrun's variables, and a group that the user makes."""
+    """One kind of launch: how many processes it has, and what they find at their start.
+
+    They may find torchrun's variables and a process group that the user makes.
+    """
 
     world: int = 1
     variables: bool = False
@@ -55,13 +59,17 @@ LAUNCHES: dict[str, Launch] = {
 
 
 def before(name: str, side: str, rank: int, meeting: Path) -> None:
-    """Make the user's process group where the launch has one before accelerate(), and that of the oracle's ranks."""
+    """Create the process groups that exist before accelerate().
+
+    These are the user's group, where the launch has one by then, and the group of the oracle's
+    ranks.
+    """
     if LAUNCHES[name].group == "before" or (side != "product" and LAUNCHES[name].world > 1):
         _join(name, rank, meeting)
 
 
 def after(name: str, rank: int) -> None:
-    """Make the user's process group where the launch has one after accelerate()."""
+    """Create the user's process group where the launch has one after accelerate()."""
     import torch.distributed as dist
 
     if LAUNCHES[name].group == "after":
@@ -88,7 +96,7 @@ def _free_port() -> int:
 
 
 def _limit_memory() -> None:
-    """Have a process that takes ever more memory fail by itself, before the machine does."""
+    """Limit this process to 4 GiB of data, so that it fails before the machine has no memory."""
     resource.setrlimit(resource.RLIMIT_DATA, (4 * 2**30, 4 * 2**30))
 
 
@@ -99,9 +107,8 @@ def _in_child(
     die_with_parent()
     os.setsid()
     _limit_memory()
-    mp.set_start_method(
-        "fork", force=True
-    )  # as in a script; the server's own way would be inherited
+    # Workers fork, as in a script; the server's own start method would be inherited.
+    mp.set_start_method("fork", force=True)
     with open(Path(folder) / f"{side}-{rank}.log", "w", buffering=1) as log:  # noqa: PTH123
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -130,7 +137,7 @@ def _spawned(rank: int, text: str, side: str, folder: str) -> None:
 
 
 def _spawn(text: str, side: str, folder: str, world: int) -> None:
-    """Start ranks by torch.multiprocessing.spawn, from a process of its own."""
+    """Start ranks with torch.multiprocessing.spawn, from a process of its own."""
     import torch.multiprocessing
 
     die_with_parent()
@@ -140,7 +147,7 @@ def _spawn(text: str, side: str, folder: str, world: int) -> None:
 
 
 class Server:
-    """The process that has imported everything, and what was started with it."""
+    """The fork server that has imported everything, and the processes that are started with it."""
 
     def __init__(self) -> None:
         self._context = mp.get_context("forkserver")
@@ -150,13 +157,15 @@ class Server:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "PYTHONPATH": _PATHS,
         }
-        with patch.dict(
-            os.environ, variables
-        ):  # a module that the server does not find, it leaves out silently
+        # The server silently leaves out a module that it does not find.
+        with patch.dict(os.environ, variables):
             forkserver.ensure_running()
 
     def run(self, text: str, side: str, launch: str, folder: Path, seconds: float) -> str:
-        """Run all ranks of a side; return '' or what went wrong with the processes. Nothing of them is left."""
+        """Run all ranks of a side, and return '' or what went wrong with the processes.
+
+        None of the processes is left afterwards.
+        """
         kind = LAUNCHES[launch]
         if kind.command == "torchrun" and side == "product":
             return self._torchrun(text, side, folder, kind.world, seconds)
@@ -178,7 +187,10 @@ class Server:
     def _wait(
         self, processes: list[Any], folder: Path, side: str, world: int, seconds: float
     ) -> str:
-        """Wait for all; when one has failed, the others get a few seconds more."""
+        """Wait for all processes, and end those that are left.
+
+        When one has failed, the others get at most 3 seconds more.
+        """
         end = time.monotonic() + seconds
         failed = False
         while any(p.is_alive() for p in processes) and time.monotonic() < end:
@@ -223,7 +235,7 @@ class Server:
 
 
 def _end(pid: int) -> None:
-    """End a process and all that it has started."""
+    """Kill a process and everything that it has started."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         everyone = [process, *process.children(recursive=True)]

@@ -1,4 +1,4 @@
-"""Loaders of the kinds that people write, over a data set whose item depends on its index alone."""
+"""Data loaders of the kinds that people write, over items that depend on their index alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .models import MODELS
 
 
 class Items(Dataset[Any]):
-    """`length` items `(index, x, target)`."""
+    """Map-style data set of `length` items `(index, x, target)`."""
 
     def __init__(self, length: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.length, self.shape, self.dtype = length, shape, dtype
@@ -61,7 +61,7 @@ class Augmented(Items):
 
 
 class Batched(Items):
-    """Ready batches, for `batch_size=None`."""
+    """Map-style data set of ready batches, for `batch_size=None`."""
 
     def __init__(self, items: Items, batch_size: int, collate: Callable[[Any], Any]) -> None:
         self.items, self.batch_size, self.collate = items, batch_size, collate
@@ -79,14 +79,17 @@ class Batched(Items):
 
 
 def _place() -> tuple[int, int]:
-    """Return rank and world size as a script of the user's asks for them."""
+    """Return rank and world size as a user's script looks them up."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Stream(IterableDataset[Any]):
-    """The items in order; `by` is `rank` where every rank reads a share of its own, as every worker does."""
+    """Stream of the items in order, of which every worker reads a share.
+
+    With `by="rank"` every rank reads a share of its own, too.
+    """
 
     def __init__(self, items: Items, by: str = "") -> None:
         self.items = items
@@ -105,7 +108,7 @@ class StreamWithLength(Stream):
 
 
 class Shifting(DataLoader[Any]):
-    """A loader that finishes its batches itself, as prefetching subclasses do."""
+    """Loader that changes its batches in `__iter__`, as prefetching subclasses do."""
 
     def __iter__(self) -> Any:
         for index, x, y in super().__iter__():
@@ -129,8 +132,9 @@ class Endless(WithoutLength):
 class Loader:
     """How a loader is made, and what several ranks have to see of its samples.
 
-    `union`: every sample `once`, or `any` where samples are drawn again. `missing`: the samples that may be left out,
-    in units of (world size - 1), or of world size batches for `batches`.
+    `union` is `once` where every sample is seen once, and `any` where samples are drawn again.
+    `missing` says what may be left out: `items` stands for (world size - 1) samples, `batches` for
+    world size batches.
     """
 
     build: Callable[[Items, Case, dict[str, Any]], DataLoader[Any]]
@@ -277,7 +281,7 @@ def items_of(case: Case) -> Items:
 
 
 def expected(case: Case) -> list[int]:
-    """Return the samples of one epoch, all ranks together."""
+    """Return the indices of the samples of one epoch, all ranks together."""
     return _subset(case) if case.loader.startswith("subset") else list(range(case.samples))
 
 
@@ -290,16 +294,16 @@ def build(case: Case) -> DataLoader[Any]:
 
 
 def validation(case: Case) -> DataLoader[Any]:
-    """Return a loader for evaluation."""
+    """Return the loader for evaluation."""
     return DataLoader(items_of(case), 2 * case.batch_size)
 
 
 class RanOutError(Exception):
-    """The oracle has trained all that the product has seen, and would go on."""
+    """Raised when the oracle would train beyond the samples that the product has seen."""
 
 
 class Replay:
-    """Batches of the samples that a rank has seen, epoch after epoch, for the oracle."""
+    """Loader of the oracle: batches of the samples that a rank has seen, epoch after epoch."""
 
     def __init__(
         self, case: Case, name: str, epochs: list[list[list[int]]], length: int | None
@@ -308,9 +312,8 @@ class Replay:
         own = name == "train"
         self.collate = (BATCHES[case.batch] if own else None) or default_collate
         self.shift = own and case.loader == "subclass"
-        self.convert = (
-            default_convert if own and case.loader == "unbatched" else None
-        )  # as DataLoader does with batch_size=None
+        # DataLoader does the same with batch_size=None.
+        self.convert = default_convert if own and case.loader == "unbatched" else None
 
     def __len__(self) -> int:
         if self.length is None:

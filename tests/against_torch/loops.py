@@ -1,7 +1,7 @@
 """Training loops of the kinds that people write. Each is written once, and both sides run it.
 
-`run.ready(net)` is where gradients have to be averaged: by hand in the oracle, nothing in the product. What else
-differs between both sides is what `Run` holds.
+`run.ready(net)` stands where gradients have to be averaged. The oracle averages by hand there, and
+the product does nothing. All other differences between the sides are in `Run`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .models import CALLS, MODELS, loss
 
 @dataclass
 class Run:
-    """What a loop trains with, on one rank of one side, and what it writes down."""
+    """What a loop trains with on one rank of one side, and the record that it fills."""
 
     case: Case
     rank: int
@@ -41,7 +41,7 @@ class Run:
     step: int = 0
 
     def batches(self, name: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield x and target of each batch of one pass, and write down what came."""
+        """Yield x and target of each batch of one pass, and record what came."""
         loader = self.loader if name == "train" else self.validation
         seen: list[list[int]] = []
         self.record["samples"].setdefault(name, []).append(seen)
@@ -58,21 +58,23 @@ class Run:
             index, x, y = unpack(batch)
             seen.append(index)
             self.record["batches"].append(describe(batch))
-            if (
-                self.reseeds
-            ):  # what ranks draw in forward must not depend on how the samples were divided
+            # What ranks draw in forward must not depend on how the samples were divided.
+            if self.reseeds:
                 torch.manual_seed(10 * self.step + self.rank)
             yield x, y
         complete[-1] = True
 
     def log(self, value: Tensor) -> None:
-        """Write a step's loss and learning rates down."""
+        """Record a step's loss and learning rates."""
         self.step += 1
         self.record["losses"].append(value.detach().clone())
         self.record["rates"].append([float(group["lr"]) for group in self.optimizer.param_groups])
 
     def update(self, value: Tensor, *, log: bool = True) -> None:
-        """Backward pass, average, step."""
+        """Run the backward pass, the averaging, the optimizer's step and the scheduler's.
+
+        With `log`, record the loss and the learning rates.
+        """
         value.backward()
         self.ready(self.model)
         self.optimizer.step()
@@ -82,7 +84,7 @@ class Run:
             self.scheduler.step()
 
     def quiet(self) -> Any:
-        """Return no_sync where the model has it."""
+        """Return `no_sync()` of the model, or a context that does nothing where there is none."""
         return getattr(self.model, "no_sync", contextlib.nullcontext)()
 
 
@@ -106,7 +108,7 @@ def zeros_kept(run: Run) -> None:
 
 
 def accumulate(run: Run) -> None:
-    """Two batches a step, the first without communication."""
+    """Accumulate the gradients of two batches per step, the first without communication."""
     for epoch in _epochs(run):
         run.optimizer.zero_grad()
         for number, (x, y) in enumerate(epoch):
@@ -148,7 +150,7 @@ def closure(run: Run) -> None:
 
 
 def two_losses(run: Run) -> None:
-    """Two forward and backward passes a step."""
+    """Run two forward and backward passes per step."""
     for epoch in _epochs(run):
         for x, y in epoch:
             run.optimizer.zero_grad()
@@ -158,7 +160,7 @@ def two_losses(run: Run) -> None:
 
 
 def two_backwards(run: Run) -> None:
-    """Two losses of one forward pass, each with its own backward pass."""
+    """Run a backward pass of its own for each of two losses of one forward pass."""
     for epoch in _epochs(run):
         for x, y in epoch:
             run.optimizer.zero_grad()
@@ -168,7 +170,7 @@ def two_backwards(run: Run) -> None:
 
 
 def gan(run: Run) -> None:
-    """The model judges what a second network makes; both are trained in turn."""
+    """Train the model as a GAN's discriminator, in turn with a second network as its generator."""
     shape = MODELS[run.case.model].shape
     width = 1
     for size in shape:
@@ -194,7 +196,7 @@ def gan(run: Run) -> None:
 
 
 def ema_by_name(run: Run) -> None:
-    """Average weights by name in a copy that was made of the trained model."""
+    """Average the weights by name, in copies of the trained model's parameters."""
     state = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     for epoch in _epochs(run):
         for x, y in epoch:
@@ -207,7 +209,7 @@ def ema_by_name(run: Run) -> None:
 
 
 def averaged_model(run: Run) -> None:
-    """torch's AveragedModel, which copies what it is given, and is evaluated."""
+    """Train with torch's AveragedModel, which copies what it is given, and evaluate the average."""
     averaged = AveragedModel(run.model)
     for epoch in _epochs(run):
         for x, y in epoch:
@@ -245,7 +247,7 @@ def evaluate_in_between(run: Run) -> None:
 
 
 def freeze(run: Run) -> None:
-    """Stop training the first parameter that is trained, and take it up again."""
+    """Freeze the first trained parameter in every second epoch."""
     first = next((p for p in run.model.parameters() if p.requires_grad), None)
     for number, epoch in enumerate(_epochs(run)):
         if first is not None:
@@ -284,7 +286,7 @@ def peek(run: Run) -> None:
 
 
 def save_and_load(run: Run) -> None:
-    """Take a checkpoint after an epoch, go on, go back, and go on again."""
+    """Save a checkpoint after the first epoch, train on, go back to it, and train on again."""
     kept: Any = None
     for epoch in _epochs(run):
         for x, y in epoch:
@@ -300,7 +302,7 @@ def save_and_load(run: Run) -> None:
 
 
 def hooks_after(run: Run) -> None:
-    """Hooks registered on what accelerate() returned: the model, a parameter, the optimizer."""
+    """Register hooks on what accelerate() returned: the model, a parameter and the optimizer."""
 
     def count(name: str) -> Callable[..., None]:
         return lambda *_: CALLS.update([name])
@@ -316,7 +318,7 @@ def hooks_after(run: Run) -> None:
 
 
 def autocast(run: Run) -> None:
-    """Mixed precision as users write it."""
+    """Train with autocast to bfloat16, as users write it."""
     for epoch in _epochs(run):
         for x, y in epoch:
             run.optimizer.zero_grad()
@@ -327,7 +329,7 @@ def autocast(run: Run) -> None:
 
 
 def group_added(run: Run) -> None:
-    """A parameter of the user's own, beside the model, joins the optimizer midway."""
+    """Add a user's own parameter, beside the model, to the optimizer after the first epoch."""
     offset = nn.Parameter(torch.tensor(0.1))
     for number, epoch in enumerate(_epochs(run)):
         if number == 1:

@@ -1,7 +1,7 @@
 """Models of the kinds that people train, small enough for a step of a millisecond.
 
-A model takes a batch `x` [N, *shape] and returns tensors in any nesting; `loss` makes one number of these and of
-the targets [N]. Hooks that a model registers count their calls in CALLS.
+A model takes a batch `x` [N, *shape] and returns tensors in any nesting. `loss` reduces them and
+the targets [N] to one number. Hooks that a model registers count their calls in CALLS.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 CALLS: Counter[str] = Counter()
-"""Calls of hooks in this process, by name."""
+"""Number of calls of hooks in this process, by name."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the table, and what it asks of the rest of a case."""
+    """An entry of the table of models, and what it asks of the rest of a case."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...] = (6,)
@@ -59,7 +59,7 @@ def loss(outputs: Any, target: Tensor) -> Tensor:
 
 
 class Net(nn.Module):
-    """Layers by name, and a function of them that computes the outputs."""
+    """Module of named layers, whose outputs a given function computes."""
 
     def __init__(self, compute: Callable[[Any, Tensor], Any], **layers: Any) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Attention(nn.Module):
 
 
 class Counting(nn.Module):
-    """Buffers of several kinds that forward changes: a count, an average, one that is not saved."""
+    """Model with buffers that forward changes: a count, an average, and one that is not saved."""
 
     count: Tensor
     average: Tensor
@@ -139,7 +139,7 @@ class Counting(nn.Module):
 
 
 class Hooked(nn.Module):
-    """Hooks of every kind, on the whole model, a layer and a parameter."""
+    """Model with hooks of every kind: on the whole model, on a layer and on a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def _count(name: str) -> None:
 
 
 class OwnState(nn.Module):
-    """A model whose state dict holds more than parameters, and whose attributes have the wrappers' names."""
+    """Model with extra state in its state dict, and with attributes named as a wrapper's."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Optimizers and schedules, made as users make them."""
+"""Optimizers and learning-rate schedules, made as users make them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from torch import nn
 from gallery_lib.optim import fused_cpu
 
 EPS = 1e-3
-"""Large enough for a rounding error of a gradient near zero not to become a step of the learning rate's size."""
+"""Epsilon of the adaptive optimizers.
+
+It keeps a rounding error of a gradient near zero from becoming a step of the learning rate's size.
+"""
 
 
 class OwnSGD(torch.optim.SGD):
-    """A user's subclass, with a step of its own."""
+    """A user's subclass of SGD with a step of its own."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
@@ -27,7 +30,7 @@ class OwnSGD(torch.optim.SGD):
 
 
 def _groups(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-    """Return two groups of the parameters, the second with a learning rate of its own."""
+    """Return the parameters in two groups, the second with a learning rate of its own."""
     every = list(parameters)
     return (
         [{"params": every[:1]}, {"params": every[1:], "lr": 0.02}]
@@ -57,7 +60,7 @@ OPTIMIZERS: dict[str, Callable[[Any, Any], torch.optim.Optimizer]] = {
 IN_ONE_PASS = tuple(
     name for name in OPTIMIZERS if name not in ("adagrad", "own_sgd", "sparse_adam", "lbfgs")
 )
-"""Those whose class gallery_lib.optim.fused_cpu has as well."""
+"""Names of the optimizers whose class gallery_lib.optim.fused_cpu has as well."""
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "none": lambda optimizer: None,
@@ -80,6 +83,9 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 
 
 def optimizer_of(name: str, model: nn.Module, ours: bool = False) -> torch.optim.Optimizer:
-    """Return the optimizer `name` of the model's trained parameters; `ours`: of the product's classes."""
+    """Return the optimizer `name` of the model's trained parameters.
+
+    With `ours`, use the product's class where there is one.
+    """
     module = fused_cpu if ours and name in IN_ONE_PASS else torch.optim
     return OPTIMIZERS[name](module, [p for p in model.parameters() if p.requires_grad])

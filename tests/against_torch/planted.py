@@ -1,6 +1,7 @@
-"""Faults that the battery has to find: each makes the product wrong in one way, in the process that trains.
+"""Faults that the battery has to find: each makes the product wrong in one way.
 
-They are put on what the product returned, not into its sources, so they stay when these change.
+They act in the process that trains, on what the product returned. They do not touch the product's
+sources, so they stay when the sources change.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .loops import Run
 
 
 class _Changed:
-    """A loader whose passes go through `change(batches, number of the pass)`."""
+    """Loader whose passes go through `change(batches, number of the pass)`."""
 
     def __init__(self, loader: Any, change: Callable[[Iterator[Any], int], Iterator[Any]]) -> None:
         self.loader, self.change, self.passes = loader, change, 0
@@ -43,7 +44,7 @@ def _after_step(run: Run, then: Callable[[], None]) -> Any:
 
 
 def lost_sample(run: Run) -> Any:
-    """The second batch of each pass never arrives."""
+    """Drop the second batch of each pass."""
 
     def change(batches: Iterator[Any], _: int) -> Iterator[Any]:
         return (batch for number, batch in enumerate(batches) if number != 1)
@@ -52,7 +53,7 @@ def lost_sample(run: Run) -> Any:
 
 
 def doubled_step(run: Run) -> Any:
-    """The optimizer takes each step twice."""
+    """Take each step of the optimizer twice."""
     step = run.optimizer.step
     return patch.object(
         run.optimizer,
@@ -62,7 +63,7 @@ def doubled_step(run: Run) -> Any:
 
 
 def dropped_hook(run: Run) -> Any:
-    """Hooks around the forward pass of the model's own modules are gone."""
+    """Remove the forward hooks and forward pre-hooks of the model's own modules."""
     for module in run.model.modules():
         if not isinstance(module, nn.parallel.DistributedDataParallel):
             module._forward_hooks.clear()
@@ -71,7 +72,7 @@ def dropped_hook(run: Run) -> Any:
 
 
 def key_with_prefix(run: Run) -> Any:
-    """Keys of a checkpoint begin with a wrapper's name."""
+    """Begin the keys of a checkpoint with a wrapper's name."""
     plain = run.model.state_dict
     return patch.object(
         run.model,
@@ -81,7 +82,7 @@ def key_with_prefix(run: Run) -> Any:
 
 
 def rounded_double(run: Run) -> Any:
-    """Weights in float64 lose what float32 does not hold."""
+    """Round weights in float64 to what float32 holds, after each step."""
 
     @torch.no_grad()
     def rounded() -> None:
@@ -93,7 +94,7 @@ def rounded_double(run: Run) -> Any:
 
 
 def gradient_not_averaged(run: Run) -> Any:
-    """Every rank goes on with its own gradients."""
+    """Let every rank go on with its own gradients."""
     forward = nn.parallel.DistributedDataParallel.forward
 
     def quiet(self: Any, *arguments: Any, **more: Any) -> Any:
@@ -104,7 +105,7 @@ def gradient_not_averaged(run: Run) -> Any:
 
 
 def stale_rate(run: Run) -> Any:
-    """Steps go on with the learning rate of the beginning."""
+    """Take all steps with the learning rate of the beginning."""
     first = [group["lr"] for group in run.optimizer.param_groups]
     step = run.optimizer.step
 
@@ -121,7 +122,7 @@ def stale_rate(run: Run) -> Any:
 
 
 def batch_type_lost(run: Run) -> Any:
-    """Batches of a class of their own arrive as plain dicts and lists."""
+    """Turn batches of a class of their own into plain dicts and lists."""
 
     def plain(batch: Any) -> Any:
         if isinstance(batch, dict):
@@ -132,13 +133,13 @@ def batch_type_lost(run: Run) -> Any:
 
 
 def buffer_not_updated(run: Run) -> Any:
-    """Buffers stay what they were."""
+    """Set buffers back to their first values after each step."""
     kept = [(b, b.clone()) for b in run.model.buffers()]
     return _after_step(run, lambda: [b.copy_(old) for b, old in kept] and None)
 
 
 def same_permutation(run: Run) -> Any:
-    """The second pass has the first one's order."""
+    """Give the later passes the order of the first."""
     first: list[Any] = []
 
     def change(batches: Iterator[Any], number: int) -> Iterator[Any]:
@@ -151,7 +152,7 @@ def same_permutation(run: Run) -> Any:
 
 
 def untied(run: Run) -> Any:
-    """Parameters that two modules share become two, after the first step."""
+    """Make parameters that two modules share into two, which differ after the first step."""
     seen: set[int] = set()
     for module in run.model.modules():
         for name, p in list(module._parameters.items()):
@@ -162,32 +163,32 @@ def untied(run: Run) -> Any:
 
 
 def evaluation_lost(run: Run) -> Any:
-    """`eval()` does nothing, so running averages move while a model is measured."""
+    """Make `eval()` do nothing, so that running averages move while a model is measured."""
     return patch.object(run.model, "eval", lambda: run.model)
 
 
 def thawed(run: Run) -> Any:
-    """Frozen parameters are trained."""
+    """Train frozen parameters, too."""
     for p in run.model.parameters():
         p.requires_grad_(p.is_floating_point() or p.is_complex())
     return contextlib.nullcontext()
 
 
 def random_state_moved(run: Run) -> Any:
-    """One number more is drawn from the global generator."""
+    """Draw one number more from the global generator."""
     torch.rand(())
     return contextlib.nullcontext()
 
 
 def decay_lost(run: Run) -> Any:
-    """Weight decay is left out of steps."""
+    """Leave weight decay out of steps."""
     for group in run.optimizer.param_groups:
         group["weight_decay"] = 0.0
     return contextlib.nullcontext()
 
 
 def never_ends(run: Run) -> Any:
-    """Training waits for something that does not come."""
+    """Make a training hang: its first step waits for an hour."""
     return patch.object(run.optimizer, "step", lambda *_: time.sleep(3600))
 
 
@@ -216,6 +217,6 @@ FAULTS: dict[str, Callable[[Run], Any]] = {
 
 @contextlib.contextmanager
 def planted(name: str, run: Run) -> Iterator[None]:
-    """Train with the fault `name`; '' plants none."""
+    """Context: train with the fault `name`; '' plants none."""
     with FAULTS[name](run) if name else contextlib.nullcontext():
         yield

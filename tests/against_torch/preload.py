@@ -1,4 +1,4 @@
-"""What the server imports before it forks: everything that a case needs, and nothing that starts a thread."""
+"""Imports of the fork server: everything that a case needs, and nothing that starts a thread."""
 
 import torch._dynamo
 import torch._functorch.aot_autograd

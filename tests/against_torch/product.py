@@ -1,4 +1,4 @@
-"""The product's side: configurations, and the ways to call it."""
+"""Configurations of the product, and the ways to call it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ COMMS: dict[str, dict[str, Any]] = {
     "find_unused": {"find_unused_parameters": True},
 }
 CALLS = ("older", "optimizer_before", "one_pass", "parts", "parts", "parts")
-"""Ways to call accelerate(), in the shares in which they are drawn."""
+"""Ways to call accelerate(), repeated by the share in which they are drawn."""
 CALLS_OF_RANKS = ("auto", "accelerate_ddp")
-"""Ways for a model that the user wraps in DistributedDataParallel."""
+"""Further ways to call it, for a model that the user wraps in DistributedDataParallel."""
 
 
 def config_of(case: Case) -> Config:
@@ -65,7 +65,11 @@ def config_of(case: Case) -> Config:
 
 
 def accelerated(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[Any, ...]:
-    """Return (model, loader, validation, optimizer, scheduler) as the case's way of calling has them, and objections."""
+    """Return (model, loader, validation, optimizer, scheduler, objections).
+
+    The first five are as the case's way of calling has them. The objections name what accelerate()
+    should have kept.
+    """
     if case.call in CALLS_OF_RANKS:
         return _wrapped(case, model, loader, validation)
     if case.call == "parts":
@@ -86,7 +90,7 @@ def _parts(case: Case, model: nn.Module, loader: Any, validation: Any) -> tuple[
         parts["validation"] = validation
     orders = list(itertools.permutations(parts))
     names = orders[case.order % len(orders)]
-    # Of two loaders nobody can tell which is which, so their order is the names' order.
+    # Nobody can tell two loaders apart, so their order is the names' order.
     returned = one_call.accelerate(*(parts[name] for name in names), config=config_of(case))
     after = dict(zip(names, returned, strict=True))
     same = ["optimizer", "scheduler"]
@@ -126,7 +130,7 @@ def _wrapped(case: Case, model: nn.Module, loader: Any, validation: Any) -> tupl
 
 
 def accelerate_more(case: Case) -> Callable[[nn.Module, Any], tuple[Any, Any]]:
-    """Return what makes a second network and its optimizer ready, in the case's way."""
+    """Return a function that makes a second network and its optimizer ready, in the case's way."""
 
     def more(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
         if case.call in CALLS_OF_RANKS:

@@ -1,6 +1,6 @@
-"""One process of one side of a case: trains, and writes down everything that the other side has to agree with.
+"""One process of one side of a case, which trains and records all that the other side must match.
 
-`python -m …against_torch.rank CASE SIDE FOLDER` is what a real torchrun starts.
+A real torchrun starts it as `python -m …against_torch.rank CASE SIDE FOLDER`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from .models import CALLS, MODELS
 from .optimizers import SCHEDULERS, optimizer_of
 
 SIDES = ("product", "plain", "compiled")
-"""`compiled` is plain PyTorch whose model torch.compile compiles, with the backend of the product's configuration."""
+"""The sides of a case.
+
+`compiled` is plain PyTorch whose model torch.compile compiles, with the backend of the product's
+configuration.
+"""
 
 
 def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]) -> None:
@@ -38,7 +42,7 @@ def train(case: Case, side: str, rank: int, folder: Path, record: dict[str, Any]
     CALLS.clear()
     for seed in (random.seed, np.random.seed):
         seed(case.seed)
-    # Ranks start with different weights: rank 0's are the run's.
+    # The product's ranks start with different weights, and rank 0's are the run's.
     torch.manual_seed(case.seed + (rank if side == "product" else 0))
     model = MODELS[case.model].build()
     if side == "product":
@@ -83,7 +87,10 @@ def _unchanged(model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
 
 
 def _plain_loaders(case: Case, rank: int, world: int, folder: Path) -> tuple[Any, Any]:
-    """Return a user's loaders; on several processes those of the samples that the product's rank has seen."""
+    """Return a user's loaders.
+
+    On several processes they yield the samples that the product's rank has seen.
+    """
     if world == 1:
         return loaders.build(case), loaders.validation(case)
     seen = read(folder, "product", rank)
@@ -94,13 +101,13 @@ def _plain_loaders(case: Case, rank: int, world: int, folder: Path) -> tuple[Any
 
 
 def _close(run: Run, model: nn.Module) -> None:
-    """Write down what is left when training has ended."""
+    """Record what is left when training has ended."""
 
     def values(named: Any) -> dict[str, torch.Tensor]:
         return {name: t.detach().clone() for name, t in named}
 
     record = run.record
-    # torch.compile's wrapper is taken off by the product; its prefix is no part of the comparison.
+    # The product takes torch.compile's wrapper off, so its prefix is no part of the comparison.
     model = getattr(model, "_orig_mod", model)
     state = model.state_dict()
     record["keys"] = list(state)
@@ -134,7 +141,7 @@ def read(folder: Path, side: str, rank: int) -> dict[str, Any]:
 
 
 def main(text: str, side: str, rank: int, folder_name: str) -> None:
-    """Run one rank and write its record; what is raised becomes a record, too."""
+    """Run one rank and write its record; an exception becomes a record, too."""
     case, folder = Case.of(text), Path(folder_name)
     record: dict[str, Any] = {name: {} for name in ("samples", "complete", "length")}
     record |= {name: [] for name in ("batches", "losses", "rates", "extra", "objections")}
@@ -157,7 +164,8 @@ def main(text: str, side: str, rank: int, folder_name: str) -> None:
     if dist.is_initialized() and record["outcome"] == "ran":
         with contextlib.suppress(Exception):
             dist.barrier()
-    # Threads and groups of a training that has failed may wait for ranks that are gone; nothing here needs them.
+    # Threads and groups of a training that has failed may wait for ranks that are gone. Nothing
+    # here needs them.
     os._exit(0 if record["outcome"] == "ran" else 3)
 
 

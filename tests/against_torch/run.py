@@ -1,4 +1,4 @@
-"""Runs a case on both sides, and says whether they are the same."""
+"""Both sides of a case, run one after the other, and the verdict whether they are the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REFUSED, RAISES, FAILED = "refused", "plain raises, too", "FAILED"
 
 @dataclass
 class Verdict:
-    """What came of a case: one of the words above, with the lines that say why."""
+    """Outcome of a case: one of the words above, with the lines that say why."""
 
     case: Case
     outcome: str
@@ -30,7 +30,10 @@ class Verdict:
 
     @property
     def signature(self) -> str:
-        """What makes two failures one fault, roughly: the fields that differ, or the message's beginning."""
+        """Return a key that is the same for two failures if they are roughly one fault.
+
+        It names the fields that differ, or the beginning of the message.
+        """
         kinds = sorted({line.split(":")[0].split(".")[0].split("[")[0] for line in self.lines})
         first = (
             self.lines[0][:60]
@@ -51,12 +54,12 @@ def refusal(case: Case) -> str:
 
 
 def seconds(case: Case) -> float:
-    """Return how long one side of a case may take."""
+    """Return how many seconds one side of a case may take."""
     return 120.0 if case.config == "inductor" or LAUNCHES[case.launch].command else 60.0
 
 
 def run(case: Case, server: Server) -> Verdict:
-    """Run the product, then plain PyTorch on the samples that were seen, and compare."""
+    """Run the product, then plain PyTorch on the samples that the product saw, and compare."""
     with tempfile.TemporaryDirectory(prefix="against-torch-") as name:
         folder = Path(name)
         ours, trouble = _side(case, "product", server, folder)
@@ -101,16 +104,15 @@ def _one_line(record: dict[str, Any]) -> str:
     frames = [
         line.strip() for line in record["trace"].splitlines() if line.strip().startswith("File")
     ]
-    where = (
-        re.sub(r'"[^"]*/', '"', frames[-1]) if frames else ""
-    )  # no folders of the machine that ran it
+    # Leave out the folders of the machine that ran it.
+    where = re.sub(r'"[^"]*/', '"', frames[-1]) if frames else ""
     return f"{' '.join(record['message'].split())[:400]} ({where})"
 
 
 def _side(
     case: Case, side: str, server: Server, folder: Path
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return every rank's record, or what went wrong with the processes."""
+    """Return every rank's record, and what went wrong with the processes."""
     trouble = server.run(case.json(), side, case.launch, folder, seconds(case))
     ranks = range(LAUNCHES[case.launch].world)
     there = [read(folder, side, rank) for rank in ranks if (folder / f"{side}-{rank}.pt").exists()]

@@ -1,4 +1,4 @@
-"""Writes docs/guides/what_works.md: what each kind of model, loader, batch, loop and launch comes to.
+"""Writer of docs/guides/what_works.md, with verdicts by kind of model, loader, batch, loop, launch.
 
 A cell is one case: a training in plain PyTorch, and the same with the product.
 """
@@ -32,25 +32,32 @@ COLUMNS = {"one process": ONE, "compiled": COMPILED, "two processes": TWO}
 INTRODUCTION = """\
 # What works
 
-Each cell is a training that was run twice: in plain PyTorch, and with `accelerate()`. Losses, parameters, buffers,
-gradients, samples, keys, hooks, optimizer states and learning rates of both were compared, on every process.
-`.venv/bin/python -m tests.against_torch --table` writes this page; `.venv/bin/python -m tests.against_torch --hours 1` draws
+Each cell is a training that was run twice: in plain PyTorch, and with `accelerate()`. Losses, \
+parameters, buffers,
+gradients, samples, keys, hooks, optimizer states and learning rates of both were compared, on \
+every process.
+`.venv/bin/python -m tests.against_torch --table` writes this page; `.venv/bin/python -m \
+tests.against_torch --hours 1` draws
 combinations of the rows.
 
 - **same**: equal to the bit.
-- **same but for rounding**: apart by no more than {bound:g} of the largest value of a tensor (float32).
-- **as torch.compile**: what `torch.compile` makes of the same model, which is not what eager PyTorch does.
+- **same but for rounding**: apart by no more than {bound:g} of the largest value of a tensor \
+(float32).
+- **as torch.compile**: what `torch.compile` makes of the same model, which is not what eager \
+PyTorch does.
 - **refused**: `accelerate()` or a step raises an `InputError`; the line stands below the table.
 - **as in plain PyTorch, an error**: PyTorch itself cannot do it.
 
-*One process* and *two processes* are `Config()` without its compiler; *compiled* has the compiler's tracing and
-PyTorch's own operators instead of generated code, so that only what the compiler changes on purpose can differ.
+*One process* and *two processes* are `Config()` without its compiler; *compiled* has the \
+compiler's tracing and
+PyTorch's own operators instead of generated code, so that only what the compiler changes on \
+purpose can differ.
 """
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the page: a row for each name of a field of Case, a column for each set of changes."""
+    """A table of the page: a row per name of a field of Case, a column per set of changes."""
 
     title: str
     field: str
@@ -59,7 +66,7 @@ class Section:
     more: dict[str, Any] = field(default_factory=dict)
 
     def case(self, name: str, column: str) -> Case | None:
-        """Return the case of a cell, or None where there is no such thing."""
+        """Return the case of a cell, or None where there is no such case."""
         values = {**self.more, **self.columns[column], self.field: name}
         if self.field == "model" and MODELS[name].optimizers:
             values["optimizer"] = MODELS[name].optimizers[0]

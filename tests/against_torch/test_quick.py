@@ -1,4 +1,4 @@
-"""The battery's part for every commit: some drawn trainings, and proof that a planted fault is found."""
+"""The battery's part for every commit: drawn trainings, and proof that it finds a planted fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASES = 8
 
 @pytest.fixture(scope="module")
 def server() -> Server:
-    """The process that forks those of cases; it ends with this one."""
+    """Return the server that forks the processes of cases; it ends with this process."""
     return Server()
 
 

@@ -1,7 +1,8 @@
-"""The ResNet-50 notebook in JupyterLab, started as `prepare.sh --lab` does and used as a reader would, in a real browser.
+"""The ResNet-50 notebook in a real browser, in a JupyterLab started as `prepare.sh --lab` does.
 
-One story, told once: open the notebook from the file browser, put small values into its parameters cell, Run All; stop
-it while a cell trains; use the kernel; restart it and run everything. The tests look at what was seen on the way.
+One story is told once. A reader opens the notebook from the file browser, puts small values into
+its parameters cell, and chooses Run All. The reader stops a cell while it trains, uses the kernel,
+restarts it and runs everything. The tests look at what was seen on the way.
 """
 
 from __future__ import annotations
@@ -39,9 +40,8 @@ PARAMETERS = {
     "amp_level": '"O0"',
     "processes": 1,
 }
-PHASE = re.compile(
-    r"^resnet50, ([^:]+(?:: [^:]+)?): [^:]*\d s", re.MULTILINE
-)  # as progress shows it
+# A phase as progress shows it.
+PHASE = re.compile(r"^resnet50, ([^:]+(?:: [^:]+)?): [^:]*\d s", re.MULTILINE)
 ENDED_SECONDS = 10.0
 CELLS_SECONDS = 240.0
 
@@ -56,7 +56,7 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 @dataclass
 class Lab:
-    """A running JupyterLab; every process that stems from it carries the mark in its environment."""
+    """A running JupyterLab, whose processes all carry the mark in their environment."""
 
     process: subprocess.Popen[bytes]
     mark: str
@@ -65,7 +65,7 @@ class Lab:
     root: Path  # the folder that it shows
 
     def processes(self) -> set[psutil.Process]:
-        """Those that are there now."""
+        """Return the processes that are there now."""
         found = set()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -81,7 +81,10 @@ class Lab:
 def lab(
     checkout: Path, kernel: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lab]:
-    """JupyterLab in a copy of the notebooks, with settings and files of its own. When it ends, nothing of it is left."""
+    """Yield a JupyterLab in a copy of the notebooks, and leave nothing of it at the end.
+
+    It has settings and files of its own.
+    """
     folder = tmp_path_factory.mktemp("lab")
     root, runtime, log = folder / "checkout", folder / "runtime", folder / "log.txt"
     shutil.copytree(
@@ -144,7 +147,7 @@ class Page:
     sources: list[str]  # of the cells, in order
 
     def cell(self, source: str) -> Any:
-        """The cell whose source holds that."""
+        """Return the cell whose source holds `source`."""
         (number,) = [number for number, text in enumerate(self.sources) if source in text]
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell").nth(
             number
@@ -156,23 +159,26 @@ class Page:
         self.page.locator(".lm-Menu-itemLabel").get_by_text(item, exact=True).click()
 
     def output(self, source: str) -> str:
-        """The text below a cell."""
+        """Return the text below a cell."""
         return "\n".join(self.cell(source).locator(".jp-OutputArea-output").all_text_contents())
 
     def picture(self, source: str, name: str) -> None:
-        """A screenshot with the cell in view. Cells get their height when they come into view, so it scrolls twice."""
+        """Take a screenshot with the cell in view.
+
+        Cells get their height when they come into view, so the page is scrolled twice.
+        """
         for _ in range(2):
             self.cell(source).scroll_into_view_if_needed()
             self.page.wait_for_timeout(300)
         screenshot(self.page, name)
 
     def ran(self, source: str) -> int | None:
-        """The number in front of a cell that has run to its end."""
+        """Return the number in front of a cell that has run to its end."""
         found = re.search(r"\[(\d+)\]", self.cell(source).locator(".jp-InputPrompt").text_content())
         return int(found[1]) if found else None
 
     def phase(self, source: str) -> str:
-        """What progress shows below a cell; nothing before and after it runs."""
+        """Return the phase that progress shows below a cell, or '' before and after it runs."""
         found = PHASE.search(self.output(source))
         return found[1] if found else ""
 
@@ -185,7 +191,10 @@ TRAINING, MACHINE, LAST = (
 
 
 def opened(browser: Any, lab: Lab) -> Page:
-    """JupyterLab at its index, and from there the notebook, opened in the file browser; its kernel is ready."""
+    """Return a page with the notebook open and its kernel ready.
+
+    The notebook is opened in the file browser, from JupyterLab's index.
+    """
     notebook = lab.root / "notebooks" / "resnet50.ipynb"
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(60_000)
@@ -208,7 +217,7 @@ def opened(browser: Any, lab: Lab) -> Page:
 
 
 def edit_parameters(shown: Page) -> None:
-    """Click into the parameters cell, and write other values into it."""
+    """Click into the parameters cell and write other values into it."""
     (before,) = [text for text in shown.sources if text.startswith("profile: str")]
     after = before
     for name, value in PARAMETERS.items():
@@ -231,7 +240,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def shown(browser: Any, lab: Lab) -> Page:
-    """The notebook, opened and with small parameters."""
+    """Return the notebook, opened and with small parameters."""
     page = opened(browser, lab)
     edit_parameters(page)
     return page
@@ -239,7 +248,7 @@ def shown(browser: Any, lab: Lab) -> Page:
 
 @dataclass
 class Stopped:
-    """What was seen when the notebook was stopped while a cell trained, and after that."""
+    """What was seen while a training cell was stopped, and after that."""
 
     training: set[psutil.Process]
     left: set[psutil.Process]
@@ -282,7 +291,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def finished(stopped: Stopped, shown: Page) -> Finished:
-    """The kernel restarted, and all cells run to the end."""
+    """Restart the kernel, run all cells to the end, and return what was seen."""
     shown.menu("Kernel", "Restart Kernel and Run All Cells…")
     shown.page.locator(".jp-Dialog .jp-mod-accept").click()
     wait_for(lambda: shown.ran(LAST) is None and not shown.phase(TRAINING), 30, "the outputs to go")
@@ -337,7 +346,8 @@ def test_an_interrupt_ends_every_process_of_the_training_within_ten_seconds(
 
 def test_an_interrupt_leaves_one_clear_message_and_no_stack_of_frames(stopped: Stopped) -> None:
     assert stopped.message.startswith(
-        "Interrupted: the comparison was stopped before its end, and all its processes have been ended."
+        "Interrupted: the comparison was stopped before its end, and all its processes have been "
+        "ended."
     )
     assert len(stopped.message.strip().splitlines()) == 1
 

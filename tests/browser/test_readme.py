@@ -1,4 +1,7 @@
-"""README as a repository's page shows it: everything up to its picture on one laptop screen, and readable on a phone."""
+"""README as a repository's page shows it, on a laptop's screen and on a phone.
+
+Everything up to its picture fits on one laptop screen, and a phone shows it readably.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,30 @@ pytestmark = pytest.mark.browser
 
 LAPTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 STYLE = """
-body { max-width: 830px; margin: 32px auto; padding: 0 16px; font: 16px/1.5 "Liberation Sans", sans-serif; color: #1f2328; }
-h1 { font-size: 2em; border-bottom: 1px solid #d1d9e0; } h2 { font-size: 1.5em; border-bottom: 1px solid #d1d9e0; }
-img { max-width: 100%; } table { display: block; overflow: auto; border-collapse: collapse; width: max-content; max-width: 100%; }
-th, td { border: 1px solid #d1d9e0; padding: 6px 13px; } pre { background: #f6f8fa; padding: 16px; overflow: auto; font-size: 85%; }
+body { max-width: 830px; margin: 32px auto; padding: 0 16px; \
+font: 16px/1.5 "Liberation Sans", sans-serif; color: #1f2328; }
+h1 { font-size: 2em; border-bottom: 1px solid #d1d9e0; } h2 { font-size: 1.5em; \
+border-bottom: 1px solid #d1d9e0; }
+img { max-width: 100%; } table { display: block; overflow: auto; border-collapse: collapse; \
+width: max-content; max-width: 100%; }
+th, td { border: 1px solid #d1d9e0; padding: 6px 13px; } pre { background: #f6f8fa; padding: 16px; \
+overflow: auto; font-size: 85%; }
 """
-"""Widths and sizes as code hosts have them."""
+"""Style with widths and sizes as code hosts have them."""
 
 
 @pytest.fixture(scope="module")
 def readme(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """README.md as a page; its pictures are those of the checkout."""
+    """Return README.md as a page with the pictures of the checkout."""
     html = MarkdownIt("commonmark").enable("table").render((checkout / "README.md").read_text())
     page = tmp_path_factory.mktemp("readme") / "README.html"
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><base href="{checkout.as_uri()}/">'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<base href="{checkout.as_uri()}/">'
+    )
     page.write_text(
-        f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{html}</body></html>"
+        "<!doctype html>"
+        f"<html lang=en><head>{head}<style>{STYLE}</style></head><body>{html}</body></html>"
     )
     return page
 

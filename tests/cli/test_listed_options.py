@@ -1,4 +1,4 @@
-"""What a help lists, the command takes; what it does not take, it does not list, and says why."""
+"""A command takes every option that its help lists; others it refuses and says why."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ VALUES = {
     "amp_dtype": "bf16",
     "deadline": "10m",
 }
-"""Of options whose value is not any number or word."""
+"""Values of the options that do not take any number or word."""
 
 
 def example(line: CommandLine, name: str) -> str:
-    """A value that the option may have."""
+    """Return a value that the option may have."""
     if name in VALUES:
         return VALUES[name]
     for cls in line.classes:
@@ -51,7 +51,7 @@ def example(line: CommandLine, name: str) -> str:
 
 
 def lines(line: CommandLine) -> Iterator[CommandLine]:
-    """The command line, or those of its actions."""
+    """Yield the command line, or those of its actions."""
     if not line.actions:
         yield line
     for action in line.actions.values():
@@ -59,7 +59,7 @@ def lines(line: CommandLine) -> Iterator[CommandLine]:
 
 
 def listed(line: CommandLine) -> list[tuple[str, list[str]]]:
-    """(spelling, words that follow it) of each option in the help as it is printed."""
+    """Return (spelling, words that follow it) of each option in the help as it is printed."""
     text = line.parser().format_help().partition("show this help")[2]
     spelled = set(
         re.findall(
@@ -83,7 +83,7 @@ COMMANDS = [line for command in main._COMMANDS.values() for line in lines(comman
 
 
 def operands_of(line: CommandLine) -> list[str]:
-    """Words for what has to stand there."""
+    """Return the operands that have to stand on the command line."""
     needed = [
         action
         for action in line.parser()._actions
@@ -102,7 +102,7 @@ def test_each_option_in_the_help_is_taken(line: CommandLine) -> None:
 
 
 class Reached(GalleryError):
-    """Everything was checked, and the comparison would begin."""
+    """Raised when everything was checked and the comparison would begin."""
 
 
 def reached(*arguments: Any) -> None:

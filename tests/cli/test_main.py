@@ -1,4 +1,4 @@
-"""The `gallery` command: its help is a page, its examples are true, a shell completes it."""
+"""The `gallery` command: its help fits a page, its examples work, and a shell completes it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ def test_the_version_names_the_gallery_torch_and_python(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     declared = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
-    line = f"gallery_lib {declared}, torch {importlib.metadata.version('torch')}, Python {platform.python_version()}\n"
+    line = (
+        f"gallery_lib {declared}, torch {importlib.metadata.version('torch')}, Python "
+        f"{platform.python_version()}\n"
+    )
     assert main(["--version"]) == 0
     assert launch_single_task(["--version"]) == 0
     assert capsys.readouterr().out == 2 * line

@@ -1,4 +1,4 @@
-"""The three commands with which prepare.sh ends, as a shell in the folder where it was called needs them."""
+"""The three commands that prepare.sh prints at its end, as the caller's shell needs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gallery_lib.cli.next_steps import commands
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout in a folder with a space."""
+    """Return a checkout in a folder with a space."""
     root = tmp_path / "check out"
     (root / "notebooks").mkdir(parents=True)
     for name in ("index", "resnet50", "hf_Bert"):
@@ -22,7 +22,10 @@ def root(tmp_path: Path) -> Path:
 def test_in_the_checkout_they_are_short(root: Path) -> None:
     assert commands(root, root, into_current=False) == [
         "bash prepare.sh --lab",
-        ".venv/bin/python launch_single_task.py --model resnet50 --batch_size 16 --image_size 64 --compiler-opt",
+        (
+            ".venv/bin/python launch_single_task.py --model resnet50 --batch_size 16 "
+            "--image_size 64 --compiler-opt"
+        ),
         ".venv/bin/gallery compare --model resnet50 --batch_size 16 --image_size 64",
     ]
 

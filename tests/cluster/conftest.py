@@ -1,6 +1,7 @@
-"""What tests of a lab share: a cache folder of their own, by which their processes are known, and a look at the machine.
+"""Fixtures for tests of a lab: a cache folder of their own, and a look at the machine.
 
-Labs of tests do not see each other: each test has its own cache folder, and labs their own namespaces.
+Processes of a test are known by its cache folder. Labs of tests do not see each other: each test
+has its own cache folder, and labs their own namespaces.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ tc qdisc add dev one root tbf rate 1mbit burst 16kb latency 50ms
 
 @functools.cache
 def why_no_lab() -> str | None:
-    """Why this machine cannot have a lab, found out without the code under test; None when it can."""
+    """Return why this machine cannot have a lab, or None when it can.
+
+    The reason is found out without the code under test.
+    """
     missing = [
         name for name in ("ip", "tc", "unshare", "nsenter", "taskset") if shutil.which(name) is None
     ]
@@ -40,14 +44,20 @@ def why_no_lab() -> str | None:
         if done.returncode == 0:
             return None
         said = " ".join(done.stderr.split())
-    return f"no network namespaces with bridge, veth and tbf ({said}): run as root, in a container with --privileged"
+    return (
+        f"no network namespaces with bridge, veth and tbf ({said}): run as root, in a container "
+        "with --privileged"
+    )
 
 
 @pytest.fixture(autouse=True)
 def cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[Path]:
-    """The cache folder of a test. After it nothing of its labs may be left, also when it failed."""
+    """Yield the cache folder of a test, and check afterwards that nothing of its labs is left.
+
+    The check is made also when the test failed.
+    """
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")
     if request.node.get_closest_marker("cluster") and (reason := why_no_lab()):
         pytest.skip(reason)
@@ -67,19 +77,19 @@ GALLERY = [sys.executable, "-m", "gallery_lib.cli.main"]
 
 
 def gallery(*words: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    """The gallery command, to its end."""
+    """Run the gallery command to its end."""
     return subprocess.run([*GALLERY, *words], capture_output=True, text=True, timeout=timeout)
 
 
 def start_gallery(*words: str) -> subprocess.Popen[str]:
-    """The gallery command, started."""
+    """Start the gallery command."""
     return subprocess.Popen(
         [*GALLERY, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 def processes_of(cache: Path) -> list[int]:
-    """Every process but this one that was started with the cache folder, directly or not."""
+    """Return every process but this one that was started with the cache folder, directly or not."""
     wanted, found = f"GALLERY_CACHE_DIR={cache}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -94,7 +104,7 @@ def processes_of(cache: Path) -> list[int]:
 
 
 def cgroups(lab_id: str) -> list[Path]:
-    """The cgroups that a lab has made."""
+    """Return the cgroups that a lab has made."""
     return [
         path
         for root, _, _ in os.walk("/sys/fs/cgroup")
@@ -103,7 +113,7 @@ def cgroups(lab_id: str) -> list[Path]:
 
 
 def machine() -> dict[str, list[str]]:
-    """What a lab might leave on the machine's own network and among its mounts."""
+    """Return what a lab might leave on the machine's own network and among its mounts."""
 
     def lines(*command: str) -> list[str]:
         return sorted(
@@ -119,7 +129,7 @@ def machine() -> dict[str, list[str]]:
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Returns as soon as the condition holds; fails when it does not in time."""
+    """Return as soon as the condition holds, and fail when it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it has not come true in time"

@@ -1,4 +1,4 @@
-"""How a host's share of the CPU is chosen and written, without making one."""
+"""A host's share of the CPU: how it is chosen and written, without making a host."""
 
 from __future__ import annotations
 

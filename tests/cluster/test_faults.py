@@ -1,4 +1,4 @@
-"""Training on a lab goes on after a fault that passes, and ends on every rank with one message that names who is gone."""
+"""Training on a lab goes on after a passing fault; else every rank ends and names who is gone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from gallery_lib.system.processes import end_supervised
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 SCRIPT = Path(__file__).with_name("training_in_steps.py")
 TIMEOUT_SECONDS = 10.0
-"""Of the ranks' communication; a cable that is cut for 5 s is to be mended before."""
+"""Timeout of the ranks' communication; a cable that is cut for 5 s is to be mended before."""
 NOTICED_SECONDS = TIMEOUT_SECONDS + 15
-"""In which every rank has to have ended: the timeout, a look at who still beats, and a busy machine."""
+"""Time in which every rank has to have ended.
+
+It has room for the timeout, a look at which ranks still beat, and a busy machine.
+"""
 
 
 class Training:
@@ -66,12 +69,15 @@ class Training:
             self._said.put((rank, line.rstrip()))
 
     def wait_for_step(self, step: int) -> None:
-        """Until any rank has done it."""
+        """Wait until any rank has done the step."""
         while self._said.get(timeout=60)[1] != f"step {step}":
             pass
 
     def ended(self, seconds: float, ranks: list[int] | None = None) -> list[tuple[int, str]]:
-        """Exit code and last line of each of `ranks` (default: all), which have to end within so many seconds."""
+        """Return exit code and last line of each of `ranks` (default: all).
+
+        They have to end within `seconds`.
+        """
         until = time.monotonic() + seconds
         chosen = range(len(self.processes)) if ranks is None else ranks
         codes = [
@@ -83,7 +89,7 @@ class Training:
 
 @pytest.fixture
 def lab(cache: Path) -> Iterator[Lab]:
-    """Two hosts. When they are gone nothing is left of them."""
+    """Yield a lab of two hosts, and check that nothing of it is left afterwards."""
     before = machine()
     with Lab(2, rate="100mbit") as lab:
         yield lab
@@ -134,9 +140,8 @@ def test_a_link_that_is_cut_for_5_seconds_and_a_host_that_becomes_slow_change_no
     if lab.has_cpu_shares:  # else it stays as fast as it is
         lab.slow_down(1, 0.1)
         training.wait_for_step(59)
-        lab.slow_down(
-            1, 1.0
-        )  # Python's end takes over a second of a core: at a tenth of a busy one, minutes
+        # Python's end takes over a second of a core: at a tenth of a busy one, minutes.
+        lab.slow_down(1, 1.0)
     assert training.ended(120) == undisturbed
 
 

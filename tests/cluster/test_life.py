@@ -1,4 +1,4 @@
-"""A lab is made whole or not at all, and goes without a trace, whatever has been killed meanwhile."""
+"""A lab is made whole or not at all, and goes without a trace, whatever is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cluster
 
 
 def kept(cache: Path, name: str = "lab") -> dict:
-    """What the lab's file says."""
+    """Return what the lab's file says."""
     return json.loads((cache / "lab" / f"{name}.json").read_text())
 
 
@@ -160,7 +160,7 @@ def _read(path: Path) -> bytes:
 
 @pytest.fixture
 def foreign() -> Iterator[tuple[str, int]]:
-    """A namespace that looks much like a lab's, and a process in it."""
+    """Yield a namespace that looks much like a lab's, with a process in it."""
     if os.geteuid() != 0:
         pytest.skip("a namespace with a name is made by root: run as root")
     name, was_mounted = (
@@ -180,7 +180,8 @@ def foreign() -> Iterator[tuple[str, int]]:
         subprocess.run(["umount", "/run/netns"], check=True)
 
 
-@pytest.mark.whole_machine  # others look whether the machine's namespaces and mounts stay as they are
+# Other tests check that the machine's namespaces and mounts stay as they are.
+@pytest.mark.whole_machine
 def test_what_is_not_of_the_lab_is_not_touched(cache: Path, foreign: tuple[str, int]) -> None:
     name, pid = foreign
     with Lab(1, name="another") as another:
@@ -241,7 +242,7 @@ def test_bad_input_ends_with_2_and_makes_nothing(
 
 
 def without_rights(*command: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """A command as root without the capabilities of root."""
+    """Run a command as root without the capabilities of root."""
     if os.geteuid() == 0:
         command = (
             "setpriv",
@@ -295,7 +296,8 @@ def test_where_no_namespace_can_be_made_one_message_says_what_is_needed(cache: P
     )
     if "max_net_namespaces" in done.stderr and "error: " not in done.stderr:
         pytest.skip(
-            f"the limit of namespaces cannot be set here ({done.stderr.strip()}): run where user namespaces are allowed"
+            f"the limit of namespaces cannot be set here ({done.stderr.strip()}): run where user "
+            "namespaces are allowed"
         )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(

@@ -1,4 +1,4 @@
-"""Rates of links, as they are written and shown."""
+"""Rates of network links: how they are written and shown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_a_rate_is_a_number_with_its_unit(text: str, rate: int, shown: str) -> N
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(
         InputError,
-        match="must be a number with kbit, mbit or gbit behind it, in bits per second: 100mbit, say",
+        match="must be a number with kbit, mbit or gbit behind it, in bits per second: "
+        "100mbit, say",
     ):
         link_rate.bits_per_second(text)
 

@@ -1,4 +1,4 @@
-"""`gallery lab run`: the same command on every host, what it is told, and how it ends."""
+"""`gallery lab run`: the same command on every host, its environment, and how it ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def lab() -> str:
-    """The name of a lab of two hosts that is up."""
+    """Yield the name of a lab of two hosts that is up."""
     done = gallery("lab", "up", "--rate", "100mbit")
     assert done.returncode == 0, done.stderr
     return "lab"
@@ -44,7 +44,8 @@ def test_each_host_is_told_who_it_is_and_says_its_name_before_each_line(lab: str
         *run_plain(
             "sh",
             "-c",
-            "echo $NODE_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME $TP_SOCKET_IFNAME; echo --x >&2",
+            "echo $NODE_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME "
+            "$TP_SOCKET_IFNAME; echo --x >&2",
         )
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -111,9 +112,8 @@ def test_a_killed_command_leaves_no_process_behind(lab: str, cache: Path) -> Non
     process.kill()
     process.communicate()
     wait_until(lambda: len(processes_of(cache)) == 1)
-    assert (
-        gallery("lab", "status").stdout.count(" 0\n") == 2
-    )  # the lab is up, and no process in a host
+    # The lab is up, and there is no process in a host.
+    assert gallery("lab", "status").stdout.count(" 0\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,17 @@ def test_a_killed_command_leaves_no_process_behind(lab: str, cache: Path) -> Non
     [
         (
             ["lab", "run"],
-            "gallery lab run needs what it is to run, behind two dashes: gallery lab run -- train.py --lr 0.1",
+            (
+                "gallery lab run needs what it is to run, behind two dashes: gallery lab run -- "
+                "train.py --lr 0.1"
+            ),
         ),
         (
             ["lab", "run", "--", "missing.py"],
-            "the script missing.py does not exist. A command that is no Python script: gallery lab run --no-tor",
+            (
+                "the script missing.py does not exist. A command that is no Python script: gallery "
+                "lab run --no-tor"
+            ),
         ),
         (
             ["lab", "run", "--no-torchrun", "--", "no-such-command"],
@@ -133,7 +139,10 @@ def test_a_killed_command_leaves_no_process_behind(lab: str, cache: Path) -> Non
         ),
         (
             ["lab", "up"],
-            "a lab `lab` is up already. Take it down (gallery lab down --name lab), or choose another name.",
+            (
+                "a lab `lab` is up already. Take it down (gallery lab down --name lab), or choose "
+                "another name."
+            ),
         ),
         (
             ["lab", "run", "--name", "lba", "--", "x.py"],
@@ -183,9 +192,8 @@ def test_a_script_that_refuses_its_input_ends_with_2_and_what_it_said(
         done.stderr
         == "error: host1 ended with exit code 2. The commands on the other hosts have been ended.\n"
     )
-    assert (
-        "Traceback" not in done.stdout
-    )  # of the other host's torchrun either, which a signal has ended
+    # There is none of the other host's torchrun either, which a signal has ended.
+    assert "Traceback" not in done.stdout
     said = [line for line in done.stdout.splitlines() if line.startswith("host1")]
     assert said == ["host1 | error: --size 0 is below 1", "host1 | rank 1 ended with exit code 2"]
 

@@ -1,4 +1,4 @@
-"""What is known about a lab is kept in a file, whole or not at all."""
+"""The state file of a lab is written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Techniques in turns on a lab: their gradients are right, their bytes are those that were computed, and fewer are faster."""
+"""Communication strategies in turns on a lab: right gradients, and the bytes that were computed.
+
+Fewer bytes are faster.
+"""
 
 from __future__ import annotations
 

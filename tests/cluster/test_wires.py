@@ -1,4 +1,4 @@
-"""A lab's network is real where it should be: who reaches whom, at what rate, and over which cables."""
+"""A lab's network is real: which hosts reach which, at what rate, and over which cables."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def python(lab: Lab, host: int, code: str, *arguments: str) -> subprocess.Popen[
 
 
 def own_addresses() -> list[str]:
-    """Those of the machine."""
+    """Return the machine's own addresses."""
     lines = subprocess.run(
         ["ip", "-4", "-oneline", "address"], capture_output=True, text=True, check=True
     ).stdout.splitlines()

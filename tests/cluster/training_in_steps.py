@@ -1,6 +1,8 @@
-"""Training in small steps, which test_faults.py starts on the hosts of a lab: says each step, and how it ended.
+"""Training in small steps, which test_faults.py starts on the hosts of a lab.
 
 training_in_steps.py STEPS TIMEOUT_SECONDS
+
+It prints each step, and how the training ended.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ WIDTH = 64
 
 
 def train(steps: int) -> float:
-    """The sum of all weights after it, which are the same on every rank."""
+    """Train, and return the sum of all weights, which are the same on every rank."""
     torch.manual_seed(0)
     layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model = accelerate_ddp(
@@ -38,7 +40,7 @@ def train(steps: int) -> float:
 
 
 def main(steps: int, timeout_seconds: float) -> int:
-    """The exit code."""
+    """Train, and return the exit code."""
     torch.set_num_threads(1)
     process_group.ensure_initialized(timeout_seconds)
     try:

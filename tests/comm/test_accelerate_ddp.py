@@ -1,4 +1,4 @@
-"""Gradients averaged in other ways than DDP's own, on real processes, which pretend to be on several hosts."""
+"""Gradient averaging other than DDP's, on real processes that pretend to be on several hosts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def test_wire_formats_round_as_much_as_they_may(ranks: Ranks, wire: dict, most: 
 
 
 def test_a_way_leaves_nothing_of_itself_to_the_next(two_by_two: Ranks) -> None:
-    """DDP's own way is the baseline of the tuner and the benchmarks: after others, too, it is what the user made."""
+    """DDP's own way is the baseline of the tuner and the benchmarks.
+
+    After others, too, it is what the user made.
+    """
     ways: list[dict] = [
         {},
         {"bucket_views": True, "static_graph": True},
@@ -128,16 +131,18 @@ def test_a_parameter_larger_than_a_bucket_goes_in_pieces_through_all_channels(
         pieces = [size for channel in channels for size in channel]
         assert sum(pieces) == 4 * 300 * (64 + 1) and max(pieces) <= 1.5 * 10 * 1024
         assert all(len(channel) >= 3 for channel in channels)
-        assert (
-            sum(size % 256 != 0 for size in pieces) <= 2
-        )  # the last of the weights, and the biases
+        # The exceptions are the last of the weights, and the biases.
+        assert sum(size % 256 != 0 for size in pieces) <= 2
 
 
 @pytest.mark.parametrize(("hosts", "graphs"), [(1, 1), (2, 2)])
 def test_between_hosts_the_first_gradients_of_a_compiled_model_need_not_wait_for_the_last(
     hosts: int, graphs: int
 ) -> None:
-    """Three layers of 1.4 MB, of which the last fills DDP's first bucket (1 MiB), and the others lie in its second."""
+    """Three layers of 1.4 MB: the last fills DDP's first bucket (1 MiB).
+
+    The others lie in its second bucket.
+    """
     with Ranks(2, hosts) as ranks:
         for found in ranks.call("training.compiled", [600] * 4):
             assert found["graphs"] == graphs and found["apart"] < 1e-6
@@ -247,9 +252,8 @@ def test_a_gradient_that_is_not_a_number_is_reported_on_every_rank(
 )
 def test_a_step_with_such_a_gradient_can_be_skipped(two_by_two: Ranks, values: dict) -> None:
     found = two_by_two.call("trouble.skipped", values, 3, False)
-    assert [each["moved"] for each in found] == [
-        [True, False, True]
-    ] * 4  # steps after the first; the third has the NaN
+    # Steps after the first; the third has the NaN.
+    assert [each["moved"] for each in found] == [[True, False, True]] * 4
     assert all(each["finite"] for each in found) and len({each["sum"] for each in found}) == 1
 
 

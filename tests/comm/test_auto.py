@@ -1,4 +1,4 @@
-"""What the import reads and changes, in a process of its own."""
+"""What the import `gallery_lib.comm.auto` reads and changes, in a process of its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _python(code: str, **variables: str) -> str:
 
 @pytest.mark.slow
 def test_options_come_from_the_environment_as_their_own_types() -> None:
-    code = "import gallery_lib.comm.auto as a; o = a.options; print([o.tune, o.streams, o.bucket_mb, o.wire])"
+    code = (
+        "import gallery_lib.comm.auto as a; o = a.options; "
+        "print([o.tune, o.streams, o.bucket_mb, o.wire])"
+    )
     variables = {
         "GALLERY_COMM_TUNE": "0",
         "GALLERY_COMM_STREAMS": "2",

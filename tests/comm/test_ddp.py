@@ -1,4 +1,4 @@
-"""A model on two processes stays the user's model, and its gradients are averaged by whatever road they come."""
+"""A model on two processes stays the user's, and its gradients are averaged by every road."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Optimizer steps in parts: torch's fused form on the CPU where nobody chose one, with states that the other forms go on with."""
+"""Optimizer-in-backward: steps in parts, with states that the other forms go on with.
+
+On the CPU torch's fused form is used where nobody chose one.
+"""
 
 from __future__ import annotations
 
@@ -88,9 +91,8 @@ def test_parts_are_fused_and_the_state_is_what_a_loop_over_parameters_goes_on_wi
         _whole_step(loop, expected, _gradients(step))
         optimizer.step()  # with nothing left to do
         torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-6)
-    assert (
-        optimizer.param_groups[0]["fused"] is None
-    )  # what a checkpoint holds is what the user chose
+    # A checkpoint holds what the user chose.
+    assert optimizer.param_groups[0]["fused"] is None
     early.close()
     later, kept = _weights(), copy.deepcopy(optimizer.state_dict())
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What PowerSGD does with gradients that are no matrices, in a group of one process."""
+"""PowerSGD on gradients that are no matrices, in a group of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who tells a process its place in the run: torch.distributed, then torchrun, then a scheduler."""
+"""A process finds its rank in torch.distributed, then torchrun's variables, then a scheduler's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def main(rank=None, world=None, address=None):
     if address:
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
     torch.manual_seed(0)
-    model, loader = accelerate(nn.Linear(1, 1), DataLoader(TensorDataset(torch.arange(8.0).view(8, 1)), batch_size=4), Config.plain())
+    model, loader = accelerate(nn.Linear(1, 1), \
+DataLoader(TensorDataset(torch.arange(8.0).view(8, 1)), batch_size=4), Config.plain())
     seen = []
     for (x,) in loader:
         seen += x.flatten().tolist()
@@ -75,10 +76,11 @@ def free_port() -> int:
         (SRUN, (1, 2)),
         (OPEN_MPI, (1, 2)),
         ({"PMI_RANK": "0", "PMI_SIZE": "3"}, (0, 3)),
+        # A batch script by itself, not a step of srun.
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
             (0, 1),
-        ),  # a batch script by itself, not a step of srun
+        ),
         ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1)),
     ],
 )
@@ -158,12 +160,15 @@ def test_a_group_that_is_made_after_accelerate_is_refused_at_the_first_call(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, torch, torch.distributed as dist\nfrom torch import nn\nfrom gallery_lib import Config, accelerate\n"
+        "import sys, torch, torch.distributed as dist\n"
+        "from torch import nn\n"
+        "from gallery_lib import Config, accelerate\n"
         "def main(rank, address):\n"
         "    model, _ = accelerate(nn.Linear(1, 1), Config.plain())\n"
         "    dist.init_process_group('gloo', init_method=address, rank=rank, world_size=2)\n"
         "    try: model(torch.ones(1, 1))\n"
-        "    except Exception as error: sys.stdout.write(f'{type(error).__name__} {error}\\n'); sys.stdout.flush()\n"
+        "    except Exception as error: sys.stdout.write(f'{type(error).__name__} {error}\\n'); "
+        "sys.stdout.flush()\n"
         "    dist.destroy_process_group()\n"
         "if __name__ == '__main__': torch.multiprocessing.spawn(main, (sys.argv[1],), nprocs=2)\n"
     )

@@ -1,4 +1,4 @@
-"""Processes meet where nobody else can reach them."""
+"""Processes meet where nobody outside the machine can reach them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ import psutil, torch.distributed as dist
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous, static_tcp_rendezvous
 stores = [
     dist.TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True),
-    static_tcp_rendezvous.TCPStore("127.0.0.1", int(sys.argv[1]), 1, True, dist.default_pg_timeout, multi_tenant=True),
+    static_tcp_rendezvous.TCPStore("127.0.0.1", int(sys.argv[1]), 1, True, \
+dist.default_pg_timeout, multi_tenant=True),
     dynamic_rendezvous.dist.TCPStore(host_name="localhost", port=0, is_master=True),
 ]
 for store in stores:
     store.set("key", "value")
     assert dist.TCPStore("127.0.0.1", store.port, is_master=False).get("key") == b"value"
-listening = {each.laddr.ip for each in psutil.Process().net_connections("inet") if each.status == "LISTEN"}
+listening = {each.laddr.ip for each in psutil.Process().net_connections("inet") \
+if each.status == "LISTEN"}
 print(*sorted(listening))
 """
 

@@ -1,4 +1,4 @@
-"""Who shares a host, and what is refused before anything is sent."""
+"""Which ranks share a host, and what is refused before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What users do with a DistributedDataParallel is the same under every way of averaging. Two ranks, where means are exact."""
+"""User code around a DistributedDataParallel works the same under every way of averaging.
+
+There are two ranks, where means are exact.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,10 @@ def test_hierarchical_averages_doubles_in_double_precision(hosts: int, processes
 def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(
     two: Ranks, wire: dict, most: float
 ) -> None:
-    """Each term is rounded once, and so is the sum; the terms are up to about twice as large as the mean."""
+    """Each term is rounded once, and so is the sum.
+
+    The terms are up to about twice as large as the mean.
+    """
     for apart in two.call("users.odd_parameters", wire, True):
         single = apart.pop("single")  # int8 rounds it in units of its neighbours' scale
         assert max(apart.values()) <= most and single < 0.5

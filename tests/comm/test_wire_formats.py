@@ -1,4 +1,4 @@
-"""What an exchange keeps, without processes."""
+"""What a wire format keeps of a gradient, without processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process group of one: there is nothing to average, and nothing is rounded."""
+"""In a process group of one nothing is averaged and nothing is rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compiled model that keeps fewer activations, and computes the same."""
+"""Activation checkpointing: a compiled model keeps fewer activations and computes the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gallery_lib.errors import InputError
 
 
 def kept_bytes_and_gradients(keep: float | None) -> tuple[int, list[Tensor]]:
-    """Of one step of eight layers; None: not compiled."""
+    """Return kept bytes and gradients of one step of eight layers; None: not compiled."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.Tanh())))
     own = {p.untyped_storage()._cdata for p in model.parameters()}

@@ -1,4 +1,4 @@
-"""Where compiled code is kept, and what becomes of a cache that is damaged."""
+"""Where compiled code is cached, and what becomes of a damaged cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compiler/regions.py: repeated blocks are found, compiled once, and each computes with its own weights."""
+"""compiler/repeated_blocks.py: repeated blocks are compiled once and keep their own weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: declared once, checked everywhere in the same way."""
+"""Options are declared once and checked everywhere in the same way."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""The toggle, and what the launcher sets for it."""
+"""The switches of the accelerated backend, and what the launcher sets for them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""How a command ends when it is told to: with an exit code, one line, and nothing half-written."""
+"""A command that is told to end does so with an exit code, one line, and nothing half-written."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_gallery_command_can_be_piped_into_head(command: str) -> None:
 
 
 def run(source: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """A Python program, connected by a line of the shell."""
+    """Run a Python program that a line of the shell connects."""
     words = ["bash", "-c", f'"$0" -c "$1" {shell}', sys.executable, source]
     return subprocess.run(
         words,
@@ -141,7 +141,10 @@ def test_what_the_system_refuses_is_one_line_with_the_place_and_what_moves_it(
 )
 def test_letters_that_a_terminal_lacks_are_replaced(encoding: str, printed: str) -> None:
     source = "import sys; from gallery_lib.console.exit_code import exit_code_of\n"
-    source += "sys.exit(exit_code_of(lambda: print('1.22\\u00d7 \\u2026 \\u2192 \\u20ac'), error_prefix='e', interrupted='i'))"
+    source += (
+        "sys.exit(exit_code_of(lambda: print('1.22\\u00d7 \\u2026 \\u2192 \\u20ac'), "
+        "error_prefix='e', interrupted='i'))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", source],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The first minute as a person sees it: a cold start on a terminal, second by second, and through a pipe."""
+"""The first minute of a cold start, second by second, on a terminal and through a pipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABEL = re.compile(r"^([^:]+): ")
 
 @pytest.fixture
 def cold(checkout: Path, tmp_path: Path) -> dict[str, str]:
-    """Variables that give a command caches of its own, with nothing in them."""
+    """Return variables that give a command caches of its own, with nothing in them."""
     own = {
         "GALLERY_CACHE_DIR": str(tmp_path / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
@@ -33,7 +33,7 @@ def cold(checkout: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def training(checkout: Path, run_dir: Path) -> list[str]:
-    """A run that compiles, trains 30 steps of half a second and evaluates."""
+    """Return the command of a run that compiles, trains 30 steps of half a second and evaluates."""
     options = [
         "--compiler-opt",
         "--workers=0",
@@ -63,7 +63,7 @@ def comparison(checkout: Path) -> list[str]:
 
 
 def estimates(recording: Recording) -> list[tuple[str, float]]:
-    """Every estimate that was shown: of which phase, and its seconds."""
+    """Return every estimate that was shown: of which phase, and its seconds."""
     found = [match for line in recording.drawn if (match := ESTIMATE.match(line))]
     return [
         (match["label"], int(match["minutes"] or 0) * 60.0 + int(match["seconds"]))
@@ -72,7 +72,7 @@ def estimates(recording: Recording) -> list[tuple[str, float]]:
 
 
 def labels(lines: Sequence[str]) -> list[str]:
-    """What was going on, in order of appearance."""
+    """Return what was going on, in order of appearance."""
     return list(
         dict.fromkeys(
             match[1]
@@ -94,7 +94,7 @@ def assert_it_moved_all_the_time(recording: Recording) -> None:
 
 
 def in_order(wanted: Sequence[str], shown: Sequence[str]) -> bool:
-    """Whether the wanted ones appear, in that order."""
+    """Return whether the wanted labels appear in that order."""
     rest = iter(shown)
     return all(label in rest for label in wanted)
 
@@ -107,9 +107,8 @@ def test_a_cold_start_and_a_warm_one_show_their_phases_and_no_wrong_estimate(
         seen = record(f"launch-{name}", training(checkout, run_dir), cold)
         assert_it_moved_all_the_time(seen)
         phases = read_phases(run_dir)
-        noted = [
-            phase.label for phase in phases
-        ]  # a phase comes back after a graph was compiled in it, or kernels built
+        # A phase comes back after a graph was compiled in it, or kernels were built.
+        noted = [phase.label for phase in phases]
         assert in_order(
             ["model", "warm-up", "compiling, graph 1", "training", "evaluation", "ending"], noted
         ), noted

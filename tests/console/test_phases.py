@@ -1,4 +1,7 @@
-"""What a run notes of its phases, what who waits for it sees of them, and what earlier runs lead to expect."""
+"""Phases of a run: what it records, what the waiting user sees, and expected durations.
+
+Earlier runs give the expected durations.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,7 @@ def view(tmp_path: Path, compiler_cache: Path, **values: Any) -> RunView:
 
 @pytest.fixture
 def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
-    """Labels of what was shown since the last call."""
+    """Return the labels of what was shown since the last call."""
     return lambda: [line.rpartition(":")[0] for line in capsys.readouterr().err.splitlines()]
 
 
@@ -169,9 +172,8 @@ def test_a_first_run_has_nothing_to_expect(compiler_cache: Path) -> None:
 def test_compilation_is_expected_to_take_as_long_as_with_the_same_state_of_the_cache(
     compiler_cache: Path,
 ) -> None:
-    Durations(COMMAND, compiler_cache).keep(
-        {"compiling, graph 1": 60.0, "training": 20.0}
-    )  # the cache was empty
+    # The cache was empty.
+    Durations(COMMAND, compiler_cache).keep({"compiling, graph 1": 60.0, "training": 20.0})
     fill(compiler_cache)
     second = Durations(COMMAND, compiler_cache)
     assert second.expected("compiling, graph 1") is None  # what a warm cache gives is not known yet

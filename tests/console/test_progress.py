@@ -1,4 +1,7 @@
-"""Progress: a clock for each phase, estimates with grounds only, and three outlets; colours go when that is asked for."""
+"""Progress display: a clock per phase, estimates only where there are grounds, three outlets.
+
+Colours go when that is asked for.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ with Progress(line_seconds=0.0) as progress:
 TABLE = """
 from gallery_lib.notebooks.batch import live
 from gallery_lib.notebooks.batch.record import Record, Report
-record = Record("failed", "it raised", 65.0, "2026-11-21T12:00:00+0000", 1, False, {}, "abc", "alexnet")
+record = Record("failed", "it raised", 65.0, "2026-11-21T12:00:00+0000", 1, False, {}, \
+"abc", "alexnet")
 with live.shown(1) as observer:
     observer.goes_on([], Report("gallery run", "", None, None, 65.0, {}, {}, {"alexnet": record}))
     observer.ended("alexnet", record)
@@ -35,7 +39,7 @@ COLOUR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:3[0-8]|9[0-7])(?:;[\d;]*)?m")
 
 
 def on_a_terminal(code: str, checkout: Path, **variables: str) -> str:
-    """What the code writes to a terminal."""
+    """Return what the code writes to a terminal."""
     terminal, other_end = pty.openpty()
     termios.tcsetwinsize(other_end, (30, 100))
     environment = {
@@ -62,7 +66,7 @@ def on_a_terminal(code: str, checkout: Path, **variables: str) -> str:
 
 
 def elsewhere(code: str, checkout: Path) -> tuple[str, str]:
-    """What the code writes to standard output and to standard error where they are pipes."""
+    """Return what the code writes to standard output and standard error where they are pipes."""
     result = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -75,7 +79,7 @@ def elsewhere(code: str, checkout: Path) -> tuple[str, str]:
 
 
 class Clock:
-    """Seconds that the test lets pass."""
+    """Clock whose seconds pass when the test lets them."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -91,13 +95,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def progress(clock: Clock) -> Progress:
-    """One whose every line is printed."""
+    """Return a Progress whose every line is printed."""
     return Progress(line_seconds=0.0, clock=clock)
 
 
 @pytest.fixture
 def last(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """What was shown last."""
+    """Return what was shown last."""
     return lambda: capsys.readouterr().err.splitlines()[-1]
 
 
@@ -183,7 +187,14 @@ def test_a_line_of_the_log_stands_above_what_is_shown(checkout: Path) -> None:
 def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_line_away(
     checkout: Path,
 ) -> None:
-    code = "import time\nfrom gallery_lib.console.progress import busy\ntry:\n    with busy('imports'):\n        time.sleep(2.5)\n        1 / 0\n"
+    code = (
+        "import time\n"
+        "from gallery_lib.console.progress import busy\n"
+        "try:\n"
+        "    with busy('imports'):\n"
+        "        time.sleep(2.5)\n"
+        "        1 / 0\n"
+    )
     shown = on_a_terminal(
         code + "except ZeroDivisionError:\n    print('failed')", checkout
     ).replace("\r\n", "\n")
@@ -192,7 +203,11 @@ def test_a_clock_ticks_during_work_that_cannot_be_asked_and_an_error_takes_the_l
 
 
 def test_the_clock_of_imports_ticks_while_the_interpreter_is_locked(checkout: Path) -> None:
-    locked = "import ctypes\nfrom gallery_lib.console.progress import Progress\nwith Progress() as progress, progress.importing():\n"
+    locked = (
+        "import ctypes\n"
+        "from gallery_lib.console.progress import Progress\n"
+        "with Progress() as progress, progress.importing():\n"
+    )
     code = locked + "    ctypes.PyDLL(None).usleep(2_500_000)"  # PyDLL keeps the lock
     states = [
         state.removesuffix("\x1b[K")
@@ -209,15 +224,24 @@ def test_the_clock_of_imports_ticks_while_the_interpreter_is_locked(checkout: Pa
 @pytest.mark.parametrize("ends_by", ["KeyboardInterrupt", "SIGKILL"])
 def test_the_process_that_draws_ends_with_the_command(checkout: Path, ends_by: str) -> None:
     end = "raise KeyboardInterrupt" if ends_by == "KeyboardInterrupt" else "os.kill(os.getpid(), 9)"
-    code = f"import os\nfrom gallery_lib.console.progress import Progress\nwith Progress() as progress, progress.importing():\n    {end}"
+    code = (
+        "import os\n"
+        "from gallery_lib.console.progress import Progress\n"
+        "with Progress() as progress, progress.importing():\n"
+        f"    {end}"
+    )
     command = [sys.executable, "-c", code]
-    subprocess.run(
-        command, capture_output=True, timeout=10, cwd=checkout
-    )  # returns when nobody has its output open any more
+    # This returns when nobody has its output open any more.
+    subprocess.run(command, capture_output=True, timeout=10, cwd=checkout)
 
 
 def test_short_work_that_need_not_be_shown_is_not(checkout: Path) -> None:
-    code = "import time\nfrom gallery_lib.console.progress import busy\nfor seconds in (0.1, 2.5):\n    with busy('listing', patience=1.0):\n"
+    code = (
+        "import time\n"
+        "from gallery_lib.console.progress import busy\n"
+        "for seconds in (0.1, 2.5):\n"
+        "    with busy('listing', patience=1.0):\n"
+    )
     assert elsewhere(code + "        time.sleep(seconds)", checkout)[1] == "listing: 1 s\n"
 
 

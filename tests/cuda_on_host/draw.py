@@ -1,4 +1,4 @@
-"""What hypothesis draws for kernels: tensors of any size, alignment and magnitude, and the order of threads."""
+"""Hypothesis strategies for kernels: tensor sizes, alignments, magnitudes and thread orders."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SIZES = st.one_of(
     st.integers(0, 3 * CHUNK),
 )
 OFFSETS = st.one_of(st.none(), st.integers(0, 9))
-"""Of the first element from a page's start; None: the last element ends at a page's end."""
+"""Offset of the first element from a page's start; None: the last element ends at a page's end."""
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-"""Half the distance of neighbouring values, relative."""
+"""Half the relative distance of neighbouring values, by dtype."""
 SMALLEST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
-"""The smallest denormal: below it values round to it or to 0."""
+"""Smallest denormal by dtype. Values below it round to it or to 0."""
 
 
 def values(
     size: int, dtype: torch.dtype, seed: int, exponent: float = 0.0, spread: float = 2.0
 ) -> torch.Tensor:
-    """Numbers of either sign around 2^exponent, magnitudes spread over 2^±spread, none infinite."""
+    """Return finite numbers of either sign around 2^exponent, with magnitudes over 2^±spread."""
     generator = torch.Generator().manual_seed(seed)
     magnitudes = torch.exp2(
         exponent + spread * (2 * torch.rand(size, generator=generator, dtype=torch.float64) - 1)

@@ -1,7 +1,8 @@
-"""Carries out a `Launch` on the CPU: compiles its `.cu` file with g++ against the shim, and calls the kernel with ctypes.
+"""Execution of a `Launch` on the CPU: g++ builds its `.cu` file, and ctypes calls the kernel.
 
-What is built is kept in `.cache/cuda_on_host`, by a hash of all that it is made of. (`-Bsymbolic` among the options: a
-kernel may be called `advance`, as a function of the C library is.)
+The `.cu` file is compiled against the shim. Builds are kept in `.cache/cuda_on_host`, under a hash
+of all that they are made of. `-Bsymbolic` is among the options because a kernel may be called
+`advance`, like a function of the C library.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ SANITIZED = (
     "alignment,bounds,shift,integer-divide-by-zero,signed-integer-overflow,null,return,unreachable"
 )
 COMMAND = (
-    "g++ -std=c++17 -O1 -g0 -fPIC -shared -Wl,-Bsymbolic -fno-strict-aliasing -ffp-contract=off -U_FORTIFY_SOURCE "
-    f"-fsanitize={SANITIZED} -fsanitize-undefined-trap-on-error -Wall -Wno-unused -Wno-unknown-pragmas -Wno-clobbered"
+    "g++ -std=c++17 -O1 -g0 -fPIC -shared -Wl,-Bsymbolic -fno-strict-aliasing -ffp-contract=off "
+    f"-U_FORTIFY_SOURCE -fsanitize={SANITIZED} -fsanitize-undefined-trap-on-error "
+    "-Wall -Wno-unused -Wno-unknown-pragmas -Wno-clobbered"
 ).split()
 SOURCES = nvrtc.SOURCES
-"""Where `.cu` files are taken from; mutation.py puts broken ones in their place."""
+"""Folder of the `.cu` files; mutation.py puts one with broken files in its place."""
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(')
 
 
 class KernelFault(AssertionError):
-    """The kernel did what it must not: the message says what, and in which thread."""
+    """Raised when a kernel does what it must not. The message says what, and in which thread."""
 
 
 def _entry_points(text: str, source: str) -> str:
@@ -46,7 +48,8 @@ def _entry_points(text: str, source: str) -> str:
     ]
     for name in kernels:
         parts.append(
-            f'extern "C" int call_{name}(const void* arguments, unsigned blocks, unsigned threads, uint64_t schedule)'
+            f'extern "C" int call_{name}(const void* arguments, unsigned blocks, '
+            "unsigned threads, uint64_t schedule)"
             f" {{ return cuda_on_host::call({name}, arguments, blocks, threads, schedule); }}\n"
             f'extern "C" size_t bytes_{name}() {{ return cuda_on_host::argument_bytes({name}); }}'
         )
@@ -55,7 +58,10 @@ def _entry_points(text: str, source: str) -> str:
 
 @functools.cache
 def library(source: str, defines: Defines, folder: Path) -> ctypes.CDLL:
-    """The built source, loaded. Raises CalledProcessError with g++'s messages on standard error."""
+    """Return the source's library, built and loaded.
+
+    Raises CalledProcessError, with g++'s messages on standard error.
+    """
     texts = source_with_includes(source, folder)
     entry = _entry_points(texts[source], source)
     shim = [path.read_text() for path in sorted(SHIM.iterdir())]
@@ -87,7 +93,16 @@ def library(source: str, defines: Defines, folder: Path) -> ctypes.CDLL:
 
 
 def run(launch: Launch, schedule: int = 0, folder: Path | None = None) -> None:
-    """Carry out `launch`; `schedule` is the order of threads and blocks. Raises KernelFault."""
+    """Carry out `launch` on the CPU.
+
+    Args:
+        launch: the kernel with its arguments and number of blocks.
+        schedule: number of the order of threads and blocks.
+        folder: folder of the sources; None: SOURCES.
+
+    Raises:
+        KernelFault: The kernel does what it must not.
+    """
     if launch.blocks == 0:
         return
     built = library(launch.source, launch.defines, folder or SOURCES)

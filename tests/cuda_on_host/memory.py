@@ -1,8 +1,9 @@
-"""Tensors between guard pages: an access outside of one is a fault, or finds poison, and a write beside one is noticed.
+"""Tensors between guard pages, which show accesses outside of a tensor and writes beside one.
 
-A tensor lies in pages of its own, with inaccessible pages before and after. It may start at the first byte (reads
-before it fault), end at the last (reads after it fault), or lie anywhere between, for any alignment. All other bytes
-are 0xFF, which is NaN in every floating-point type; `check()` finds those that were overwritten.
+A tensor lies in pages of its own, with inaccessible pages before and after. It may start at the
+first byte (reads before it fault), end at the last (reads after it fault), or lie anywhere between,
+for any alignment. All other bytes are the poison 0xFF, which is NaN in every floating-point type.
+`check()` finds those that were overwritten.
 """
 
 from __future__ import annotations
@@ -30,10 +31,19 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Guarded:
-    """`tensor` is a contiguous copy of what was given. The pages live as long as a tensor in them does."""
+    """A tensor between guard pages: `tensor` is a contiguous copy of the values given.
+
+    The pages live as long as a tensor in them does.
+    """
 
     def __init__(self, values: torch.Tensor, offset_elements: int | None = None) -> None:
-        """`offset_elements`: of the start from the guard page before it; None: the end touches the guard page after it."""
+        """Copy `values` between guard pages.
+
+        Args:
+            values: what the tensor holds.
+            offset_elements: distance of the start from the guard page before it; None: the end
+                touches the guard page after it.
+        """
         size = values.numel() * values.element_size()
         start = 0 if offset_elements is None else offset_elements * values.element_size()
         self._inside = max(1, -(-(start + size) // PAGE)) * PAGE
@@ -63,7 +73,7 @@ class Guarded:
         self.tensor.copy_(values)
 
     def check(self) -> None:
-        """Fails when a byte beside the tensor was written."""
+        """Raise AssertionError when a byte beside the tensor was written."""
         beside = torch.cat([self._bytes[: self._start], self._bytes[self._start + self._size :]])
         changed = (beside != POISON).nonzero()
         assert not len(changed), f"{len(changed)} bytes beside the tensor were overwritten"
@@ -72,7 +82,7 @@ class Guarded:
 def poisoned(
     shape: tuple[int, ...], dtype: torch.dtype, offset_elements: int | None = None
 ) -> Guarded:
-    """For an output: every byte is 0xFF until the kernel writes it."""
+    """Return a guarded output in which every byte is 0xFF until the kernel writes it."""
     guarded = Guarded(torch.empty(shape, dtype=dtype), offset_elements)
     if guarded.tensor.numel():
         guarded.tensor.view(torch.uint8).fill_(POISON)

@@ -1,9 +1,10 @@
-"""Breaks each kernel in three ways, and checks that the tests notice every time.
+"""Break each kernel in three ways, and check that the tests notice every time.
 
     python tests/cuda_on_host/mutation.py [--only TEXT]
 
-A mutation is one replacement in one source. The tests of that source are run against the broken copy, on the CPU; a
-mutation that survives is printed, and the exit code is 1. Each takes a few seconds, most of them g++'s.
+A mutation is one replacement in one source. The tests of that source are run against the broken
+copy, on the CPU. A mutation that survives is printed, and the exit code is 1. Each takes a few
+seconds, most of them g++'s.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ sys.path[:0] = [str(TESTS), str(TESTS / "helpers"), str(TESTS.parent)]
 
 @dataclass(frozen=True)
 class Mutation:
-    """`old` becomes `new` where it first stands after `after`, in `source`; `tests` (for pytest's -k) have to fail."""
+    """One mutation: in `source`, `old` becomes `new` where it first stands after `after`.
+
+    `tests` (for pytest's -k) have to fail.
+    """
 
     kernel: str
     source: str
@@ -49,7 +53,11 @@ MUTATIONS = [
     *_mutations(
         "sum_squares", "gradient_statistics.cu", "sum_squares", _STATISTICS,
         ("tail < chunk.size", "tail + 1 < chunk.size"),  # forgets the last element
-        ("int vectors = (chunk.size - head) / WIDTH", "int vectors = (chunk.size - head + WIDTH - 1) / WIDTH"),  # reads past the end
+        # Reads past the end.
+        (
+            "int vectors = (chunk.size - head) / WIDTH",
+            "int vectors = (chunk.size - head + WIDTH - 1) / WIDTH",
+        ),
         ("elements_before_boundary(elements)", "elements_before_boundary(elements + 1)"),
     ),
     *_mutations(
@@ -65,7 +73,8 @@ MUTATIONS = [
         ("    __syncthreads();\n", ""),
     ),
     *_mutations(
-        "advance", "optimizers.cu", "advance(", "test_optimizer_step and (skip or every_element or more_tensors)",
+        "advance", "optimizers.cu", "advance(",
+        "test_optimizer_step and (skip or every_element or more_tensors)",
         (" && !a.skips())", ")"),
         ("a.skipped && a.skips()", "a.skipped"),
         ("+= 1.0f", "+= 2.0f"),
@@ -104,7 +113,10 @@ MUTATIONS = [
         "lamb_trust_ratios", "lamb.cu", "void __launch_bounds__(THREADS) lamb_trust_ratios", _LAMB,
         ("sqrt(weights / updates)", "weights / updates"),
         ("updates += a.partial[2 * block + 1]", "updates += a.partial[2 * block]"),
-        ("block < a.tensors.first_block[blockIdx.x + 1]", "block <= a.tensors.first_block[blockIdx.x + 1]"),
+        (
+            "block < a.tensors.first_block[blockIdx.x + 1]",
+            "block <= a.tensors.first_block[blockIdx.x + 1]",
+        ),
     ),
     *_mutations(
         "lamb_update", "lamb.cu", "struct Update", _LAMB,
@@ -131,7 +143,8 @@ MUTATIONS = [
         ("if (++y == a.cropped_height) y = 0, image++;", "if (++y == a.cropped_height) y = 0;"),
     ),
     *_mutations(
-        "every optimizer: one pass", "optimizer_step.cuh", "", f"({_BOUND} or skipped) and (adamw or sgd)",
+        "every optimizer: one pass", "optimizer_step.cuh", "",
+        f"({_BOUND} or skipped) and (adamw or sgd)",
         ("bool aligned = is_aligned<WIDTH>", "bool aligned = true || is_aligned<WIDTH>"),
         ("if (a.flags & ZERO_GRADIENTS) zero_gradients<COUNT>(a, tensor, at);", ""),
         ("if (gradient_scale) factor /= *gradient_scale;", ""),
@@ -145,7 +158,8 @@ MUTATIONS = [
     *_mutations(
         "batch_norm_moments", "batch_norm.cu", "moments_of_slab", _MOMENTS,
         ("fmaf(off, value - mean[lane], squares[lane])", "fmaf(off, off, squares[lane])"),
-        ("distance = TILE; distance < 32", "distance = 2 * TILE; distance < 32"),  # forgets half of the lanes
+        # Forgets half of the lanes.
+        ("distance = TILE; distance < 32", "distance = 2 * TILE; distance < 32"),
         ("    __syncthreads();\n", ""),
     ),
     *_mutations(
@@ -158,11 +172,15 @@ MUTATIONS = [
         "batch_norm_relu", "batch_norm.cu", "normalise_slab(const", _GRADIENT,
         ("if (a.residual) value += to_float(residual.at[lane]);", ""),
         ("row < place.end; row += LANES", "row + 1 < place.end; row += LANES"),
-        ("store_vector(a.result + at, vector)", "store_vector(a.result + at - place.channel, vector)"),
+        (
+            "store_vector(a.result + at, vector)",
+            "store_vector(a.result + at - place.channel, vector)",
+        ),
     ),
     *_mutations(
         "batch_norm_sums", "batch_norm_backward.cu", "sums_of_slab(const", _GRADIENT,
-        ("a.result ? result.at[lane] : relu", "false ? result.at[lane] : relu"),  # the mask without the residual
+        # The mask without the residual.
+        ("a.result ? result.at[lane] : relu", "false ? result.at[lane] : relu"),
         ("value - affine.mean[lane], products[lane]", "value, products[lane]"),
         ("    __syncthreads();\n", ""),
     ),
@@ -170,19 +188,23 @@ MUTATIONS = [
         "batch_norm_totals", "batch_norm_backward.cu", "batch_norm_totals(", _GRADIENT,
         ("slab += LANES", "slab += 2 * LANES"),
         ("product * a.inverse_deviation[channel]", "product"),
-        ("over_lanes(gradient, scratch[1])", "over_lanes(gradient, scratch[0])"),  # two sums through the same memory
+        # Two sums through the same memory.
+        ("over_lanes(gradient, scratch[1])", "over_lanes(gradient, scratch[0])"),
     ),
     *_mutations(
-        "batch_norm_input", "batch_norm_backward.cu", "gradient_of_slab(const", f"{_GRADIENT} or takes_the_place",
+        "batch_norm_input", "batch_norm_backward.cu", "gradient_of_slab(const",
+        f"{_GRADIENT} or takes_the_place",
         (" - average[lane]", ""),
         ("!a.masked && is_blocked", "is_blocked"),
         ("a.count ? *a.count : a.shape.rows", "a.shape.rows"),
     ),
     *_mutations(
-        "every kernel of batch norm", "batch_norm.cuh", "place_of_thread", "test_batch_norm and not torch and not opcheck",
+        "every kernel of batch norm", "batch_norm.cuh", "place_of_thread",
+        "test_batch_norm and not torch and not opcheck",
         ("end < shape.rows ? end : shape.rows", "end"),
         ("channel < shape.channels ? end : first", "end"),
-        ("value <= 0.0f ? 0.0f : value, result", "value > 0.0f ? value : 0.0f, result"),  # NaN becomes 0
+        # NaN becomes 0.
+        ("value <= 0.0f ? 0.0f : value, result", "value > 0.0f ? value : 0.0f, result"),
     ),
     *_mutations(
         "pack_int8", "compression.cu", "pack_int8(", _PACKED,
@@ -218,7 +240,10 @@ MUTATIONS = [
 
 
 def broken(mutation: Mutation, sources: Path, folder: Path) -> None:
-    """A copy of `sources` in `folder` with the mutation. Raises ValueError when its text is not there any more."""
+    """Write a copy of `sources` with the mutation into `folder`.
+
+    Raises ValueError when the mutation's text is not there any more.
+    """
     shutil.copytree(sources, folder, dirs_exist_ok=True)
     text = (folder / mutation.source).read_text()
     start = text.index(mutation.old, text.index(mutation.after))
@@ -228,14 +253,15 @@ def broken(mutation: Mutation, sources: Path, folder: Path) -> None:
 
 
 def noticed(tests: str, folder: Path) -> bool:
-    """Whether a test fails with the sources in `folder`."""
+    """Return whether a test fails with the sources in `folder`."""
     import hypothesis
     import pytest
     from cuda_on_host import host
 
+    # A failure is enough; it need not be shrunk.
     fast = hypothesis.settings(
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate], database=None
-    )  # a failure is enough
+    )
     hypothesis.settings.register_profile("mutation", fast)
     hypothesis.settings.load_profile("mutation")
     host.SOURCES = folder
@@ -260,7 +286,7 @@ def noticed(tests: str, folder: Path) -> bool:
 
 
 def main() -> int:
-    """0 when every mutation was noticed."""
+    """Try all mutations and return the exit code: 0 when every one was noticed."""
     from cuda_on_host import host
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -277,7 +303,8 @@ def main() -> int:
             broken(mutation, sources, Path(folder))
             found = noticed(mutation.tests, Path(folder))
         print(
-            f"{'noticed ' if found else 'SURVIVED'}  {mutation.kernel}: {mutation.old.strip()!r} → {mutation.new.strip()!r}",
+            f"{'noticed ' if found else 'SURVIVED'}  {mutation.kernel}: "
+            f"{mutation.old.strip()!r} → {mutation.new.strip()!r}",
             flush=True,
         )
         survived += [] if found else [mutation]

@@ -1,4 +1,4 @@
-"""mutation.py: every mutation still has its place in the sources; a broken kernel is noticed by the tests."""
+"""mutation.py: every mutation has its place in the sources, and tests notice a broken kernel."""
 
 from __future__ import annotations
 

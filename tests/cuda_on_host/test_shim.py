@@ -1,4 +1,4 @@
-"""The shim that runs kernels on the CPU: it computes what a device would, and it notices what a kernel may not do."""
+"""The shim runs kernels on the CPU as a device would, and notices what a kernel may not do."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ extern "C" __global__ void copy(const Arguments a) {
 }
 struct alignas(16) Four { float at[4]; };
 extern "C" __global__ void copy_fours(const Arguments a) {
-    if (threadIdx.x < a.count) reinterpret_cast<Four*>(a.result)[threadIdx.x] = reinterpret_cast<const Four*>(a.data)[threadIdx.x];
+    if (threadIdx.x < a.count) reinterpret_cast<Four*>(a.result)[threadIdx.x] = \
+reinterpret_cast<const Four*>(a.data)[threadIdx.x];
 }
 extern "C" __global__ void round_to_half(const Arguments a) {
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -97,7 +98,8 @@ extern "C" __global__ void widen_half(const Arguments a) {
 }
 extern "C" __global__ void widen_bfloat16(const Arguments a) {
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < a.count) a.result[i] = __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(a.data)[i]);
+    if (i < a.count) a.result[i] = \
+__bfloat162float(reinterpret_cast<const __nv_bfloat16*>(a.data)[i]);
 }
 """
 
@@ -147,7 +149,10 @@ def test_a_missing_barrier_gives_wrong_results_in_every_order(run, schedule):
 
 @pytest.mark.parametrize("schedule", [0, 1, 2, 3, 5])
 def test_warps_run_ahead_of_each_other_where_no_barrier_holds_them(run, schedule):
-    """One barrier is too few when shared memory is used again: those behind find what those ahead have written."""
+    """One barrier is too few when shared memory is used again.
+
+    Threads behind find what those ahead have written.
+    """
     expected = 2 * NUMBERS.view(8, 32)[:, :1].flip(0).expand(8, 32).flatten() + 1001
     held = run(
         "two_exchanges_through_one_buffer", NUMBERS, torch.empty(256), count=1, schedule=schedule
@@ -226,7 +231,7 @@ def test_python_goes_on_after_faults(run):
 
 
 def interesting_floats(dtype: torch.dtype) -> torch.Tensor:
-    """All values of a 16-bit type, the midpoints between neighbours, and the floats beside those."""
+    """Return all values of a 16-bit type, the midpoints between them, and the floats beside."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
     bits = every.view(torch.int32)
     shift = 16 if dtype is torch.bfloat16 else 13

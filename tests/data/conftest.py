@@ -1,4 +1,4 @@
-"""A tiny mock ImageNet, made once per session; tests that change files take a copy."""
+"""A tiny mock ImageNet, made once per session; tests that change files take a copy of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TINY = MockSpec(classes=3, train_per_class=6, val_per_class=2, seed=5)
 
 @pytest.fixture(scope="session")
 def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete mock data set of spec TINY. Not to be changed."""
+    """Return a complete mock data set of spec TINY, which must not be changed."""
     root = tmp_path_factory.mktemp("data") / "tiny"
     generate(root, TINY, workers=1, progress=False)
     return root
@@ -22,5 +22,5 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tiny_copy(tiny_root: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """Return a copy of the tiny data set, to be damaged."""
     return Path(shutil.copytree(tiny_root, tmp_path / "copy"))

@@ -1,4 +1,4 @@
-"""Which files of a folder count, in which order, and what is said of the others."""
+"""Which files of a folder count, in which order, and how the others are reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDINGS = [b".jpg", b".JPG", b".jpeg", b".PNG", b".webp", b".TIFF", b".tif", b".
 
 
 def a_tree(folder: Path, seed: int) -> None:
-    """Files at up to three levels, with names that sort differently as bytes, as text and as paths."""
+    """Write files at up to three levels, whose names sort differently as bytes, text and paths."""
     rng = random.Random(seed)
     for _ in range(60):
         parts = [rng.choice(PARTS) for _ in range(rng.randint(0, 3))]

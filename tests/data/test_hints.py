@@ -1,4 +1,4 @@
-"""A folder given as data_dir is the reader's: no message suggests to write into it, or to delete anything in it."""
+"""No message suggests to write into the reader's data_dir, or to delete anything in it."""
 
 from __future__ import annotations
 
@@ -49,5 +49,6 @@ def test_damaged_text_is_deleted_only_from_the_gallerys_own_cache(
     )
     assert (
         make_again(tmp_path / "mine")
-        == "Make it again in a new folder: python3 data_prep/text.py --data_dir TEXT_FOLDER --out NEW_FOLDER"
+        == "Make it again in a new folder: python3 data_prep/text.py --data_dir TEXT_FOLDER "
+        "--out NEW_FOLDER"
     )

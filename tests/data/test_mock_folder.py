@@ -1,4 +1,4 @@
-"""Mock data appears as a whole or not at all, is made once, and never in place of something else."""
+"""Mock data appears whole or not at all, is made once, and never replaces something else."""
 
 from __future__ import annotations
 

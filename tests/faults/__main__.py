@@ -16,7 +16,7 @@ from .workspace import ROOT
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code: 1 when something was not as it must be."""
+    """Do what the arguments ask for and return the exit code: 1 when something was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument(
         "--all", action="store_true", help="every row, and write docs/guides/faults.md"
@@ -66,7 +66,8 @@ def _carried_out(row: Row) -> Seen:
         shutil.rmtree(folder, ignore_errors=True)
     took = "still at work" if seen.seconds is None else f"{seen.seconds:.1f} s"
     print(
-        f"{'WRONG' if seen.wrong else 'right'}  {row.kind}, {row.name}: exit code {seen.code}, {took}",
+        f"{'WRONG' if seen.wrong else 'right'}  {row.kind}, {row.name}: exit code {seen.code}, "
+        f"{took}",
         flush=True,
     )
     for line in seen.wrong:
@@ -75,7 +76,6 @@ def _carried_out(row: Row) -> Seen:
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that what is at work is ended, and disks are given back
+    # An exit by exception ends what is at work, and gives disks back.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

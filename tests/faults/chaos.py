@@ -1,7 +1,8 @@
 """Commands, moments and faults at random, and what must hold whatever happens.
 
-No process is left, nothing listens beyond the loopback address, no result is lost or half written, and there is one clear message
-or success. A breach is planted (`planted/`) to see that it would be found.
+No process is left, and nothing listens beyond the loopback address. No result is lost or half
+written. The command succeeds, or it ends with one clear message. A breach is planted (`planted/`)
+to see that it would be found.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from .rows import jumping_clock
 from .workspace import ROOT, Command, Workspace, started, workers
 
 _LIMIT_SECONDS = 240.0
-"""For a command with everything that befalls it; the longest takes a third of that alone."""
+"""Limit for a command with everything that befalls it; the longest takes a third of that alone."""
 _END_SECONDS = 45.0
-"""For the end of everything, once the command was told to end."""
+"""Limit for the end of all processes, once the command was told to end."""
 _KILLED_SECONDS = 10.0
-"""For the end of its processes, once it was killed; the shortest command would have ended by itself a little later."""
+"""Limit for the end of all processes, once the command was killed.
+
+The shortest command would have ended by itself a little later.
+"""
 _MESSAGE_LINES = 40
 _RESULTS = ("config.json", "steps.jsonl", "results.json", "comparison.json", "report.json")
 
@@ -53,17 +57,17 @@ COMMANDS = {
     "show": EVERY["show"],
 }
 _OFTEN = {"train, two processes": 3, "kill one": 2}
-"""How often these are drawn; others once."""
+"""How often these are drawn in relation to others, which have 1."""
 
 
 @dataclass
 class Try:
-    """One command with what befell it."""
+    """One command, what befell it, and what was wrong."""
 
     command: str
     fault: str
     moment: float
-    """Seconds, from the start of the command or, with `file`, from when that file is there."""
+    """Seconds from the start of the command or, with `file`, from when that file is there."""
     file: str | None = None
     said: list[str] = field(default_factory=list)
     blamed: int | None = None  # the rank that was killed
@@ -79,7 +83,10 @@ def _kill(chosen: random.Random, command: Command, done: Try) -> None:
 
 
 def _kill_one(chosen: random.Random, command: Command, done: Try) -> None:
-    """Any process of the command but itself; of two ranks it is known which must be blamed."""
+    """Kill any process of the command but the command itself.
+
+    Of two ranks it is known which must be blamed.
+    """
     with contextlib.suppress(psutil.Error, IndexError, ProcessLookupError, ValueError):
         watched = done.command == "train, two processes" and command.wait_until(
             lambda: command.workspace.steps() > 0, _END_SECONDS
@@ -94,7 +101,10 @@ def _kill_one(chosen: random.Random, command: Command, done: Try) -> None:
 
 
 def _stop_one(chosen: random.Random, command: Command, done: Try) -> None:
-    """A training process stands still; alone for a moment, with another for good."""
+    """Suspend a training process.
+
+    Where it is alone, it goes on after 3 seconds. Of two ranks, it stands still for good.
+    """
     with contextlib.suppress(psutil.Error, IndexError, ProcessLookupError, ValueError):
         process = chosen.choice(workers(command))
         process.suspend()
@@ -104,7 +114,7 @@ def _stop_one(chosen: random.Random, command: Command, done: Try) -> None:
 
 
 def _corrupt(chosen: random.Random, command: Command, done: Try) -> None:
-    """A file of the cache, or of what the command writes, is cut or overwritten."""
+    """Cut or overwrite a file of the cache, but for its data."""
     with contextlib.suppress(OSError, IndexError):
         files = [
             path
@@ -141,7 +151,10 @@ def _drawn(chosen: random.Random, names: Iterable[str]) -> str:
 
 
 def one(chosen: random.Random, folder: Path, cache: Path, planted: str | None) -> Try:
-    """Draw a command, a moment and a fault, and return what was wrong, nothing if nothing."""
+    """Draw a command, a moment and a fault, and return what came of them.
+
+    `said` is empty when nothing was wrong.
+    """
     name, fault = _drawn(chosen, COMMANDS), _drawn(chosen, FAULTS)
     done = Try(
         name,
@@ -172,7 +185,7 @@ def one(chosen: random.Random, folder: Path, cache: Path, planted: str | None) -
 
 
 def _small_disk(folder: Path) -> bool:
-    """Put the workspace on a disk that is soon full; only root can."""
+    """Put the workspace on a disk that is soon full; return whether it worked, which takes root."""
     size = random.Random(str(folder)).choice(["200k", "1m", "8m"])
     return (
         os.geteuid() == 0
@@ -210,11 +223,12 @@ def _judge(command: Command, done: Try) -> None:
     if "Traceback (most recent call last)" in text and done.fault != "fill":
         say("a traceback: " + text[-1500:])
     ended_by_signal = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 141)
+    # A batch says in its summary, on standard output, that it was interrupted.
     if (
         code not in (0, *ended_by_signal)
         and not text.strip()
         and "interrupted" not in command.result()
-    ):  # a batch's summary says it
+    ):
         say(f"exit code {code} without a word")
     if len(message_of(text)) > _MESSAGE_LINES:
         say(f"a message of {len(message_of(text))} lines")
@@ -250,7 +264,8 @@ def _search(seed: int, seconds: float, planted: str | None) -> tuple[Counter[str
                 if planted is None or SEEN_AS[planted] in told:
                     breaches.append(done)
                 print(
-                    f"BREACH in try {number}: {done.command}, {done.fault} after {done.moment:.1f} s{where}: {told}",
+                    f"BREACH in try {number}: {done.command}, {done.fault} after "
+                    f"{done.moment:.1f} s{where}: {told}",
                     flush=True,
                 )
                 if planted and breaches:
@@ -260,7 +275,10 @@ def _search(seed: int, seconds: float, planted: str | None) -> tuple[Counter[str
 
 
 def main(minutes: float, seed: int | None, planted: list[str] | None) -> int:
-    """Return the exit code: 1 for a breach, or for a planted one that was not found."""
+    """Run chaos and return the exit code.
+
+    The code is 1 for a breach, or for a planted breach that was not found.
+    """
     seed = random.SystemRandom().randrange(2**31) if seed is None else seed
     print(f"seed {seed}", flush=True)
     if planted is None:

@@ -1,4 +1,7 @@
-"""The commands that faults befall: all that train, measure, prepare or report. A new command is one entry."""
+"""Commands that faults befall: all that train, measure, prepare or report.
+
+A new command is one entry.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Words = Callable[[Workspace], list[str]]
 
 
 def train(task: str = "SLOW", *more: str, steps: int = 40) -> Words:
-    """Return the launcher on one of the faulty tasks."""
+    """Return the launcher's command for one of the faulty tasks."""
     words = [
         "--model",
         f"{TASKS}:{task}",
@@ -38,7 +41,7 @@ def train(task: str = "SLOW", *more: str, steps: int = 40) -> Words:
 
 
 def compare(task: str = "SLOW", *more: str) -> Words:
-    """Return a short comparison."""
+    """Return the command of a short comparison."""
     words = [
         "--model",
         f"{TASKS}:{task}",
@@ -61,7 +64,7 @@ def gallery(*words: str) -> list[str]:
 
 
 def batch(source: str = "import time; time.sleep(30)") -> Words:
-    """Return `gallery run` on a notebook of one cell."""
+    """Return the command `gallery run` on a notebook of one cell."""
 
     def words(workspace: Workspace) -> list[str]:
         notebook = write_notebook(workspace.folder / "notebooks", "one", source)
@@ -71,7 +74,7 @@ def batch(source: str = "import time; time.sleep(30)") -> Words:
 
 
 def script(source: str, processes: int | None) -> Words:
-    """Return a script of the reader's own, as notebooks start it."""
+    """Return the command for a script of the reader's own, as notebooks start it."""
 
     def words(workspace: Workspace) -> list[str]:
         path = workspace.folder / "script.py"
@@ -86,7 +89,7 @@ def script(source: str, processes: int | None) -> Words:
 
 
 def data(command: str, *words: str) -> Words:
-    """Return a command of data_prep."""
+    """Return a command of data_prep, which writes into the workspace."""
     return lambda workspace: python(
         str(ROOT / "data_prep" / command), *words, "--out", str(workspace.folder / "data")
     )
@@ -105,12 +108,12 @@ def plot(maker: Callable[[Path], Path]) -> Words:
 
 
 def comparison(folder: Path) -> Path:
-    """A comparison that is whole."""
+    """Write a comparison that is whole, and return its folder."""
     return write(made(FASTER, 20), folder / "comparison").parent
 
 
 def with_steps(folder: Path) -> Path:
-    """The same, with the time of each step beside it."""
+    """Write a comparison with the time of each step beside it, and return its folder."""
     for variant in ("baseline", "compiler-opt"):
         run = folder / "comparison" / variant
         run.mkdir(parents=True)
@@ -125,14 +128,14 @@ def with_steps(folder: Path) -> Path:
 
 
 def half(folder: Path) -> Path:
-    """A comparison whose file was cut off."""
+    """Write a comparison whose file is cut off, and return its folder."""
     path = write(made(FASTER, 20), folder / "comparison")
     path.write_text(path.read_text()[: path.stat().st_size // 2])
     return path.parent
 
 
 def foreign(name: str, content: object) -> Callable[[Path], Path]:
-    """Return what writes a file of that name, which somebody else made, into a folder."""
+    """Return a function that writes a file of that name, made by somebody else, into a folder."""
 
     def make(folder: Path) -> Path:
         (folder / "foreign").mkdir(exist_ok=True)
@@ -149,7 +152,11 @@ EVERY: Mapping[str, Words] = {
     "compare": compare(),
     "run a notebook": batch(),
     "run a script on two processes": script(
-        "import time, torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\ntime.sleep(8)\nd.destroy_process_group()\n",
+        "import time, torch.distributed as d\n"
+        "d.init_process_group('gloo')\n"
+        "d.barrier()\n"
+        "time.sleep(8)\n"
+        "d.destroy_process_group()\n",
         2,
     ),
     "make images": data("mock_imagenet.py", "--preset", "small"),
@@ -160,4 +167,4 @@ EVERY: Mapping[str, Words] = {
     "list": lambda workspace: gallery("list"),
     "doctor": lambda workspace: gallery("doctor"),
 }
-"""Each kind of command once, for what has to hold of all."""
+"""One command of each kind, for what has to hold of all."""

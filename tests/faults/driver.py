@@ -1,4 +1,4 @@
-"""Carries out a row of the table: prepare, start, cause the fault, wait, and hold what is seen against what must be."""
+"""Driver for a row of the table: prepare, start, cause the fault, wait, and check what is seen."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ class Row:
     """A fault, how it is caused, and what must be seen.
 
     Args:
-        kind: of the fault, a heading of the table.
-        words: what is run, in a workspace that `prepare` has made ready.
+        kind: kind of the fault, a heading of the table.
+        name: name of the row in the table.
+        words: returns the command to run, in a workspace that `prepare` has made ready.
         cause: what is done to the command while it runs; None: nothing.
         codes: exit codes that are right.
-        says: a part of what is said on standard error, or printed.
-        lines: the message has at most so many.
-        seconds: from the cause until no process is left.
-        there, absent: files that must and must not be in the workspace afterwards, by pattern.
+        says: a part of what must be said on standard error, or printed.
+        lines: largest number of lines of the message.
+        seconds: longest time from the cause until no process is left.
+        prepare: makes the workspace ready; None: nothing to do.
+        there: patterns of files that must be in the workspace afterwards.
+        absent: patterns of files that must not be in the workspace afterwards.
         output: where standard output goes (`workspace.Command`).
         check: more that must hold; it returns what is wrong, or "".
-        quick: whether it is an ordinary test as well.
+        quick: whether the row is an ordinary test as well.
     """
 
     kind: str
@@ -49,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Seen:
-    """What came out of a row: what was wrong, nothing if it was right."""
+    """Outcome of a row; `wrong` is empty if everything was right."""
 
     wrong: tuple[str, ...]
     code: int | None
@@ -61,7 +64,11 @@ _PROGRESS = re.compile(r"^(Using the environment|\S.*: .*\d+ s\b.*|imports|done 
 
 
 def message_of(text: str) -> list[str]:
-    """Return the lines of the message: from the first that begins with `error:` (or a command's name) on, without the log's last lines."""
+    """Return the lines of the message in a command's standard error.
+
+    The message starts at the first line that begins with `error:` or a command's name. Lines of
+    progress and the log's last lines are left out.
+    """
     lines = [line for line in text.replace("\r", "\n").split("\n") if line.strip()]
     begin = next(
         (
@@ -79,7 +86,7 @@ def message_of(text: str) -> list[str]:
 
 
 def carry_out(row: Row, folder: Path, cache: Path) -> Seen:
-    """Try the row in a new workspace."""
+    """Carry out the row in a new workspace, and return what was seen."""
     workspace = Workspace(folder, cache)
     folder.mkdir(parents=True, exist_ok=True)
     if row.prepare is not None:
@@ -89,9 +96,8 @@ def carry_out(row: Row, folder: Path, cache: Path) -> Seen:
         try:
             if row.cause is not None:
                 row.cause(command)
-        except (
-            Exception
-        ) as error:  # the fault could not be caused: what it was to befall is not there
+        except Exception as error:
+            # The fault could not be caused: what it was to befall is not there.
             wrong.append(f"not caused: {type(error).__name__}: {error}")
         took = command.ended_after(row.seconds)
         try:
@@ -132,7 +138,7 @@ def _wrong(row: Row, workspace: Workspace, command: Command, took: float | None)
 
 
 def wait_for_steps(count: int, then: Cause) -> Cause:
-    """Return a cause: once the newest run has logged so many steps."""
+    """Return a cause that acts once the newest run has logged `count` steps."""
 
     def cause(command: Command) -> None:
         if command.wait_until(lambda: command.workspace.steps() >= count):
@@ -142,7 +148,7 @@ def wait_for_steps(count: int, then: Cause) -> Cause:
 
 
 def after(seconds: float, then: Cause) -> Cause:
-    """Return a cause: so many seconds after the start."""
+    """Return a cause that acts `seconds` after the start."""
 
     def cause(command: Command) -> None:
         time.sleep(seconds)

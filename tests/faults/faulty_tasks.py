@@ -1,4 +1,4 @@
-"""Tasks with a fault of their own, for runs that are started as `--model tests/faults/faulty_tasks.py:NAME`."""
+"""Tasks with a fault of their own, for `--model tests/faults/faulty_tasks.py:NAME`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _slow(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _diverging(model: nn.Module, batch: Any) -> Tensor:
-    """Not finite from step 5 on."""
+    """Return a loss that is not finite from step 5 on."""
     global _steps
     _steps += model.training
     value = loss(model, batch)
@@ -39,7 +39,7 @@ def _diverging_accelerated(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _printing(model: nn.Module, batch: Any) -> Tensor:
-    """Every process prints what no text is, and much of it."""
+    """Return the loss, and print much that is no text, in every process."""
     os.write(1, b"\xff\xfe no text \x1b[31m\n" * 400)
     return loss(model, batch)
 

@@ -1,4 +1,4 @@
-"""The `gallery` command, from any folder."""
+"""Entry point of the `gallery` command that works from any folder."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table: faults, how they are caused, and what must be seen."""
+"""Table of faults: how each is caused, and what must be seen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERRUPTED, TERMINATED = (130, -signal.SIGINT), (143, -signal.SIGTERM)
 
 
 def send(number: int) -> Cause:
-    """Return a cause: a signal for the command itself."""
+    """Return a cause that sends a signal to the command itself."""
     return lambda command: command.process.send_signal(number)
 
 
@@ -30,7 +30,7 @@ def _to_rank(rank: int, number: int) -> Cause:
 
 
 def _to(part: str, number: int) -> Cause:
-    """A signal for the first process with that word in its command line."""
+    """Return a cause that signals the oldest process that runs the module `part` (`-m part`)."""
 
     def cause(command: Command) -> None:
         found = [
@@ -41,7 +41,7 @@ def _to(part: str, number: int) -> Cause:
     return cause
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What is checked beyond the columns
 
 
@@ -70,7 +70,7 @@ def _finished(workspace: Workspace, command: Command) -> str:
     return "" if _results(workspace)["status"] == "finished" else "not finished"
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What is prepared
 
 
@@ -97,7 +97,7 @@ def _damaged_text(workspace: Workspace) -> None:
 
 
 def _own_cache(workspace: Workspace) -> None:
-    """A cache of its own, in which a compiled run and a comparison have left what they keep."""
+    """Give the workspace a cache of its own, with what a compiled run and a comparison keep."""
     made = Path(tempfile.gettempdir()) / f"faults-cache-{os.getpid()}"
     if not made.exists():
         (made / "data").mkdir(parents=True)
@@ -123,7 +123,7 @@ def _damaged_reference(workspace: Workspace) -> None:
 
 
 def _damaged_inductor(workspace: Workspace) -> None:
-    """Every file of the compiler's cache is empty, or holds something else."""
+    """Empty or overwrite every file of the compiler's cache."""
     _own_cache(workspace)
     for number, file in enumerate(
         sorted(path for path in (workspace.cache / "inductor").rglob("*") if path.is_file())
@@ -154,7 +154,7 @@ def _bad_task(text: str) -> object | None:
 
 
 def jumping_clock(workspace: Workspace) -> None:
-    """A library that sets the wall clock of what it is loaded into back by a day, ten seconds after the machine's."""
+    """Preload a library that sets the wall clock back by a day, once the file `jump` is there."""
     source = workspace.folder / "clock.c"
     source.write_text(_CLOCK)
     library = workspace.folder / "clock.so"
@@ -186,7 +186,7 @@ def _jump(command: Command) -> None:
     (command.workspace.folder / "jump").touch()
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The rows
 
 _TRAIN_WORDS = ["--model", f"{TASKS}:SLOW", "--max_steps", "3", "--no-evaluate"]
@@ -195,7 +195,7 @@ _TRAIN_WORDS = ["--model", f"{TASKS}:SLOW", "--max_steps", "3", "--no-evaluate"]
 def _wrong_value(
     name: str, *words: str, says: str, quick: bool = False, prepare: object = None
 ) -> Row:
-    """A value that is refused before anything is started or written."""
+    """Return a row for a value that is refused before anything is started or written."""
     command = [str(ROOT / "launch_single_task.py"), *_TRAIN_WORDS, *words]
     return Row(
         "folders and values",
@@ -282,7 +282,10 @@ def _values() -> Iterator[Row]:
 
 
 def _two_runs(command: Command) -> None:
-    """A second run with the same folder, while the first is at work: it has to be refused, and the first goes on."""
+    """Start a second run with the same folder while the first is at work.
+
+    The second has to be refused, and the first goes on.
+    """
     from .workspace import Command as Another
 
     words = train()(command.workspace)
@@ -306,7 +309,7 @@ def _second_refused(workspace: Workspace, command: Command) -> str:
 
 
 def _strangers(command: Command) -> None:
-    """Silence and garbage at the socket where turns are handed out."""
+    """Connect strangers to the socket where turns are handed out: one silent, one with garbage."""
     import socket
     import tempfile
     import time
@@ -426,11 +429,12 @@ def _faults() -> Iterator[Row]:
             quick=True,
         )
         for name in ("compare", "run a notebook", "make images", "train on two processes"):
+            # A batch says by its report which signal it was.
             right = (
                 *codes,
                 0,
                 *(INTERRUPTED if name == "run a notebook" else ()),
-            )  # a batch says by its report which signal it was
+            )
             yield Row(
                 "signals",
                 f"{number.name} after 4 s: {name}",
@@ -530,7 +534,11 @@ def _faults() -> Iterator[Row]:
     yield Row(
         "files of others", name, plot(comparison), codes=(2,), says="has no steps.jsonl", quick=True
     )
-    source = "import json, os, pathlib\nfolder = pathlib.Path(os.environ['GALLERY_RUNS_DIR']) / 'mine'\nfolder.mkdir(parents=True)\n"
+    source = (
+        "import json, os, pathlib\n"
+        "folder = pathlib.Path(os.environ['GALLERY_RUNS_DIR']) / 'mine'\n"
+        "folder.mkdir(parents=True)\n"
+    )
     yield Row(
         "files of others",
         "a notebook leaves a list as config.json",
@@ -634,7 +642,10 @@ SWEPT = ("train", "compare", "make images", "doctor", "list")
 
 
 def sweep(step_seconds: float, end_seconds: float) -> Iterator[Row]:
-    """Signals to commands in steps, from their start on: none may be lost while libraries are imported."""
+    """Yield rows that send signals to commands in steps, from their start on.
+
+    No signal may be lost while libraries are imported.
+    """
     for name in SWEPT:
         for number, codes in {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}.items():
             for place in range(1, int(end_seconds / step_seconds) + 1):

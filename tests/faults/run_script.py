@@ -1,4 +1,4 @@
-"""A script of the reader's own, alone or on several processes, as a notebook's cell runs it."""
+"""Runner of a reader's own script, alone or on several processes, as a notebook's cell runs it."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ if __name__ == "__main__":
     from gallery_lib.launcher.script import run_script
 
     def body() -> None:
-        """Run it; its output is shown."""
+        """Run the script and show its output."""
         run_script(sys.argv[1], processes=int(sys.argv[2]) if len(sys.argv) > 2 else None)
 
     sys.exit(

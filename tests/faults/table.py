@@ -1,4 +1,4 @@
-"""The table of faults in the documents, made of what was seen."""
+"""Writer of the table of faults in the documents, from what was seen."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ _PAGE = ROOT / "docs" / "guides" / "faults.md"
 _HEAD = """\
 # When something goes wrong
 
-Each row was caused for real, and this is what was seen: `.venv/bin/python -m tests.faults --all` writes the page.
+Each row was caused for real, and this is what was seen: `.venv/bin/python -m tests.faults --all` \
+writes the page.
 
-Of every row it was checked that nothing is left running, that nothing listens beyond the loopback address, that there is no
+Of every row it was checked that nothing is left running, that nothing listens beyond the loopback \
+address, that there is no
 traceback, and that the message is as short as the row allows.
 """
 
@@ -30,7 +32,8 @@ def write(found: Sequence[tuple[Row, Seen]]) -> None:
             if row.kind == kind:
                 took = "" if seen.seconds is None else f"{seen.seconds:.0f}"
                 rows.append(
-                    f"| {row.name} | {seen.code} | {took} | {'no: ' + '; '.join(seen.wrong) if seen.wrong else 'yes'} |"
+                    f"| {row.name} | {seen.code} | {took} | "
+                    f"{'no: ' + '; '.join(seen.wrong) if seen.wrong else 'yes'} |"
                 )
         parts.append(f"## {kind[0].upper()}{kind[1:]}\n\n" + "\n".join(rows) + "\n")
     _PAGE.write_text("\n".join(parts))

@@ -1,4 +1,4 @@
-"""The quick rows of the table; `python -m tests.faults --all` carries out all of them."""
+"""Quick rows of the table of faults; `python -m tests.faults --all` carries out all rows."""
 
 from __future__ import annotations
 

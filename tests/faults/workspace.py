@@ -1,4 +1,4 @@
-"""Where a fault is tried: folders of its own, and the command that runs in them with everything that it has started."""
+"""Workspace where a fault is tried, and the command that runs in it with all that it starts."""
 
 from __future__ import annotations
 
@@ -25,19 +25,26 @@ for _number, _usual in {
     signal.SIGQUIT: signal.SIG_DFL,
 }.items():
     if signal.getsignal(_number) is signal.SIG_IGN:
-        # A shell that starts this in the background makes it, and all that it starts, ignore the signals under test.
+        # A shell that starts this in the background makes it, and all that it starts, ignore the
+        # signals under test.
         signal.signal(_number, _usual)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASKS = Path(__file__).with_name("faulty_tasks.py")
 MARK = "GALLERY_FAULTS_MARK"
-"""A variable of everything that a command starts: so it is known also when its parents have gone."""
+"""Environment variable of everything that a command starts.
+
+It identifies a process also when its parents have gone.
+"""
 _LOOK_SECONDS = 0.05
 
 
 @dataclass
 class Workspace:
-    """Folders for one try. `cache` may be shared by tries that leave it as it is."""
+    """Folders and environment for one try.
+
+    Tries that leave `cache` as it is may share it.
+    """
 
     folder: Path
     cache: Path
@@ -45,7 +52,7 @@ class Workspace:
 
     @property
     def runs(self) -> Path:
-        """New run directories."""
+        """Return the folder of new run directories."""
         return self.folder / "runs"
 
     def variables(self, mark: str) -> dict[str, str]:
@@ -79,9 +86,8 @@ class Command:
 
     def __init__(self, words: Sequence[str], workspace: Workspace, output: str = "file") -> None:
         self.mark, self.workspace = uuid.uuid4().hex, workspace
-        beside = Path(
-            tempfile.mkdtemp(prefix="faults-said-")
-        )  # the workspace may be a disk that is full
+        # The workspace may be a disk that is full.
+        beside = Path(tempfile.mkdtemp(prefix="faults-said-"))
         self.heard, self.said = beside / "stdout.txt", beside / "stderr.txt"
         self.open_ports: dict[str, str] = {}
         self._over = threading.Event()
@@ -98,7 +104,7 @@ class Command:
         threading.Thread(target=self._watch_ports, daemon=True).start()
 
     def everything(self) -> list[psutil.Process]:
-        """Return all processes that the command has started and that are alive, itself among them."""
+        """Return all live processes that the command has started, itself among them."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -123,7 +129,7 @@ class Command:
                             )[:120]
 
     def wait_until(self, ready: Callable[[], bool], seconds: float = 120.0) -> bool:
-        """Return whether `ready` became true before the command ended."""
+        """Return whether `ready` became true before the command ended or the time was over."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             if ready():
@@ -132,7 +138,10 @@ class Command:
         return ready()
 
     def ended_after(self, seconds: float) -> float | None:
-        """Return the seconds until neither the command nor anything it started was left; None: not within so many."""
+        """Return the seconds until no process of the command was left.
+
+        Return None if some are left after `seconds`.
+        """
         began = time.monotonic()
         while time.monotonic() - began < seconds:
             if self.process.poll() is not None and not self.everything():
@@ -141,7 +150,7 @@ class Command:
         return None
 
     def end(self) -> None:
-        """End whatever is left."""
+        """Kill all processes that are left."""
         self._over.set()
         for process in self.everything():
             with contextlib.suppress(psutil.Error):
@@ -151,11 +160,11 @@ class Command:
             self.process.wait(10)
 
     def text(self) -> str:
-        """Return what the command has said on standard error."""
+        """Return the command's standard error."""
         return self.said.read_text(errors="replace")
 
     def result(self) -> str:
-        """Return what it printed."""
+        """Return the command's standard output."""
         return self.heard.read_text(errors="replace") if self.heard.exists() else ""
 
 
@@ -173,7 +182,10 @@ def python(*words: str) -> list[str]:
 
 
 def workers(command: Command) -> list[psutil.Process]:
-    """Return the training processes of a run, by rank, which are children of torchrun, of ours or of `spawn`."""
+    """Return the training processes of a run, by rank.
+
+    They are children of `launcher/torchrun.py` or `launcher/forked.py`.
+    """
     found: dict[int, psutil.Process] = {}
     for process in command.everything():
         with contextlib.suppress(psutil.Error, ValueError, KeyError):
@@ -188,7 +200,10 @@ def workers(command: Command) -> list[psutil.Process]:
 
 
 def _rank_of(process: psutil.Process) -> str:
-    """A forked process's environment shows that of its parent; its log is open as its standard error."""
+    """Return the rank in the name of a forked process's log, which is open as its standard error.
+
+    The environment of a forked process shows that of its parent.
+    """
     return (
         Path(f"/proc/{process.pid}/fd/2")
         .resolve()
@@ -199,7 +214,7 @@ def _rank_of(process: psutil.Process) -> str:
 
 @contextlib.contextmanager
 def started(words: Sequence[str], workspace: Workspace, output: str = "file") -> Iterator[Command]:
-    """Start a command; at the end nothing of it is left."""
+    """Context: start a command, and leave nothing of it at the end."""
     command = Command(words, workspace, output)
     try:
         yield command

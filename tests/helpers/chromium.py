@@ -1,4 +1,7 @@
-"""Debian's chromium, driven by Playwright. A test that asks for it is skipped where it is missing, and says what would run it."""
+"""Debian's Chromium, driven by Playwright.
+
+A test that asks for it is skipped where it is missing, and the reason says how to install it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "runs" / "screenshots"
-"""Kept after the tests, for people and as artefacts of continuous integration."""
+"""Folder of screenshots, kept after the tests for people and as artefacts of the CI."""
 
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
-    """A headless browser (`playwright.sync_api.Browser`), closed at the end."""
+    """Yield a headless browser (`playwright.sync_api.Browser`), and close it at the end."""
     api = pytest.importorskip(
         "playwright.sync_api", reason="playwright is missing: `bash prepare.sh --test` installs it"
     )
@@ -35,6 +38,6 @@ def chromium() -> Iterator[Any]:
 
 
 def screenshot(page: Any, name: str) -> None:
-    """The page as it is now, as `runs/screenshots/NAME.png`."""
+    """Save the page as it is now as `runs/screenshots/NAME.png`."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=str(SCREENSHOTS / f"{name}.png"))

@@ -1,4 +1,4 @@
-"""Executes a notebook with papermill, as a batch does, and gives back what has come of it."""
+"""Execution of a notebook with papermill, as a batch does it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ class Executed:
 def execute(
     source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Executed:
-    """Run a notebook with papermill. AssertionError when it fails or has not run through.
+    """Run a notebook with papermill, and return its code cells and the folder with its runs.
 
-    Jupyter chooses a kernel's ports before the kernel takes them; one that lost a port to another process meanwhile is
-    started once more.
+    Jupyter chooses a kernel's ports before the kernel takes them. A notebook whose kernel lost a
+    port to another process meanwhile is started once more.
+
+    Raises:
+        AssertionError: The notebook fails, or has not run through.
     """
     code, said = _run_papermill(source, folder, parameters, environment)
     if PORT_TAKEN in said:
@@ -52,7 +55,7 @@ def execute(
 def _run_papermill(
     source: Path, folder: Path, parameters: Mapping[str, Any], environment: Mapping[str, str]
 ) -> tuple[int, str]:
-    """papermill's exit code, and what it printed."""
+    """Run papermill, and return its exit code and what it printed."""
     words = [
         word for parameter, value in parameters.items() for word in ("-p", parameter, str(value))
     ]
@@ -83,8 +86,7 @@ def _run_papermill(
         ):
             time.sleep(0.5)
         if process.poll() is None:
-            process.send_signal(
-                signal.SIGINT
-            )  # papermill then ends its kernel, and that its processes
+            # papermill then ends its kernel, and the kernel its processes.
+            process.send_signal(signal.SIGINT)
             process.wait(60)
     return process.returncode, log.read_text()

@@ -1,4 +1,7 @@
-"""A JupyterLab that a test starts, asked as a browser asks it: files over HTTP, a kernel over its websocket."""
+"""Client of a JupyterLab that a test starts: files over HTTP, a kernel over its websocket.
+
+It asks the server as a browser does.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ from gallery_lib.system.processes import end_supervised
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers at `url` (http://…/) who has the token."""
+    """A Jupyter server at `url` (http://…/) that answers requests with the token."""
 
     url: str
     token: str
 
     def request(self, path: str, method: str = "GET", content: dict[str, Any] | None = None) -> Any:
-        """Return the server's answer, from JSON, or its address where that is no JSON."""
+        """Return the server's JSON answer, or the answer's address for a path outside of `api/`."""
         data = None if content is None else json.dumps(content).encode()
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         asked = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
@@ -34,7 +37,7 @@ class Server:
             return json.load(answer) if path.startswith("api/") else answer.geturl()
 
     def get(self, path: str) -> Any:
-        """Return what GET answers."""
+        """Return the answer to GET."""
         return self.request(path)
 
     def save(self, path: str, notebook: dict[str, Any]) -> None:
@@ -46,7 +49,7 @@ class Server:
         )
 
     def outputs_of(self, notebook: str, source: str) -> str:
-        """Return what `source` prints in a cell of the notebook, run by the kernel Gallery."""
+        """Return what `source` prints when the notebook's `gallery` kernel executes it."""
         kernel = {"path": notebook, "type": "notebook", "name": "", "kernel": {"name": "gallery"}}
         number = self.request("api/sessions", "POST", kernel)["kernel"]["id"]
         address = (
@@ -85,7 +88,13 @@ class Server:
 
 @contextlib.contextmanager
 def jupyter_server(command: Sequence[str], runtime: Path, **start: Any) -> Iterator[Server]:
-    """Start the command, below a supervisor where it asks for one; yield its server once it writes its file into `runtime`."""
+    """Start a Jupyter server, and yield it once it has written its file into `runtime`.
+
+    Args:
+        command: the server's command, below a supervisor where the test asks for one.
+        runtime: Jupyter's runtime folder.
+        **start: further arguments of Popen.
+    """
     process = subprocess.Popen(
         list(command),
         stdout=subprocess.DEVNULL,

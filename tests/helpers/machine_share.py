@@ -1,7 +1,8 @@
-"""Which cores a process of tests may use, and when: a core of its own, or all of them with nothing beside it.
+"""Cores for a process of the tests: one core of its own, or all with nothing beside it.
 
-Two file locks. `turn` is held while waiting for `cores`, so that one who waits for the whole machine is not overtaken
-for ever by those who want a share of it. Where processes cannot be pinned, or there is only one, nothing is done.
+There are two file locks. A process holds `turn` while it waits for `cores`. So those who want a
+share never overtake a process that waits for the whole machine. Nothing is done where processes
+cannot be pinned, or where there is only one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Share:
-    """`number`: which of the processes this is, None when it is the only one; `cores`: those of all together."""
+    """A process's share of the machine.
+
+    `number` says which of the processes this is, and is None when it is the only one. `cores` are
+    those of all processes together.
+    """
 
     number: int | None
     cores: frozenset[int]
@@ -25,7 +30,7 @@ class Share:
 
     @classmethod
     def of_this_process(cls) -> Share:
-        """By the variables that pytest-xdist sets."""
+        """Return the share of this process, by the variables that pytest-xdist sets."""
         can_pin = hasattr(os, "sched_getaffinity")
         cores = frozenset(os.sched_getaffinity(0)) if can_pin else frozenset()
         processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -43,13 +48,13 @@ class Share:
         return cls(number, cores, folder)
 
     def take_own_core(self) -> None:
-        """Pin this process, and what it will start."""
+        """Pin this process, and what it will start, to its own core."""
         if self.number is not None:
             os.sched_setaffinity(0, {sorted(self.cores)[self.number]})
 
     @contextmanager
     def taken(self, *, whole: bool) -> Iterator[None]:
-        """Have the share, or the whole machine, until the end of the block."""
+        """Context: hold the share, or the whole machine, until the end of the block."""
         if self.number is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""A comparison as it comes out, made up: what tables, verdicts and pictures say of it is what tests look at."""
+"""Made-up comparisons, for tests of what tables, verdicts and pictures say of one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def comparison(speedup: Ratio | None, steps: int | None) -> Comparison:
 
 
 def changed(found: Comparison, **values: Any) -> Comparison:
-    """The comparison with other values in the results of both variants; `config` and `environment` are added to what is there."""
+    """Return the comparison with other values in the results of both variants.
+
+    `config` and `environment` are merged into what is there.
+    """
 
     def of(run: Results) -> Results:
         merged = {
@@ -77,7 +80,7 @@ def changed(found: Comparison, **values: Any) -> Comparison:
 
 
 def write(found: Comparison, folder: Path) -> Path:
-    """Its `comparison.json` in `folder`, which is made."""
+    """Write `comparison.json` into `folder`, which is made, and return its path."""
     folder.mkdir(parents=True)
     path = folder / "comparison.json"
     path.write_text(json.dumps(found.as_json()))

@@ -1,6 +1,7 @@
-"""Tasks that call for what own kernels do: `--model tests/helpers/picture_task.py:NAME`, where NAME is one of torch's optimizers.
+"""Tasks that call for our own kernels, for `--model tests/helpers/picture_task.py:NAME`.
 
-Images cross over as bytes, the loss is cross-entropy, and the learning rate follows a schedule.
+NAME is one of torch's optimizers. Images are moved to the device as bytes, the loss is
+cross-entropy, and the learning rate follows a schedule.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ OPTIMIZERS = {
 
 
 class Pictures(tiny_task.Stripes):
-    """Its stripes as bytes [16, 16, 3]."""
+    """The stripes of tiny_task as bytes [16, 16, 3]."""
 
     finish_batch = staticmethod(finish_batch)
 
@@ -46,7 +47,7 @@ class Pictures(tiny_task.Stripes):
 
 
 def build_model() -> nn.Module:
-    """The tiny model, from the same weights in every run."""
+    """Return the tiny model, with the same weights in every run."""
     torch.manual_seed(3)
     return tiny_task.build_model()
 
@@ -65,5 +66,5 @@ def __getattr__(name: str) -> Task:
 
 
 def config(name: str, **values: Any) -> TrainConfig:
-    """Options of a short run of one of the tasks here."""
+    """Return the options of a short run of one of the tasks here."""
     return dataclasses.replace(tiny_task.config(**values), model=f"{__file__}:{name}")

@@ -1,7 +1,10 @@
-"""Real processes that join a gloo group on loopback, pretend to be on several hosts, and do what a test asks for.
+"""Real processes in a gloo group on loopback, which do what a test asks for.
 
-with Ranks(processes=4, hosts=2) as ranks:
-    answers = ranks.call("averages.gradients", widths, options)   # of every rank; functions are those of on_ranks/
+They pretend to be on several hosts.
+
+    with Ranks(processes=4, hosts=2) as ranks:
+        # Answers of every rank; functions are those of on_ranks/.
+        answers = ranks.call("averages.gradients", widths, options)
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ SECONDS = 120.0
 
 
 class Ranks:
-    """The processes. `call` runs a function on all; what one raises there is raised here."""
+    """Group of real processes. An exception in one of them is raised here."""
 
     def __init__(self, processes: int, hosts: int) -> None:
         self._folder = TemporaryDirectory()
@@ -45,7 +48,7 @@ class Ranks:
         listener.close()
 
     def call(self, function: str, *arguments: Any) -> list[Any]:
-        """The result of every rank, by rank."""
+        """Run a function on every rank, and return the results by rank."""
         for link in self._links:
             link.send((function, arguments))
         results = []
@@ -72,7 +75,7 @@ class Ranks:
 
 
 def connect(address: str, key: str, rank: int) -> Any:
-    """A rank's side."""
+    """Connect a rank to the test's process, and return the link."""
     link = Client(address, authkey=bytes.fromhex(key))
     link.send(rank)
     return link

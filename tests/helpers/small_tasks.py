@@ -1,4 +1,7 @@
-"""Options with which each task takes a fraction of a second a step, and with which it learns something in seconds."""
+"""Options that make each task small: SMALL for steps of a fraction of a second, LEARNING to learn.
+
+With LEARNING a task learns something in seconds.
+"""
 
 from __future__ import annotations
 
@@ -45,4 +48,4 @@ MOVES: dict[str, tuple[str, float]] = {
     "speech_transformer": ("character_accuracy", 0.05),
     "tts_angular": ("eer", -0.1),
 }
-"""The held-out metric, and by how much training makes it better at least (negative: lower is better)."""
+"""Held-out metric, and by how much training improves it at least (negative: lower is better)."""

@@ -1,4 +1,7 @@
-"""A sweep whose figures are made up, for tests of what reads and shows one; it is never committed as a table."""
+"""A sweep with made-up figures, for tests of what reads and shows one.
+
+It is never committed as a table.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ CONDITIONS: dict[str, Any] = {
 
 
 def cell(model: str, hosts: int, **changed: Any) -> Cell:
-    """Made up: DDP scales worse with more hosts, and the gain grows."""
+    """Return a made-up cell: DDP scales worse with more hosts, and the gain grows."""
     ddp, ratio = 0.02 * (1 + 0.2 * (hosts - 1)), 1 + 0.1 * (hosts - 1)
     values: dict[str, Any] = {
         **{
@@ -68,12 +71,15 @@ def cell(model: str, hosts: int, **changed: Any) -> Cell:
 
 
 def cells(models: Sequence[str] = MODELS, hosts: Sequence[int] = (1, 2, 4, 8)) -> list[Cell]:
-    """Every model on every number of hosts."""
+    """Return a cell for every model on every number of hosts."""
     return [cell(model, number) for model in models for number in hosts]
 
 
 def write(folder: Path, table: Sequence[Cell] | None = None, **changed: Any) -> Path:
-    """The folder of a sweep, as benchmarks/ddp_lab.py leaves it; the last measurement is missing unless a table is given."""
+    """Write a sweep's folder as benchmarks/ddp_lab.py leaves it, and return it.
+
+    The last measurement is missing unless a table is given.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_sweep(folder / TABLE, cells()[:-1] if table is None else table)
     (folder / SETTINGS).write_text(json.dumps({**CONDITIONS, **changed}))

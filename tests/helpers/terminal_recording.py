@@ -1,7 +1,8 @@
-"""Runs a command on a terminal and records what a person would see: once a second, the last line that has text in it.
+"""Recording of what a person sees on a terminal: once a second, the last line with text in it.
 
-The terminal is a pseudo-terminal of the standard library. What is understood of its language is what Progress uses: carriage
-return, new line, and `erase to the end of the line`. Recordings are kept in `runs/recordings`, for people.
+A command runs on a pseudo-terminal of the standard library. Only the terminal language that
+Progress uses is understood: carriage return, new line, and `erase to the end of the line`.
+Recordings are kept in `runs/recordings`, for people.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "runs" / "recordings"
-"""Kept after the tests, for people and as artefacts of continuous integration."""
+"""Folder of recordings, kept after the tests for people and as artefacts of the CI."""
 WIDTH = 120
 _ERASE = "\x1b[K"
 
 
 class _Screen:
-    """Lines of text, the last of which may be drawn over."""
+    """Lines of text, of which the last may be drawn over."""
 
     def __init__(self) -> None:
         self.lines, self.drawn = [""], [""]  # every state of every line, in order
@@ -40,13 +41,16 @@ class _Screen:
 
     @property
     def last(self) -> str:
-        """The last line with text in it."""
+        """Return the last line with text in it."""
         return next((line for line in reversed(self.lines) if line), "")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What was seen. `samples` are the last line at each second, `drawn` every state that a line was ever in."""
+    """What was seen on the terminal.
+
+    `samples` has the last line at each second, `drawn` every state that a line was ever in.
+    """
 
     code: int
     seconds: float
@@ -55,7 +59,10 @@ class Recording:
     lines: list[str]  # what stands there at the end
 
     def standstills(self) -> list[str]:
-        """Lines that were seen three times in a row, a second apart, before the command had said its last."""
+        """Return lines that were seen three times in a row, a second apart.
+
+        The last line of the command does not count.
+        """
         last = next((line for line in reversed(self.lines) if line), "")
         threes = zip(self.samples, self.samples[1:], self.samples[2:], strict=False)
         return [first for first, second, third in threes if first == second == third != last]
@@ -64,7 +71,7 @@ class Recording:
 def record(
     name: str, command: Sequence[str], environment: dict[str, str], timeout: float = 500.0
 ) -> Recording:
-    """Run the command to its end and return what was seen; it is kept under the name."""
+    """Run the command to its end and return what was seen, which is kept under `name`."""
     terminal, other_end = pty.openpty()
     termios.tcsetwinsize(other_end, (30, WIDTH))
     began = time.monotonic()

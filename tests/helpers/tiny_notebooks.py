@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def write_notebook(folder: Path, name: str, *sources: str, parameters: str | None = None) -> Path:
-    """A notebook for the kernel `gallery` with a code cell per source, behind a parameters cell where one is given."""
+    """Write a notebook for the kernel `gallery` with a code cell per source, and return its path.
+
+    A parameters cell stands first where `parameters` is given.
+    """
     cells = [] if parameters is None else [("parameters", parameters)]
     cells += [("", source) for source in sources]
     values = {

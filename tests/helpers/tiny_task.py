@@ -1,7 +1,8 @@
 """A task that trains in milliseconds, for tests: a small convolutional network on synthetic images.
 
-Given as `--model tests/helpers/tiny_task.py:TASK`; `SLOW`, `WRONG` and `FAILING` are the same with a planted defect,
-`FAILING_ACCELERATED` has one where the accelerated backend is on, and `WRONG_EAGER_O1` in half precision where it is off.
+It is given as `--model tests/helpers/tiny_task.py:TASK`. `SLOW`, `WRONG` and `FAILING` are the same
+with a planted defect. `FAILING_ACCELERATED` has one where the accelerated backend is on, and
+`WRONG_EAGER_O1` in half precision where it is off.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CLASSES = 4
 
 
 class Stripes(Dataset[Any]):
-    """Images [3, 16, 16] whose stripes' direction and period are the class, with noise."""
+    """Images [3, 16, 16] with noise, whose class is the direction and period of their stripes."""
 
     def __init__(self, length: int, offset: int) -> None:
         self.length, self.offset = length, offset
@@ -42,7 +43,10 @@ class Stripes(Dataset[Any]):
 
 
 def build_model() -> nn.Module:
-    """Two convolutions and a linear layer; no batch norm, so that ranks need no statistics in common."""
+    """Return two convolutions and a linear layer.
+
+    There is no batch norm, so ranks need no statistics in common.
+    """
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.ReLU(),
@@ -55,7 +59,7 @@ def build_model() -> nn.Module:
 
 
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross-entropy."""
+    """Return the cross-entropy of a batch."""
     logits = model(batch[0])
     return F.cross_entropy(
         logits.float() if logits.dtype is not torch.float64 else logits, batch[1]
@@ -63,7 +67,7 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, int]]:
-    """Accuracy."""
+    """Return the accuracy as a pair: number of right answers, number of images."""
     return {"top1": ((model(batch[0]).argmax(1) == batch[1]).sum(), len(batch[1]))}
 
 
@@ -126,7 +130,7 @@ SLEEPING = dataclasses.replace(TASK, name="sleeping", loss=_sleeping_loss)
 
 
 def config(name: str = "TASK", **values: Any) -> TrainConfig:
-    """Options of a short run of one of the tasks here."""
+    """Return the options of a short run of one of the tasks here."""
     return TrainConfig(
         **{
             "model": f"{__file__}:{name}",

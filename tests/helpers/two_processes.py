@@ -1,6 +1,7 @@
-"""Trains every task for two steps, one after another, in each process that torchrun starts: `two_processes.py FOLDER`.
+"""Training of every task for two steps, in each process of torchrun: `two_processes.py FOLDER`.
 
-One start of the processes serves all tasks. A task that fails leaves no results, and the ones behind it are tried too.
+One start of the processes serves all tasks, one after another. A task that fails leaves no results,
+and the ones behind it are tried too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from gallery_lib.train.loop import train
 
 
 def prepare(folder: Path) -> Path:
-    """`folder`, with a text for the language models that is the same under every Python: their default is from its library."""
+    """Write a text for the language models into `folder`, and return the folder.
+
+    The text is the same under every Python; the default text is from Python's own library.
+    """
     (folder / "text").mkdir()
     (folder / "text" / "all.txt").write_text("\n\n".join(grammar.documents(count=8)))
     text.prepare(folder / "text", folder / "tokens")
@@ -29,7 +33,10 @@ def prepare(folder: Path) -> Path:
 
 
 def config(name: str, folder: Path) -> TrainConfig:
-    """Two steps of the task `name` at its small size, in a folder that `prepare` has seen."""
+    """Return the options for two steps of the task `name` at its small size.
+
+    `folder` is one that `prepare` has seen.
+    """
     model = f"{Path(without_dropout.__file__)}:{name}"
     return TrainConfig(
         model=model,
@@ -47,9 +54,8 @@ def config(name: str, folder: Path) -> TrainConfig:
 if __name__ == "__main__":
     die_with_parent()
     process_group.ensure_initialized()
-    process_group.leave = lambda: (
-        None
-    )  # every run leaves the group at its end; one group serves all here
+    # Every run leaves the group at its end, but one group serves all here.
+    process_group.leave = lambda: None
     for name in SMALL:
         try:
             train(config(name, Path(sys.argv[1])))

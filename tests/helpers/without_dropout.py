@@ -1,4 +1,7 @@
-"""Each task without dropout, as `--model tests/helpers/without_dropout.py:NAME`: what two runs draw at random would differ."""
+"""Each task without dropout, for `--model tests/helpers/without_dropout.py:NAME`.
+
+With dropout, two runs would draw different random numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the training processes of a run among the descendants of a process."""
+"""Search for the training processes of a run among the descendants of a process."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ _STARTERS = (
 
 
 def _starts_workers(process: psutil.Process | None) -> bool:
-    """torchrun, ours or spawn; or what they have forked, which has their command line."""
+    """Return whether the process starts workers: torchrun, ours or `launcher/forked.py`.
+
+    A process that one of them has forked has the same command line.
+    """
     return process is not None and process.cmdline()[1:3] in [
         ["-m", module] for module in _STARTERS
     ]
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    """A child of what starts workers; not its children, such as data-loading processes."""
+    """Return whether the process is a worker: a child of what starts workers.
+
+    Children of a worker, such as data-loading processes, are none.
+    """
     parent = process.parent()
     return parent is not None and _starts_workers(parent) and not _starts_workers(parent.parent())
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
-    """Those that run now."""
+    """Return the training processes that run now."""
     found = []
     for each in process.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):

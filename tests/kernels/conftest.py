@@ -1,4 +1,4 @@
-"""A CUDA device on which kernels run, for the tests marked `gpu`."""
+"""Fixture with a CUDA device on which kernels run, for the tests marked `gpu`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gallery_lib.kernels.runtime import fallback
 
 @pytest.fixture
 def cuda_kernels(monkeypatch) -> torch.device:
-    """The device; kernels are on."""
+    """Return the CUDA device, with kernels on."""
     monkeypatch.setenv(COMPILER_VARIABLE, "1")
     monkeypatch.setenv(KERNELS_VARIABLE, "1")
     if not torch.cuda.is_available():

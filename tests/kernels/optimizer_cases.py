@@ -1,8 +1,9 @@
 """Optimizer steps to try, and how far fp32 arithmetic may take each result from float64's.
 
-The bound follows the formulas of `optimizer_rules.py`: every operation is off by at most one unit roundoff u = 2⁻²⁴ of
-its result, so a sum is off by u times the sum of magnitudes times the number of operations on the way (at most 16), and
-a root's error is that of its argument, halved and relative. Underflow adds at most 2⁻¹⁴⁹ per operation.
+The bound follows the formulas of `optimizer_reference.py`. Every operation is off by at most one
+unit roundoff u = 2⁻²⁴ of its result. So a sum is off by u times the sum of magnitudes times the
+number of operations on the way (at most 16). A root's error is that of its argument, halved and
+relative. Underflow adds at most 2⁻¹⁴⁹ per operation.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ CASES = (
 
 
 def root_error(exact: Tensor, magnitudes: Tensor) -> Tensor:
-    """Of √(computed), when computed is off by OPERATIONS roundoffs of `magnitudes`."""
+    """Return the error of √(computed); computed is off by OPERATIONS roundoffs of `magnitudes`."""
     error = OPERATIONS * U * (magnitudes + TINY)
     return torch.minimum(error.sqrt(), error / exact.clamp(min=0).sqrt())
 
@@ -106,8 +107,10 @@ def bounds(
     new: list[Tensor | None],
     step: float,
 ):
-    """(of the fp32 weight, of each state): bounds of the absolute errors. All arguments in float64, `step` the one being done,
-    `gradient` after scaling; `new…` are the exact results.
+    """Return bounds of the absolute errors: of the fp32 weight, and of each state.
+
+    All arguments are in float64. `step` is the one being done, `gradient` is after scaling, and
+    `new…` are the exact results.
     """
     h = c.hyperparameters
     coupled = 0.0 if c.rule in ("adamw", "lamb") or h.decoupled_weight_decay else h.weight_decay
@@ -167,9 +170,8 @@ def bounds(
     direction = new[0] / correction1 / root + h.weight_decay * weight
     norms = weight.norm(), direction.norm()
     ratio = norms[0] / norms[1] if norms[0] > 0 and norms[1] > 0 else torch.ones(())
-    of_ratio = 80 * U + update.norm() / direction.norm().clamp(
-        min=1e-300
-    )  # the norms' own errors: see test_gradient_statistics
+    # The norms' own errors: see test_gradient_statistics.
+    of_ratio = 80 * U + update.norm() / direction.norm().clamp(min=1e-300)
     return OPERATIONS * U * (weight.abs() + TINY) + 1.1 * h.lr * ratio * (
         update + direction.abs() * of_ratio
     ), errors

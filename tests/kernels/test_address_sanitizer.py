@@ -1,4 +1,4 @@
-"""No access of the C++ for the CPU is wrong, whatever tensors it gets: checked by the address sanitizer."""
+"""The address sanitizer finds no wrong access in the C++ for the CPU, whatever tensors it gets."""
 
 from __future__ import annotations
 

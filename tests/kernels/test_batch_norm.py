@@ -1,7 +1,8 @@
-"""`gallery::batch_norm_relu` and what belongs to it: the kernels against float64 on the CPU, the reference against torch.
+"""`gallery::batch_norm_relu` and its parts: kernels against float64, the reference against torch.
 
-U is the unit roundoff of fp32. A thread takes in a 32nd of its slab's rows, then the parts of 2 other threads and of 8
-warps: `terms` steps, each of which adds a few U of what has been added so far.
+The float64 results are computed on the CPU. U is the unit roundoff of fp32. A thread takes in a
+32nd of its slab's rows, then the parts of 2 other threads and of 8 warps: `terms` steps, each of
+which adds a few U of what has been added so far.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SEEDS = st.integers(0, 2**16)
 
 
 class Memory:
-    """What a test lays out between guard pages."""
+    """Tensors that a test lays out between guard pages."""
 
     def __init__(self) -> None:
         self.all: list[Guarded] = []
@@ -56,12 +57,12 @@ class Memory:
 
 
 def as_batch(matrix: torch.Tensor) -> torch.Tensor:
-    """[rows, C] seen as [1, C, rows, 1] in channels_last."""
+    """Return [rows, C] as a view [1, C, rows, 1] in channels_last."""
     return matrix[None, :, None].permute(0, 3, 1, 2)
 
 
 def channel_values(memory: Memory, channels: int, seed: int, affine: bool) -> Channels:
-    """Any mean, deviation, weight and bias."""
+    """Return any mean, deviation, weight and bias."""
     each = [draw.values(channels, torch.float32, seed + k) for k in range(4)]
     weight_and_bias = [memory.take(values) for values in each[2:]] if affine else [None, None]
     return Channels(memory.take(each[0]), memory.take(each[1].abs()), *weight_and_bias)
@@ -214,9 +215,8 @@ def test_parts_of_several_processes_make_the_whole(counts, channels, seed, sched
     )
     memory.run(each, schedule=schedule)
     expected_mean, expected_squares = rules.partial(values)
-    torch.testing.assert_close(
-        mean.double(), expected_mean, rtol=0, atol=16 * U
-    )  # values are below 4
+    # Values are below 4.
+    torch.testing.assert_close(mean.double(), expected_mean, rtol=0, atol=16 * U)
     torch.testing.assert_close(
         inverse_deviation.double(),
         (expected_squares / max(rows, 1) + EPS).rsqrt(),
@@ -232,7 +232,7 @@ def test_parts_of_several_processes_make_the_whole(counts, channels, seed, sched
 
 
 def forward_on_host(memory, rows, channels, dtype, c, with_residual, offset, seed, schedule):
-    """(x, residual, result), each [rows, C]; the result made by the kernel."""
+    """Return (x, residual, result), each [rows, C], with the result made by the kernel."""
     x = memory.take(draw.values(rows * channels, dtype, seed + 7).view(rows, channels), offset)
     residual = (
         memory.take(draw.values(rows * channels, dtype, seed + 8).view(rows, channels))
@@ -370,7 +370,10 @@ def test_the_count_of_several_processes_takes_the_place_of_the_rows():
 
 @pytest.mark.parametrize("dtype", list(ELEMENTS))
 def test_what_fp16_rounds_to_zero_has_no_gradient(dtype):
-    """As torch judges it, by the result. An input of 2^-20 gives 2^-30 here, which is 0 in fp16 only."""
+    """The result decides, as torch judges it.
+
+    An input of 2^-20 gives 2^-30 here, which is 0 in fp16 only.
+    """
     memory = Memory()
     x = memory.take(torch.full((4, 8), 2.0**-20, dtype=dtype))
     c = Channels(torch.zeros(8), torch.full((8,), 2.0**-10))
@@ -475,7 +478,10 @@ def test_training_is_that_of_torch(with_residual, affine, momentum):
 
 
 def test_two_processes_together_are_one_large_batch():
-    """What SyncBatchNorm does, with this library's operators: only (count, mean, squares) and two sums are exchanged."""
+    """SyncBatchNorm's work, with this library's operators.
+
+    Only (count, mean, squares) and two sums are exchanged.
+    """
     torch.manual_seed(0)
     operators = torch.ops.gallery
     x, gradient, weight, bias = (

@@ -1,4 +1,7 @@
-"""`gallery::pack_gradient_` and `gallery::accumulate_gradient_`: what goes over the wire, what is lost, and what is kept of it."""
+"""`gallery::pack_gradient_` and `gallery::accumulate_gradient_`: what is sent, lost and kept.
+
+They are the two ends of a compressed gradient on the wire.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,14 @@ SIZES = st.one_of(
 DTYPES = st.sampled_from(list(ELEMENTS))
 EXPONENTS = st.sampled_from([-147.0, -128.0, -3.0, 100.0])
 FILLING = 15
-"""Bytes at the ends of scales and codes, at most, that hold anything."""
+"""Largest number of bytes at the ends of scales and codes that hold anything."""
 
 
 def pack_on_host(gradient, error, wire, offset=None, schedule=0):
-    """(packed, error afterwards) from the kernel, run on the CPU; all bytes that nobody wrote are 0xFF."""
+    """Return (packed, error afterwards) from the kernel, run on the CPU.
+
+    All bytes that nobody wrote are 0xFF.
+    """
     packed = poisoned((packed_bytes(len(gradient), wire),), torch.uint8, 0)
     memory = [
         Guarded(gradient, offset),
@@ -59,7 +65,7 @@ def pack_on_host(gradient, error, wire, offset=None, schedule=0):
 
 
 def meaning(packed: torch.Tensor, size: int, wire: str) -> torch.Tensor:
-    """What the bytes stand for, in float64."""
+    """Return what the bytes stand for, in float64."""
     if wire == "bf16":
         return packed[: 2 * size].view(torch.bfloat16).double()
     scales = (
@@ -233,7 +239,7 @@ def test_with_error_feedback_nothing_is_lost_over_many_steps(wire):
 
 
 def codes_and_scales(packed: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """The bytes of an int8 buffer without what fills it up."""
+    """Return the bytes of an int8 buffer without its padding."""
     return [packed[: 4 * -(-size // GROUP)], packed[scale_bytes(size) :][:size]]
 
 
@@ -262,9 +268,8 @@ def test_the_cpp_gives_the_bits_of_plain_torch_and_stays_within_its_buffers(
         codes_and_scales(out.tensor, size), codes_and_scales(expected, size), strict=True
     ):
         assert torch.equal(found, wanted)
-    rows = torch.full(
-        (3, packed_bytes(size, "int8") + 32), 77, dtype=torch.uint8
-    )  # with gaps between ranks
+    # There are gaps between ranks.
+    rows = torch.full((3, packed_bytes(size, "int8") + 32), 77, dtype=torch.uint8)
     for row, values in zip(rows, (gradient, before, gradient.flip(0).contiguous()), strict=True):
         row[: rows.shape[1] - 32] = reference_pack(values, None, "int8")
     sums, reference_sums = Guarded(before), before.clone()
@@ -419,6 +424,5 @@ def test_memory_that_does_not_fit_is_refused_by_the_cpp_itself():
         with pytest.raises(InputError, match=message):
             accumulate_op(*arguments)
     assert bool((gradient == 1).all())
-    accumulate_op(
-        gradient, parts[:1].expand(3, each), "int8", 1.0, True
-    )  # one part, read by all ranks
+    # One part, read by all ranks.
+    accumulate_op(gradient, parts[:1].expand(3, each), "int8", 1.0, True)

@@ -1,4 +1,4 @@
-"""The C++ of optimizer steps refuses what it is not written for, and changes nothing then."""
+"""The C++ optimizer steps refuse what they are not written for, and change nothing then."""
 
 from __future__ import annotations
 

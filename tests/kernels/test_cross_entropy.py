@@ -1,4 +1,7 @@
-"""`gallery::cross_entropy_rows` and its gradient: the kernels against float64 on the CPU, the reference against torch."""
+"""`gallery::cross_entropy_rows` and its gradient: kernels against float64, reference against torch.
+
+The float64 results are computed on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ CLASSES = st.one_of(st.integers(1, 40), st.sampled_from([255, 256, 257, 1000, 20
 
 
 def on_host(logits, labels, smoothing, of_loss, offsets=(None, None), stride_gap=0, schedule=0):
-    """(loss, log_sum, above, gradient) from the kernels, run on the CPU. `stride_gap`: elements between rows, poisoned."""
+    """Return (loss, log_sum, above, gradient) from the kernels, run on the CPU.
+
+    `stride_gap` is the number of poisoned elements between rows.
+    """
     rows, classes = logits.shape
     memory = poisoned(
         (max(0, rows * (classes + stride_gap) - stride_gap),), logits.dtype, offsets[0]
@@ -53,10 +59,12 @@ def on_host(logits, labels, smoothing, of_loss, offsets=(None, None), stride_gap
 
 
 def bounds(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, log_sum: torch.Tensor):
-    """Of loss, of log_sum [N] and of the gradient for a unit gradient of the loss [N, C], before rounding to its dtype.
+    """Return bounds of the errors of loss, of log_sum [N] and of the gradient [N, C].
 
-    A thread adds C/256 + 16 terms; each addition, each rescaling and each exponential (at most 2 units in the last place,
-    and the rounding of its argument, which e^-d weighs) is off by a few U of a sum of positive terms.
+    The gradient is for a unit gradient of the loss, before rounding to its dtype. A thread adds
+    C/256 + 16 terms. Each addition, each rescaling and each exponential (at most 2 units in the
+    last place, and the rounding of its argument, which e^-d weighs) is off by a few U of a sum of
+    positive terms.
     """
     terms = logits.shape[1] / 256 + 16
     of_log_sum = (6 * terms + 100) * U + 2 * U * log_sum.abs()

@@ -1,7 +1,7 @@
-"""The whole way of an operator on CUDA, but for the launch itself: the kernels run on the CPU, in the shim.
+"""The CUDA path of an operator except for the launch itself: its kernels run in the CPU shim.
 
-What is called are the functions registered for CUDA, with tensors of the CPU. So the fallback, the layouts, the memory
-between launches and their order are those of a device.
+The functions registered for CUDA are called with tensors of the CPU. So the fallback, the layouts,
+the memory between launches and their order are those of a device.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ def test_optimizer_step_with_weights_and_gradients_in_different_layouts(path, ca
         torch.randn(6, 2, 1, 1).to(memory_format=torch.channels_last),
     ]
     present = [k for k, there in enumerate(case.present) if there]
-    states = [
-        torch.rand_like(w) + (1 if k else 9) for k in present for w in weights
-    ]  # no negative variance in centered RMSprop
+    # No negative variance in centered RMSprop.
+    states = [torch.rand_like(w) + (1 if k else 9) for k in present for w in weights]
     steps = [torch.ones(()) for _ in weights] if case.rule in COUNTS_STEPS else []
     numbers, switches = [1e-2, 1e-2, 0.9, 0.99, 1e-8, 0.9], [False, False, False, True]
 

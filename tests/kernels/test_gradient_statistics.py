@@ -1,4 +1,7 @@
-"""`gallery::gradient_statistics`: norm of all gradients and the check for inf and NaN, kernel and reference."""
+"""`gallery::gradient_statistics`: norm of all gradients and check for inf and NaN.
+
+Both the kernel and the reference are tested.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,15 @@ from gallery_lib.kernels.gradient_statistics import (
 )
 
 NORM_RELATIVE_ERROR = 20 * 2.0**-24
-"""A thread adds at most 34 squares in fp32, all positive, each rounded twice: the sum is off by at most 36 unit roundoffs,
-the root by half of that. Everything after is in fp64, but for the last rounding.
+"""A thread adds at most 34 squares in fp32, all positive, each rounded twice.
+
+The sum is off by at most 36 unit roundoffs, the root by half of that. Everything after is in fp64,
+but for the last rounding.
 """
 
 
 def on_host(gradients: list[torch.Tensor], schedule: int = 0) -> tuple[float, float]:
-    """Norm and found_inf from the kernels, run on the CPU."""
+    """Return norm and found_inf from the kernels, run on the CPU."""
     memory: list[Guarded] = []
 
     def new(elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -77,9 +82,8 @@ def test_the_norm_is_that_of_float64_for_any_sizes_alignment_and_magnitudes(tens
     if expected <= torch.finfo(torch.float32).max * (1 - NORM_RELATIVE_ERROR):
         assert abs(norm - expected) <= NORM_RELATIVE_ERROR * expected + 2.0**-150
     else:
-        assert norm >= torch.finfo(torch.float32).max * (
-            1 - 2 * NORM_RELATIVE_ERROR
-        )  # not representable: may be infinite
+        # Not representable, so it may be infinite.
+        assert norm >= torch.finfo(torch.float32).max * (1 - 2 * NORM_RELATIVE_ERROR)
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,7 @@
-"""`gallery::prepare_images`: the kernel and its reference against a loop over pixels in float64, and against the loader's own."""
+"""`gallery::prepare_images`: kernel and reference against a float64 loop over pixels.
+
+They are also compared with the loader's own result.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ SCALE, SHIFT = scale_and_shift(MEAN, STANDARD_DEVIATION)
 
 
 def exact(images, tops, lefts, mirrored, height, width) -> torch.Tensor:
-    """[N, h, w, 3] in float64: slicing, image by image; NaN beside the image."""
+    """Return [N, h, w, 3] in float64 by slicing, image by image, with NaN beside the image."""
     result = torch.full((len(images), height, width, 3), torch.nan, dtype=torch.float64)
     for n, image in enumerate(images):
         top, left = int(tops[n]), int(lefts[n])
@@ -41,7 +44,11 @@ def exact(images, tops, lefts, mirrored, height, width) -> torch.Tensor:
 
 
 def assert_within_the_bound(batch: torch.Tensor, expected: torch.Tensor) -> None:
-    """Scale and shift are rounded to fp32, and so are product and sum: 2 U of each; then the result to its dtype."""
+    """Assert that the error is within the bound of rounding.
+
+    Scale and shift are rounded to fp32, and so are product and sum: 2 U of each. Then the result is
+    rounded to its dtype.
+    """
     expected = expected.permute(0, 3, 1, 2)
     assert torch.equal(batch.isnan(), expected.isnan())
     bound = 4 * U * (expected.abs() + 2 * max(map(abs, SHIFT)))

@@ -1,6 +1,7 @@
-"""What a run with compiler-opt uses of our operators, and that its training and its results say so.
+"""Which of our operators a run with compiler-opt uses, and that its results say so.
 
-On the CPU a run uses none; these tests ask for them there, where plain torch stands in for the kernels.
+On the CPU a run uses none. These tests ask for them there, where plain torch stands in for the
+kernels.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ BATCH_NORM = {
 
 @pytest.fixture(autouse=True)
 def convolutions_in_channels_last(monkeypatch):
-    """As on a GPU, whatever this CPU is: the operators for images and batch norm are for that layout."""
+    """Choose channels_last as on a GPU, whatever this CPU is.
+
+    The operators for images and batch norm are for that layout.
+    """
     monkeypatch.setattr(hardware, "prefers_channels_last", lambda device_type: True)
 
 
 @pytest.fixture
 def nothing_compiled(monkeypatch):
-    """The compiler is not what is tested here, and takes its time."""
+    """Switch the compiler off: it is not what is tested here, and takes its time."""
 
     def eager(model, options, device):
         model._compiled_call_impl = model._call_impl
@@ -59,7 +63,7 @@ def losses(results) -> list[float]:
 
 
 def ran(results) -> dict[str, str]:
-    """`{"optimizer_step_": "plain torch, 12 calls"}`."""
+    """Return operators and what ran for them: `{"optimizer_step_": "plain torch, 12 calls"}`."""
     return dict(part.rstrip(")").split(" (") for part in results.techniques["kernels"].split("), "))
 
 
@@ -97,7 +101,7 @@ def test_an_optimizer_without_a_sync_free_form_stays_torchs(nothing_compiled):
 
 
 class Toggle(Observer):
-    """What the toggle answers in the midst of a run."""
+    """Observer that records in the midst of a run whether the kernels are switched on."""
 
     def before_step(self, session, step, batch):
         self.kernels = kernels_enabled()
@@ -194,7 +198,8 @@ def test_accelerate_fuses_batch_norm_where_our_operators_run(
 @pytest.mark.parametrize("name", ["resnet18", "speech_transformer", "pytorch_unet"])
 def test_tasks_of_the_gallery_train_alike_with_our_operators(name, nothing_compiled):
     config = TrainConfig(
-        model=f"{Path(without_dropout.__file__)}:{name}", seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False,
+        model=f"{Path(without_dropout.__file__)}:{name}",
+        seed=1, max_steps=3, log_interval=1, workers=0, evaluate=False,
         compiler_opt=True, threads=hardware.cores(), **SMALL[name],
     )  # fmt: skip
     ours, theirs = (

@@ -1,4 +1,7 @@
-"""`gallery::optimizer_step_`: the kernels against float64 on the CPU, the reference against torch's and timm's optimizers."""
+"""`gallery::optimizer_step_`: kernels against float64, the reference against torch and timm.
+
+The float64 results are computed on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.re
 
 
 class Problem:
-    """Weights, gradients and states of a case between guard pages, and what a step is given beside them."""
+    """Weights, gradients and states of a case between guard pages, and a step's other inputs."""
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class Problem:
         return [tensor for column in columns for tensor in column if tensor is not None]
 
     def exact(self):
-        """(weights, states, gradients after scaling) after the step, in float64."""
+        """Return (weights, states, gradients after scaling) after the step, in float64."""
         wide = lambda column: [None if t is None else t.double() for t in column]  # noqa: E731
         sources = wide(
             [w if m is None else m for w, m in zip(self.weights, self.masters, strict=True)]
@@ -295,13 +298,14 @@ def torch_optimizer(case: Case, parameters):
     )
 
 
+# Importing timm takes seconds.
 @pytest.mark.parametrize(
     "case",
     [
         pytest.param(case, id=case.name, marks=pytest.mark.slow if case.rule == "lamb" else ())
         for case in CASES
     ],
-)  # importing timm takes seconds
+)
 def test_the_reference_takes_the_steps_of_torchs_optimizer(case):
     torch.manual_seed(0)
     theirs = [
@@ -420,8 +424,9 @@ def test_the_kernel_on_the_device(case, dtype, cuda_kernels):
         )
         assert ((ours[i].cpu().double() - weights[i]).abs() <= rounded).all()
     optimizer_step(
-        case.rule, ours, to(problem.gradients), moved, case.hyperparameters, masters=masters, steps=steps,
-        found_inf=torch.ones((), device=cuda_kernels), skipped=(skipped := torch.zeros((), dtype=torch.int64, device=cuda_kernels)),
+        case.rule, ours, to(problem.gradients), moved, case.hyperparameters,
+        masters=masters, steps=steps, found_inf=torch.ones((), device=cuda_kernels),
+        skipped=(skipped := torch.zeros((), dtype=torch.int64, device=cuda_kernels)),
     )  # fmt: skip
     assert skipped.item() == 1
     assert all(step.item() == 4 for step in steps)

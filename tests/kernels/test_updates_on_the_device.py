@@ -1,4 +1,7 @@
-"""On a GPU: an update with our scaler, optimizer and schedule neither waits for the device nor differs from torch's."""
+"""On a GPU an update with our scaler, optimizer and schedule equals torch's.
+
+It never waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ STEPS = 60
 
 
 def run(kind: str, pair, device: torch.device) -> tuple[list[torch.Tensor], Updates]:
-    """Losses and updates, all `ours` or all torch's; ours under the rule that whatever waits for the device raises."""
+    """Return losses and updates, all `ours` or all torch's.
+
+    Ours run under the rule that whatever waits for the device raises.
+    """
     net = model().to(device)
     optimizer = pair.ours(net.parameters()) if kind == "ours" else pair.theirs(net.parameters())
     scaler = (GradScaler if kind == "ours" else torch.amp.GradScaler)(
@@ -31,9 +37,8 @@ def run(kind: str, pair, device: torch.device) -> tuple[list[torch.Tensor], Upda
         scaler.scale(loss).backward()
         if step in OVERFLOW_AT:
             net[0].weight.grad.fill_(torch.inf)
-        torch.cuda.set_sync_debug_mode(
-            "error" if kind == "ours" and step > 0 else "default"
-        )  # the first compiles
+        # The first step compiles.
+        torch.cuda.set_sync_debug_mode("error" if kind == "ours" and step > 0 else "default")
         try:
             updates.take()
         finally:

@@ -1,10 +1,11 @@
-"""Run the C++ of `kernels/cpu` under the address sanitizer, on drawn tensors that it is and is not written for.
+"""Run the C++ of `kernels/cpu` under the address sanitizer, on drawn tensors.
 
     python tests/kernels/under_address_sanitizer.py --cases 20000 --seed 7
 
-Starts itself again below libasan, builds the sources with -fsanitize=address, and ends with exit code 0
-if no access was wrong. The sanitizer ends the process at the first one and prints where it was.
-`--planted` makes a wrong access on purpose, which must be noticed.
+The C++ is written for some of the tensors and not for others. The script starts itself again below
+libasan, builds the sources with -fsanitize=address, and ends with exit code 0 if no access was
+wrong. The sanitizer ends the process at the first one and prints where it was. `--planted` makes a
+wrong access on purpose, which must be noticed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ OPTIONS = ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"]
 
 
 def libasan() -> str | None:
-    """Return what to preload: the compiler's libasan, and libstdc++, whose exceptions it wraps. None without them."""
+    """Return what to preload, or None where it is missing.
+
+    These are the compiler's libasan, and libstdc++, whose exceptions libasan wraps.
+    """
     found = []
     for name in ("libasan.so", "libstdc++.so.6"):
         try:
@@ -47,7 +51,10 @@ def libasan() -> str | None:
 
 
 def environment(library: str) -> dict[str, str]:
-    """Below libasan, with every allocation from malloc, which it watches."""
+    """Return the variables that preload libasan and make every allocation come from malloc.
+
+    libasan watches malloc.
+    """
     options = {
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0",
         "PYTHONMALLOC": "malloc",
@@ -57,7 +64,10 @@ def environment(library: str) -> dict[str, str]:
 
 
 def drawn_tensor(draw: random.Random, shape: tuple[int, ...], dtype: Any) -> Any:
-    """A tensor whose storage ends where its last element does, in one of many layouts, or broken."""
+    """Return a tensor in one of many layouts, or a broken one.
+
+    Its storage ends where its last element does.
+    """
     import torch
 
     plain = torch.empty(shape, dtype=torch.float64).uniform_(-100, 100).to(dtype)
@@ -119,7 +129,10 @@ def drawn_dtype(draw: random.Random) -> Any:
 
 
 def step(draw: random.Random) -> None:
-    """One of the rules on drawn columns, of which some do not fit together or are the same memory."""
+    """Run one of the rules on drawn columns.
+
+    Some columns do not fit together, or are the same memory.
+    """
     from gallery_lib.kernels import cpu_optimizers as rules
 
     count = draw.randint(0, 4)
@@ -158,7 +171,10 @@ def step(draw: random.Random) -> None:
 
 
 def packing(draw: random.Random) -> None:
-    """The operators of compression below their checks in Python, with buffers that mostly fit."""
+    """Call the operators of compression below their checks in Python.
+
+    Their buffers mostly fit.
+    """
     import torch
 
     from gallery_lib.kernels import compression
@@ -177,9 +193,8 @@ def packing(draw: random.Random) -> None:
         torch.ops.gallery.pack_gradient_(values, error, "int8", buffer(each, torch.uint8))
         return
     packed = buffer(each, torch.uint8, dims=2)
-    if (
-        draw.random() < 0.2
-    ):  # rows with a distance of their own, in memory that may be too small for them
+    # Rows with a distance of their own, in memory that may be too small for them.
+    if draw.random() < 0.2:
         packed = torch.ones(draw.choice([each, 3 * each + 40]), dtype=torch.uint8)
         apart = draw.choice([0, each, each + 16])
         packed = torch.as_strided(
@@ -189,7 +204,10 @@ def packing(draw: random.Random) -> None:
 
 
 def damaged_descriptors(draw: random.Random) -> None:
-    """Entry points with descriptors of real memory, in which lengths, shapes and strides are not true."""
+    """Call entry points with descriptors of real memory whose contents are not true.
+
+    Lengths, shapes and strides are wrong.
+    """
     import torch
 
     from gallery_lib.kernels import compression, cpu_optimizers
@@ -243,7 +261,7 @@ def damaged_descriptors(draw: random.Random) -> None:
 
 
 def training(draw: random.Random) -> None:
-    """A few steps of an optimizer whose gradients come from a closure, in any dtype."""
+    """Take a few steps of an optimizer whose gradients come from a closure, in any dtype."""
     import torch
 
     from gallery_lib.optim import fused_cpu
@@ -288,10 +306,8 @@ def run(cases: int, seed: int) -> None:
         try:
             way(draw)
             outcomes[f"{way.__name__} done"] += 1
-        except (
-            ValueError,
-            RuntimeError,
-        ) as error:  # InputError is a ValueError; torch's own errors are RuntimeErrors
+        except (ValueError, RuntimeError) as error:
+            # InputError is a ValueError; torch's own errors are RuntimeErrors.
             outcomes[f"{way.__name__}: {type(error).__name__}"] += 1
     for name, times in sorted(outcomes.items()):
         print(f"{times:6d} {name}")

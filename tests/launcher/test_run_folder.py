@@ -1,4 +1,4 @@
-"""A run's folder is checked before anything is trained, and held by one run."""
+"""A run's folder is checked before anything is trained, and locked by one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank whose process is stopped is named and ended; a run that somebody has paused is not."""
+"""A stopped rank is named and ended, but a run that somebody has paused is not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_SECONDS = 2.0
 
 @pytest.fixture
 def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Two processes that stand for ranks."""
+    """Yield two processes that stand for ranks."""
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     processes = [subprocess.Popen(command) for _ in range(2)]
     yield processes

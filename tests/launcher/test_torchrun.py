@@ -1,4 +1,7 @@
-"""A torchrun that is started before it is known what it has to run: real processes, told, not told, and left alone."""
+"""A torchrun that is started before it is known what it has to run.
+
+Real processes are told what to run, not told, and left alone.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def gone(processes: list[psutil.Process], seconds: float = 10.0) -> bool:
 
 
 def below(process: psutil.Process, others: list[psutil.Process]) -> list[psutil.Process]:
-    """Its supervisor and torchrun, once they are there; `others` were there before."""
+    """Return the supervisor and its torchrun, once they are there; `others` were there before."""
     deadline = time.monotonic() + 30
     while (
         len(started := [child for child in process.children(recursive=True) if child not in others])
@@ -43,7 +46,10 @@ def test_a_process_knows_when_it_began() -> None:
         [
             sys.executable,
             "-c",
-            "import time; time.sleep(0.3); from gallery_lib.system.processes import began_at; print(began_at())",
+            (
+                "import time; time.sleep(0.3); from gallery_lib.system.processes import began_at; "
+                "print(began_at())"
+            ),
         ],
         capture_output=True,
         text=True,
@@ -67,7 +73,10 @@ def test_one_that_is_never_told_ends_with_the_block(waiting: float) -> None:
 
 @pytest.mark.slow
 def test_one_that_is_never_told_ends_with_the_process_that_started_it() -> None:
-    starts_one = "import time; from gallery_lib.config import *; from gallery_lib.launcher.torchrun import Torchrun\n"
+    starts_one = (
+        "import time; from gallery_lib.config import *; "
+        "from gallery_lib.launcher.torchrun import Torchrun\n"
+    )
     starts_one += "ahead = Torchrun(TrainConfig(), LaunchConfig()); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", starts_one]) as starting:
         started = below(psutil.Process(starting.pid), [])
@@ -76,7 +85,7 @@ def test_one_that_is_never_told_ends_with_the_process_that_started_it() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_it_carries_out_is_the_same_and_its_start_up_counts_from_the_beginning_of_the_process(
+def test_a_run_that_it_carries_out_is_the_same_and_its_start_up_counts_from_the_beginning_of_the_process(  # noqa: E501
     tmp_path: Path,
 ) -> None:
     expected = launch(

@@ -1,4 +1,4 @@
-"""What a training process imports before it begins."""
+"""Imports of a training process before it begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import gc, sys
 from gallery_lib.launcher import worker
 assert "torch" not in sys.modules
 worker.preload()
-print("torch._dynamo" in sys.modules, "torch._inductor.compile_fx" in sys.modules, gc.isenabled(), gc.get_freeze_count() > 100_000)
+print("torch._dynamo" in sys.modules, "torch._inductor.compile_fx" in sys.modules, \
+gc.isenabled(), gc.get_freeze_count() > 100_000)
 """
 
 

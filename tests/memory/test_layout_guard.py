@@ -1,4 +1,4 @@
-"""channels_last never changes what a model computes: code that needs other strides gets them."""
+"""channels_last never changes what a model computes; code that needs other strides gets them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from gallery_lib.acceleration import techniques
 
 
 class Flattened(nn.Module):
-    """Counts its calls, draws random numbers and has a batch norm, all before the `.view` that fails in channels_last."""
+    """Model whose `.view` fails in channels_last.
+
+    Before it, the model counts its calls, draws random numbers and has a batch norm.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,29 +30,29 @@ class Flattened(nn.Module):
         self.dropout = nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[samples, 3, 8, 8] → [samples, 5]."""
+        """Return [samples, 3, 8, 8] → [samples, 5]."""
         x = self.dropout(self.norm(self.conv(x)))
         return self.head(x.view(x.size(0), -1))
 
 
 class OnlyInEvaluation(Flattened):
-    """Takes the road that fails in evaluation only."""
+    """Model that takes the road that fails in evaluation only."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """See Flattened."""
+        """Return the same as Flattened."""
         x = self.dropout(self.norm(self.conv(x)))
         return self.head(x.flatten(1) if self.training else x.view(x.size(0), -1))
 
 
 class OddStrides(nn.Module):
-    """Reads memory by strides of its own, which raises nothing in any layout."""
+    """Model that reads memory by strides of its own, which raises nothing in any layout."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[samples, 3, 8, 8] → [samples, 16]."""
+        """Return [samples, 3, 8, 8] → [samples, 16]."""
         x = self.conv(x)
         return _first_values(x)
 
@@ -61,29 +64,29 @@ def _first_values(x: Tensor) -> Tensor:
 class _Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Twice `x`."""
+        """Return twice `x`."""
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Flattened on the way, as older code does it."""
+        """Flatten the gradient on the way, as older code does it."""
         return (gradient.view(-1) * 2).view(gradient.shape)
 
 
 class WithFunction(nn.Module):
-    """A gradient of its own that flattens."""
+    """Model with a gradient function of its own that flattens."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[samples, 3, 8, 8] → [samples, 4, 6, 6]."""
+        """Return [samples, 3, 8, 8] → [samples, 4, 6, 6]."""
         return self.last(_Doubled.apply(self.conv(x)))
 
 
 class Shared(nn.Module):
-    """A buffer that is the weight's memory, in another shape."""
+    """Model with a buffer that is the weight's memory, in another shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,24 +94,24 @@ class Shared(nn.Module):
         self.register_buffer("rows", self.conv.weight.detach().view(4, -1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Follows the weight only where the memory is one."""
+        """Follow the weight only where the memory is one."""
         return self.conv(x) * self.rows.sum()
 
 
 class Maps(nn.Module):
-    """Returns feature maps."""
+    """Model that returns feature maps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3, padding=1)
 
     def forward(self, x: Tensor) -> dict[str, Any]:
-        """Two maps [samples, 4, 8, 8], nested."""
+        """Return two maps [samples, 4, 8, 8], nested."""
         return {"maps": [self.conv(x)], "more": (self.conv(x).relu(), "text")}
 
 
 def channels_last(compiled: bool) -> Config:
-    """All of the backend, or all but the compiler."""
+    """Return a config in channels_last, with all of the backend or all but the compiler."""
     config = Config()
     config.memory.layout = "channels_last"
     config.compiler.enabled = compiled
@@ -118,7 +121,10 @@ def channels_last(compiled: bool) -> Config:
 def assert_trains_alike(
     make: Callable[[], nn.Module], loss: Any, *, compiled: bool, steps: int = 3
 ) -> nn.Module:
-    """Train one model plainly and one through accelerate(), evaluating after each step; returns the latter."""
+    """Train one model plainly and one through accelerate(), and return the latter.
+
+    Both are evaluated after each step.
+    """
     torch.manual_seed(0)
     plain = make()
     torch.manual_seed(0)
@@ -146,7 +152,10 @@ def assert_trains_alike(
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """Where masks are drawn depends on the layout and on the compiler; how many are kept does not."""
+    """Where masks are drawn depends on the layout and on the compiler.
+
+    How many elements are kept does not.
+    """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -154,7 +163,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 
 def mean_square(output: Tensor) -> Tensor:
-    """A loss."""
+    """Return the mean square as a loss."""
     return output.square().mean()
 
 

@@ -1,4 +1,4 @@
-"""The speaker encoder: unit vectors of the last frame, and a scale and an offset that are trained with it."""
+"""The speaker encoder: unit vectors of the last frame, and a trained scale and offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The architecture: its size, what padding and later targets may not change, precisions, and one graph for all lengths."""
+"""The speech transformer: size, padding, causality, precisions, and one graph for all lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""U-Net: the size that comes out, odd sizes on the way, and what an untrained model gives."""
+"""U-Net: output size, odd sizes on the way, and the output of an untrained model."""
 
 from __future__ import annotations
 
@@ -46,16 +46,14 @@ def test_every_pixel_of_the_output_can_see_far_but_not_everything_of_the_input_i
     model(image)[0, 1, 32, 32].backward()
     assert image.grad is not None
     reach = image.grad[0].abs().sum(0)
-    assert (
-        reach[32, 32] > 0 and reach[2, 2] > 0
-    )  # through the lowest level, sixteen pixels wide there
+    # The way through the lowest level is sixteen pixels wide there.
+    assert reach[32, 32] > 0 and reach[2, 2] > 0
 
 
 def test_activations_keep_their_size_in_an_untrained_model() -> None:
     torch.manual_seed(0)
-    model = (
-        UNet().eval()
-    )  # running statistics of a model that has seen nothing: normalisation does nothing
+    # The model has seen nothing, so its running statistics normalise nothing.
+    model = UNet().eval()
     sizes: list[float] = []
     for level in (model.first, *model.down):
         level.register_forward_hook(
@@ -71,7 +69,10 @@ def test_in_float64_everything_stays_float64() -> None:
 
 
 class DecidedOnce(nn.Module):
-    """ReLU that decides in its first pass which elements it lets through, and lets the same ones through in the second."""
+    """ReLU that decides in its first pass which elements it lets through.
+
+    It lets the same ones through in the second pass.
+    """
 
     mask: torch.Tensor | None = None
     decided_otherwise = 0
@@ -85,8 +86,11 @@ class DecidedOnce(nn.Module):
 
 @pytest.mark.slow
 def test_gradients_in_fp32_agree_with_float64_with_one_image_a_batch() -> None:
-    """One element within rounding of zero that a ReLU decides the other way moves gradients by up to 2 %, with convolutions
-    that round well too (which element, if any, depends on the CPU): float64 therefore follows the decisions of fp32."""
+    """float64 follows the decisions of fp32's ReLUs.
+
+    One element within rounding of zero that a ReLU decides the other way moves gradients by up to 2
+    %, with convolutions that round well too. Which element, if any, depends on the CPU.
+    """
     torch.manual_seed(0)
     model = UNet()
     rectifiers = [DecidedOnce() for module in model.modules() if isinstance(module, nn.ReLU)]
@@ -106,9 +110,8 @@ def test_gradients_in_fp32_agree_with_float64_with_one_image_a_batch() -> None:
     single, exact = gradients
     assert len(exact) == len(list(model.parameters()))
     assert sum(rectifier.decided_otherwise for rectifier in rectifiers) < 20  # of 2.5 million
-    negligible = 1e-5 * max(
-        g.square().mean().sqrt() for g in exact.values()
-    )  # biases before a batch norm
+    # Biases before a batch norm have gradients below this.
+    negligible = 1e-5 * max(g.square().mean().sqrt() for g in exact.values())
     errors = {
         name: (single[name] - g).norm() / g.norm()
         for name, g in exact.items()

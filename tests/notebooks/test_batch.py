@@ -1,4 +1,7 @@
-"""`gallery run` with real kernels: each fault gets its status, nothing is left running, an interrupted batch is resumed."""
+"""`gallery run` with real kernels: each fault gets its status, and nothing is left running.
+
+An interrupted batch is resumed.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,13 @@ DEADLINE_SECONDS = 15
 
 @dataclass
 class Runner:
-    """Starts `gallery run` on notebooks, and finds every process that stems from it."""
+    """Runner of `gallery run` on notebooks, which finds every process that stems from it."""
 
     environment: dict[str, str]
     mark: str
 
     def start(self, out: Path, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        """Without waiting for it."""
+        """Start the batch without waiting for it."""
         command = [sys.executable, "-m", "gallery_lib.cli.main", "run", "--out", str(out), *words]
         environment = {**os.environ, **self.environment, MARK: self.mark}
         return subprocess.Popen(
@@ -50,13 +53,13 @@ class Runner:
         )
 
     def run(self, out: Path, *words: str) -> tuple[int, str]:
-        """Exit code and output."""
+        """Run the batch, and return exit code and output."""
         process = self.start(out, *words)
         output, _ = process.communicate(timeout=200)
         return process.returncode, output
 
     def left(self) -> list[psutil.Process]:
-        """Those of its processes, and of theirs, that are still there."""
+        """Return those of its processes, and of theirs, that are still there."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -75,7 +78,7 @@ def runner_for(kernel: dict[str, str]) -> Callable[[], Runner]:
 
 @pytest.fixture
 def runner(runner_for: Callable[[], Runner]) -> Iterator[Runner]:
-    """One that has left nothing behind in the end, whatever happened."""
+    """Yield a Runner that has left nothing behind in the end, whatever happened."""
     one = runner_for()
     yield one
     for process in one.left():
@@ -120,14 +123,14 @@ class Faults:
     notebooks: Path
 
     def metadata(self, name: str) -> list[str]:
-        """papermill's status of each cell, as it stands in the executed notebook."""
+        """Return papermill's status of each cell, as it stands in the executed notebook."""
         cells = json.loads((self.out / name / f"{name}.ipynb").read_text())["cells"]
         return [cell["metadata"]["papermill"]["status"] for cell in cells]
 
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory, runner_for: Callable[[], Runner]) -> Faults:
-    """One batch of a notebook for each fault, and a last one in which nothing is wrong."""
+    """Run one batch of a notebook for each fault, and a last one in which nothing is wrong."""
     folder, runner = tmp_path_factory.mktemp("faults"), runner_for()
     paths = [
         str(write_notebook(folder / "notebooks", name, *sources))
@@ -164,9 +167,8 @@ def test_each_fault_has_its_status_and_reason_and_the_others_are_unaffected(
     record = read(faults.out)["notebooks"][name]
     assert record["status"] == status
     assert reason in str(record["reason"])
-    assert any(
-        "Cell" in line for line in record["log_tail"]
-    )  # the notebook's words, not papermill's insides
+    # The log has the notebook's words, not papermill's insides.
+    assert any("Cell" in line for line in record["log_tail"])
     assert f"{name}: {status}" in faults.output
     assert faults.code == 1
 
@@ -190,7 +192,7 @@ def test_the_other_reports_say_the_same(faults: Faults) -> None:
 def papermill(
     faults: Faults, name: str, environment: dict[str, str], *words: str
 ) -> tuple[int, list[str]]:
-    """Exit code and cell statuses when papermill runs the notebook by itself."""
+    """Return exit code and cell statuses when papermill runs the notebook by itself."""
     out = faults.out / f"{name}-by-papermill.ipynb"
     command = [
         sys.executable,
@@ -283,10 +285,11 @@ def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_cha
     go.touch()
     code, output = runner.run(out, *paths)
     assert (code, "Add --resume to go on with it" in output) == (2, True)
+    # The notebook changed while it ran, so what passed was another notebook.
     for folder in (
         "second-2",
         "second-3",
-    ):  # it changed while it ran, so what passed was another notebook
+    ):
         code, output = runner.run(out, *paths, "--resume")
         assert code == 0, output
         records = read(out)["notebooks"]
@@ -296,9 +299,8 @@ def test_resume_after_the_runner_was_killed_runs_only_what_is_missing_or_was_cha
             records["second"]["folder"],
         ) == (True, False, folder)
         assert "first: passed (kept)" in output and "2 of 2 passed" in output
-        assert (
-            records["first"]["code"] and records["second"]["code"] is None
-        )  # nobody knows which code it measured
+        # Nobody knows which code the second measured.
+        assert records["first"]["code"] and records["second"]["code"] is None
     assert count.read_text() == "x"
 
 
@@ -308,7 +310,10 @@ def test_several_at_a_time_have_cores_of_their_own(tmp_path: Path, runner: Runne
     paths = []
     for name, other in (("left", "right"), ("right", "left")):
         here, there = tmp_path / f"{name}-is-here", tmp_path / f"{other}-is-here"
-        source = f"import os, time\nopen({str(here)!r}, 'w').write(str(sorted(os.sched_getaffinity(0))))\n"
+        source = (
+            "import os, time\n"
+            f"open({str(here)!r}, 'w').write(str(sorted(os.sched_getaffinity(0))))\n"
+        )
         source += f"while not os.path.exists({str(there)!r}):\n    time.sleep(0.1)"
         paths.append(str(write_notebook(tmp_path, name, source)))
     code, output = runner.run(tmp_path / "out", *paths, "--jobs", "2", "--deadline", "60")

@@ -1,4 +1,4 @@
-"""The notebook on communication: its parameters, and what it does on a machine that cannot have a lab."""
+"""The notebook on communication: its parameters, and a machine that cannot have a lab."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gallery_lib.notebooks.cells import communication
 
 _WITHOUT_NAMESPACES = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
 LIMITED = ["unshare", "--user", "--map-root-user", "sh", "-c", _WITHOUT_NAMESPACES, "sh"]
-"""What stands before a command that is to find a kernel which makes no network namespace."""
+"""Words before a command that is to find a kernel which makes no network namespace."""
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,11 @@ def test_without_a_lab_effects_are_not_measured_with_the_reason(
 
 @pytest.fixture
 def limited_kernel(kernel: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """A kernel `gallery` on a machine that makes no network namespaces."""
+    """Return a kernel `gallery` on a machine that makes no network namespaces."""
     if (tried := subprocess.run([*LIMITED, "true"], capture_output=True, text=True)).returncode:
         pytest.skip(
-            f"the limit of namespaces cannot be set here ({tried.stderr.strip()}): run where user namespaces are allowed"
+            f"the limit of namespaces cannot be set here ({tried.stderr.strip()}): run where "
+            "user namespaces are allowed"
         )
     installed = next(Path(kernel["JUPYTER_PATH"]).rglob("kernel.json"))
     description = json.loads(installed.read_text())

@@ -1,4 +1,4 @@
-"""The shipped notebooks keep the conventions, and the checker sees each breach."""
+"""The shipped notebooks keep the conventions, and the checker finds each breach."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(checkout: Path, folder: Path, *results: Path) -> tuple[int, str]:
 
 
 def code(source: str, **more: Any) -> Change:
-    """Adds a code cell."""
+    """Return a change that adds a code cell."""
     cell = {
         "cell_type": "code",
         "metadata": {},
@@ -42,7 +42,7 @@ def code(source: str, **more: Any) -> Change:
 
 
 def text(source: str) -> Change:
-    """Adds a Markdown cell."""
+    """Return a change that adds a Markdown cell."""
     return lambda notebook: notebook["cells"].append(
         {"cell_type": "markdown", "metadata": {}, "source": source}
     )
@@ -68,7 +68,7 @@ def of_another_kernel(notebook: dict[str, Any]) -> None:
 
 @pytest.fixture
 def changed(checkout: Path, tmp_path: Path) -> Callable[[Change], tuple[int, str]]:
-    """The checker's exit code and words on resnet50.ipynb with one change."""
+    """Return the checker's exit code and words on resnet50.ipynb with one change."""
 
     def run(change: Change) -> tuple[int, str]:
         notebook = json.loads((checkout / "notebooks" / "resnet50.ipynb").read_text())
@@ -131,7 +131,8 @@ def test_each_breach_is_named(
     [
         code("if x != 1:\n    y = not x"),
         text(
-            "Forward and/or backward, 3 images / s, see https://example.org/a/b or [the docs](https://example.org/x)."
+            "Forward and/or backward, 3 images / s, see https://example.org/a/b "
+            "or [the docs](https://example.org/x)."
         ),
         text("See [above](#The-machine), and `data[0](x)` in code."),
     ],

@@ -1,4 +1,7 @@
-"""The walk from one process to several: its parameters, its scripts, and what happens when a script fails."""
+"""The notebook data_parallel: its parameters, its scripts, and what happens when a script fails.
+
+It goes from one process to several.
+"""
 
 from __future__ import annotations
 

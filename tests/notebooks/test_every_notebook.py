@@ -1,4 +1,7 @@
-"""Each shipped notebook, run by papermill with small parameters: it runs through, parity holds, and all is shown."""
+"""Each shipped notebook runs through in papermill with small parameters.
+
+Parity holds, and everything is shown.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ TURNS = {"rounds": 4, "block_steps": 2}
 OTHERS: dict[str, dict[str, Any]] = {
     YOUR_MODEL: TURNS,
     "data_parallel": {"images": 32, "image_size": 32, "batch_size": 4, "epochs": 1, "log_steps": 4},
-    "communication": {},  # executed in test_wire.py, and with a lab in tests/cluster/test_notebook.py
+    # Executed in test_communication.py, and with a lab in tests/cluster/test_notebook.py.
+    "communication": {},
     "index": {},
     "performance_data": {},  # executed in test_performance_data.py
 }
@@ -32,7 +36,10 @@ PARAMETERS = {
 
 @pytest.fixture
 def run(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> Callable[..., Executed]:
-    """run("resnet50", processes=2) executes that notebook with its small parameters, and these."""
+    """Return run("resnet50", processes=2), which executes that notebook.
+
+    It is executed with its small parameters, and these.
+    """
 
     def execute_small(name: str, **parameters: Any) -> Executed:
         return execute(
@@ -46,11 +53,14 @@ def run(checkout: Path, tmp_path: Path, kernel: dict[str, str]) -> Callable[...,
 
 
 LARGE = ("vgg16", "hf_Bart", "hf_Bert")
-"""Two of these at once might not fit into the memory of the machine."""
+"""Large notebooks: two of these at once might not fit into the memory of the machine."""
 
 
 def each(names: Iterable[str]) -> Any:
-    """A test for each of these notebooks, which any process of tests may take, large ones one after another."""
+    """Parametrise a test with these notebooks, each of which any process of tests may take.
+
+    Large ones run one after another.
+    """
     groups = {name: "large notebooks" if name in LARGE else f"notebook {name}" for name in names}
     return pytest.mark.parametrize(
         "name",
@@ -62,9 +72,10 @@ def each(names: Iterable[str]) -> Any:
 
 
 def shown(code: list[Any]) -> tuple[str, list[Any]]:
-    """All Markdown that was displayed, and the figures; neither needs JavaScript or HTML that a reader has to trust.
+    """Return all Markdown that was displayed, and the figures.
 
-    The one HTML in the Markdown is `<details>`, which JupyterLab keeps in a notebook that is not trusted.
+    Neither needs JavaScript or HTML that a reader has to trust. The one HTML in the Markdown is
+    `<details>`, which JupyterLab keeps in a notebook that is not trusted.
     """
     outputs = [
         output
@@ -84,7 +95,10 @@ def shown(code: list[Any]) -> tuple[str, list[Any]]:
 
 
 def check_a_tasks_notebook(executed: Executed, comparisons: int) -> None:
-    """It shows what each task's notebook shows, for so many comparisons, and baseline and backend train alike."""
+    """Assert that a task's notebook shows what each of them shows, and that the variants agree.
+
+    It shows so many comparisons, in which baseline and backend train alike.
+    """
     text, figures = shown(executed.code)
     assert len(figures) >= 3
     for part in (

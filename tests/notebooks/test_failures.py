@@ -1,4 +1,4 @@
-"""The shipped ResNet-50 notebook when something is wrong: a bad parameter, a killed worker."""
+"""The shipped ResNet-50 notebook with a bad parameter and with a killed worker."""
 
 import contextlib
 import os
@@ -71,9 +71,8 @@ def test_killing_a_worker_fails_the_notebook_with_the_reason_and_leaves_no_proce
     me = psutil.Process(running.pid)
     deadline = time.monotonic() + 120
     killed = False
-    while (
-        not killed
-    ):  # some workers, such as those of the float64 reference, have ended before they can be killed
+    # Some workers, such as those of the float64 reference, end before they can be killed.
+    while not killed:
         assert time.monotonic() < deadline, "no worker lasted long enough to be killed"
         assert running.poll() is None
         victim = next(iter(workers_of(me)), None)

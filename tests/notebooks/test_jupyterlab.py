@@ -1,4 +1,7 @@
-"""jupyterlab.py and working_copies.py: how JupyterLab is started, and that it leaves the notebooks under git as they are."""
+"""How JupyterLab starts, and that it leaves the notebooks under git as they are.
+
+Tested are jupyterlab.py and working_copies.py.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ OUTPUT = {"output_type": "stream", "name": "stdout", "text": "6\n"}
 
 
 def notebook(source: str, **values: Any) -> str:
-    """The text of a notebook of one cell."""
+    """Return the text of a notebook of one cell."""
     cell = {**CODE, "source": [source], **values}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return (
@@ -40,7 +43,7 @@ def notebook(source: str, **values: Any) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout with two notebooks."""
+    """Return a checkout with two notebooks."""
     folder = tmp_path / "checkout"
     (folder / "notebooks").mkdir(parents=True)
     for name in ("index", "one"):
@@ -62,9 +65,8 @@ def test_jupyterlab_is_for_this_machine_alone_and_opens_at_the_copy_of_the_index
     words = command(root, ["--no-browser"])
     assert "--LabApp.default_url=/lab/tree/my_notebooks/index.ipynb" in words
     assert words.count("--no-browser") == 1
-    assert not any(
-        "token=" in word for word in words
-    )  # JupyterLab makes one, or takes JUPYTER_TOKEN
+    # JupyterLab makes a token, or takes JUPYTER_TOKEN.
+    assert not any("token=" in word for word in words)
 
 
 def test_copies_are_what_the_notebooks_are(root: Path) -> None:
@@ -101,7 +103,10 @@ def test_an_edited_copy_stays_where_its_notebook_has_changed_and_that_is_said(ro
         copy.write_text(mine)
         (root / "notebooks" / "one.ipynb").write_text(notebook("print(1)  # better"))
         assert working_copies.refresh(root) == [
-            "my_notebooks/one.ipynb has edits of yours and is of an earlier version; the new one is notebooks/one.ipynb."
+            (
+                "my_notebooks/one.ipynb has edits of yours and is of an earlier version; "
+                "the new one is notebooks/one.ipynb."
+            )
         ]
         assert copy.read_text() == mine
 
@@ -113,7 +118,7 @@ def test_links_of_the_notebooks_hold_in_their_copies(checkout: Path) -> None:
 
 @pytest.fixture
 def server(root: Path, checkout: Path, tmp_path: Path) -> Iterator[Server]:
-    """JupyterLab, started as `prepare.sh --lab` does."""
+    """Yield a JupyterLab, started as `prepare.sh --lab` does."""
     runtime = tmp_path / "runtime"
     own = {
         name: str(tmp_path / name)
@@ -146,9 +151,8 @@ def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
     subprocess.run(["git", "-C", str(root), "add", "notebooks"], check=True)
     opened = server.get("").partition("/lab/tree/")[2].partition("?")[0]
-    assert (
-        opened == "my_notebooks/index.ipynb"
-    )  # and others are chosen from the folder that this one is in
+    # Other notebooks are chosen from the folder of this one.
+    assert opened == "my_notebooks/index.ipynb"
     for name in ("index", "one"):
         path = f"api/contents/my_notebooks/{name}.ipynb"
         model = server.get(f"{path}?content=1")
@@ -156,10 +160,11 @@ def test_a_notebook_that_jupyterlab_opens_runs_and_saves_leaves_what_git_tracks_
             "execution_count": 1,
             "outputs": [{**OUTPUT, "text": ["6\n"]}],
         }
+        # A kernel writes the same.
         model["content"]["metadata"]["language_info"] = {
             "name": "python",
             "version": "3.12.0",
-        }  # as a kernel has it
+        }
         server.save(f"my_notebooks/{name}.ipynb", model["content"])
         assert (
             json.loads((root / "my_notebooks" / f"{name}.ipynb").read_text())["cells"][0][

@@ -1,4 +1,4 @@
-"""Training in the cell of a real kernel: interrupt it, kill it, and look for what is left."""
+"""Training in a cell of a real kernel that is interrupted or killed leaves nothing behind."""
 
 import os
 import re
@@ -26,10 +26,15 @@ def kernel() -> Iterator[tuple[KernelManager, object]]:
 
 
 def start_training(manager: KernelManager, client: object, run_dir: Path) -> list[psutil.Process]:
-    """Run a training cell without waiting for it; returns the processes it started, once it trains."""
+    """Run a training cell without waiting for it.
+
+    Returns the processes that it started, once it trains.
+    """
     values = config("SLEEPING", max_steps=1000, run_dir=str(run_dir))
     client.execute(
-        f"from gallery_lib import launch\nfrom gallery_lib.config import *\nlaunch({values!r}, LaunchConfig(nproc_per_node=2))"
+        "from gallery_lib import launch\n"
+        "from gallery_lib.config import *\n"
+        f"launch({values!r}, LaunchConfig(nproc_per_node=2))"
     )
     deadline = time.monotonic() + 90
     while not (run_dir / "steps.jsonl").exists() or not (run_dir / "steps.jsonl").read_text():
@@ -48,7 +53,7 @@ def wait_until_gone(processes: list[psutil.Process], seconds: float = 10) -> Non
 
 
 def output_of(client: object, code: str) -> str:
-    """Text that a cell prints or displays."""
+    """Return the text that a cell prints or displays."""
     texts: list[str] = []
 
     def collect(message: dict) -> None:
@@ -71,12 +76,14 @@ def test_interrupting_the_cell_ends_every_process_and_leaves_the_kernel_usable(
     manager.interrupt_kernel()
     wait_until_gone(started)
     reply = client.get_shell_msg(timeout=20)["content"]
-    while (
-        reply.get("status") != "error"
-    ):  # replies to other requests may be waiting in front of the interrupted cell's
+    # Replies to other requests may be waiting in front of the interrupted cell's.
+    while reply.get("status") != "error":
         reply = client.get_shell_msg(timeout=20)["content"]
     assert reply["traceback"] == [
-        "Interrupted: the run was stopped before its end, and all its processes have been ended. It can be started anew."
+        (
+            "Interrupted: the run was stopped before its end, and all its processes have been "
+            "ended. It can be started anew."
+        )
     ]
     assert "42" in output_of(client, "print(6 * 7)")
     assert not (tmp_path / "run" / "results.json").exists()
@@ -104,20 +111,22 @@ def test_progress_is_one_output_that_is_updated(kernel: tuple, tmp_path: Path) -
     _, client = kernel
     shown: list[dict] = []
     values = config("SLEEPING", max_steps=6, run_dir=str(tmp_path / "run"))
-    code = f"from gallery_lib import launch\nfrom gallery_lib.config import *\nr = launch({values!r}, show_log=False)"
+    code = (
+        "from gallery_lib import launch\n"
+        "from gallery_lib.config import *\n"
+        f"r = launch({values!r}, show_log=False)"
+    )
     client.execute_interactive(code, timeout=90, output_hook=shown.append)
     displayed = [m for m in shown if m["msg_type"] == "display_data"]
     updates = [m for m in shown if m["msg_type"] == "update_display_data"]
     assert len(displayed) == 1
     assert updates
     labels = [m["content"]["data"]["text/plain"].partition(":")[0] for m in [*displayed, *updates]]
-    drawn = list(
-        dict.fromkeys(labels[:-1])
-    )  # a phase that is over before anybody looks is not drawn
+    # A phase that is over before anybody looks is not drawn.
+    drawn = list(dict.fromkeys(labels[:-1]))
     assert drawn[0] == "imports" and "training" in drawn
-    noted = [
-        phase.label for phase in read_phases(tmp_path / "run")
-    ]  # a phase comes back after kernels were built
+    # A phase comes back after kernels were built.
+    noted = [phase.label for phase in read_phases(tmp_path / "run")]
     assert {"warm-up", "training"} <= set(noted)
     rest = iter(noted)
     assert all(label in rest for label in drawn[1:])

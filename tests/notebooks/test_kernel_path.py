@@ -1,4 +1,4 @@
-"""A cell of the kernel that prepare.sh registers finds the commands of the kernel's own environment."""
+"""A cell of the kernel that prepare.sh registers finds the commands of the kernel's environment."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ def test_python_in_a_shell_line_is_the_notebooks_own(
         timeout=60,
     )
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share" / "jupyter"))
-    monkeypatch.setenv(
-        "PATH", "/usr/bin:/bin"
-    )  # of a JupyterLab that was started without an active environment
+    # The PATH of a JupyterLab that was started without an active environment.
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.delenv("PYTHONPATH", raising=False)
     manager, client = start_new_kernel(kernel_name="gallery", cwd=str(checkout / "notebooks"))
     printed: list[str] = []
     try:
-        cell = "!python -c 'import sys; print(sys.prefix)'\n!python ../launch_single_task.py --version\n!gallery --version"
+        cell = (
+            "!python -c 'import sys; print(sys.prefix)'\n"
+            "!python ../launch_single_task.py --version\n"
+            "!gallery --version"
+        )
         client.execute_interactive(
             cell,
             timeout=120,

@@ -1,4 +1,7 @@
-"""A packed task runs by itself elsewhere; the archive is the same every time and holds no surprising names."""
+"""A packed task runs by itself elsewhere; its archive is reproducible.
+
+The archive holds no surprising names.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +66,10 @@ def test_bad_input_ends_with_2_and_one_message(
 @pytest.mark.slow
 def test_the_unpacked_launcher_and_data_command_run_in_their_folder(tmp_path: Path) -> None:
     with tarfile.open(pack("resnet18", tmp_path / "out.tar.gz")) as archive:
+        # Python has the filter since 3.11.4.
         archive.extractall(
             tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
-        )  # Python 3.11.4 has it
+        )
     here = tmp_path / "gallery-resnet18"
     environment = {
         name: value

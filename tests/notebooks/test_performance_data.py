@@ -1,4 +1,4 @@
-"""The notebook performance_data: its parameters, what it shows of a sweep, and that it goes on where there is none."""
+"""The notebook performance_data: its parameters, what it shows of a sweep, and no sweep at all."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_sweep_in_which_nothing_fitted_has_a_table_and_no_figure(
 
 
 def shown(cells: list[Any]) -> tuple[str, list[str]]:
-    """All Markdown, and the alternative text of each figure."""
+    """Return all Markdown, and the alternative text of each figure."""
     outputs = [
         output for cell in cells for output in cell.outputs if output.output_type == "display_data"
     ]

@@ -1,4 +1,7 @@
-"""The notebook your_model: each mistake in the three functions is told in a line, with the reader's own line of code."""
+"""The notebook your_model explains each mistake in the three functions in one line.
+
+The reader's own line of code stands beside the explanation.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ BATCH_SIZE = 4
 
 @pytest.fixture
 def settings_of(tmp_path: Path) -> Callable[..., notebook.Settings]:
-    """settings_of(source) is what the notebook does with a cell of that source."""
+    """Return settings_of(source): what the notebook does with a cell of that source."""
 
     def settle(source: str, **parameters: Any) -> notebook.Settings:
         path = tmp_path / "ipykernel" / "1.py"
@@ -121,24 +124,36 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
         changed(
             RETURN_LOGITS, "return Output(logits=self.second(self.first(x).relu()))", OUTPUT_CLASS
         ),
-        "The model returns an object, Output, with logits. An object, Output, stands where a tensor belongs. Take its tensor: `.logits`",
+        (
+            "The model returns an object, Output, with logits. An object, Output, stands where a "
+            "tensor belongs. Take its tensor: `.logits`"
+        ),
         RETURN_LOSS,
     ),
     "an object from the model, used like a tensor": (
         changed(
             RETURN_LOGITS, "return Output(logits=self.second(self.first(x).relu()))", OUTPUT_CLASS
         ).replace("(logits, y)", "(logits.flatten(1), y)"),
-        "The model returns an object, Output, with logits. An object, Output, is used like a tensor (`.flatten`). Take its tensor:",
+        (
+            "The model returns an object, Output, with logits. An object, Output, is used like a "
+            "tensor (`.flatten`). Take its tensor:"
+        ),
         "return F.cross_entropy(logits.flatten(1), y)",
     ),
     "a tuple from the model": (
         changed(RETURN_LOGITS, "return self.second(self.first(x).relu()), x"),
-        "The model returns a tuple. A tuple or list stands where a tensor belongs. Take the element that you mean: `[0]`, say.",
+        (
+            "The model returns a tuple. A tuple or list stands where a tensor belongs. Take the "
+            "element that you mean: `[0]`, say."
+        ),
         RETURN_LOSS,
     ),
     "nothing from the model": (
         changed(RETURN_LOGITS, "self.second(self.first(x).relu())"),
-        "The model returns nothing (None). Nothing (None) stands where a tensor belongs. Is a `return` missing?",
+        (
+            "The model returns nothing (None). Nothing (None) stands where a tensor belongs. Is a "
+            "`return` missing?"
+        ),
         RETURN_LOSS,
     ),
     "a layer of another size": (
@@ -206,7 +221,10 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     ),
     "a batch of arrays": (
         changed("    return x, y", "    return x.numpy(), y.numpy()"),
-        "Make_batch returns ndarray, with no tensor in it: `torch.from_numpy(array)` makes an array a tensor.",
+        (
+            "Make_batch returns ndarray, with no tensor in it: `torch.from_numpy(array)` makes an "
+            "array a tensor."
+        ),
         "return x.numpy(), y.numpy()",
     ),
     "a batch of one array and a tensor": (
@@ -216,7 +234,10 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     ),
     "a batch of another size": (
         changed("torch.randn(batch_size, 8,", "torch.randn(7, 8,").replace("(batch_size,)", "(7,)"),
-        "Make_batch(4, generator) returns [7, 8] and [7], of another size than 4. Use its first argument.",
+        (
+            "Make_batch(4, generator) returns [7, 8] and [7], of another size than 4. "
+            "Use its first argument."
+        ),
         "return x, y",
     ),
     "a model without parameters": (
@@ -239,7 +260,10 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     ),
     "no model": (
         changed("return Model()", "Model()"),
-        "Build_model must return a `torch.nn.Module`, and returns nothing (None): is a `return` missing?",
+        (
+            "Build_model must return a `torch.nn.Module`, and returns nothing (None): "
+            "is a `return` missing?"
+        ),
         "def build_model():",
     ),
     "no gradient for any parameter": (
@@ -252,7 +276,10 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
             "torch.randn(batch_size, 8, generator=generator)",
             "torch.randint(9, (batch_size, 8), generator=generator)",
         ),
-        "Whole numbers are given where a layer computes with floating point. Convert in make_batch: inputs with `.float()`",
+        (
+            "Whole numbers are given where a layer computes with floating point. Convert in "
+            "make_batch: inputs with `.float()`"
+        ),
         RETURN_LOGITS,
     ),
     "floating point as class numbers": (
@@ -267,7 +294,10 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     ),
     "a name of another cell": (
         changed("nn.Linear(16, 3)", "nn.Linear(16, CLASSES)"),
-        "`CLASSES` is not known here: the training processes run this code as a file of its own. Import or define `CLASSES` in it.",
+        (
+            "`CLASSES` is not known here: the training processes run this code as a file of its "
+            "own. Import or define `CLASSES` in it."
+        ),
         "self.first, self.second = nn.Linear(8, 16), nn.Linear(16, CLASSES)",
     ),
     "a module that is not there": (
@@ -287,7 +317,10 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
     ),
     "a precision that is fixed": (
         changed(RETURN_LOGITS, "return self.second(self.first(x.float()).relu())"),
-        "The comparison trains the model in float64, too, as its reference, and there: numbers of two precisions meet.",
+        (
+            "The comparison trains the model in float64, too, as its reference, and there: numbers "
+            "of two precisions meet."
+        ),
         "return self.second(self.first(x.float()).relu())",
     ),
 }
@@ -335,7 +368,10 @@ def test_a_mistake_is_told_in_one_line_with_the_readers_own(
                 "def build_model():\n    return Model()",
                 "from statistics import mean as build_model",
             ),
-            "build_model is statistics.mean, of a module. Define one in the cell: `def build_model(): return statistics.mean()`.",
+            (
+                "build_model is statistics.mean, of a module. Define one in the cell: `def "
+                "build_model(): return statistics.mean()`."
+            ),
         ),
     ],
 )
@@ -454,7 +490,7 @@ def test_what_differs_between_kinds_of_batches_is_no_mistake(
 
 
 def in_notebook(checkout: Path, tmp_path: Path, source: str) -> Path:
-    """The shipped notebook, with another cell of functions, as a file."""
+    """Write the shipped notebook with another cell of functions, and return its file."""
     notebook_ = nbformat.read(checkout / "notebooks" / "your_model.ipynb", as_version=4)
     (cell,) = [
         cell
@@ -507,7 +543,10 @@ def test_the_notebook_ends_with_the_message_alone_and_nothing_was_started(
 def test_a_task_in_a_file_is_tried_by_the_comparison_before_it_begins(
     tmp_path: Path, checkout: Path
 ) -> None:
-    made = "from gallery_lib.tasks.domains.own_functions import task_from\nTASK = task_from(build_model, loss, make_batch)\n"
+    made = (
+        "from gallery_lib.tasks.domains.own_functions import task_from\n"
+        "TASK = task_from(build_model, loss, make_batch)\n"
+    )
     source, begins, line = MISTAKES["a loss that is a vector"]
     (tmp_path / "mine.py").write_text(source + made)
     command = [

@@ -1,7 +1,8 @@
-"""Trains on two ranks, one of which overflows at times: `overflow_on_ranks.py FOLDER`, in each process, writes what it saw.
+"""Training on two ranks, one of which overflows at times: `overflow_on_ranks.py FOLDER`.
 
-With every optimizer under DistributedDataParallel, where the gradient of one rank is infinite before the reduction; and
-with two of them by hand, where the gradient becomes infinite after the reduction, on one rank alone.
+Each process writes what it saw. Every optimizer runs under DistributedDataParallel, where the
+gradient of one rank is infinite before the reduction. Two of them also run by hand, where the
+gradient becomes infinite after the reduction, on one rank alone.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ SCALING = {"init_scale": 2.0**10, "growth_interval": 20}
 
 
 def overflows(step: int, rank: int) -> bool:
-    """The ranks take turns to overflow."""
+    """Return whether this rank overflows; the ranks take turns."""
     return step in OVERFLOW_AT and OVERFLOW_AT.index(step) % 2 == rank
 
 
 def run(pair: Pair, way: str, rank: int) -> dict[str, list[Any]]:
-    """Of each step: the loss of the global batch before it, whether it was skipped, and scale and learning rate after it."""
+    """Train, and return what happened in each step.
+
+    This is the loss of the global batch before the step, whether the step was skipped, and scale
+    and learning rate after it.
+    """
     net = model(torch.float64)
     distributed = nn.parallel.DistributedDataParallel(net) if way == BEFORE else net
     optimizer = pair.ours(net.parameters())

@@ -1,4 +1,7 @@
-"""LAMB as its paper writes it, one tensor after another: a reference for ours, and an optimizer that knows nothing of scaling."""
+"""LAMB as its paper writes it, one tensor after another, as a reference for ours.
+
+It is also an optimizer that knows nothing of loss scaling.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import torch
 
 
 class PlainLamb(torch.optim.Optimizer):
-    """You et al., "Large Batch Optimization for Deep Learning", 2020, algorithm 2, with bias correction and φ(x) = x."""
+    """LAMB with bias correction and φ(x) = x.
+
+    You et al., "Large Batch Optimization for Deep Learning", 2020, algorithm 2.
+    """
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
         super().__init__(

@@ -1,4 +1,7 @@
-"""`accelerate_optimizer` changes a user's optimizer in place, and the training stays that of an untouched twin."""
+"""`accelerate_optimizer` changes a user's optimizer in place, with unchanged training.
+
+The training stays that of an untouched twin.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ SAID = {name: f"{name} takes its steps in one pass over memory on the CPU" for n
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Own operators are used on the CPU, as on a CUDA device."""
+    """Use our own operators on the CPU, as on a CUDA device."""
     monkeypatch.setenv(COMPILER_VARIABLE, "1")
     monkeypatch.setenv(KERNELS_VARIABLE, "1")
     with usage.on_cpu_too():
@@ -63,7 +66,7 @@ def train(
     *after: Any,
     closure: bool = False,
 ) -> list[float]:
-    """Losses; `after` are schedulers, stepped after every step."""
+    """Train, and return the losses; `after` are schedulers, stepped after every step."""
     losses = []
     dtype = next(model.parameters()).dtype
     for step in steps:
@@ -321,7 +324,7 @@ def test_copies_and_checkpoints_go_on(name: str) -> None:
 
 
 def unchanged(optimizer: torch.optim.Optimizer) -> str:
-    """What is said of an optimizer that stays as it is."""
+    """Return what is said of an optimizer that stays as it is."""
     before = dict(vars(optimizer)), type(optimizer)
     said = accelerate_optimizer(optimizer)
     assert (dict(vars(optimizer)), type(optimizer)) == before
@@ -357,7 +360,7 @@ class Mine(torch.optim.AdamW):
 
 
 class Adam(torch.optim.Adam):
-    """Of the same name as torch's."""
+    """Optimizer with the same name as torch's."""
 
 
 def test_other_classes_stay_as_they_are() -> None:

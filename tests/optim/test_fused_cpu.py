@@ -38,7 +38,7 @@ every_option = pytest.mark.parametrize(("name", "arguments"), OPTIONS, ids=str)
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of our steps that were taken; they are taken for real."""
+    """Return the names of our steps that were taken; they are taken for real."""
     taken: list[str] = []
     real = cpu_optimizers._step
     monkeypatch.setattr(
@@ -48,7 +48,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """With a weight in channels_last, one of a single element, and one that never has a gradient."""
+    """Return a model with weights of special forms.
+
+    One is in channels_last, one has a single element, and one never has a gradient.
+    """
     torch.manual_seed(1)
     layers = nn.Sequential(
         nn.Unflatten(1, (3, 2, 2)),
@@ -167,9 +170,8 @@ def test_states_and_gradients_in_another_layout(
                 .reshape(2, 3, 2, 4)
                 .contiguous(memory_format=torch.channels_last)
             )
-            weight.grad = (
-                weight.grad.contiguous() if step else weight.grad
-            )  # torch.optim takes any layout, too
+            # torch.optim takes any layout, too.
+            weight.grad = weight.grad.contiguous() if step else weight.grad
             optimizer.step()
             if step == 1:
                 for key in states:
@@ -214,9 +216,8 @@ def test_what_a_scaler_found_counts(ran: list[str]) -> None:
 
 
 def test_hooks_are_called_once_whoever_takes_the_step() -> None:
-    torch.optim.RMSprop(
-        [nn.Parameter(torch.ones(3))]
-    )  # torch's class has hooks around its step from here on
+    # torch's class has hooks around its step from here on.
+    torch.optim.RMSprop([nn.Parameter(torch.ones(3))])
     for dtype in (torch.float32, torch.float64):
         weight, seen = nn.Parameter(torch.ones(3, dtype=dtype)), []
         optimizer = fused_cpu.RMSprop([weight])

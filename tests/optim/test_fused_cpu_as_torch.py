@@ -1,6 +1,6 @@
-"""One-pass optimizers do what torch's classes do, whatever gradients, weights and options they meet.
+"""One-pass optimizers do what torch's classes do, for all gradients, weights and options.
 
-The oracle is torch.optim's class with foreach=False. What comes out is compared: values, states, step
+The oracle is torch.optim's class with foreach=False. The outcome is compared: values, states, step
 counts, or the type of the error.
 """
 
@@ -47,7 +47,11 @@ FP32 = (torch.float32,)
 def assert_same(
     ours: Any, theirs: Any, what: str = "", rounded: tuple[torch.dtype, ...] = FP32
 ) -> None:
-    """Values of the dtypes `rounded` may differ in fp32's rounding. What torch's class computes may not differ."""
+    """Assert that two results are the same.
+
+    Values of the dtypes `rounded` may differ in fp32's rounding. What torch's class computes may
+    not differ.
+    """
     if isinstance(theirs, Tensor):
         assert (
             isinstance(ours, Tensor) and ours.dtype is theirs.dtype and ours.layout is theirs.layout
@@ -58,9 +62,8 @@ def assert_same(
         if theirs.dtype in rounded:
             values = theirs.detach().coalesce().values() if theirs.is_sparse else theirs.detach()
             finite = values[values.isfinite()].abs()
-            largest = (
-                float(finite.max()) if finite.numel() else 0.0
-            )  # of the terms that were added up
+            # The largest of the terms that were added up.
+            largest = float(finite.max()) if finite.numel() else 0.0
             bounds = {"rtol": 2e-6, "atol": 2e-7 * (1.0 + largest)}
         torch.testing.assert_close(
             ours, theirs, equal_nan=True, **bounds, msg=lambda m: f"{what}: {m}"
@@ -171,7 +174,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 @st.composite
 def trainings(draw: st.DrawFn) -> tuple[str, list[dict[str, Any]], list[list[str]], bool]:
-    """(class, groups of kinds of weights, for each step the kinds of gradients, whether by a closure)."""
+    """Draw (class, groups of kinds of weights, kinds of gradients, whether by a closure).
+
+    The kinds of gradients are given for each step.
+    """
     name = draw(st.sampled_from(NAMES))
     options = st.sampled_from(OPTIONS[name])
     kinds = st.lists(st.sampled_from(list(WEIGHTS)), min_size=1, max_size=3)
@@ -187,7 +193,10 @@ def trained(
     steps: list[list[str]],
     by_closure: bool,
 ) -> Any:
-    """Weights and state dict after these steps; the type of the error of a step that had one, at its place."""
+    """Return weights and state dict after these steps.
+
+    At the place of a step that raised is the type of its error.
+    """
     seeds = iter(range(100))
     weights: list[nn.Parameter] = []
     made = []
@@ -404,9 +413,8 @@ def test_states_of_another_kind(name: str) -> None:
                     change(optimizer.state[weight])
             return weight.detach(), optimizer.state[weight]
 
-        rounded = (
-            (*FP32, torch.float64) if what == "in fp64" else FP32
-        )  # two steps in fp32 came before
+        # Two steps in fp32 came before.
+        rounded = (*FP32, torch.float64) if what == "in fp64" else FP32
         compare(name, scenario, rounded, **MOMENTUM.get(name, {}))
 
 

@@ -26,7 +26,7 @@ SCALING = {"init_scale": 2.0**10, "growth_interval": 20}
 
 @pytest.fixture(params=["torch's check", "one read"])
 def read(request, monkeypatch):
-    """Gradients are checked by torch's operator, as on a CPU; or by our operator, as where kernels run."""
+    """Check gradients by torch's operator, as on a CPU, or by ours, as where kernels run."""
     monkeypatch.setenv(COMPILER_VARIABLE, "1")
     monkeypatch.setenv(KERNELS_VARIABLE, "1")
     with usage.on_cpu_too() if request.param == "one read" else contextlib.nullcontext():
@@ -34,7 +34,7 @@ def read(request, monkeypatch):
 
 
 def updates(kind: str, pair, net, max_norm: float | None = None) -> Updates:
-    """Optimizer, scaler and schedule, all `ours` or all torch's."""
+    """Return optimizer, scaler and schedule, all `ours` or all torch's."""
     optimizer = pair.ours(net.parameters()) if kind == "ours" else pair.theirs(net.parameters())
     scaler = (
         GradScaler("cpu", **SCALING) if kind == "ours" else torch.amp.GradScaler("cpu", **SCALING)
@@ -51,7 +51,10 @@ def run(net, chosen: Updates, steps=range(STEPS), overflow_at=OVERFLOW_AT) -> li
 def test_200_clipped_steps_with_overflows_have_the_losses_of_torchs_scaler_optimizer_and_schedule(
     pair,
 ):
-    """In fp64 the learning rate on the device, in fp32, is the only thing that differs: 6e-8 of it, added up over 200 steps."""
+    """In fp64 the learning rate on the device, in fp32, is the only thing that differs.
+
+    The difference is 6e-8 of it, added up over 200 steps.
+    """
     net, other = model(torch.float64), model(torch.float64)
     ours, theirs = updates("ours", pair, net, 0.3), updates("torch's", pair, other, 0.3)
     assert run(net, ours) == pytest.approx(run(other, theirs), rel=1e-5)

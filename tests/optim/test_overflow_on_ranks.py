@@ -1,4 +1,7 @@
-"""Two real processes: whichever rank overflows, all skip the same steps, and scale, schedule and losses stay together."""
+"""On two real processes all ranks skip the same steps, whichever rank overflows.
+
+Scale, schedule and losses stay together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A schedule behind SkipAware gives each update the learning rate that torch's would, whenever the host hears of skipped steps."""
+"""A schedule behind SkipAware gives each update torch's learning rate.
+
+It does not matter when the host hears of skipped steps.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ LAG = 3
 
 
 class Late(DeviceCount):
-    """The host hears of an addition only when LAG more have been made, as it does from a device that is behind."""
+    """A count of which the host hears late, as from a device that is behind.
+
+    It hears of an addition only when LAG more have been made.
+    """
 
     def known(self):
         self.seen = getattr(self, "seen", [(0, 0)])
@@ -66,7 +72,7 @@ def optimizer_of(net=None):
 
 
 def step(optimizer, schedule, skipped: bool) -> None:
-    """One step whose flag is set, as a scaler sets it."""
+    """Take one step whose flag is set, as a scaler sets it."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.ones_like(parameter)
@@ -78,7 +84,7 @@ def step(optimizer, schedule, skipped: bool) -> None:
 
 
 def rates(optimizer) -> list[float]:
-    """What the next step will use."""
+    """Return the learning rates that the next step will use."""
     own = [group["lr"] for group in optimizer.param_groups]
     return (
         own
@@ -88,7 +94,7 @@ def rates(optimizer) -> list[float]:
 
 
 def torchs(name: str, updates: int):
-    """Torch's schedule after so many updates, and its rates."""
+    """Return torch's schedule after so many updates, and its rates."""
     optimizer = optimizer_of()
     schedule = SCHEDULES[name](optimizer)
     for _ in range(updates):

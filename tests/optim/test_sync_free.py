@@ -1,4 +1,7 @@
-"""Our optimizers train as torch's do: the same losses, checkpoints and skipped steps. LAMB is held against a plain one."""
+"""Our optimizers train as torch's do: the same losses, checkpoints and skipped steps.
+
+LAMB is compared with a plain implementation.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ FROM_TORCH = pytest.mark.parametrize(
     [(torch.float64, 1e-9), pytest.param(torch.float32, 1e-3, marks=pytest.mark.slow)],
 )
 def test_200_steps_have_the_losses_of_torchs_optimizer(pair, dtype, relative):
-    """In fp64 nothing but the order of operations differs; in fp32 200 steps may add that up to a thousandth."""
+    """In fp64 nothing but the order of operations differs.
+
+    In fp32 200 steps may add that up to a thousandth.
+    """
     net, other = model(dtype), model(dtype)
     ours, theirs = (
         losses(net, pair.ours(net.parameters())),

@@ -1,4 +1,4 @@
-"""A small training that every optimizer can be put through, ours and the one that it is held against."""
+"""A small training for every optimizer: ours, and the one that it is compared with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ OVERFLOW_AT = (0, 3, 50, 51, 120)
 
 @dataclass(frozen=True)
 class Pair:
-    """An optimizer of ours and the arguments that it shares with torch's of the same name; LAMB's other is a plain one."""
+    """An optimizer of ours, and the arguments that it shares with torch's of the same name.
+
+    LAMB's other optimizer is a plain implementation.
+    """
 
     name: str
     arguments: dict[str, Any]
@@ -51,14 +54,14 @@ def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 
 def batch(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[16, 12] and the labels [16], which depend on the inputs."""
+    """Return inputs [16, 12] and the labels [16], which depend on the inputs."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randn(16, 12, generator=generator, dtype=torch.float64).to(dtype)
     return inputs, inputs[:, :4].argmax(1)
 
 
 def warmup(update: int) -> float:
-    """A schedule in which every update has a learning rate of its own."""
+    """Return the factor of an update's learning rate; every update has another one."""
     return min((update + 1) / 20, 1.0) * 0.99**update
 
 
@@ -70,7 +73,11 @@ def losses(
     overflow_at: tuple[int, ...] = (),
     take: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Of each step; at the steps in `overflow_at` one gradient becomes infinite. `take` updates in place of scaler and optimizer."""
+    """Train, and return the loss of each step.
+
+    At the steps in `overflow_at` one gradient becomes infinite. `take` updates in place of scaler
+    and optimizer.
+    """
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     dtype, result = next(net.parameters()).dtype, []
     for step in steps:
@@ -90,7 +97,7 @@ def losses(
 
 
 class NothingWaits(TorchDispatchMode):
-    """Within, an operator raises for which the host would have to wait for the device to know a value."""
+    """Mode in which an operator raises if the host would have to wait for the device's value."""
 
     WAITING = (
         "_local_scalar_dense",

@@ -1,4 +1,4 @@
-"""What the tests of benchmarks have in common."""
+"""Fixtures that the tests of benchmarks have in common."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ import pytest
 
 @pytest.fixture
 def benchmark_module(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """A file of benchmarks/ as a module, by its name."""
+    """Return a file of benchmarks/ as a module, by its name."""
     monkeypatch.syspath_prepend(str(checkout / "benchmarks"))
     return importlib.import_module

@@ -1,7 +1,9 @@
-"""The shell commands that README, the guides, CONTRIBUTING, the notebooks and a packed README show, found in their Markdown.
+r"""Shell commands that the documents show, found in their Markdown.
 
-A command is a line of a block, fenced or indented, or text in single backquotes, that begins with one of PROGRAMS. In a block of kind
-`console` it stands behind `$ `; `\\` at its end continues it. `gallery show` in a sentence is the name of a command, and no command.
+The documents are README, the guides, CONTRIBUTING, the notebooks and a packed README. A command is
+a line of a block, fenced or indented, or text in single backquotes, that begins with one of
+PROGRAMS. In a block of kind `console` it stands behind `$ `; `\` at its end continues it. `gallery
+show` in a sentence is the name of a command, and no command.
 """
 
 from __future__ import annotations
@@ -84,7 +86,10 @@ def commands_in(markdown: str, name: str) -> Iterator[Command]:
 
 
 def documented(checkout: Path) -> list[Command]:
-    """Return the commands of every document of the checkout that readers follow, README's first; each text once."""
+    """Return the commands of every document that readers follow; each text once.
+
+    README's commands come first.
+    """
     files = [
         checkout / "README.md",
         checkout / "CONTRIBUTING.md",

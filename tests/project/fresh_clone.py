@@ -1,8 +1,9 @@
-"""A fresh clone of this checkout with an environment in `.venv`, as `prepare.sh` leaves them, and a plain shell in it.
+"""A fresh clone with an environment in `.venv`, as `prepare.sh` leaves them, and a plain shell.
 
-The clone has the files that git tracks, as they are in the working tree. Its environment is a `.venv` of its own around the
-packages that are installed for this interpreter, so that its commands import the clone's `gallery_lib`. Mock data and compiler
-caches are those of the checkout. Nothing is installed.
+The clone has the files that git tracks, as they are in the working tree. Its environment is a
+`.venv` of its own around the packages that are installed for this interpreter, so that its commands
+import the clone's `gallery_lib`. Mock data and compiler caches are those of the checkout. Nothing
+is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SYSTEM_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 
 @dataclass(frozen=True)
 class Clone:
-    """A folder with the sources, and the home folder of who uses it."""
+    """A folder with the sources, and the home folder of its user."""
 
     root: Path
     home: Path
@@ -30,10 +31,12 @@ class Clone:
     def run(
         self, command: str, *, folder: Path | None = None, seconds: float = 560
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command as it stands in a shell that knows of no environment: no activation, no PYTHONPATH, the system's PATH."""
-        search = ":".join(
-            [*SYSTEM_FOLDERS, str(Path(sys.base_prefix) / "bin")]
-        )  # the last for machines whose system has no Python
+        """Run the command as it stands in a shell that knows of no environment.
+
+        There is no activation and no PYTHONPATH, and PATH is the system's.
+        """
+        # The last folder is for machines whose system has no Python.
+        search = ":".join([*SYSTEM_FOLDERS, str(Path(sys.base_prefix) / "bin")])
         return subprocess.run(
             [
                 "env",
@@ -62,7 +65,10 @@ def _tracked_files(checkout: Path) -> list[str]:
 
 
 def _make_environment(root: Path, packages: Sequence[Path]) -> None:
-    """Make `root/.venv`, whose Python finds `root` first and then `packages`, with the commands that are installed here."""
+    """Make `root/.venv`, with the commands that are installed here.
+
+    Its Python finds `root` first and then `packages`.
+    """
     venv, here = root / ".venv", Path(sys.prefix) / "bin"
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", "--prompt", "gallery", str(venv)],
@@ -90,7 +96,10 @@ def _make_environment(root: Path, packages: Sequence[Path]) -> None:
 
 
 def add_prepared(root: Path) -> None:
-    """Add to the sources at `root` what `prepare.sh` makes: the environment, and `.cache` with the mock data."""
+    """Add to the sources at `root` what `prepare.sh` makes.
+
+    This is the environment, and `.cache` with the mock data.
+    """
     _make_environment(root, [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")])
     paths.cache_dir().mkdir(exist_ok=True)
     (root / ".cache").symlink_to(paths.cache_dir())

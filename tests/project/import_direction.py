@@ -26,7 +26,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     },
     {
         "console": "what a person sees: tables, progress, messages, exit codes",
-        "kernels": "own operators: CUDA and C++ sources, references, what compiles and launches them",
+        "kernels": "own operators: CUDA and C++, references, what compiles and launches them",
     },
     {
         "comm": "process group, DistributedDataParallel, `accelerate_ddp`, wire formats, the tuner",
@@ -64,7 +64,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 def imported_modules(
     path: Path, package: str, inside: tuple[str, ...]
 ) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted name) of each import; `inside` is the dotted name of the file's folder."""
+    """Yield (line, dotted name) of each import; `inside` holds the dotted name of the folder."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -79,7 +79,7 @@ def imported_modules(
             above = inside[: len(inside) - node.level + 1] if node.level else ()
             module = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
-                # `from gallery_lib import config` imports a room; a name from a room does not add one
+                # `from gallery_lib import config` imports a room; a name out of a room does not
                 yield node.lineno, f"{module}.{alias.name}" if module == package else module
         elif isinstance(node, ast.Call) and node.args:
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -98,7 +98,8 @@ def wrong_imports(folder: Path) -> list[str]:
         room = parts[0]
         if room not in FLOOR_OF:
             messages.append(
-                f"{path}: `{room}` has no floor yet: list it in FLOORS in tests/project/import_direction.py"
+                f"{path}: `{room}` has no floor yet: "
+                "list it in FLOORS in tests/project/import_direction.py"
             )
             continue
         for line, name in imported_modules(path, package, (package, *parts[:-1])):
@@ -119,10 +120,11 @@ def _reason_against(room: str, name: str, package: str) -> str | None:
         return f"imports all of `{package}` under another name: import the module that is meant"
     if target not in FLOOR_OF:
         return f"`{target}` is no module with a floor: import the name from where it is defined"
-    if FLOOR_OF[target] > FLOOR_OF[room]:
-        return f"`{room}` (floor {FLOOR_OF[room]}) imports `{target}` (floor {FLOOR_OF[target]}), upwards"
-    if FLOOR_OF[target] == FLOOR_OF[room]:
-        return f"`{room}` imports its neighbour `{target}`: both are on floor {FLOOR_OF[room]}"
+    here, there = FLOOR_OF[room], FLOOR_OF[target]
+    if there > here:
+        return f"`{room}` (floor {here}) imports `{target}` (floor {there}), upwards"
+    if there == here:
+        return f"`{room}` imports its neighbour `{target}`: both are on floor {here}"
     return None
 
 

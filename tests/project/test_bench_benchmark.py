@@ -1,4 +1,4 @@
-"""benchmarks/bench.py: what it passes on to `gallery bench`, and where the figures are put."""
+"""benchmarks/bench.py: its arguments for `gallery bench`, and where it puts the figures."""
 
 from __future__ import annotations
 

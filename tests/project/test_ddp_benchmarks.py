@@ -1,4 +1,7 @@
-"""benchmarks/ddp_*.py: turns, figures and their text; replays on processes; and, on a lab, from recording to a table."""
+"""benchmarks/ddp_*.py: turns, figures and their text, replays, and a recording on a lab.
+
+The replays run on processes. On a lab the test goes from the recording to a table.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ TINY_TASK = Path(__file__).resolve().parent.parent / "helpers" / "tiny_task.py"
 def command(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """benchmarks/ddp_lab.py, to its end."""
+    """Run benchmarks/ddp_lab.py to its end."""
     monkeypatch.setenv("PYTHONPATH", search_path())
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -64,7 +67,8 @@ def test_turns_go_to_and_fro_and_figures_compare_with_ddps_own_way(
     )
     assert "speedup" not in found[PLAIN]
     assert ddp_turns.text(found, 32, [4, 4], "GPU").splitlines()[1] == (
-        "  8 GPUs -- 2M/8G:  p50:  0.200s 160/s  p75:  0.200s 160/s  p90:  0.200s 160/s  p95:  0.200s 160/s  (all devices, p50: 1280/s)"
+        "  8 GPUs -- 2M/8G:  p50:  0.200s 160/s  p75:  0.200s 160/s  p90:  0.200s 160/s  p95:  "
+        "0.200s 160/s  (all devices, p50: 1280/s)"
     )
 
 
@@ -126,7 +130,10 @@ def test_a_sweep_over_links_of_no_rate_is_refused_before_anything_is_written(
 def test_a_sweep_keeps_what_was_measured_and_says_what_was_not_and_why(
     benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nothing is left to measure here: a part was measured before, and the rest is too large. So no lab is made."""
+    """Nothing is left to measure here, so no lab is made.
+
+    A part was measured before, and the rest is too large.
+    """
     ddp_lab, timeline, out = (
         benchmark_module("ddp_lab"),
         tmp_path / "small.json",

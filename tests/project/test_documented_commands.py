@@ -1,7 +1,8 @@
-"""Every command that a document shows is carried out as it stands: in a fresh clone with what `prepare.sh` makes, in a plain shell.
+"""Every command that a document shows works as it stands, in a fresh clone and a plain shell.
 
-Words such as FOLDER stand for what a reader has; WORDS says what they are here. A command that takes long, or needs what a test may
-not have, is in INSTEAD with the reason and the check that is made in its place. All others have to end with exit code 0.
+The clone has what `prepare.sh` makes. Words such as FOLDER stand for what a reader has; WORDS says
+what they are here. A command that takes long, or needs what a test may not have, is in INSTEAD with
+the reason and the check that is made in its place. All others have to end with exit code 0.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ WORDS = {
     },
     r".*": {"${name}": "resnet50", "mobilenet_v3": "resnet50"},
 }
-"""What stands for a reader's own, by the commands (the beginning of a pattern's match) in which it is written."""
+"""What stands for a reader's own words, by the commands in which they are written.
+
+A key is the beginning of a pattern's match.
+"""
 
 
 def with_words(text: str) -> str:
@@ -62,13 +66,16 @@ def with_words(text: str) -> str:
     return text
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What is done instead
 
 
 @dataclass(frozen=True)
 class Instead:
-    """A check in the place of commands that match; `where` begins the place in which they are shown."""
+    """A check in the place of commands that match.
+
+    `where` begins the place in which they are shown.
+    """
 
     pattern: str
     why: str
@@ -105,7 +112,10 @@ def void(_: object) -> None:
 
 
 def sets_up(clone: Clone, text: str) -> None:
-    """Carry out the real prepare.sh with the same options; what it would install and execute is noted instead."""
+    """Carry out the real prepare.sh with the same options.
+
+    What it would install and execute is noted instead.
+    """
     copy = small_checkout(clone.root, clone.home / f"{abs(hash(text))}")
     shutil.copytree(clone.root / "notebooks", copy.root / "notebooks", dirs_exist_ok=True)
     copy.env["PYTHONPATH"] = str(clone.root)
@@ -174,7 +184,8 @@ def notebook_takes_parameters(clone: Clone, text: str) -> None:
     succeeds(clone, f"{papermill} --version")
     succeeds(
         clone,
-        f".venv/bin/python -m gallery_lib.notebooks.batch.parameters {shlex.join([notebook, *parameters])}",
+        ".venv/bin/python -m gallery_lib.notebooks.batch.parameters "
+        f"{shlex.join([notebook, *parameters])}",
     )
 
 
@@ -270,32 +281,35 @@ def instead_of(command: Command) -> Instead | None:
     return next((entry for entry in INSTEAD if entry.takes(command)), None)
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The tests
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """A clone with what the documents' commands find: mock data, and a run on one process, and one that says it was on two."""
+    """Return a clone with what the documents' commands find.
+
+    It has mock data, a run on one process, and one that says it was on two.
+    """
     made = fresh_clone(CHECKOUT, tmp_path_factory.mktemp("documented"))
     add_prepared(made.root)
     for script in ("mock_imagenet", "mock_segmentation", "mock_speech", "mock_speakers"):
         succeeds(made, f"python3 data_prep/{script}.py")
     succeeds(
         made,
-        f"mkdir runs && python3 launch_single_task.py --model {TINY} --max_steps 8 --workers 0 --run_dir runs/one",
+        f"mkdir runs && python3 launch_single_task.py --model {TINY} --max_steps 8 --workers 0 "
+        "--run_dir runs/one",
     )
     shutil.copytree(made.root / "runs" / "one", made.root / "runs" / "two")
     results = made.root / "runs" / "two" / "results.json"
-    results.write_text(
-        results.read_text().replace('"world_size": 1', '"world_size": 2')
-    )  # a machine may have one core
+    # A machine may have only one core.
+    results.write_text(results.read_text().replace('"world_size": 1', '"world_size": 2'))
     return made
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Clone:
-    """A task's archive, unpacked on a machine where prepare.sh has been run in it."""
+    """Return a task's archive, unpacked on a machine where prepare.sh has been run in it."""
     folder = tmp_path_factory.mktemp("packed")
     with tarfile.open(pack(PACKED, folder / "out.tar.gz")) as archive:
         archive.extractall(

@@ -23,7 +23,7 @@ def project(checkout: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def declared(project) -> list[Requirement]:
-    """The dependencies, with those of every extra."""
+    """Return the dependencies, with those of every extra."""
     extras = [line for lines in project.get("optional-dependencies", {}).values() for line in lines]
     return [Requirement(line) for line in project["dependencies"] + extras]
 
@@ -35,7 +35,7 @@ def lock(checkout: Path) -> str:
 
 @pytest.fixture(scope="module")
 def pins(lock: str) -> dict[str, list[str]]:
-    """The text of each package's entries (one per marker), by name."""
+    """Return the text of each package's entries (one per marker), by name."""
     result: dict[str, list[str]] = {}
     for entry in re.split(r"\n(?=\S)", lock):
         if not entry.startswith("#"):

@@ -1,4 +1,4 @@
-"""Imports point downwards, the checker of that sees what it should, and importing the package costs nothing."""
+"""Imports point downwards, the checker of that works, and importing the package costs nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def check(package: Path, checkout: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def planted(tmp_path: Path, checkout: Path):
-    """plant("measure/turns.py", "import x") writes that module into a small gallery_lib and checks the whole of it."""
+    """Return plant("measure/turns.py", "import x"), which writes a module and checks all modules.
+
+    The module is written into a small gallery_lib.
+    """
     package = tmp_path / "gallery_lib"
 
     def plant(name: str, source: str) -> subprocess.CompletedProcess[str]:
@@ -103,7 +106,8 @@ def test_importing_the_package_does_not_import_torch_or_change_the_environment(c
     code = (
         "import os, sys\n"
         "before = dict(os.environ)\n"
-        "import gallery_lib, gallery_lib.config, gallery_lib.config.options, gallery_lib.system.paths, gallery_lib.errors\n"
+        "import gallery_lib, gallery_lib.config, gallery_lib.config.options, "
+        "gallery_lib.system.paths, gallery_lib.errors\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules, 'imported too much'\n"
         "assert dict(os.environ) == before\n"
     )

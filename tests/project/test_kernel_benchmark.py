@@ -1,4 +1,7 @@
-"""benchmarks/kernels.py: what it compares is the same work; a row can be measured and shown; without a GPU it says so."""
+"""benchmarks/kernels.py compares the same work, and says so where there is no GPU.
+
+A row can be measured and shown.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from gallery_lib.errors import InputError
 
 @pytest.fixture
 def benchmark(checkout, monkeypatch):
-    """benchmarks/kernels.py as a module."""
+    """Return benchmarks/kernels.py as a module."""
     monkeypatch.syspath_prepend(str(checkout / "benchmarks"))
     spec = importlib.util.spec_from_file_location(
         "kernel_benchmark", checkout / "benchmarks" / "kernels.py"
@@ -37,7 +40,8 @@ def test_without_a_gpu_it_ends_with_exit_code_2_and_one_message(benchmark, monke
     )
     assert (
         capsys.readouterr().err
-        == "kernels.py: this benchmark needs a CUDA device, and torch finds none here. Nothing was run.\n"
+        == "kernels.py: this benchmark needs a CUDA device, and torch finds none here. Nothing "
+        "was run.\n"
     )
 
 
@@ -58,7 +62,8 @@ def test_ours_and_eager_do_the_same_work(benchmark):
     for name, build in benchmark.CASES.items():
         case = build(torch.device("cpu"), True)
         tolerance = 3e-2 if name.startswith(("batch_norm", "cross", "prepare")) else 1e-4
-        # where bf16 rounds once or twice on the way to 0, ReLU passes a gradient on one side only; then a channel's sums differ
+        # Where bf16 rounds once or twice on the way to 0, ReLU passes a gradient on one side only.
+        # Then a channel's sums differ.
         alike = 0.95 if name.startswith("batch_norm") else 1.0
         for _ in range(2):
             for ours, eager in zip(tensors(case.ours()), tensors(case.eager()), strict=True):

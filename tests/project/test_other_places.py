@@ -1,4 +1,4 @@
-"""A checkout that belongs to root, used by somebody else; and one in a folder with a space and an accent."""
+"""A checkout of root's with another user, and one in a folder with a space and an accent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMPARE = ["--workers", "0", "--threads", "1", "--rounds", "4", "--block_steps",
 
 
 def files_of(folder: Path) -> set[str]:
-    """All files and folders, but for those that Python itself writes."""
+    """Return all files and folders, but for those that Python itself writes."""
     return {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
@@ -31,7 +31,10 @@ def files_of(folder: Path) -> set[str]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, checkout: Path) -> Callable[[str], Path]:
-    """A clone below a folder of that name, with an environment, and the data of this checkout."""
+    """Return a clone below a folder of that name, with an environment.
+
+    It has the data of this checkout.
+    """
 
     def make(name: str) -> Path:
         (tmp_path / name).mkdir()
@@ -44,7 +47,7 @@ def elsewhere(tmp_path: Path, checkout: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def kernels() -> str:
-    """Where Jupyter finds the kernel Gallery."""
+    """Return the folder in which Jupyter finds the kernel Gallery."""
     return f"{sys.prefix}/share/jupyter"
 
 
@@ -115,7 +118,10 @@ def test_another_user_works_and_nothing_is_written_into_the_checkout(
     assert files_of(folder) == before
 
 
-_GALLERY = "import sys; sys.path.insert(0, {folder!r}); from gallery_lib.cli.main import main; sys.exit(main(sys.argv[1:]))"
+_GALLERY = (
+    "import sys; sys.path.insert(0, {folder!r}); from gallery_lib.cli.main import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
 
 
 def test_a_folder_with_a_space_and_an_accent_works(

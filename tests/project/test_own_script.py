@@ -1,4 +1,4 @@
-"""The lines that README, the guide and the notebooks show are the lines of two scripts that run."""
+"""The lines that README, the guide and the notebooks show are lines of two scripts that run."""
 
 import difflib
 import json
@@ -68,9 +68,8 @@ def test_the_benchmark_runs_both_scripts_which_train_the_same_and_gives_a_speed_
     written = json.loads(out.read_text())
     losses = {form: runs[0]["losses"] for form, runs in written["runs"].items()}
     assert [len(values) for values in losses.values()] == [12, 12]
-    assert losses["accelerated"][:2] == pytest.approx(
-        losses["plain"][:2], rel=2e-3
-    )  # later ones part, as those of correct runs do
+    # Later losses part, as those of correct runs do.
+    assert losses["accelerated"][:2] == pytest.approx(losses["plain"][:2], rel=2e-3)
     assert written["speedup"]["low"] <= written["speedup"]["ratio"] <= written["speedup"]["high"]
     assert "the same training" in done.stdout
 

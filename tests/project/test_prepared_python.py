@@ -1,4 +1,4 @@
-"""A script of the checkout that is started with any Python continues in the environment that prepare.sh made."""
+"""A script of the checkout continues in prepare.sh's environment, whatever Python starts it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST = (
     "system/prepared_python.py",
     "system/paths.py",
 )
-"""What is imported before it is known whether this Python will do."""
+"""Modules that are imported before it is known whether this Python will do."""
 READ_BY_ANY_PYTHON = [*SCRIPTS, *(CHECKOUT / "gallery_lib" / name for name in FIRST)]
 
 ANSWERS = """#!/usr/bin/env bash
@@ -59,7 +59,7 @@ def copy_first(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python without any packages."""
+    """Return a Python without any packages."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     return folder / "bin" / "python"
@@ -67,7 +67,10 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The launcher and what it imports first, in a folder with a space, without an environment."""
+    """Return a folder with a space that has the launcher and what it imports first.
+
+    It has no environment.
+    """
     root = tmp_path / "check out"
     root.mkdir()
     shutil.copy(CHECKOUT / "launch_single_task.py", root)
@@ -151,7 +154,8 @@ def test_without_an_environment_one_line_names_prepare_sh(
     assert done.returncode == 2
     assert (
         done.stderr
-        == f"error: {bare_python} has no torch, and prepare.sh has made no environment here. Run: bash prepare.sh\n"
+        == f"error: {bare_python} has no torch, and prepare.sh has made no environment here. "
+        "Run: bash prepare.sh\n"
     )
 
 
@@ -186,7 +190,7 @@ def test_the_start_of_a_run_counts_from_the_beginning_of_the_command(
 
 
 def old_pythons() -> list[str]:
-    """Pythons of this machine that are too old for the gallery."""
+    """Return the Pythons of this machine that are too old for the gallery."""
     candidates = [shutil.which(f"python3.{minor}") for minor in (8, 9, 10)]
     return [
         python

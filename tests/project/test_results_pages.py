@@ -1,4 +1,7 @@
-"""The pages of benchmarks/results/ are made from the raw files, say what they say, and refuse what no page would show."""
+"""The pages of benchmarks/results/ are made from the raw files and say what they say.
+
+They refuse what no page would show.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ ENVIRONMENT = {
 
 
 def outcome(ratios: dict[str, float], **sizes: int) -> Outcome:
-    """One task: ours over each of these, the first of which is the baseline."""
+    """Return one task's outcome: ours over each of these, the first of which is the baseline."""
     row = Row(
         None,
         {"p50": 0.1},
@@ -65,7 +68,10 @@ def bench(path: Path, tasks: dict[str, Outcome], **environment: Any) -> None:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """One machine, with two runs of small inputs, of which the second has peers, and large ones of two files."""
+    """Write the results of one machine: two runs of small inputs, and large ones of two files.
+
+    The second of the small runs has peers.
+    """
     folder = tmp_path / "a-2core"
     bench(
         folder / "bench-small-1.json",
@@ -111,22 +117,23 @@ def test_runs_stand_beside_one_another_with_each_alternative_as_documented_and_a
     summary = pages.pages(results)[results / "README.md"]
     lines = [line for line in summary.splitlines() if line.startswith("| ")]
     assert (
-        "| ours is so many times as fast as | small inputs, run 1 | small inputs, run 2 | large inputs |"
-        in lines
+        "| ours is so many times as fast as | small inputs, run 1 | small inputs, run 2 | large "
+        "inputs |" in lines
     )
     (eager,) = [line for line in lines if line.startswith("| eager O1 |")]
+    # The second is √(2 × 8), the third is of both large files.
     assert [cell.strip()[:5] for cell in eager.split("|")[2:-1]] == [
         "2.00×",
         "4.00×",
         "1.50×",
-    ]  # √(2 × 8), and of both large files
+    ]
     order = [line.split("|")[1].strip() for line in lines]
     assert order.index("torch.compile") + 1 == order.index("torch.compile, at its best")
     (best,) = [line for line in lines if line.startswith("| torch.compile, at its best |")]
     assert best.split("|")[2].strip() == "–" and "1.20× (1.08 to 1.32), 1 of 2 tasks" in best
     assert (
-        "[A machine](a-2core/README.md) | 2 cores of A CPU (avx2), 16.0 GiB, no GPU | O1 (autocast) | 2 | 2026-11-21 |"
-        in summary
+        "[A machine](a-2core/README.md) | 2 cores of A CPU (avx2), 16.0 GiB, no GPU | O1 "
+        "(autocast) | 2 | 2026-11-21 |" in summary
     )
 
 
@@ -138,9 +145,15 @@ def test_a_machines_page_has_conditions_tasks_sources_and_what_was_not_run(
         "# A machine\n\nFor a test.",
         "| versions | python 3.11.7, torch 2.15.0 |",
         "| limits (matrix products by dtype, and memory) | copying 20 GB/s; float32 300 GFLOP/s |",
-        "| resnet50 | 16 × 64² | 100 ms → 100 ms | 2.00× (1.80 to 2.20) | 1.20× (1.08 to 1.32), torch.compile, at its best |",
+        (
+            "| resnet50 | 16 × 64² | 100 ms → 100 ms | 2.00× (1.80 to 2.20) | "
+            "1.20× (1.08 to 1.32), torch.compile, at its best |"
+        ),
         "| hf_Bert | 4 × 32 tokens |",
-        "- [bench-small-1.json](bench-small-1.json), [every variant](bench-small-1.md): 2026-11-21, `gallery bench`. The first.",
+        (
+            "- [bench-small-1.json](bench-small-1.json), [every variant](bench-small-1.md): "
+            "2026-11-21, `gallery bench`. The first."
+        ),
         "## Not run on this machine",
         "- How soon a run starts (`python3 benchmarks/startup.py`)",
     ):
@@ -168,7 +181,8 @@ def test_what_no_page_would_show_is_refused(pages: Any, results: Path) -> None:
     odd.write_text(json.dumps({"date": "2026-11-21", "command": "x", "environment": ENVIRONMENT}))
     with pytest.raises(
         InputError,
-        match=r"banch-small\.json: no page shows files of this name\. Names begin with one of: bench-small, ",
+        match=r"banch-small\.json: no page shows files of this name\. Names begin with one of: "
+        r"bench-small, ",
     ):
         pages.pages(results)
     odd.unlink()

@@ -1,4 +1,7 @@
-"""Tests of a file stay in one process of pytest-xdist, and large notebooks do not meet: that needs its groups to work."""
+"""The groups of pytest-xdist work here: they keep the tests of a file in one process.
+
+They also keep large notebooks from running at the same time.
+"""
 
 from __future__ import annotations
 

@@ -76,6 +76,7 @@ def bench(kind: str = "bench") -> Bench:
         },
         [],
     )
+    # Benches looked like this before peers had best forms.
     return Bench(
         kind,
         "gallery bench",
@@ -83,11 +84,14 @@ def bench(kind: str = "bench") -> Bench:
         ENVIRONMENT,
         {"torch": "2", "accelerate": "not installed"},
         {"a": good, "b": wrong},
-    )  # as benches were before peers had best forms
+    )
 
 
 def with_best_forms() -> Bench:
-    """Two tasks of which each has another best peer, and a third in which the best forms have no ratio."""
+    """Return a bench of two tasks with different best peers, and a third task.
+
+    In the third the best forms have no ratio.
+    """
 
     def of(seconds: dict[str, float]) -> Outcome:
         rows = {
@@ -250,7 +254,8 @@ def test_the_picture_has_a_bar_for_ours_a_tick_for_the_best_peer_and_a_line_at_1
     assert any(list(line.get_xdata()) == [1.0, 1.0] for line in axes.lines)
     said = report.figure_text(with_best_forms())
     assert said == (
-        "Bars with intervals, times as fast as eager-O1, and a line at 1. ours: a 2.00, b 2.00, c 2.00. "
+        "Bars with intervals, times as fast as eager-O1, and a line at 1. ours: a 2.00, b 2.00, "
+        "c 2.00. "
         "Ticks, best of the others at its best: a 1.67 (torch.compile-best), b 1.82 (fabric-best)."
     )
 

@@ -1,4 +1,4 @@
-"""Figures of communication: what stands in them stands beside them as well, and what comes from a lab says so."""
+"""Figures of communication: their values also stand beside them, and those of a lab say so."""
 
 from __future__ import annotations
 

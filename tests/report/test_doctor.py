@@ -20,7 +20,7 @@ from gallery_lib.train.results import Results, read_results, write_results
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """A real run of the tiny task."""
+    """Return a real run of the tiny task."""
     return train(config(max_steps=12, run_dir=str(tmp_path_factory.mktemp("run"))))
 
 
@@ -81,7 +81,10 @@ def test_page_faults_are_named_where_the_step_has_many(measured: Results) -> Non
     phases = {"forward": 0.3, "backward": 0.7}
     said = doctor.advice(changed(measured, phase_seconds=phases, page_faults=40_000.0))
     assert said == [
-        "some 10% of the step are 40,000 page faults, for memory that was given back: try compiler-opt, which keeps it."
+        (
+            "some 10% of the step are 40,000 page faults, for memory that was given back: try "
+            "compiler-opt, which keeps it."
+        )
     ]
     assert (
         "nothing stands out"
@@ -98,7 +101,7 @@ def test_emulated_bfloat16_is_what_is_said_first(measured: Results) -> None:
 
 
 def on_two(measured: Results, **values: Any) -> tuple[Results, Results]:
-    """A run on one process whose step takes 1 s, and one on two."""
+    """Return a run on one process whose step takes 1 s, and one on two."""
     one = changed(
         measured, phase_seconds={"input": 0.05, "forward": 0.3, "backward": 0.6, "optimizer": 0.05}
     )

@@ -1,4 +1,4 @@
-"""What is folded is all there, in the plain form too."""
+"""Folded text is complete, in the plain form too."""
 
 from __future__ import annotations
 

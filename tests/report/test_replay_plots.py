@@ -1,4 +1,7 @@
-"""Figures of a sweep: each says what it is, shows intervals, and names what was not measured; the table beside it says the same."""
+"""Figures of a sweep say what they are, show intervals, and name what was not measured.
+
+The table beside a figure says the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of all notebooks and that of one, and the table that says the same."""
+"""Speed-up pictures of all notebooks and of one, and the table that says the same."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_every_bar_has_its_length_and_another_machines_is_hatched() -> None:
     assert speedups.figure([FASTER]).get_suptitle() == "Accelerated backend over PyTorch eager"
     said = speedups.figure_text(ALL)
     assert (
-        "on this machine: ResNet-50 1.50× (1.40 to 1.60); BERT not comparable. And on 2 cores of A CPU: VGG-16 1.10× (0.90"
-        in said
+        "on this machine: ResNet-50 1.50× (1.40 to 1.60); BERT not comparable. And on 2 cores of "
+        "A CPU: VGG-16 1.10× (0.90" in said
     )
 
 
@@ -75,7 +75,8 @@ def test_a_card_shows_one_notebook_beside_pytorch_eager() -> None:
     assert [bar.get_width() for bar in axes.patches] == [1.0, 1.1]
     assert all(bar.get_hatch() is None for bar in axes.patches)
     assert speedups.card_text(ELSEWHERE) == (
-        "VGG-16: accelerated backend over PyTorch eager, 1.10× (0.90 to 1.30), no measurable difference; "
+        "VGG-16: accelerated backend over PyTorch eager, 1.10× (0.90 to 1.30), no measurable "
+        "difference; "
         "fp32, batch size 16, on 2 cores of A CPU."
     )
     speedups.card(NONE).savefig("/dev/null", format="png")

@@ -1,4 +1,4 @@
-"""What the tables say, for verdicts of every kind."""
+"""Contents of the tables, for verdicts of every kind."""
 
 import dataclasses
 import json

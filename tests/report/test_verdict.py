@@ -22,7 +22,8 @@ def at_99_percent(found: Comparison) -> Comparison:
 
 def test_a_gain_is_said_with_interval_precision_parity_and_break_even() -> None:
     assert verdict.one_line(at_99_percent(comparison(FASTER, 406))) == (
-        "resnet50: 2.00× as fast as PyTorch eager in fp32 (99 % interval 1.90 to 2.10), same training (parity passed), "
+        "resnet50: 2.00× as fast as PyTorch eager in fp32 (99 % interval 1.90 to 2.10), same "
+        "training (parity passed), "
         "start-up paid for after 406 steps (1.7 min)."
     )
 
@@ -30,7 +31,8 @@ def test_a_gain_is_said_with_interval_precision_parity_and_break_even() -> None:
 def test_no_measurable_difference_has_no_break_even() -> None:
     found = at_99_percent(comparison(NO_DIFFERENCE, None))
     assert verdict.one_line(found) == (
-        "resnet50: no measurable difference from PyTorch eager in fp32 (1.18×, 99 % interval 0.90 to 1.80), same training (parity passed)."
+        "resnet50: no measurable difference from PyTorch eager in fp32 (1.18×, 99 % interval "
+        "0.90 to 1.80), same training (parity passed)."
     )
     assert (
         verdict.break_even_line(found)
@@ -41,14 +43,16 @@ def test_no_measurable_difference_has_no_break_even() -> None:
 def test_a_loss_is_called_slower() -> None:
     said = verdict.one_line(at_99_percent(comparison(SLOWER, None)))
     assert said.startswith(
-        "resnet50: 0.80× as fast as PyTorch eager in fp32 (99 % interval 0.70 to 0.90), so slower, same training"
+        "resnet50: 0.80× as fast as PyTorch eager in fp32 (99 % interval 0.70 to 0.90), so "
+        "slower, same training"
     )
     assert "not shorter" in verdict.break_even_line(comparison(SLOWER, None))
 
 
 def test_what_is_not_comparable_names_the_check_that_failed() -> None:
     assert verdict.one_line(comparison(None, None)) == (
-        "resnet50: not comparable with PyTorch eager in fp32, since it does not compute the same training (losses: 0.500 where 0.100 is "
+        "resnet50: not comparable with PyTorch eager in fp32, since it does not compute the same "
+        "training (losses: 0.500 where 0.100 is "
         "allowed, step 2), so no speed-up is given."
     )
     assert "not comparable" in verdict.break_even_line(comparison(None, None))
@@ -69,9 +73,8 @@ def test_precision_processes_and_other_variants_are_named() -> None:
         "resnet50 on 2 processes: 2.00× as fast as PyTorch eager in bf16 autocast (interval 1.90"
     )
     on_gpu = changed(half, environment={"device": "2 × A GPU"})
-    assert "in autocast (" in verdict.one_line(
-        on_gpu
-    )  # which of the two dtypes it chose is not recorded
+    # Which of the two dtypes autocast chose is not recorded.
+    assert "in autocast (" in verdict.one_line(on_gpu)
     fp16 = changed(on_gpu, config={"amp_dtype": "fp16"})
     assert "in fp16 autocast (" in verdict.one_line(fp16)
     names = dict(zip(("plain", "tuned"), comparison(FASTER, 40).variants.values(), strict=True))
@@ -104,7 +107,7 @@ def test_sizes_have_units_also_of_runs_that_did_not_record_them(
     assert verdict.batch(run) == ", ".join(filter(None, ["batch size 16", said]))
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A busy machine
 
 
@@ -149,7 +152,7 @@ def test_nothing_is_said_of_a_quiet_machine_or_of_one_that_does_not_tell(
     assert "busy" not in tables.comparison_text(found)
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # What to read it with
 
 
@@ -184,8 +187,8 @@ def test_why_a_large_difference_of_gradients_is_fine_stands_beside_it() -> None:
             "relative to its length: 0 is the same, 1 is as far off as a gradient of zeros" in text
         )
         assert (
-            "The baseline itself is 0.217 off there, by rounding alone. So the limit is three times that and a tolerance"
-            in text
+            "The baseline itself is 0.217 off there, by rounding alone. So the limit is three "
+            "times that and a tolerance" in text
         )
         assert "0.260 is within what rounding in another order explains." in text
 

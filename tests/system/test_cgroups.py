@@ -1,4 +1,4 @@
-"""How many cores a process may use where a cgroup limits it, in either version, from files as the kernel shows them."""
+"""How many cores a cgroup of either version lets a process use, from files like the kernel's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gallery_lib.system import cgroups, hardware
 
 
 def machine(folder: Path, *, kind: str, own: str, root: str = "/", files: dict[str, str]) -> Path:
-    """A /proc/self and the mounted hierarchy that it names, below `folder`."""
+    """Write a /proc/self and the mounted hierarchy that it names, below `folder`."""
     proc, top = folder / "proc", folder / "mounted"
     proc.mkdir()
     names, options = ("cpu,cpuacct", "rw,cpu,cpuacct") if kind == "cgroup" else ("", "rw")
@@ -31,13 +31,14 @@ def machine(folder: Path, *, kind: str, own: str, root: str = "/", files: dict[s
     ("kind", "own", "root", "files", "quota"),
     [
         ("cgroup2", "/a/b", "/", {"a/b/cpu.max": "150000 100000", "a/cpu.max": "max 100000"}, 1.5),
+        # A cgroup above it counts.
         (
             "cgroup2",
             "/a/b",
             "/",
             {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"},
             3.0,
-        ),  # one above it counts
+        ),
         ("cgroup2", "/a", "/", {"a/cpu.max": "max 100000"}, None),
         ("cgroup2", "/", "/", {"cpu.max": "50000 100000"}, 0.5),  # a container
         ("cgroup", "/a", "/", {"a/cpu.cfs_quota_us": "40000", "a/cpu.cfs_period_us": "20000"}, 2.0),
@@ -49,13 +50,14 @@ def machine(folder: Path, *, kind: str, own: str, root: str = "/", files: dict[s
             {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"},
             1.0,
         ),
+        # Its own path is hidden.
         (
             "cgroup",
             "/docker/x",
             "/",
             {"cpu.cfs_quota_us": "100000", "cpu.cfs_period_us": "100000"},
             1.0,
-        ),  # its own path is hidden
+        ),
         ("cgroup", "/a", "/", {"a/tasks": ""}, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""The hint how to install an extra names a command that works with what is there."""
+"""The hint to install an extra names a command that works with the tools present."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gallery_lib.system import extras, paths
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout in a folder with a space, on a machine without uv."""
+    """Return a checkout in a folder with a space, on a machine without uv."""
     root = tmp_path / "check out"
     root.mkdir()
     monkeypatch.setattr(paths, "checkout", lambda: root)

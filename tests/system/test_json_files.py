@@ -1,4 +1,4 @@
-"""JSON files are read against a declared shape, and what does not fit is named with its place."""
+"""JSON files are read against a declared shape, and a misfit is named with its place."""
 
 from __future__ import annotations
 

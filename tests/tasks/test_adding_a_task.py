@@ -1,4 +1,4 @@
-"""A task is added with one file and one page: CONTRIBUTING's own example, from outside the package."""
+"""A task is added with one file and one page: CONTRIBUTING's own example, outside the package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gallery_lib.tasks import memory_estimate
 
 @pytest.fixture
 def task_file(checkout: Path, tmp_path: Path) -> str:
-    """The example, written to a file; as `--model` takes it."""
+    """Write the example to a file, and return it as `--model` takes it."""
     (source,) = re.findall(
         r"```python\n(.*?)```", (checkout / "CONTRIBUTING.md").read_text(), re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""Image classification: what the tasks show and count, which images they take, and how far rounding carries."""
+"""Image classification: what the tasks show and count, their images, and effects of rounding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLASSES = 3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small mock ImageNet. Not to be changed."""
+    """Return a small mock ImageNet, which must not be changed."""
     root = tmp_path_factory.mktemp("data") / "imagenet"
     generate(
         root,
@@ -42,12 +42,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def splits(folder: str) -> Splits:
-    """It, as the tasks load it, 32 pixels wide."""
+    """Return the mock ImageNet as the tasks load it, 32 pixels wide."""
     return tasks.data_of(TrainConfig(model="resnet18", data_dir=folder, image_size=32))
 
 
 class Always(nn.Module):
-    """Takes every image for class `first`, or for `second` where `first` is not among those asked for."""
+    """Model that takes every image for class `first`.
+
+    Where `first` is not among the classes asked for, it takes them for `second`.
+    """
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__()
@@ -77,7 +80,11 @@ def test_the_predictions_say_what_each_model_takes_a_held_out_image_for(splits: 
     )
     assert all(image.shape == (32, 32, 3) and image.dtype == np.uint8 for image in shown.images)
     assert shown.captions == [
-        f"is {name}\none: n00000001 {'✓' if name == 'n00000001' else '✗'}\ntwo: n00000003 {'✓' if name == 'n00000003' else '✗'}"
+        (
+            f"is {name}\n"
+            f"one: n00000001 {'✓' if name == 'n00000001' else '✗'}\n"
+            f"two: n00000003 {'✓' if name == 'n00000003' else '✗'}"
+        )
         for name in ("n00000001", "n00000001", "n00000002", "n00000002", "n00000003", "n00000003")
     ]
 
@@ -182,7 +189,7 @@ def test_filters_start_centred_in_all_layers_but_the_last(name: str) -> None:
 
 
 def gradients(name: str, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """The gradient of every parameter, in float64, without dropout."""
+    """Return the gradient of every parameter, in float64, without dropout."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -222,7 +229,10 @@ def test_rounding_stays_small_in_the_gradients_at_the_initial_weights(
 
 
 def named(folder: Path, classes: int, image_size: int = 40) -> str:
-    """A folder of small random images, three of each of so many classes to train on and one held out."""
+    """Make a folder of small random images.
+
+    Each class has three to train on and one held out.
+    """
     rng = np.random.default_rng(0)
     for split, count in (("train", 3), ("val", 1)):
         for label in range(classes):
@@ -252,9 +262,8 @@ def test_a_model_has_an_output_for_each_class_of_a_folder(
     heads = [
         [m for m in each.modules() if isinstance(m, nn.Linear)][-1] for each in (model, original)
     ]
-    operations = [
-        6 * head.weight.numel() for head in heads
-    ]  # a multiplication and an addition, three times
+    # A multiplication and an addition, three times.
+    operations = [6 * head.weight.numel() for head in heads]
     assert task.flops_per_sample - declared.flops_per_sample == operations[0] - operations[1]
     more = memory_estimate.needed_bytes(config) - memory_estimate.needed_bytes(
         TrainConfig(model=name)

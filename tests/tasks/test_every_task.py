@@ -1,6 +1,7 @@
-"""What holds for each task of the gallery: its size, that it learns, and that two processes train as one does.
+"""What holds for each task of the gallery: its size, that it learns, and data parallelism.
 
-That baseline and backend compute the same training is tested with each task's notebook, which compares them.
+Two processes train as one does. That baseline and backend compute the same training is tested with
+each task's notebook, which compares them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ PARAMETERS = {
     "speech_transformer": 44_303_872 + 512 * 4233,
     "tts_angular": 9_381_890,
 }
-"""Published counts; for the last two, sums over the layers that their papers give."""
+"""Numbers of parameters as published.
+
+For the last two, they are sums over the layers that their papers give.
+"""
 
 every_task = pytest.mark.parametrize("name", tasks.names())
 
@@ -70,7 +74,7 @@ def test_a_task_says_what_there_is_to_know_about_it(name: str) -> None:
 
 
 class _Untrained(Observer):
-    """Takes the metrics before the first step."""
+    """Observer that takes the metrics before the first step."""
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
         if step == 0:
@@ -99,17 +103,23 @@ def test_a_task_learns(name: str, tmp_path: Path) -> None:
 
 
 GOLDEN_LOSSES = Path(__file__).parent / "golden_losses.json"
-"""First losses of each task without dropout, seed 1, at twice the small batch; with WRITE_GOLDEN_LOSSES=1 the test writes them anew."""
+"""First losses of each task without dropout, seed 1, at twice the small batch.
+
+With WRITE_GOLDEN_LOSSES=1 the test writes them anew.
+"""
 GOLDEN_TOLERANCE = 0.02
 """Relative difference: kernels of another processor or release round differently."""
 
 TWO_PROCESSES_TOLERANCE = 0.05
-"""Relative difference of losses: batch norm takes its statistics, and a mean over tokens its count, per process."""
+"""Relative difference of losses.
+
+Batch norm takes its statistics, and a mean over tokens its count, per process.
+"""
 
 
 @pytest.fixture(scope="module")
 def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder with each task's run on two processes, and what these printed."""
+    """Return the folder with each task's run on two processes, and what these printed."""
     folder = two_processes.prepare(tmp_path_factory.mktemp("two"))
     script = Path(two_processes.__file__)
     root = Path(gallery_lib.__file__).parent.parent
@@ -134,7 +144,10 @@ def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, st
 
 @pytest.fixture(scope="module")
 def on_one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
-    """Each task's run on one process with the global batch of the two, trained when it is first asked for."""
+    """Return a function that trains a task on one process, when it is first asked for.
+
+    The run has the global batch of the two processes.
+    """
     folder = two_processes.prepare(tmp_path_factory.mktemp("one"))
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""What is particular to the language-modelling tasks: their loss, metrics and examples, and what they ask of transformers."""
+"""Language-modelling tasks: their loss, metrics and examples, and their use of transformers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = ("hf_Bert", "hf_Bart")
 
 @pytest.fixture(scope="session")
 def text_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small tokenised text."""
+    """Return a small tokenised text."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "files").mkdir()
     (folder / "files" / "all.txt").write_text("\n\n".join(grammar.documents(count=8)))
@@ -42,7 +42,10 @@ def splits(name: str, text_dir: str, length: int = 32) -> Splits:
 
 
 class Knowing(nn.Module):
-    """Gives the true piece of every position the logit `logit` and all others 0; it is told by the test."""
+    """Model that gives the true piece of every position the logit `logit` and all others 0.
+
+    The test tells it the true pieces.
+    """
 
     def __init__(self, labels: Tensor, pieces: int, logit: float) -> None:
         super().__init__()
@@ -53,7 +56,7 @@ class Knowing(nn.Module):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary_and_one_that_knows_all_has_1(
+def test_a_model_that_knows_nothing_has_the_perplexity_of_its_vocabulary_and_one_that_knows_all_has_1(  # noqa: E501
     name: str, text_dir: str
 ) -> None:
     task, data = tasks.get(name), splits(name, text_dir)
@@ -131,7 +134,7 @@ def test_predictions_fill_each_gap_with_what_the_model_takes_for_it(
     held_out = data.held_out
 
     class Oracle(nn.Module):
-        """Knows the sample it is asked about."""
+        """Model that knows the sample it is asked about."""
 
         def forward(self, input_ids: Tensor, **others: Tensor) -> SimpleNamespace:
             samples = (held_out[index] for index in range(len(held_out)))  # type: ignore[arg-type]
@@ -198,10 +201,11 @@ def test_transformers_draws_every_weight_that_torch_is_kept_from_drawing(
         next(m for m in model.modules() if isinstance(m, kind))
         for kind in (nn.Linear, nn.Embedding)
     )
+    # The configuration says so.
     assert (
         0.015 < float(linear.weight.detach().std()) < 0.025
         and 0.015 < float(embedding.weight.detach().std()) < 0.025
-    )  # as the configuration says
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -225,9 +229,10 @@ def test_a_weight_that_several_layers_share_is_drawn_once(
         for module in model.modules()
         if isinstance(module, nn.Linear | nn.Embedding)
     }
+    # The head's weight is the embedding's.
     assert len(layers) < sum(
         isinstance(module, nn.Linear | nn.Embedding) for module in model.modules()
-    )  # the head's is the embedding's
+    )
     gaps = [
         module.weight[module.padding_idx]
         for module in model.modules()

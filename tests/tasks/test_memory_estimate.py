@@ -1,4 +1,7 @@
-"""A run that cannot fit into memory says so before it starts, and what is declared is what autograd keeps."""
+"""A run that cannot fit into memory says so before it starts.
+
+The declared memory is what autograd keeps.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ def test_a_batch_that_cannot_fit_is_refused_with_what_it_would_need() -> None:
         pytest.skip("only host memory is asked about: run on a machine without a GPU")
     with pytest.raises(
         InputError,
-        match=r"resnet50 with batch_size=100000, image_size=224 on 1 process\(es\) needs about [\d.]+ GiB",
+        match=r"resnet50 with batch_size=100000, image_size=224 on 1 process\(es\) needs about "
+        r"[\d.]+ GiB",
     ):
         job.dry_run(TrainConfig(batch_size=100_000), LaunchConfig())
 

@@ -1,4 +1,4 @@
-"""Dice as a loss and as a metric, and what the task shows."""
+"""Segmentation: Dice as a loss and as a metric, and what the task shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gallery_lib.tasks.task import Splits
 
 @pytest.fixture(scope="module")
 def splits(tmp_path_factory: pytest.TempPathFactory) -> Splits:
-    """Three training images and two held out, 32 pixels high."""
+    """Return three training images and two held out, 32 pixels high."""
     root = tmp_path_factory.mktemp("segmentation") / "data"
     generate(root, SegmentationSpec(train=3, val=2))
     return tasks.data_of(TrainConfig(model="pytorch_unet", data_dir=str(root), image_size=32))
@@ -43,7 +43,7 @@ def test_widths_are_odd_and_keep_the_shape(height: int, width: int) -> None:
 
 
 class Fixed(nn.Module):
-    """Gives logits that say `mask`, whatever it is shown."""
+    """Model whose logits say `mask`, whatever it is shown."""
 
     def __init__(self, mask: Tensor, certainty: float = 100.0) -> None:
         super().__init__()

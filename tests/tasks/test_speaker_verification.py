@@ -37,9 +37,8 @@ def test_every_parameter_gets_a_gradient_and_the_offset_s_is_zero() -> None:
     domain.loss(model, (torch.randn(4, 2, 6, 4), torch.arange(4))).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(gradient is not None for gradient in gradients.values())
-    assert (
-        abs(gradients["offset"]) < 1e-6 < abs(gradients["scale"])
-    )  # softmax does not see what is added to all scores
+    # Softmax does not see what is added to all scores.
+    assert abs(gradients["offset"]) < 1e-6 < abs(gradients["scale"])
 
 
 def rate(true_pairs: list[float], false_pairs: list[float]) -> float:
@@ -64,9 +63,8 @@ def test_the_equal_error_rate_of_known_scores() -> None:
 
 def test_the_equal_error_rate_lies_where_both_errors_cross() -> None:
     generator = torch.Generator().manual_seed(0)
-    true_pairs = (
-        torch.randn(100_000, generator=generator) * 0.1 + 0.2
-    )  # deviation 0.1, means 0.2 apart: Φ(−1)
+    # Deviation 0.1, means 0.2 apart: Φ(−1).
+    true_pairs = torch.randn(100_000, generator=generator) * 0.1 + 0.2
     false_pairs = torch.randn(100_000, generator=generator) * 0.1
     assert rate(true_pairs.tolist(), false_pairs.tolist()) == pytest.approx(0.1587, abs=0.005)
 
@@ -82,10 +80,11 @@ def test_metrics_of_batches_add_up_to_the_error_rate_of_all_trials() -> None:
         ), torch.tensor([0, 1, 2, 3, 4, 0])
 
     found = [domain.metrics(Given(), batch(number)) for number in range(3)]
+    # The first and the last item are the same speaker.
     assert [count for _, count in found[0].values()] == [
         8,
         28,
-    ]  # the first and the last item are the same speaker
+    ]
     shares = {
         name: sum(part[name][0] for part in found) / sum(part[name][1] for part in found)
         for name in found[0]
@@ -134,7 +133,8 @@ torch.manual_seed(0)
 model = SpeakerEncoder(dims=4, hidden=16, projection=8).double()
 features = torch.randn(8, 2, 6, 4, dtype=torch.float64)
 share = features.chunk(process_group.world_size())[process_group.rank()]
-wrapped = distribute(model, torch.device("cpu"), Comm()) if process_group.world_size() > 1 else model
+wrapped = distribute(model, torch.device("cpu"), Comm()) \
+if process_group.world_size() > 1 else model
 optimizer = torch.optim.RAdam(wrapped.parameters(), lr=1e-2)
 losses = []
 for _ in range(3):
@@ -144,7 +144,8 @@ for _ in range(3):
     losses.append(loss.item())
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     optimizer.step()
-torch.save({"losses": losses, "gradients": gradients}, f"{sys.argv[1]}/{process_group.world_size()}-{process_group.rank()}.pt")
+torch.save({"losses": losses, "gradients": gradients}, \
+f"{sys.argv[1]}/{process_group.world_size()}-{process_group.rank()}.pt")
 process_group.leave()
 """
 

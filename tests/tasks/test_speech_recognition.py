@@ -1,4 +1,7 @@
-"""Edit distance, character error rate, the loss's padding and precision, and what is shown."""
+"""Speech recognition: edit distance, character error rate, the loss, and what is shown.
+
+The loss is tested for padding and precision.
+"""
 
 from __future__ import annotations
 

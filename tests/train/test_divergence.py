@@ -1,4 +1,4 @@
-"""A training whose loss is no finite number says where, and ends there unless it is to go on."""
+"""A training whose loss is no finite number says where, and ends there unless told to go on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from gallery_lib.train.results import read_results
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Options of a run whose loss is not finite from step 6 on; its weights are not either, from step 7 on."""
+    """Return options of a run whose loss is not finite from step 6 on.
+
+    Its weights are not finite from step 7 on.
+    """
     taken = []
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -51,7 +54,8 @@ def test_it_ends_with_what_was_measured_until_then(
 ) -> None:
     with pytest.raises(
         Diverged,
-        match=r"no finite number from step 6 on rank 0 on, where .* --no-terminate-on-nan trains on",
+        match=r"no finite number from step 6 on rank 0 on, where .* --no-terminate-on-nan "
+        r"trains on",
     ):
         train(config(log_interval=log_interval))
     results = read_results(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Why a run failed is told from what it left, whoever failed first."""
+"""The reason of a failed run is told from the files it left, whichever rank failed first."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_the_rank_that_was_killed_is_named_though_another_failed_for_want_of_it(
     ErrorReport(0, "RuntimeError", "Connection closed by peer").write(tmp_path)
     said = told(tmp_path, text(0, 1, 1, -9))
     assert (
-        "rank 1 (process 43) was killed by SIGKILL: by someone, or by the kernel because memory ran out"
-        in said
+        "rank 1 (process 43) was killed by SIGKILL: by someone, or by the kernel because memory "
+        "ran out" in said
     )
     assert "rank 0 (process 42) was killed by SIGKILL" in told(tmp_path, text(0, -9, 1, -15))
 
@@ -58,9 +58,10 @@ def test_the_rank_that_was_killed_is_named_though_another_failed_for_want_of_it(
 def test_what_torchrun_ended_itself_is_not_blamed(tmp_path: Path) -> None:
     ErrorReport(0, "ValueError", "planted", traceback="a traceback").write(tmp_path)
     assert "rank 0 failed with ValueError: planted" in told(tmp_path, text(0, 1, 1, -15))
-    forced = (
-        text(0, 1, 1, -9)
-        + "\nUnable to shutdown process 43 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL"
+    forced = text(0, 1, 1, -9) + (
+        "\n"
+        "Unable to shutdown process 43 via Signals.SIGTERM, forcefully exiting via "
+        "Signals.SIGKILL"
     )
     assert "rank 0 failed with ValueError: planted" in told(tmp_path, forced)
 

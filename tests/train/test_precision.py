@@ -1,4 +1,4 @@
-"""Which precision is chosen, and what is said of one that will be slow."""
+"""Which precision is chosen, and the warning about one that will be slow."""
 
 from __future__ import annotations
 

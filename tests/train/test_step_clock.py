@@ -1,4 +1,4 @@
-"""Steps and their phases are timed; what happens while the clock is paused is not."""
+"""The step clock times steps and their phases, but nothing while it is paused."""
 
 import mmap
 import time
@@ -35,10 +35,11 @@ def test_phases_of_usual_steps_add_up_to_one_where_medians_of_phases_do_not() ->
     clock.phases = {"input": waits, "forward": rest}
     clock.durations = [a + b for a, b in zip(waits, rest, strict=True)]
     phases = clock.usual_phases(warmup=1)
+    # The usual steps take 0.6, 0.6, 0.7 and 0.7 seconds.
     assert phases == {
         "input": pytest.approx(0.225),
         "forward": pytest.approx(0.425),
-    }  # of steps of 0.6, 0.6, 0.7 and 0.7 seconds
+    }
     assert clock.usual_phases(warmup=8) == {"input": 7.0, "forward": 0.1}
 
 

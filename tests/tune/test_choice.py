@@ -1,4 +1,7 @@
-"""The fastest candidate that computes the same is used; a slow, a wrong and a crashing one are dropped with the reason."""
+"""The tuner uses the fastest candidate that computes the same.
+
+A slow, a wrong and a crashing candidate are dropped with the reason.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ def tuned(name: str) -> tuple[nn.Module, Config]:
 
 
 def losses(model: nn.Module, steps: int = 4) -> list[float]:
-    """The loss curve of a few steps with dropout, which draws random numbers."""
+    """Return the loss curve of a few steps with dropout, which draws random numbers."""
     torch.manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     curve = []

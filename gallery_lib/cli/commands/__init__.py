@@ -1,4 +1,5 @@
-"""The words behind `gallery`, a file each: `LINE` declares what the command takes, `main(arguments)` does it.
+"""Commands behind `gallery`, one per file.
 
-What a command needs is imported when it is done: help and completion stay quick.
+`LINE` declares what the command takes, and `main(arguments)` runs it. A command imports what it
+needs when it runs, so help and completion stay quick.
 """

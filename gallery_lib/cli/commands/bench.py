@@ -1,4 +1,4 @@
-"""`gallery bench`: tasks × variants."""
+"""Command `gallery bench`: measure tasks × variants."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ def _bench_operands(parser: argparse.ArgumentParser) -> None:
 
 LINE = CommandLine(
     "gallery bench",
-    "Train tasks eagerly, with torch.compile, with other libraries and with this backend, in turns.\n"
-    "Exit code 0: ours (of a waterfall, every technique) ran with parity in every task; 1: not in all.",
+    "Train tasks eagerly, with torch.compile, with other libraries and with this backend, "
+    "in turns.\n"
+    "Exit code 0: ours (of a waterfall, every technique) ran with parity in every task; "
+    "1: not in all.",
     (BenchConfig,),
     _bench_operands,
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out the command with these words behind it; returns the exit code."""
+    """Run the command with these words behind it, and return the exit code."""
     asked, namespace = LINE.parse(arguments)
     from gallery_lib.console.progress import Progress, busy
 

@@ -1,4 +1,4 @@
-"""`gallery compare`: baseline against accelerated backend; or two batches."""
+"""Command `gallery compare`: baseline against accelerated backend, or two batches."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ _DEFAULTS = {
 
 LINE = CommandLine(
     "gallery compare",
-    "Train a task as baseline and with the accelerated backend, in turns, and say what the difference is.\n"
-    "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or `prepare.sh --run`, or two files in\n"
+    "Train a task as baseline and with the accelerated backend, in turns, "
+    "and say what the difference is.\n"
+    "`gallery compare BEFORE AFTER`, with two folders of `gallery run` or `prepare.sh --run`, "
+    "or two files in\n"
     "benchmarks/results/, compares those.",
     (TrainConfig, LaunchConfig, CompareConfig),
     _compare_operands,
@@ -55,12 +57,13 @@ def _compare_batches(before: str, after: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int | None:
-    """Carry out the command with these words behind it; returns the exit code."""
+    """Run the command with these words behind it, and return the exit code."""
     config, launch_config, compare_config, namespace = LINE.parse(arguments)
     if namespace.batches:
         if len(arguments) != 2 or len(namespace.batches) != 2:
             raise InputError(
-                f"gallery compare takes two batches and no option, or options alone; got {' '.join(arguments)}."
+                "gallery compare takes two batches and no option, or options alone; "
+                f"got {' '.join(arguments)}."
             )
         return _compare_batches(*namespace.batches)
     from gallery_lib.console.progress import Progress

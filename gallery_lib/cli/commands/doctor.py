@@ -1,4 +1,4 @@
-"""`gallery doctor`: what this machine offers, and where a step went."""
+"""Command `gallery doctor`: what this machine offers, and where the time of a step went."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE = CommandLine(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Carry out the command with these words behind it."""
+    """Run the command with these words behind it."""
     (namespace,) = LINE.parse(arguments)
     from gallery_lib.report import doctor
 

@@ -1,4 +1,4 @@
-"""`gallery lab`: several hosts on one machine."""
+"""Command `gallery lab`: several emulated hosts on one machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from gallery_lib.errors import did_you_mean
 
 _LAB_UP = CommandLine(
     "gallery lab up",
-    "Make hosts on this machine: network namespaces joined by a bridge, with shaped links and CPU shares of their own.\n"
-    "They stay until `gallery lab down`. Needs root or user namespaces; exit code 2, with what is needed, where it has neither.",
+    "Make hosts on this machine: network namespaces joined by a bridge, "
+    "with shaped links and CPU shares of their own.\n"
+    "They stay until `gallery lab down`. Needs root or user namespaces; exit code 2, with what is "
+    "needed, where it has neither.",
     (LabConfig,),
 )
 _LAB_RUN = CommandLine(
     "gallery lab run",
     "Run a Python script over torchrun, or any command, on every host of a lab.\n"
-    "Each gets NODE_RANK, NNODES, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME. Exit code 0: it ended with 0 on all;\n"
+    "Each gets NODE_RANK, NNODES, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME. "
+    "Exit code 0: it ended with 0 on all;\n"
     "1: it failed on one, and the others were ended.",
     (LabRunConfig,),
     behind_dashes="SCRIPT.py or COMMAND …",
@@ -75,7 +78,7 @@ def _lab_down(arguments: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Carry out the command with these words behind it."""
+    """Run the command with these words behind it."""
     actions = {"up": _lab_up, "run": _lab_run, "status": _lab_status, "down": _lab_down}
     if not arguments or arguments[0] not in actions:
         LINE.parse(arguments)

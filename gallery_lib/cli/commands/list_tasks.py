@@ -1,4 +1,4 @@
-"""`gallery list`: the tasks."""
+"""Command `gallery list`: name the tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LINE = CommandLine("gallery list", "Name the tasks of the gallery.")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Carry out the command with these words behind it."""
+    """Run the command with these words behind it."""
     LINE.parse(arguments)
     from gallery_lib import tasks
 

@@ -1,4 +1,4 @@
-"""`gallery pack`: one task as an archive."""
+"""Command `gallery pack`: write one task as an archive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE = CommandLine(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Carry out the command with these words behind it."""
+    """Run the command with these words behind it."""
     (namespace,) = LINE.parse(arguments)
     from gallery_lib.notebooks.pack import pack
 

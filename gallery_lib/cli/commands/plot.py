@@ -1,4 +1,4 @@
-"""`gallery plot`: a comparison's throughput as a picture."""
+"""Command `gallery plot`: draw a comparison's throughput as a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE = CommandLine(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Carry out the command with these words behind it."""
+    """Run the command with these words behind it."""
     (namespace,) = LINE.parse(arguments)
     if not namespace.picture.endswith(".png"):
         raise InputError(f"{namespace.picture} must end with .png.")

@@ -1,4 +1,4 @@
-"""`gallery run`: notebooks, headless."""
+"""Command `gallery run`: run notebooks headless."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def _run_operands(parser: argparse.ArgumentParser) -> None:
 
 LINE = CommandLine(
     "gallery run",
-    "Run notebooks headless and say which of them really ran. Exit code 0: all passed; 1: not all; 130: interrupted.",
+    "Run notebooks headless and say which of them really ran. Exit code 0: all passed; "
+    "1: not all; 130: interrupted.",
     (BatchConfig,),
     _run_operands,
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Carry out the command with these words behind it; returns the exit code."""
+    """Run the command with these words behind it, and return the exit code."""
     config, namespace = LINE.parse(arguments)
     from gallery_lib.notebooks.batch import plan
 

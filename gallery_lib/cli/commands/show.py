@@ -1,4 +1,4 @@
-"""`gallery show`: the tables of what a folder holds."""
+"""Command `gallery show`: print the tables of what a folder holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINE = CommandLine(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Carry out the command with these words behind it."""
+    """Run the command with these words behind it."""
     (namespace,) = LINE.parse(arguments)
     from gallery_lib.notebooks.batch import record, summary
     from gallery_lib.report import tables

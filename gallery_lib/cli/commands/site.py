@@ -1,4 +1,4 @@
-"""`gallery site`: the gallery as pages for a browser."""
+"""Command `gallery site`: build the gallery as pages for a browser."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from gallery_lib.config.options import CommandLine
 
 LINE = CommandLine(
     "gallery site",
-    "Build the gallery's pages, which need neither server nor network. Nothing is executed: see --run.",
+    "Build the gallery's pages, which need neither server nor network. "
+    "Nothing is executed: see --run.",
     (SiteConfig,),
 )
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Carry out the command with these words behind it."""
+    """Run the command with these words behind it."""
     (config,) = LINE.parse(arguments)
     from gallery_lib.notebooks.site.build import build
 

@@ -1,1 +1,1 @@
-"""Rewrite modules so that several operators become one."""
+"""Fusion of several operators into one, by rewriting modules."""

@@ -1,11 +1,14 @@
-"""`fuse_batchnorm(model)`: BatchNorm → ReLU and BatchNorm → add → ReLU of a model become one operator each, in place.
+"""Fuse BatchNorm → ReLU and BatchNorm → add → ReLU into one operator each: `fuse_batchnorm(model)`.
 
-What it finds: a BatchNorm2d followed by a ReLU in a Sequential, and what `fused_torchvision` and `fused_timm` know of these
-libraries' layers and residual blocks. A fused layer keeps its parameters, buffers and their names, and its ReLU does nothing
-any more. It uses the operator while training on channels_last batches; otherwise (evaluation, other layouts, 16-bit
-parameters) it is the same torch calls as before. Left alone: other layers (SyncBatchNorm, other activations), layers with
-hooks, and layers used in several places. Whoever puts another layer in a fused one's place later (SyncBatchNorm) gets the
-model as it was written. To be called before the model is compiled or wrapped.
+The model is changed in place. The patterns are a BatchNorm2d followed by a ReLU in a Sequential,
+and what `torchvision_models` and `timm_models` know of these libraries' layers and residual blocks.
+A fused layer keeps its parameters, buffers and their names. Its ReLU becomes a no-op. The layer
+uses the operator while training on channels_last batches. Otherwise (evaluation, other layouts,
+16-bit parameters) it makes the same torch calls as before.
+
+Left alone are other layers (SyncBatchNorm, other activations), layers with hooks, and layers used
+in several places. Replacing a fused layer later (by SyncBatchNorm) gives the model as it was
+written. Call `fuse_batchnorm` before the model is compiled or wrapped.
 """
 
 from __future__ import annotations
@@ -29,27 +32,36 @@ _LIBRARIES = {
     "torchvision.models.resnet": "gallery_lib.compiler.fusion.torchvision_models",
     "timm.layers": "gallery_lib.compiler.fusion.timm_models",
 }
-"""What a model must have been made of (so it is imported), and who knows the patterns there."""
+"""Module that is imported when a model comes from a library, and the module of ours that knows the
+patterns there."""
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """How many patterns became one operator, and how many batch norms of the model did not."""
+    """Number of patterns that became one operator, and of the batch norms that did not."""
 
     relu: int
     add_relu: int
     left: int
 
     def __str__(self) -> str:
-        return f"{self.relu} BatchNorm + ReLU and {self.add_relu} BatchNorm + add + ReLU fused, {self.left} batch norms left as they are"
+        """Return the numbers in one line, for the run's results."""
+        return (
+            f"{self.relu} BatchNorm + ReLU and {self.add_relu} BatchNorm + add + ReLU fused, "
+            f"{self.left} batch norms left as they are"
+        )
 
 
 Rule = Callable[[Any, Callable[[nn.Module], bool]], int]
-"""(container, may this batch norm be changed?) → how many of its children now are a fused layer; 0 when nothing was changed."""
+"""(container, may this batch norm be changed?) → how many of its children now are a fused layer; 0
+when nothing was changed."""
 
 
 def takes_operator(layer: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -> bool:
-    """Whether a layer's forward pass is the operator's: it trains, in channels_last, on what the kernels take."""
+    """Return whether a layer's forward pass is the operator's.
+
+    That is so in training, in channels_last, on what the kernels take.
+    """
     like = residual is None or (
         residual.shape == x.shape
         and residual.dtype == x.dtype
@@ -69,7 +81,10 @@ def takes_operator(layer: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = N
 
 
 def train_with_operator(layer: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """relu(layer(x) + residual) by the operator; updates the layer's running statistics as BatchNorm2d does."""
+    """Return relu(layer(x) + residual) by the operator.
+
+    The layer's running statistics are updated as BatchNorm2d updates them.
+    """
     tracked = layer.track_running_stats
     return batch_norm_relu(
         x,
@@ -85,10 +100,10 @@ def train_with_operator(layer: nn.BatchNorm2d, x: Tensor, residual: Tensor | Non
 
 
 class BatchNormReLU2d(nn.BatchNorm2d):
-    """relu(batch_norm(x) + residual)."""
+    """BatchNorm2d that returns relu(batch_norm(x) + residual)."""
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[N, C, H, W], as `input` and `residual` are."""
+        """Return a tensor of the shape [N, C, H, W] that `input` and `residual` have."""
         if takes_operator(self, input, residual):
             return train_with_operator(self, input, residual)
         result = super().forward(input)
@@ -98,15 +113,15 @@ class BatchNormReLU2d(nn.BatchNorm2d):
 
 
 class AppliedReLU(nn.ReLU):
-    """A ReLU that does nothing while a fused layer stands before it, which has applied it."""
+    """ReLU that does nothing while the fused layer in front of it has applied ReLU already."""
 
     def __init__(self, container: nn.Module, layer: str, inplace: bool) -> None:
-        """The fused layer is child `layer` of `container`."""
+        """Stand behind the fused layer that is child `layer` of `container`."""
         super().__init__(inplace)
-        self._before = (container, layer)  # in a tuple: not a child of this module
+        self._before = (container, layer)  # in a tuple, so that it is no child of this module
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input`, through ReLU."""
+        """Return `input`, through ReLU unless a fused layer has applied it."""
         container, layer = self._before
         return (
             input
@@ -116,7 +131,10 @@ class AppliedReLU(nn.ReLU):
 
 
 def normalised(layer: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """relu(layer(x) + residual) in a fused block, also when another layer has been put in the fused one's place."""
+    """Return relu(layer(x) + residual) in a fused block.
+
+    This also holds when another layer has been put in the fused one's place.
+    """
     if isinstance(layer, BatchNormReLU2d):
         return layer(x, residual)
     result = layer(x)
@@ -126,20 +144,23 @@ def normalised(layer: nn.Module, x: Tensor, residual: Tensor | None = None) -> T
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether someone looks at what goes in or out of it."""
+    """Return whether the module has hooks on its forward or backward pass."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for kind in kinds)
 
 
 def is_plain_relu(module: nn.Module) -> TypeGuard[nn.ReLU]:
-    """An nn.ReLU that nobody watches."""
+    """Return whether the module is an nn.ReLU without hooks."""
     return type(module) is nn.ReLU and not has_hooks(module)
 
 
 def fuse_pair(
     container: nn.Module, norm: str, activation: str, may_change: Callable[[nn.Module], bool]
 ) -> int:
-    """A batch norm and the ReLU that directly follows it, by their names in `container`: 1, or 0 when they stay as they are."""
+    """Fuse a batch norm and the ReLU that directly follows it, by their names in `container`.
+
+    Returns 1, or 0 when they stay as they are.
+    """
     layer, relu = container._modules[norm], container._modules[activation]
     if layer is None or relu is None or not may_change(layer) or not is_plain_relu(relu):
         return 0
@@ -149,7 +170,10 @@ def fuse_pair(
 
 
 def become(block: nn.Module, fused: type, layers: Sequence[nn.Module]) -> int:
-    """Make `block` one of the class `fused`, whose batch norms `layers` are fused ones; their number."""
+    """Turn `block` into the class `fused`, and its batch norms `layers` into fused ones.
+
+    Returns the number of `layers`.
+    """
     for layer in layers:
         layer.__class__ = BatchNormReLU2d
     block.__class__ = fused
@@ -157,7 +181,7 @@ def become(block: nn.Module, fused: type, layers: Sequence[nn.Module]) -> int:
 
 
 def fuse_sequential(container: nn.Module, may_change: Callable[[nn.Module], bool]) -> int:
-    """BatchNorm2d, ReLU, one after the other in a Sequential."""
+    """Fuse each BatchNorm2d with the ReLU after it in a Sequential; return the number of pairs."""
     if type(container).forward is not nn.Sequential.forward:
         return 0
     return sum(
@@ -167,7 +191,10 @@ def fuse_sequential(container: nn.Module, may_change: Callable[[nn.Module], bool
 
 
 def _rules() -> tuple[list[Rule], list[Rule]]:
-    """Those that find BatchNorm → ReLU, and those for residual blocks: all layers of a block, the last one with the addition."""
+    """Return the rules that find BatchNorm → ReLU, and those for residual blocks.
+
+    A rule for blocks fuses all layers of a block, the last one with the addition.
+    """
     relu: list[Rule] = [fuse_sequential]
     blocks: list[Rule] = []
     for library, patterns in _LIBRARIES.items():
@@ -179,7 +206,10 @@ def _rules() -> tuple[list[Rule], list[Rule]]:
 
 
 def fuse_batchnorm(model: nn.Module) -> Fusion:
-    """Fuse every pattern found in `model`, in place. A second call finds nothing more."""
+    """Fuse every pattern found in `model`, in place.
+
+    A second call finds nothing more.
+    """
     places = Counter(
         id(child)
         for parent in model.modules()

@@ -1,7 +1,7 @@
-"""Where timm's models have BatchNorm → ReLU and BatchNorm → add → ReLU (see fused_batch_norm).
+"""Patterns of BatchNorm → ReLU and BatchNorm → add → ReLU in timm's models, for `batch_norm`.
 
-`BatchNormAct2d` is in most of its convolutional models (VoVNet, for instance), as a layer that holds its activation; its
-ResNets have both patterns in their blocks.
+`BatchNormAct2d`, a layer that holds its activation, is in most of timm's convolutional models
+(VoVNet, for instance). timm's ResNets have both patterns in their blocks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from gallery_lib.compiler.fusion.batch_norm import (
 
 
 class FusedBatchNormAct2d(BatchNormAct2d):
-    """Whose activation is ReLU, and a part of the operator."""
+    """BatchNormAct2d whose activation is ReLU, and a part of the operator."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As BatchNormAct2d."""
+        """Return what BatchNormAct2d returns."""
         return train_with_operator(self, x) if takes_operator(self, x) else super().forward(x)
 
 
 def fuse_layer(layer: Any, may_change: Callable[[nn.Module], bool]) -> int:
-    """A BatchNormAct2d with ReLU and without dropout. It stays one layer, so it may be used anywhere."""
+    """Fuse a BatchNormAct2d with ReLU and without dropout; return 1, or 0 for other layers.
+
+    The result is still one layer, so it may be used anywhere.
+    """
     if type(layer) is not BatchNormAct2d or "forward" in vars(layer):
         return 0
     if not is_plain_relu(layer.act) or type(layer.drop) is not nn.Identity or has_hooks(layer.drop):
@@ -43,19 +46,19 @@ def fuse_layer(layer: Any, may_change: Callable[[nn.Module], bool]) -> int:
 
 
 class FusedBasicBlock(resnet.BasicBlock):
-    """Whose batch norms add the shortcut and apply ReLU themselves."""
+    """BasicBlock whose batch norms add the shortcut and apply ReLU themselves."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As BasicBlock."""
+        """Return what BasicBlock returns."""
         out = self.conv2(self.aa(normalised(self.bn1, self.conv1(x))))
         return normalised(self.bn2, out, x if self.downsample is None else self.downsample(x))
 
 
 class FusedBottleneck(resnet.Bottleneck):
-    """Whose batch norms add the shortcut and apply ReLU themselves."""
+    """Bottleneck whose batch norms add the shortcut and apply ReLU themselves."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As Bottleneck."""
+        """Return what Bottleneck returns."""
         out = self.conv2(normalised(self.bn1, self.conv1(x)))
         out = self.conv3(self.aa(normalised(self.bn2, out)))
         return normalised(self.bn3, out, x if self.downsample is None else self.downsample(x))
@@ -68,7 +71,10 @@ _BLOCKS: dict[type, tuple[type, tuple[str, ...]]] = {
 
 
 def fuse_block(block: Any, may_change: Callable[[nn.Module], bool]) -> int:
-    """A residual block without attention, drop path and drop block; all of it or nothing."""
+    """Fuse all batch norms of a residual block or none; return their number.
+
+    Blocks with attention, drop path or drop block are left alone.
+    """
     fused, numbers = _BLOCKS.get(type(block), (None, ()))
     if (
         fused is None
@@ -86,7 +92,7 @@ def fuse_block(block: Any, may_change: Callable[[nn.Module], bool]) -> int:
 
 
 def fuse_stem(model: Any, may_change: Callable[[nn.Module], bool]) -> int:
-    """The first batch norm of a ResNet."""
+    """Fuse the first batch norm of a ResNet with its ReLU; return 1, or 0 for other models."""
     return fuse_pair(model, "bn1", "act1", may_change) if type(model) is resnet.ResNet else 0
 
 

@@ -1,4 +1,4 @@
-"""Where torchvision's ResNets have BatchNorm → ReLU and BatchNorm → add → ReLU (see fused_batch_norm)."""
+"""Patterns of BatchNorm → ReLU and BatchNorm → add → ReLU in torchvision's ResNets."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gallery_lib.compiler.fusion.batch_norm import become, fuse_pair, is_plain_r
 
 
 class FusedBasicBlock(resnet.BasicBlock):
-    """Whose batch norms add the shortcut and apply ReLU themselves."""
+    """BasicBlock whose batch norms add the shortcut and apply ReLU themselves."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As BasicBlock."""
+        """Return what BasicBlock returns."""
         out = self.conv2(normalised(self.bn1, self.conv1(x)))
         return normalised(self.bn2, out, x if self.downsample is None else self.downsample(x))
 
 
 class FusedBottleneck(resnet.Bottleneck):
-    """Whose batch norms add the shortcut and apply ReLU themselves."""
+    """Bottleneck whose batch norms add the shortcut and apply ReLU themselves."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As Bottleneck."""
+        """Return what Bottleneck returns."""
         out = self.conv2(normalised(self.bn1, self.conv1(x)))
         out = self.conv3(normalised(self.bn2, out))
         return normalised(self.bn3, out, x if self.downsample is None else self.downsample(x))
@@ -37,7 +37,7 @@ _BLOCKS: dict[type, tuple[type, tuple[str, ...]]] = {
 
 
 def fuse_block(block: Any, may_change: Callable[[nn.Module], bool]) -> int:
-    """A residual block; all of it or nothing."""
+    """Fuse all batch norms of a residual block or none; return their number."""
     fused, names = _BLOCKS.get(type(block), (None, ()))
     layers = [getattr(block, name) for name in names]
     if fused is None or not is_plain_relu(block.relu) or not all(map(may_change, layers)):
@@ -46,7 +46,7 @@ def fuse_block(block: Any, may_change: Callable[[nn.Module], bool]) -> int:
 
 
 def fuse_stem(model: Any, may_change: Callable[[nn.Module], bool]) -> int:
-    """The first batch norm of a ResNet."""
+    """Fuse the first batch norm of a ResNet with its ReLU; return 1, or 0 for other models."""
     return fuse_pair(model, "bn1", "relu", may_change) if type(model) is resnet.ResNet else 0
 
 

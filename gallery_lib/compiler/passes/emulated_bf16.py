@@ -1,10 +1,13 @@
-"""bfloat16 autocast on CPUs that have no bfloat16 units.
+"""bfloat16 autocast on the fp32 units of CPUs that have no bfloat16 units.
 
-There, oneDNN's bfloat16 convolutions and matrix products are emulated at a fraction of the fp32 rate. This graph
-pass keeps what autocast means, operands rounded to bfloat16, accumulation in fp32, result rounded to bfloat16, and
-does the arithmetic on the fp32 units: each such operator gets its operands widened (exact) and its result rounded.
-The casts are pointwise, so Inductor fuses them into their neighbours. No loss of precision against the emulation:
-the only difference is the order of fp32 summation. On CPUs with bfloat16 units the pass is not installed.
+On such CPUs oneDNN emulates bfloat16 convolutions and matrix products at a fraction of the fp32
+rate. This graph pass keeps what autocast means: operands rounded to bfloat16, accumulation in fp32,
+result rounded to bfloat16. The arithmetic runs on the fp32 units. Each such operator gets its
+operands widened, which is exact, and its result rounded. The casts are pointwise, so Inductor fuses
+them into their neighbours.
+
+Nothing is lost in precision against the emulation: only the order of fp32 summation differs. On
+CPUs with bfloat16 units the pass is not installed.
 """
 
 from __future__ import annotations
@@ -28,16 +31,19 @@ _OPERATORS = {
 
 
 class EmulatedBf16(CustomGraphPass):
-    """Inductor post-grad pass; `uuid` goes into the key of Inductor's cache."""
+    """Inductor post-grad pass that computes bfloat16 products on the fp32 units.
+
+    `uuid` goes into the key of Inductor's cache.
+    """
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrites `graph` in place."""
+        """Rewrite `graph` in place."""
         for node in list(graph.nodes):
             if node.op == "call_function" and node.target in _OPERATORS and _yields_bf16(node):
                 _widen(graph, node)
 
     def uuid(self) -> Any:
-        """Changes whenever the pass does something else."""
+        """Return an identifier that changes whenever the pass does something else."""
         return b"gallery_lib.emulated_bf16.1"
 
 
@@ -71,9 +77,8 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
 
     node.args = tuple(widened(argument) for argument in node.args)
     value = node.meta["val"]
-    if isinstance(
-        value, (tuple, list)
-    ):  # convolution_backward: one output per operand, None where not wanted
+    # convolution_backward has one output per operand, None where it is not wanted.
+    if isinstance(value, (tuple, list)):
         node.meta["val"] = type(value)(
             v.to(torch.float32) if isinstance(v, torch.Tensor) else v for v in value
         )

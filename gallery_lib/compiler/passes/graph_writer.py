@@ -1,4 +1,4 @@
-"""Calls in a compiler's graph: what graph passes read off them, and write into it."""
+"""Reading and writing of operator calls in a compiler's graph, for graph passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _aten, _prims = torch.ops.aten, torch.ops.prims
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """An operator's, by name, with its defaults."""
+    """Return an operator's arguments by name, with its defaults."""
     found = {}
     for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         given = (
@@ -26,14 +26,15 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 
 class Writer:
-    """Writes calls of operators into a graph, in front of a node of it."""
+    """Writer of operator calls into a graph, in front of one of its nodes."""
 
     def __init__(self, graph: fx.Graph, before: fx.Node) -> None:
+        """Write into `graph`, in front of the node `before`."""
         self.graph, self.before = graph, before
         self._fake_mode = before.args[0].meta["val"].fake_mode  # type: ignore[union-attr]
 
     def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """The call's result."""
+        """Write a call of `target`; return the node of its result."""
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
         with self._fake_mode:
@@ -41,10 +42,11 @@ class Writer:
         return node
 
     def reshaped(self, tensor: fx.Node, sizes: Sequence[Any]) -> fx.Node:
-        """With other sizes: a view that says so, where it is one, else a copy.
+        """Reshape with `aten.view` if the strides allow it, otherwise clone first.
 
-        Of `reshape` the compiler does not know whether it is a view. It then may keep both tensor and view for the backward pass, and
-        write over the one, which is done with, while the other is still to be read.
+        With `reshape` the compiler does not know whether the result is a view. It may then keep
+        both tensor and view for the backward pass. It may write over one of them, which is done
+        with, while the other is still to be read.
         """
         value, wanted = tensor.meta["val"], _values(list(sizes))
         try:
@@ -55,7 +57,7 @@ class Writer:
         return self(_aten.view.default, tensor, list(sizes))
 
     def cast(self, tensor: fx.Node, dtype: torch.dtype) -> fx.Node:
-        """Of another type, if it is not already."""
+        """Convert `tensor` to `dtype`, if it has another one."""
         return (
             tensor
             if tensor.meta["val"].dtype is dtype
@@ -68,16 +70,17 @@ def _values(arguments: Any) -> Any:
 
 
 class OneAfterAnother(CustomGraphPass):
-    """Several passes in a place of the compiler that takes one."""
+    """Several graph passes in order, where Inductor accepts one."""
 
     def __init__(self, passes: Sequence[CustomGraphPass]) -> None:
+        """Run `passes` in this order."""
         self._passes = passes
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrites `graph` in place."""
+        """Rewrite `graph` in place."""
         for each in self._passes:
             each(graph)
 
     def uuid(self) -> Any:
-        """Changes with those of the passes."""
+        """Return an identifier that changes with those of the passes."""
         return tuple(each.uuid() for each in self._passes)

@@ -1,12 +1,17 @@
-"""Attention over short sequences on the CPU, as plain products in place of torch's fused operator.
+"""Attention over short sequences on the CPU: batched products in place of torch's fused operator.
 
-torch computes attention there block by block, so that the scores of long sequences never lie in memory at once (Dao et al., 2022).
-For short ones that costs more than it saves: each head's products, in the backward pass above all, are calls of their own, and their
-set-up takes longer than they do. This graph pass writes both passes as batched products, between which the compiler fuses what is
-left. Rounding is that of the operator it replaces: scores, softmax and the gradient of the probabilities in fp32; the probabilities
-and the gradient of the scores are rounded to the inputs' type for their products.
+torch computes attention there block by block, so that the scores of long sequences never lie in
+memory at once (Dao et al., 2022). For short sequences that costs more than it saves. Each head's
+products are calls of their own, in the backward pass above all, and their set-up takes longer than
+they do. This graph pass writes forward and backward as batched products. The compiler fuses what is
+left between them.
 
-Beyond `LONGEST` the operator stays: its memory grows with the sequence, that of the probabilities with the square.
+Rounding is that of the fused operator. Scores, softmax and the gradient of the probabilities are in
+fp32. The probabilities and the gradient of the scores are rounded to the inputs' dtype for their
+products.
+
+Beyond `LONGEST` the fused operator stays. Its memory grows with the sequence, while that of the
+probabilities grows with the square.
 """
 
 from __future__ import annotations
@@ -25,8 +30,9 @@ from gallery_lib.compiler.passes import graph_writer
 from gallery_lib.compiler.passes.graph_writer import Writer, arguments_of
 
 LONGEST = {torch.bfloat16: 256, torch.float32: 128}
-"""Tokens up to which products are used, of queries and keys in the geometric mean. In bfloat16 they are faster beyond that, too,
-and take more memory; in fp32 they are not (benchmarks/notes/short-attention.md)."""
+"""Tokens up to which products are used: the geometric mean of queries and keys. In bfloat16
+products are faster beyond that, too, and take more memory. In fp32 they are not
+(benchmarks/notes/short-attention.md)."""
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _FORWARD = _aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -34,16 +40,19 @@ _BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 class ShortAttention(CustomGraphPass):
-    """Inductor's joint_custom_pre_pass; `uuid` goes into the key of Inductor's cache."""
+    """Inductor's `joint_custom_pre_pass` that writes short attention as products.
+
+    `uuid` goes into the key of Inductor's cache.
+    """
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrites `graph` in place."""
+        """Rewrite `graph` in place."""
         for node in list(graph.nodes):
             if node.op == "call_function" and node.target is _FORWARD:
                 _rewrite(graph, node)
 
     def uuid(self) -> Any:
-        """Changes with this file."""
+        """Return a hash of this file and of `graph_writer.py`, so that it changes with them."""
         return get_hash_for_files((__file__, graph_writer.__file__))
 
 
@@ -67,14 +76,20 @@ def _is_short(arguments: Mapping[str, Any]) -> bool:
 
 
 def _about(size: int | torch.SymInt) -> float:
-    """A size, or the one that a changing size had when it was compiled: this is about speed only."""
+    """Return a size, or the value that a changing size had when it was compiled.
+
+    The result decides about speed only. It is infinite where no value is known.
+    """
     if isinstance(size, int):
         return size
     return math.inf if size.node.hint is None else int(size.node.hint)
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
-    """The operator, and the one of the backward pass that goes with it, unless something else uses what only they know."""
+    """Rewrite the fused operator and its counterpart in the backward pass.
+
+    Both stay if anything else uses the outputs that only they understand.
+    """
     arguments = arguments_of(node)
     if not _is_short(arguments) or any(user.target is not operator.getitem for user in node.users):
         return
@@ -93,38 +108,39 @@ def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
             user.replace_all_uses_with(gradients[user.args[1]])  # type: ignore[index]
             graph.erase_node(user)
         graph.erase_node(each)
-    for dead in (
-        *outputs.values(),
-        node,
-    ):  # torch takes the operator for one that may not be left out
+    # torch takes the operator for one that may not be left out, so nothing else erases it.
+    for dead in (*outputs.values(), node):
         graph.erase_node(dead)
 
 
 class _Writer(Writer):
-    """… with what attention needs."""
+    """Writer with the operations that attention needs."""
 
     def size(self, tensor: fx.Node, place: int) -> Any:
-        """A number, or the node of one that changes."""
+        """Return a size as a number, or the node of one that changes."""
         size = tensor.meta["val"].shape[place]
         return size if isinstance(size, int) else self(_aten.sym_size.int, tensor, place)
 
     def scalar(self, value: float) -> fx.Node:
-        """In fp32."""
+        """Return a scalar in fp32."""
         return self(_aten.full.default, [], value, dtype=torch.float32, device=torch.device("cpu"))
 
     def exact_product(self, left: fx.Node, right: fx.Node) -> fx.Node:
-        """Of batches of matrices, in fp32."""
+        """Return the product of two batches of matrices, in fp32."""
         return self(
             _aten.bmm.default, self.cast(left, torch.float32), self.cast(right, torch.float32)
         )
 
     def transposed(self, matrices: fx.Node) -> fx.Node:
-        """Each matrix of a batch."""
+        """Return the transpose of each matrix of a batch."""
         return self(_aten.permute.default, matrices, [0, 2, 1])
 
 
 class _Heads:
-    """One attention: heads of all samples as a batch of matrices [samples × heads, tokens, width of a head]."""
+    """One attention, as a batch of matrices [samples × heads, tokens, width of a head].
+
+    The batch holds the heads of all samples, and is called flat below.
+    """
 
     def __init__(self, write: _Writer, arguments: Mapping[str, Any]) -> None:
         self.write, self.arguments = write, arguments
@@ -138,12 +154,15 @@ class _Heads:
         self.probabilities = self._probabilities()
 
     def _flat(self, tensor: fx.Node) -> fx.Node:
-        """[samples, heads, tokens, width] as such a batch."""
+        """Return [samples, heads, tokens, width] as a flat batch."""
         sizes = [-1, self.write.size(tensor, 2), self.write.size(tensor, 3)]
         return self.write(_aten.reshape.default, tensor, sizes)
 
     def back(self, flat: fx.Node, name: str) -> fx.Node:
-        """Such a batch with the sizes of argument `name` (but for the width), lying as the fused operator leaves it: token by token."""
+        """Return a flat batch with the sizes of argument `name`, except for the width.
+
+        The memory is laid out as the fused operator leaves it: token by token.
+        """
         write, like = self.write, self.arguments[name]
         sizes = [*(write.size(like, place) for place in range(3)), write.size(flat, 2)]
         by_head = write(_aten.reshape.default, flat, sizes)
@@ -152,7 +171,10 @@ class _Heads:
         return write(_aten.permute.default, copied, [0, 2, 1, 3])
 
     def _probabilities(self) -> fx.Node:
-        """Of the inputs' type; a query that may not attend to any key has zeros."""
+        """Return the probabilities in the inputs' dtype.
+
+        A query that may not attend to any key has zeros.
+        """
         write = self.write
         scores = write(
             _aten.mul.Tensor,
@@ -190,16 +212,16 @@ class _Heads:
         return scores
 
     def _count(self, size: Any) -> fx.Node:
-        """0, 1, 2, …, below `size`."""
+        """Return the numbers 0, 1, 2, … below `size`."""
         options = {"dtype": torch.int64, "device": torch.device("cpu"), "requires_grad": False}
         return self.write(_prims.iota.default, size, start=0, step=1, **options)
 
     def attended(self) -> fx.Node:
-        """What attention gives, as such a batch."""
+        """Return the output of attention as a flat batch."""
         return self.write(_aten.bmm.default, self.probabilities, self.value)
 
     def gradients(self, grad_out: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
-        """Of queries, keys and values, with their sizes."""
+        """Return the gradients of queries, keys and values, with their sizes."""
         write = self.write
         grad = self._flat(grad_out)
         probabilities = write.cast(self.probabilities, torch.float32)

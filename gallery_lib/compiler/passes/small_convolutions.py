@@ -1,13 +1,19 @@
 """Convolutions over few positions on the CPU, as matrix products in place of oneDNN's convolutions.
 
-Deep in a network, or where images are small, a convolution has many channels and few positions: 512 channels on 16 images of 2 × 2 are
-64 rows. oneDNN's loops over positions are short there, its weights' gradients above all come in a blocked layout that is copied into the
-weights' own, and the weights are copied into a blocked one twice in each step. A matrix product of the pixels under the kernel, side by
-side [positions, kernel × channels], with gradients or weights as they lie in channels_last, does the same without (Chellapilla et al.,
-"High Performance Convolutional Neural Networks for Document Processing", 2006). It rounds as much: sums in fp32, rounded once.
+Deep in a network, or where images are small, a convolution has many channels and few positions: 512
+channels on 16 images of 2 × 2 are 64 rows. oneDNN's loops over positions are short there. Above
+all, its gradients of weights come in a blocked layout and are copied into the weights' own. It also
+copies the weights into a blocked layout twice in each step.
 
-Each of the three passes is rewritten up to a number of positions of its own. In bfloat16 only: in fp32 oneDNN's convolutions are
-faster than its products, or torch's. Left alone: groups, dilation, sizes that change, weights that are not in channels_last.
+A matrix product does without these copies (Chellapilla et al., "High Performance Convolutional
+Neural Networks for Document Processing", 2006). Its left side is im2col, the pixels under the
+kernel side by side [positions, kernel × channels]. Gradients and weights are used as they lie in
+channels_last. Rounding is the same: sums in fp32, rounded once.
+
+Each of the three passes (outputs, gradients of inputs, gradients of weights) is rewritten up to a
+number of positions of its own. This is for bfloat16 only: in fp32 oneDNN's convolutions are faster
+than its products, or torch's. Left alone are groups, dilation, sizes that change, and weights that
+are not in channels_last.
 """
 
 from __future__ import annotations
@@ -25,14 +31,15 @@ from gallery_lib.compiler.passes.graph_writer import Writer, arguments_of
 from gallery_lib.system import hardware
 
 MOST_POSITIONS = {"forward": (160, 256), "inputs": (160, 256), "weights": (512, 1024)}
-"""Up to which products are used for the outputs, and for the gradients of inputs and of weights: kernels of several pixels, of one."""
+"""Positions up to which products are used for outputs, gradients of inputs and gradients of
+weights. The first number is for kernels of several pixels, the second for kernels of one."""
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _FORWARD, _BACKWARD = _aten.convolution.default, _aten.convolution_backward.default
 
 
 def reason_not_applied() -> str | None:
-    """Why convolutions stay as they are on this processor, or None."""
+    """Return why convolutions stay as they are on this processor, or None."""
     return (
         None
         if "avx512_bf16" in hardware.cpu_flags()
@@ -41,23 +48,26 @@ def reason_not_applied() -> str | None:
 
 
 class SmallConvolutions(CustomGraphPass):
-    """For Inductor's joint_custom_pre_pass; `uuid` goes into the key of Inductor's cache."""
+    """Inductor's `joint_custom_pre_pass` that writes small convolutions as products.
+
+    `uuid` goes into the key of Inductor's cache.
+    """
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrites `graph` in place."""
+        """Rewrite `graph` in place."""
         for node in graph.find_nodes(op="call_function", target=_BACKWARD):
             _rewrite_backward(graph, node)
         for node in graph.find_nodes(op="call_function", target=_FORWARD):
             _rewrite_forward(graph, node)
 
     def uuid(self) -> Any:
-        """Changes with this file."""
+        """Return a hash of this file and of `graph_writer.py`, so that it changes with them."""
         return get_hash_for_files((__file__, graph_writer.__file__))
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of a convolution that can be written as a product."""
+    """Sizes of a convolution that can be written as a product."""
 
     samples: int
     inputs: int  # channels
@@ -70,28 +80,31 @@ class _Sizes:
 
     @property
     def positions(self) -> int:
-        """Rows of the product."""
+        """Return the number of positions, which are the rows of the product."""
         return self.samples * self.result[0] * self.result[1]
 
     @property
     def pixels(self) -> int:
-        """Under the kernel."""
+        """Return the number of pixels under the kernel."""
         return self.kernel[0] * self.kernel[1]
 
     @property
     def keeps_size(self) -> bool:
-        """Whether the inputs' gradient is such a convolution, of a turned kernel: it moves by one and is padded by less than it."""
+        """Return whether the inputs' gradient is such a convolution, of a turned kernel.
+
+        It is where the kernel moves by one and the padding is smaller than the kernel.
+        """
         return self.stride == (1, 1) and all(
             padding < kernel for padding, kernel in zip(self.padding, self.kernel, strict=True)
         )
 
     def small(self, which: str) -> bool:
-        """Whether the pass `which` is to be a product."""
+        """Return whether the pass `which` is to be a product."""
         return self.positions <= MOST_POSITIONS[which][self.pixels == 1]
 
 
 def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
-    """None for a convolution that is left alone."""
+    """Return the sizes of a convolution, or None for one that is left alone."""
     image, weight = (arguments[name].meta["val"] for name in ("input", "weight"))
     if (
         image.dim() != 4
@@ -120,13 +133,13 @@ def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
 
 
 def _rows(write: Writer, tensor: fx.Node) -> fx.Node:
-    """[samples, channels, height, width] → [samples × height × width, channels]."""
+    """Reshape [samples, channels, height, width] to [samples × height × width, channels]."""
     channels = tensor.meta["val"].shape[1]
     return write.reshaped(write(_aten.permute.default, tensor, [0, 2, 3, 1]), [-1, channels])
 
 
 def _image(write: Writer, rows: fx.Node, samples: int, size: tuple[int, int]) -> fx.Node:
-    """The way back."""
+    """Reshape [samples × height × width, channels] to [samples, channels, height, width]."""
     channels = rows.meta["val"].shape[1]
     return write(
         _aten.permute.default, write.reshaped(rows, [samples, *size, channels]), [0, 3, 1, 2]
@@ -141,7 +154,10 @@ def _under_kernel(
     padding: tuple[int, int],
     result: tuple[int, int],
 ) -> fx.Node:
-    """[samples, channels, height, width] → [positions, kernel height × kernel width × channels]: the pixels under the kernel at each."""
+    """Return the pixels under the kernel at each position (im2col).
+
+    [samples, channels, height, width] → [positions, kernel height × kernel width × channels].
+    """
     last = write(_aten.permute.default, image, [0, 2, 3, 1])
     if any(padding):
         (rows, columns) = padding
@@ -160,9 +176,8 @@ def _under_kernel(
             pieces.append(piece)
     if len(pieces) == 1:
         return write.reshaped(pieces[0], [-1, last.meta["val"].shape[3]])
-    together = write(
-        _aten.cat.default, pieces, 3
-    )  # which nothing else reads, so that it does not matter what lies where
+    # Nothing else reads the concatenation, so `reshape` may make a view of it or a copy.
+    together = write(_aten.cat.default, pieces, 3)
     return write(_aten.reshape.default, together, [-1, together.meta["val"].shape[3]])
 
 
@@ -187,7 +202,10 @@ def _rewrite_forward(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _weight_rows(write: Writer, weight: fx.Node, sizes: _Sizes) -> fx.Node:
-    """[outputs, inputs, height, width] → [outputs, height × width × inputs]; a view in channels_last."""
+    """Reshape [outputs, inputs, height, width] to [outputs, height × width × inputs].
+
+    In channels_last the result is a view.
+    """
     return write.reshaped(write(_aten.permute.default, weight, [0, 2, 3, 1]), [sizes.outputs, -1])
 
 
@@ -225,7 +243,7 @@ def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _gradient_of_weights(write: Writer, arguments: dict[str, Any], sizes: _Sizes) -> fx.Node:
-    """In channels_last, as the weights lie."""
+    """Return the gradient of the weights in channels_last, as the weights lie."""
     pixels = _under_kernel(
         write, arguments["input"], sizes.kernel, sizes.stride, sizes.padding, sizes.result
     )
@@ -235,17 +253,17 @@ def _gradient_of_weights(write: Writer, arguments: dict[str, Any], sizes: _Sizes
 
 
 def _gradient_of_inputs(write: Writer, arguments: dict[str, Any], sizes: _Sizes) -> fx.Node:
-    """The gradient of the outputs, convolved with the kernel turned by half a turn."""
+    """Return the gradient of the inputs.
+
+    It is the gradient of the outputs, convolved with the kernel turned by half a turn.
+    """
     if sizes.pixels == 1:
         weights = _weight_rows(write, arguments["weight"], sizes)
     else:
         turned = write(_prims.rev.default, arguments["weight"], [2, 3])
-        by_pixel = write(
-            _aten.permute.default, turned, [2, 3, 0, 1]
-        )  # [height, width, outputs, inputs]
-        weights = write(
-            _aten.reshape.default, by_pixel, [-1, sizes.inputs]
-        )  # of what nothing else reads
+        # [height, width, outputs, inputs]; nothing else reads it, so `reshape` may be used.
+        by_pixel = write(_aten.permute.default, turned, [2, 3, 0, 1])
+        weights = write(_aten.reshape.default, by_pixel, [-1, sizes.inputs])
     padding = (sizes.kernel[0] - 1 - sizes.padding[0], sizes.kernel[1] - 1 - sizes.padding[1])
     gradients = _under_kernel(
         write, arguments["grad_output"], sizes.kernel, (1, 1), padding, sizes.image

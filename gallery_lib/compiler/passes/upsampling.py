@@ -1,10 +1,13 @@
-"""Bilinear and bicubic enlargement on the CPU by torch's own operators, whose gradients the compiler would scatter pixel by pixel.
+"""Bilinear and bicubic upsampling on the CPU, by torch's own operators left whole by the compiler.
 
-torch.compile writes `interpolate` as weighted sums of pixels that are looked up one by one. The gradient of a look-up adds to the place
-it came from, atomically, without vector instructions; torch's operator for the gradient goes over memory in order. This graph pass, on
-the graph as the model was written, puts an operator in its place that is torch's, both ways, and that the compiler leaves whole.
+torch.compile writes `interpolate` as weighted sums of pixels that are looked up one by one. The
+gradient of a look-up is a scatter: it adds to the place of the pixel atomically, without vector
+instructions. torch's operator for the gradient goes over memory in order. This graph pass works on
+the graph as the model was written. It puts an operator in the place of `interpolate` that calls
+torch's, forward and backward, and that the compiler leaves whole.
 
-Left alone: anti-aliasing, `recompute_scale_factor`, other modes (what the compiler makes of `nearest` is as good), other devices.
+Left alone are anti-aliasing, `recompute_scale_factor`, other modes (what the compiler makes of
+`nearest` is as good), and other devices.
 """
 
 from __future__ import annotations
@@ -33,7 +36,11 @@ def upsample(
     scales: Sequence[float] | None,
     align_corners: bool,
 ) -> Tensor:
-    """`image` [samples, channels, height, width] enlarged to `size`, or by `scales`, as `torch.nn.functional.interpolate` does it."""
+    """Return `image` enlarged to `size`, or by `scales`.
+
+    `image` is [samples, channels, height, width]. The result is that of
+    `torch.nn.functional.interpolate`.
+    """
     return _FORWARD[mode](image, size, align_corners, scales).contiguous(
         memory_format=_layout(image)
     )
@@ -47,7 +54,10 @@ def _upsample_backward(
     scales: Sequence[float] | None,
     align_corners: bool,
 ) -> Tensor:
-    """Of an image of `shape`, from that of the enlarged one [samples, channels, height, width]."""
+    """Return the gradient of an image of `shape`.
+
+    `gradient` is that of the enlarged image, [samples, channels, height, width].
+    """
     result = _BACKWARD[mode](
         gradient, gradient.shape[2:], shape, align_corners, *(scales or (None, None))
     )
@@ -59,7 +69,10 @@ def _layout(like: Tensor) -> torch.memory_format:
 
 
 def _gradients_layout(mode: str, gradient: Tensor) -> torch.memory_format:
-    """Return how torch's operator lays out an image's gradient: the bicubic one is contiguous whatever it is given."""
+    """Return how torch's operator lays out an image's gradient.
+
+    The bicubic one is contiguous, whatever it is given.
+    """
     return torch.contiguous_format if mode == "bicubic" else _layout(gradient)
 
 
@@ -110,10 +123,13 @@ upsample.register_autograd(_gradients, setup_context=_keep)
 
 
 class Upsampling(CustomGraphPass):
-    """Inductor's pre_grad_custom_pass; `uuid` goes into the key of Inductor's cache."""
+    """Inductor's `pre_grad_custom_pass` that puts torch's upsampling in the place of `interpolate`.
+
+    `uuid` goes into the key of Inductor's cache.
+    """
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrites `graph` in place."""
+        """Rewrite `graph` in place."""
         for node in graph.find_nodes(op="call_function", target=functional.interpolate):
             arguments = _arguments(node)
             if arguments is not None:
@@ -124,12 +140,12 @@ class Upsampling(CustomGraphPass):
                 graph.erase_node(node)
 
     def uuid(self) -> Any:
-        """Changes with this file."""
+        """Return a hash of this file, so that it changes with the file."""
         return get_hash_for_files((__file__,))
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
-    """The operator's, or None where torch's function stays."""
+    """Return the operator's arguments, or None where torch's function stays."""
     given = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
     if given is None:
         return None
@@ -154,5 +170,5 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
 
 
 def _two(given: Any) -> list[Any]:
-    """Of height and width; a single one is for both."""
+    """Return [value for the height, value for the width]; a single value is for both."""
     return list(given) if isinstance(given, (list, tuple)) else [given, given]

@@ -1,8 +1,9 @@
-"""Float32 memory on the host for batches, used again when nothing refers to it any more.
+"""Pool of float32 host memory for batches, reused once nothing refers to it any more.
 
-A fresh block of a batch's size is mapped by the C library and paid for page by page, which can cost as much as filling it;
-the block of a batch that has ended is there already. A tensor from here is like any other: as long as it, a view of it or
-a graph that saved it lives, its memory is its own.
+The C library maps a fresh block for a batch, and every page costs a first-touch page fault. That
+can cost as much as filling the block. The block of an earlier batch is mapped already. A tensor
+from this pool is like any other. Its memory stays its own while the tensor, a view of it or a graph
+that saved it lives.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ import torch
 from numpy.typing import NDArray
 
 _KEPT = 4
-"""Blocks that are kept without a user, at most; a loop of training needs one or two."""
+"""Maximum number of blocks kept without a user; a training loop needs one or two."""
 
 _free: deque[NDArray[np.float32]] = deque(maxlen=_KEPT)
 
 
 def empty(shape: tuple[int, ...]) -> torch.Tensor:
-    """An uninitialised, contiguous float32 tensor of `shape` on the CPU."""
+    """Return an uninitialised, contiguous float32 tensor of `shape` on the CPU."""
     count = math.prod(shape)
     block = _taken(count)
     if block is None:
-        block = torch.empty(count).numpy()  # torch's own allocation: aligned as its kernels like it
+        block = torch.empty(count).numpy()  # torch allocates: aligned for its kernels
     lent = block.view()  # lives as long as the tensor's storage, which refers to it
     weakref.finalize(lent, _free.append, block).atexit = False
     return torch.from_numpy(lent).view(shape)
 
 
 def _taken(count: int) -> NDArray[np.float32] | None:
-    """A free block of exactly `count` values, no longer free; None when there is none."""
+    """Take a free block of exactly `count` values from the pool; return None if there is none."""
     for _ in range(len(_free)):
         try:
-            block = _free.popleft()  # one step, so that two threads never get the same block
+            block = _free.popleft()  # atomic: two threads never get the same block
         except IndexError:
             return None
         if block.size == count:

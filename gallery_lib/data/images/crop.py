@@ -1,8 +1,9 @@
-"""Which part of an image a training or evaluation step sees.
+"""Choose which part of an image a training or evaluation step sees.
 
-The random resized crop is the usual one of ImageNet training (Szegedy et al., "Going Deeper with Convolutions",
-2014; torchvision's RandomResizedCrop has the same distribution); the centre crop is torchvision's
-Resize(size · 256/224) + CenterCrop(size), taken from the full image in one step. Only geometry: no pixels here.
+The random resized crop is the usual one of ImageNet training (Szegedy et al., "Going Deeper with
+Convolutions", 2014). torchvision's RandomResizedCrop has the same distribution. The centre crop is
+torchvision's Resize(size · 256/224) + CenterCrop(size), taken from the full image in one step. This
+file holds only geometry and touches no pixels.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ATTEMPTS = 10
 def random_resized_crop(
     rng: np.random.Generator, height: int, width: int
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width) in pixels of a random crop of a height × width image."""
+    """Return a random crop of a height × width image: (top, left, height, width) in pixels."""
     narrowest, widest = math.log(RATIO[0]), math.log(RATIO[1])
     for area, ratio in rng.random((2, _ATTEMPTS)).T.tolist():
         area = height * width * (SCALE[0] + area * (SCALE[1] - SCALE[0]))
@@ -33,7 +34,7 @@ def random_resized_crop(
                 crop_height,
                 crop_width,
             )
-    # nothing fitted, a very long image: the largest central crop within RATIO
+    # no attempt fitted, as in a very long image: take the largest central crop within RATIO
     crop_width, crop_height = (
         min(width, round(height * RATIO[1])),
         min(height, round(width / RATIO[0])),
@@ -43,6 +44,9 @@ def random_resized_crop(
 
 
 def centre_crop(height: int, width: int) -> tuple[int, int, int, int]:
-    """(top, left, height, width) in pixels of the central square, 224/256 of the shorter side."""
+    """Return the central square of an image: (top, left, height, width) in pixels.
+
+    Its side is 224/256 of the shorter side of the image.
+    """
     side = max(1, round(min(height, width) * CENTRE_FRACTION))
     return round((height - side) / 2), round((width - side) / 2), side, side

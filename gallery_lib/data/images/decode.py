@@ -1,16 +1,18 @@
-"""One image file into one training image: read, decode no more than the crop needs, cut it out, resize.
+"""Turn an image file into a training image: read, decode what the crop needs, cut, resize.
 
-simplejpeg (libjpeg-turbo) decodes. An entropy-coded JPEG can only be read from its top, but it can be left early:
-the image height in a copy of the header is lowered to the crop's last row, so rows below it are never decoded. That
-is exact, and saves a tenth of the decoding time of random crops. Scaled decoding (libjpeg's 1/2, 1/4) is
-deliberately not used: with ImageNet's sizes and qualities Huffman decoding dominates, and it measured slower.
-The resize is torch's antialiased bilinear one on uint8, about three times Pillow's rate. No float image exists here.
-File, pixels and crop go through buffers of the thread that are used again and again: fresh memory for every image
-would cost page faults worth 5 % of the decoding.
+simplejpeg (libjpeg-turbo) decodes. Decoding of an entropy-coded JPEG must start at the top, but can
+stop early. In the buffered copy of the file, the image height in the header is lowered to the
+crop's last row. So rows below it are never decoded. That is exact, and saves a tenth of the
+decoding time of random crops. Scaled decoding (libjpeg's 1/2, 1/4) is deliberately not used. With
+ImageNet's sizes and qualities Huffman decoding dominates, and scaled decoding measured slower. The
+resize is torch's antialiased bilinear one on uint8, about three times as fast as Pillow's. No float
+image exists here. Each thread reuses its buffers for file, pixels and crop. Fresh memory for every
+image would cost page faults worth 5 % of the decoding time.
 
-What simplejpeg does not read as RGB (other formats, CMYK, damaged files) goes to Pillow, which has the last word:
-a file that Pillow refuses raises InputError with its name. Warnings that Pillow ignores are ignored here too. As with
-torchvision's loader, the first frame is taken, converted to RGB, and not turned as EXIF says.
+Pillow reads what simplejpeg does not read as RGB: other formats, CMYK, damaged files. A file that
+Pillow refuses raises InputError with its name. Warnings that Pillow ignores are ignored here too.
+As in torchvision's loader, the first frame is taken, converted to RGB, and not rotated as EXIF
+says.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _SUBSAMPLINGS = ("444", "422", "420")  # in these a coding unit has at most _BLO
 
 
 class _Buffers(threading.local):
-    """Reused memory of one thread: what is in it is valid until the thread reads its next image."""
+    """Reused memory of one thread; its content is valid until the thread reads its next image."""
 
     def __init__(self) -> None:
         self.file = bytearray()
@@ -48,10 +50,9 @@ class _Buffers(threading.local):
         self.crop: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def read(self, path: str | bytes | os.PathLike[str]) -> memoryview:
-        """The whole file, in the buffer."""
-        file = os.open(
-            path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        )  # what became a pipe meanwhile is empty
+        """Read the whole file into the buffer and return a view of it."""
+        # O_NONBLOCK: a file that has become a pipe meanwhile reads as empty
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             size = os.fstat(file).st_size
             if len(self.file) < size:
@@ -64,13 +65,13 @@ class _Buffers(threading.local):
             os.close(file)
 
     def for_pixels(self, count: int) -> NDArray[np.uint8]:
-        """A buffer of at least `count` bytes."""
+        """Return a buffer of at least `count` bytes."""
         if len(self.pixels) < count:
             self.pixels = np.empty(2 * count, np.uint8)
         return self.pixels
 
     def crop_of(self, pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
-        """The `box` cut out of `pixels` [rows, W, 3], contiguous, in the buffer."""
+        """Copy the `box` of `pixels` [rows, W, 3] into the buffer and return it, contiguous."""
         top, left, height, width = box
         if len(self.crop) < 3 * height * width:
             self.crop = np.empty(6 * height * width, np.uint8)
@@ -90,25 +91,26 @@ def load(
     mirror: bool = False,
     fast: bool = False,
 ) -> torch.Tensor:
-    """The crop that `choose_box` picks, resized to uint8 [size, size, 3], RGB, contiguous; mirrored if asked.
+    """Return the crop that `choose_box` picks, resized to uint8 [size, size, 3], RGB, contiguous.
 
-    `size` may also be (height, width).
-    `fast` takes libjpeg's fast inverse DCT, 4 % quicker and on average one level of 255 away from the exact one.
-
-    Raises InputError, naming the file, when it cannot be read or is damaged.
+    `size` may also be (height, width). `mirror` flips the result left to right. `fast` takes
+    libjpeg's fast inverse DCT, which is 4 % quicker and on average one level of 255 away from the
+    exact one. Raises InputError, naming the file, when it cannot be read or is damaged.
     """
     try:
         data = _buffers.read(path)
     except OSError as error:
         raise InputError(
-            f"Cannot read the image {printable(path)}: {error.strerror}. Is the data folder complete?"
+            f"Cannot read the image {printable(path)}: {error.strerror}. Is the data folder "
+            "complete?"
         ) from error
     try:
         pixels, box = decode(data, choose_box, fast)
     except Exception as error:  # Pillow raises many types on damaged files
         raise InputError(
-            f"The image {printable(path)} ({len(data)} bytes) is damaged or not an image: {error}. "
-            "Replace it, or move it out of the folder; the data set's check in data_prep/ finds all such files when it is given --full."
+            f"The image {printable(path)} ({len(data)} bytes) is damaged or not an image: "
+            f"{error}. Replace it, or move it out of the folder; the data set's check in "
+            "data_prep/ finds all such files when it is given --full."
         ) from error
     crop = _buffers.crop_of(pixels, box)
     resized = _resize(torch.from_numpy(crop), (size, size) if isinstance(size, int) else size)
@@ -118,9 +120,10 @@ def load(
 def decode(
     data: memoryview, choose_box: ChooseBox, fast: bool = False
 ) -> tuple[NDArray[np.uint8], Box]:
-    """Pixels, uint8 [rows, W, 3], RGB, from the image's top to at least the crop's last row; and the crop.
+    """Return the pixels of an image down to at least the crop's last row, and the crop.
 
-    `data` must be writable (its header is changed for a moment); the pixels lie in a buffer that the thread's next
+    The pixels are RGB, uint8 [rows, W, 3], and begin at the image's top. `data` must be writable,
+    because its header is changed temporarily. The pixels lie in a buffer that the thread's next
     image will overwrite.
     """
     try:
@@ -132,14 +135,13 @@ def decode(
     box = choose_box(height, width)
     rows = -(-(box[0] + box[2] + _MARGIN_ROWS) // _BLOCK_ROWS) * _BLOCK_ROWS
     buffer = _buffers.for_pixels(3 * width * (height + _BLOCK_ROWS))
-    if (
-        rows < height and subsampling in _SUBSAMPLINGS and _END_OF_IMAGE in bytes(data[-64:])
-    ):  # the end is there: not truncated
+    # a file with its end-of-image marker is not truncated
+    if rows < height and subsampling in _SUBSAMPLINGS and _END_OF_IMAGE in bytes(data[-64:]):
         position = _height_position(data)
         if position is not None:
             original = bytes(data[position : position + 2])
             data[position : position + 2] = rows.to_bytes(2, "big")
-            try:  # not strict: the rows left over are a warning
+            try:  # not strict: the rows left over cause a warning
                 return simplejpeg.decode_jpeg(
                     data, "RGB", strict=False, buffer=buffer, fastdct=fast
                 ), box
@@ -158,9 +160,10 @@ def _decode_with_pillow(data: memoryview, choose_box: ChooseBox) -> tuple[NDArra
 
 
 def _height_position(data: memoryview) -> int | None:
-    """Where the header of a sequential single-scan JPEG holds the image height (2 bytes); None for other kinds.
+    """Return where the header of a sequential single-scan JPEG holds the image height (2 bytes).
 
-    ITU-T T.81, B.2: markers are FF xx, then a length; SOF0 and SOF1 are sequential; SOS ends the header.
+    Return None for other kinds of JPEG. ITU-T T.81, B.2: markers are FF xx, then a length; SOF0 and
+    SOF1 are sequential; SOS ends the header.
     """
     at, frame, components = 2, None, 0
     while at + 4 <= len(data) and data[at] == 0xFF:
@@ -176,7 +179,8 @@ def _height_position(data: memoryview) -> int | None:
 
 
 def _resize(crop: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """uint8 [h, w, 3] → uint8 [*size, 3], contiguous, antialiased bilinear."""
-    # [None] before permute gives exactly channels_last's strides; torch then resizes, and leaves, pixels interleaved
+    """Resize uint8 [h, w, 3] to uint8 [*size, 3], contiguous, antialiased bilinear."""
+    # [None] before permute gives exactly the strides of channels_last, so that torch resizes
+    # interleaved pixels and leaves them interleaved
     planes = F.interpolate(crop[None].permute(0, 3, 1, 2), size, mode="bilinear", antialias=True)
     return planes[0].permute(1, 2, 0).contiguous()

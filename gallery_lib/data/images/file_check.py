@@ -1,11 +1,12 @@
-"""What is wrong with one image file, read and decoded whole: more than training asks of it.
+"""Find what is wrong with one image file by reading and decoding all of it.
 
-Training takes what torchvision's loader takes: pixels that libjpeg or Pillow make up for damaged data, any bytes behind
-the image, and a PNG that is called .JPEG. `examine` tells these. Damage changes pixels; an oddity changes none, since the
-format is told from the content and what follows an image is not read. Changed bytes show where a format has redundancy:
-BMP, PPM and uncompressed TIFF have none, and only their truncation is found.
+Training is less strict: it takes what torchvision's loader takes. That includes pixels that libjpeg
+or Pillow make up for damaged data, any bytes behind the image, and a PNG that is called .JPEG.
+`examine` reports all of these. Damage changes pixels. An oddity changes none, since the format is
+detected from the content and bytes behind an image are not read. Changed bytes show only where a
+format has redundancy. BMP, PPM and uncompressed TIFF have none, so only their truncation is found.
 
-It costs a full decode: about as long as the training takes to load the image once.
+The cost is a full decode: about as long as training takes to load the image once.
 """
 
 from __future__ import annotations
@@ -30,21 +31,24 @@ _FORMATS = {
     ".tiff": "TIFF",
     ".webp": "WEBP",
 }
-"""Pillow's name of the format that an ending promises."""
-_SEVERAL_JPEGS = "MPO"  # a JPEG with further ones behind it, as cameras write
+"""Pillow's name of the format that a file ending promises."""
+_SEVERAL_JPEGS = "MPO"  # a JPEG followed by further ones, as cameras write it
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # in entropy-coded data: the end of a scan
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`damage` makes an image unreadable or changes its pixels; `oddity` is harmless. Both None: nothing to say."""
+    """Problems of one image file; both fields are None if there are none.
+
+    `damage` makes an image unreadable or changes its pixels. `oddity` is harmless.
+    """
 
     damage: str | None = None
     oddity: str | None = None
 
 
 def examine(path: str | os.PathLike[str]) -> Finding:
-    """Decode the image file `path` whole and return what is wrong with it."""
+    """Decode all of the image file `path` and return what is wrong with it."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -85,7 +89,7 @@ def _reason(error: Exception) -> str:
 
 
 def _jpeg_warning(data: bytes) -> str | None:
-    """Return what libjpeg warns about where it goes on decoding, None if nothing."""
+    """Return the warning with which libjpeg goes on decoding, or None."""
     try:
         colourspace = simplejpeg.decode_jpeg_header(data)[2]
         target = {"Gray": "GRAY", "CMYK": "CMYK", "YCCK": "CMYK"}.get(colourspace, "RGB")
@@ -96,7 +100,7 @@ def _jpeg_warning(data: bytes) -> str | None:
 
 
 def _checksum_error(data: bytes) -> str | None:
-    """Return which part of a PNG is not what its checksum says, None if all are."""
+    """Return which part of a PNG differs from its checksum, or None if all parts match."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.verify()
@@ -106,7 +110,7 @@ def _checksum_error(data: bytes) -> str | None:
 
 
 def _end(data: bytes, kind: str) -> int | None:
-    """Return the number of bytes that belong to the image; None for formats that do not tell."""
+    """Return the number of bytes that belong to the image, or None if the format does not tell."""
     if kind == "JPEG":
         return _jpeg_end(data)
     if kind == "PNG":
@@ -123,7 +127,10 @@ def _end(data: bytes, kind: str) -> int | None:
 
 
 def _jpeg_end(data: bytes) -> int | None:
-    """Return where the first image ends (ITU-T T.81, B.1): behind its end-of-image marker; None without one."""
+    """Return where the first image of a JPEG file ends, or None without an end-of-image marker.
+
+    The image ends behind its end-of-image marker (ITU-T T.81, B.1).
+    """
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]

@@ -1,8 +1,9 @@
-"""Is this folder an ImageNet-like data set, and what is wrong with it if not?
+"""Check whether a folder is an ImageNet-like data set, and say what is wrong with it.
 
-`ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`. What listing finds (folder_listing.py) is what a run says and refuses, too. The
-check adds that images can be read: a few per class, or every one, to its end, with `full`. It compares nothing with a
-manifest (mock_manifest.verify does that) and changes nothing.
+The layout is `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`. A run reports and refuses the same
+findings of the listing (folder_listing.py). The check adds that images can be read: a few per
+class, or every one, to its end, with `full`. It compares nothing with a manifest
+(mock_manifest.verify does that) and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,17 +22,16 @@ from gallery_lib.errors import InputError
 _SAMPLES_PER_CLASS = 2
 _SHOWN = 5
 _PATIENCE_SECONDS = 1.0
-_CHUNK = (
-    1024  # files examined before the next ones are asked for: memory does not grow with the folder
-)
+# files examined before the next ones are submitted: memory does not grow with the folder
+_CHUNK = 1024
 
 
 @dataclass(frozen=True)
 class FolderSummary:
-    """What a checked folder holds: number of classes, images by split, and how many of them were decoded.
+    """Content of a checked folder: classes, images by split, and images that were decoded.
 
-    `notices` are lines on what is left out and on classes, as a run says them; `oddities` are files of which something is
-    unusual that changes no pixel, a line each.
+    `notices` are the lines that a run prints about classes and about what is left out. `oddities`
+    has one line per unusual file whose pixels are unchanged.
     """
 
     root: Path
@@ -44,18 +44,21 @@ class FolderSummary:
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {split}" for split, count in self.images.items())
         fine = "all fine" if not self.oddities else f"none damaged, {len(self.oddities)} unusual"
-        first = f"{printable(self.root)}: {self.classes} classes, {counts} images; {self.decoded} read, {fine}"
+        first = (
+            f"{printable(self.root)}: {self.classes} classes, {counts} images; "
+            f"{self.decoded} read, {fine}"
+        )
         return "\n".join([first, *self.notices, *self.oddities])
 
 
 def check_image_folder(
     root: Path | str, split: str | None = None, full: bool = False, *, progress: bool = False
 ) -> FolderSummary:
-    """Check the folder `root` (only `split` of it, if given) and say what it holds.
+    """Check the folder `root` (only `split` of it, if given) and return what it holds.
 
-    Decodes a few images per class, or every one with `full`, in as many threads as there are cores; `progress` shows how far
-    it is in a large folder. Raises InputError that names what is missing, empty, in disagreement or damaged, where, and
-    what to do.
+    A thread pool decodes a few images per class, or every one with `full`. `progress` shows how far
+    the check of a large folder is. Raises InputError that names what is missing, empty,
+    inconsistent or damaged, where, and what to do.
     """
     root = Path(root).expanduser()
     listings: dict[str, Listing] = {}
@@ -78,7 +81,8 @@ def check_image_folder(
     if damaged:
         named = damaged if full else damaged[:_SHOWN] + (["…"] if len(damaged) > _SHOWN else [])
         raise InputError(
-            f"{len(damaged)} of {len(paths)} images read in {printable(root)} are unreadable or damaged. "
+            f"{len(damaged)} of {len(paths)} images read in {printable(root)} are unreadable or "
+            "damaged. "
             "Replace them, or move them out of the folder:\n  " + "\n  ".join(named)
         )
     return FolderSummary(
@@ -92,7 +96,7 @@ def check_image_folder(
 
 
 def _chosen(listing: Listing, full: bool) -> list[Path]:
-    """Return the files of the split to be decoded."""
+    """Return the files of the split that the check decodes."""
     chosen = []
     for name, files in zip(listing.classes, listing.images, strict=True):
         step = 1 if full else max(1, len(files) // _SAMPLES_PER_CLASS)

@@ -1,8 +1,9 @@
-"""The classes and images of an ImageNet-like folder: `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`.
+"""List the classes and images of an ImageNet-like folder.
 
-Classes, their numbers, the endings that count and the order of images are those of torchvision's ImageFolder; what it
-would fail on later is left out here, and said (data/folder_walk.py). The numbers of `val/` are those of `train/`'s classes.
-Listing opens no image.
+The layout is `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`. Classes, their numbers, the accepted
+endings and the order of images are those of torchvision's ImageFolder. What ImageFolder would fail
+on later is left out here and reported (data/folder_walk.py). `val/` takes the class numbers of
+`train/`. Listing opens no image.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ OUTSIDE = "in no class folder"
 
 @dataclass(frozen=True)
 class Listing:
-    """One split: class names by number, each one's images (paths below its folder), and what is not read.
+    """One split: class names by number, the images of each class, and what is not read.
 
-    `missing` are classes that only the training data has; they have no images here.
+    Image paths are relative to the class folder. `missing` names the classes that only the training
+    data has; these have no images here.
     """
 
     folder: Path
@@ -34,24 +36,29 @@ class Listing:
     missing: tuple[str, ...] = ()
 
     def notices(self) -> tuple[str, ...]:
-        """Return what a reader should know about the split, a line each."""
+        """Return what a user should know about the split, one line each."""
         lines = []
         if self.left_out:
             lines.append(f"left out of {printable(self.folder)}: {self.left_out}")
         if self.missing:
             lines.append(
-                f"{printable(self.folder)} has no folder for {len(self.missing)} of the {len(self.classes)} classes of "
-                f"train/ ({some(self.missing)}): held-out metrics do not count them"
+                f"{printable(self.folder)} has no folder for {len(self.missing)} of the "
+                f"{len(self.classes)} classes of train/ ({some(self.missing)}): held-out metrics "
+                "do not count them"
             )
         if len(self.classes) == 1 and self.folder.name == "train":
             lines.append(
-                f"{printable(self.folder)} has one class alone, {some(self.classes)}: there is nothing to tell it from"
+                f"{printable(self.folder)} has one class alone, {some(self.classes)}: there is "
+                "nothing to tell it from"
             )
         return tuple(lines)
 
 
 def list_classes(root: Path | str, split: str) -> list[str]:
-    """Return the names of the class folders of `split`, sorted. Raises InputError that says what is missing and where."""
+    """Return the names of the class folders of `split`, sorted.
+
+    Raises InputError that says what is missing and where.
+    """
     return _class_folders(root, split)[0]
 
 
@@ -65,16 +72,16 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
     try:
         if not root.exists():
             raise InputError(
-                f"The data folder {shown} does not exist. Give a folder with train/ and val/ in it. {make}"
+                f"The data folder {shown} does not exist. Give a folder with train/ and val/ in "
+                f"it. {make}"
             )
         if not root.is_dir():
             raise InputError(
                 f"The data folder {shown} is a file. Give a folder with train/ and val/ in it."
             )
         has_split = folder.is_dir()
-    except (
-        OSError
-    ) as error:  # a name that is too long, or a folder on the way that may not be entered
+    except OSError as error:
+        # the name is too long, or a folder on the way may not be entered
         raise InputError(f"Cannot read the data folder {shown}: {error.strerror}.") from error
     if not has_split:
         found = [entry.name for entry in scan(root) if is_folder(entry)]
@@ -82,7 +89,8 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
         if root.name in SPLITS:
             hint += f" Did you mean its parent, {printable(root.parent)}?"
         raise InputError(
-            f"The data folder {shown} has no {split}/ in it; expected {split}/CLASS/*.JPEG. {hint} {make}"
+            f"The data folder {shown} has no {split}/ in it; expected {split}/CLASS/*.JPEG. "
+            f"{hint} {make}"
         )
     classes, left_out = [], LeftOut()
     for entry in scan(folder):
@@ -95,24 +103,26 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
     if not classes:
         holds = f" It holds {left_out}." if left_out else ""
         raise InputError(
-            f"{printable(folder)} has no class folders; expected {split}/CLASS/*.JPEG.{holds} {make}"
+            f"{printable(folder)} has no class folders; expected {split}/CLASS/*.JPEG.{holds} "
+            f"{make}"
         )
     return classes, left_out
 
 
 def list_split(root: Path | str, split: str, classes: Sequence[str] | None = None) -> Listing:
-    """Return the images of `split`, numbered by `classes` where given (those of the training data).
+    """Return the images of `split`, numbered by the training data's `classes` if given.
 
-    Raises InputError for a folder that is none such, for class folders without images, and for classes that are not
-    among `classes`.
+    Raises InputError for a folder of another layout, for class folders without images, and for
+    classes that are not among `classes`.
     """
     folder = Path(root).expanduser().absolute() / split
     own, left_out = _class_folders(root, split)
     names = own if classes is None else list(classes)
     if extra := sorted(set(own) - set(names)):
         raise InputError(
-            f"{printable(folder)} has {len(extra)} class(es) that train/ lacks: {some(extra)}. A model has outputs for the "
-            "classes of train/ alone: add them there, or move these out of the folder."
+            f"{printable(folder)} has {len(extra)} class(es) that train/ lacks: {some(extra)}. A "
+            "model has outputs for the classes of train/ alone: add them there, or move these out "
+            "of the folder."
         )
     present, images = set(own), []
     empty, instead = [], LeftOut()
@@ -128,8 +138,9 @@ def list_split(root: Path | str, split: str, classes: Sequence[str] | None = Non
     if empty:
         holds = f" They hold {instead}." if instead else ""
         raise InputError(
-            f"{len(empty)} class folders of {printable(folder)} hold no images ({', '.join(EXTENSIONS)}): {some(empty)}."
-            f"{holds} Fill them, or move them out of the folder."
+            f"{len(empty)} class folders of {printable(folder)} hold no images "
+            f"({', '.join(EXTENSIONS)}): {some(empty)}.{holds} Fill them, or move them out of the "
+            "folder."
         )
     missing = tuple(name for name in names if name not in present)
     return Listing(folder, names, images, left_out, missing)

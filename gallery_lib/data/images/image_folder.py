@@ -1,9 +1,11 @@
-"""The training data set over an ImageNet-like folder, real or mock: `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`.
+"""Training data set over an ImageNet-like folder, real or mock.
 
-A worker process turns a file into uint8 [S, S, 3] and nothing more; `finish_batch` makes the normalised float batch
-on the device. Passing uint8 between processes is a quarter of the bytes, and normalising a batch at once is cheaper
-than image by image. Augmentation depends on (seed, epoch, index) alone, so any number of workers, in any order, and
-a resumed run see the same images. It does not shuffle, shard or batch: samplers and torch's DataLoader do.
+The layout is `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`. A worker process turns a file into uint8
+[S, S, 3] and nothing more. `finish_batch` makes the normalised float batch on the device. uint8 is
+a quarter of the bytes to pass between processes, and normalising a batch at once is cheaper than
+image by image. Augmentation depends on (seed, epoch, index) alone. So a resumed run, and any number
+of workers in any order, see the same images. The data set does not shuffle, shard or batch:
+samplers and torch's DataLoader do.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ def finish_batch(
     memory_format: torch.memory_format = torch.contiguous_format,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(images uint8 [N, S, S, 3], labels [N]) → (normalised images [N, 3, S, S] in `memory_format`, labels), where they are.
+    """Turn a uint8 batch into (normalised images [N, 3, S, S], labels) on its own device.
 
-    Values are (image / 255 − mean) / standard deviation with ImageNet's constants, computed in float32 and given in `dtype`.
-    Where a run uses own kernels, one of them makes batches in channels_last, with the same bits.
+    `batch` is (images uint8 [N, S, S, 3], labels [N]). The images come back in `memory_format`.
+    Values are (image / 255 − mean) / standard deviation with ImageNet's constants, computed in
+    float32 and returned in `dtype`. If a run uses its own kernels, one of them makes channels_last
+    batches, with the same bits.
     """
     images, labels = batch
     if memory_format == torch.channels_last and usage.used(images.device):
@@ -55,20 +59,22 @@ def finish_batch(
             images, mean=MEAN, standard_deviation=STANDARD_DEVIATION, dtype=dtype
         ), labels
     scale, shift = (torch.tensor(values) for values in scale_and_shift(MEAN, STANDARD_DEVIATION))
-    if images.device.type != "cpu":  # no synchronisation: the constants follow in the stream
+    if images.device.type != "cpu":  # no synchronisation: the stream orders the copies
         scale, shift = (
             scale.to(images.device, non_blocking=True),
             shift.to(images.device, non_blocking=True),
         )
     if memory_format == torch.contiguous_format:
         planes = _empty((images.shape[0], 3, *images.shape[1:3]), images.device)  # [N, 3, S, S]
-        # on the CPU image by image, which stays in the cache: over the whole batch each pass would go through memory
+        # on the CPU image by image, which stays in the cache: each pass over the whole batch would
+        # go through memory
         parts = (
             zip(planes, images, strict=True) if images.device.type == "cpu" else [(planes, images)]
         )
         for plane, image in parts:
             plane.copy_(image.movedim(-1, -3)).mul_(scale.view(3, 1, 1)).add_(shift.view(3, 1, 1))
-    else:  # whole rows [N, S, S·3] at a time: loops over the three channels alone would run on three values each
+    else:
+        # whole rows [N, S, S·3] at a time: loops over the channels alone would run on three values
         width = images.shape[2]
         flat = _empty(tuple(images.flatten(2).shape), images.device)
         scale, shift = scale.repeat(width), shift.repeat(width)
@@ -79,20 +85,20 @@ def finish_batch(
         )
         for rows, image in parts:
             rows.copy_(image).mul_(scale).add_(shift)
-        planes = (
-            flat.view(images.shape).permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
-        )  # a view for channels_last
+        # a view for channels_last
+        planes = flat.view(images.shape).permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
     return planes.to(dtype), labels
 
 
 class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
-    """Map-style data set: item i is (image uint8 [S, S, 3], label), batches are uint8 [N, S, S, 3] and int64 [N].
+    """Map-style data set whose item i is (image uint8 [S, S, 3], label).
 
-    `train` gives a random resized crop and a mirror image at random, else a centre crop. `classes` are those of the
-    training data, whose numbers held-out data takes; left out, they are the split's own. Call `set_epoch` before each
-    epoch; it reaches workers that already run, too. Images and their order are those of torchvision's ImageFolder;
-    `notices` says in lines what is not read. Raises InputError for a folder that is none such; reading an item raises
-    InputError that names a damaged file.
+    Batches are uint8 [N, S, S, 3] and int64 [N]. `train` gives a random resized crop, mirrored at
+    random; otherwise items are centre crops. `classes` are those of the training data, whose
+    numbers held-out data takes. By default they are the split's own. Call `set_epoch` before each
+    epoch; workers that already run see the new epoch too. Images and their order are those of
+    torchvision's ImageFolder. `notices` has lines about what is not read. Raises InputError for a
+    folder of another layout. Reading an item raises InputError that names a damaged file.
     """
 
     finish_batch = staticmethod(finish_batch)
@@ -117,12 +123,12 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         self.class_to_index: dict[str, int] = {
             name: label for label, name in enumerate(self.classes)
         }
-        # flat arrays, not lists of objects: 1.28 million of them pickle at once and stay shared after a fork
+        # flat arrays, not lists of objects: 1.28 million names pickle at once, and stay shared after
+        # a fork
         names = [os.fsencode(name) for names in listing.images for name in names]
         self._names = np.array(names, dtype=np.bytes_)  # [images], paths below the class folder
-        self._ends = list(
-            itertools.accumulate(map(len, listing.images))
-        )  # [classes]: where each class ends in _names
+        # [classes]: where each class ends in _names
+        self._ends = list(itertools.accumulate(map(len, listing.images)))
         self._folders = [os.fsencode(self.folder / name) + b"/" for name in self.classes]
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -142,24 +148,27 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         def crop(height: int, width: int) -> Box:
             return random_resized_crop(rng, height, width)
 
-        # every epoch sees another crop of the image, so the fast DCT's rounding is lost in the augmentation
+        # every epoch sees another crop, so the fast DCT's rounding is lost in the augmentation
         return load(
             self._path(index, label), crop, self.image_size, mirror=mirror, fast=True
         ), label
 
     def label(self, index: int) -> int:
-        """Class number of image `index`, without reading it."""
+        """Return the class number of image `index` without reading the image."""
         return bisect.bisect_right(self._ends, index)
 
     def path(self, index: int) -> Path:
-        """File of image `index`."""
+        """Return the file of image `index`."""
         return Path(os.fsdecode(self._path(index, self.label(index))))
 
     def _path(self, index: int, label: int) -> bytes:
         return self._folders[label] + bytes(self._names[index])
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the augmentation of `epoch` from now on, also in DataLoader workers that live on between epochs."""
+        """Draw the augmentation of `epoch` from now on, also in persistent DataLoader workers.
+
+        Raises InputError for a negative epoch.
+        """
         if epoch < 0:
             raise InputError(f"epoch is {epoch}; it must be 0 or more.")
         self._epoch.fill_(epoch)

@@ -1,9 +1,11 @@
-"""Mock ImageNet on disk: JPEG files in ImageNet's own layout, for measuring and testing without the real data.
+"""Write mock ImageNet to disk, for measuring and testing without the real data.
 
-`generate()` writes ROOT/train/nXXXXXXXX/*.JPEG and ROOT/val/nXXXXXXXX/*.JPEG over several processes. Each file
-appears by an atomic rename and its line in the manifest follows, so the work may be interrupted anywhere: the next
-call removes leftovers and makes only what is missing. What an image shows is mock_render.py's business, the record
-on disk mock_manifest.py's. It never overwrites a folder that holds anything else.
+`generate()` writes JPEG files in ImageNet's own layout with several processes:
+ROOT/train/nXXXXXXXX/*.JPEG and ROOT/val/nXXXXXXXX/*.JPEG. Each file appears by an atomic rename,
+then its line in the manifest follows. So the work may be interrupted anywhere: the next call
+removes leftovers and makes only what is missing. mock_render.py draws the images, and
+mock_manifest.py keeps the record on disk. `generate()` never overwrites a folder that holds
+anything else.
 """
 
 from __future__ import annotations
@@ -39,21 +41,19 @@ PRESETS = {
     "imagenet-sized": MockSpec(classes=1000, train_per_class=1300, val_per_class=50),
 }
 
-_MEAN_FILE_BYTES = (
-    116 * 1024
-)  # on disk, with the block that is half empty on average, and a line in the manifest
+# on disk, with the last block half empty on average, and with the line in the manifest
+_MEAN_FILE_BYTES = 116 * 1024
 _SPARE_BYTES = 16 * 1024 * 1024
 _CHUNK = 16  # images per job: short enough that Ctrl-C is answered at once
-_SIZE_CHECK_LIMIT = (
-    100_000  # up to this many images, sizes are also checked in a folder that looks complete
-)
+# up to this many images, sizes are also checked in a folder that looks complete
+_SIZE_CHECK_LIMIT = 100_000
 
 Job = tuple[str, int]  # split, index
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What `generate` did: images in all, images that had to be made, and the time it took."""
+    """Result of `generate`: images in all, images that had to be made, and the time it took."""
 
     root: Path
     images: int
@@ -64,10 +64,12 @@ class Generated:
 def generate(
     root: Path | str, spec: MockSpec, workers: int | None = None, progress: bool = True
 ) -> Generated:
-    """Make the mock data set `spec` in `root`, or complete it, with `workers` processes (default: one per core).
+    """Make or complete the mock data set `spec` in `root` with `workers` processes.
 
-    Returns at once when it is complete. Raises InputError when `root` holds something else or the disk is too full,
-    RunFailed when writing fails. On KeyboardInterrupt all workers have ended before the exception leaves this call.
+    The default is one process per core. Returns at once when the data set is complete. Raises
+    InputError when `root` holds something else or the disk is too full. Raises RunFailed when
+    writing fails. On KeyboardInterrupt all workers have ended before the exception leaves this
+    call.
     """
     started = time.perf_counter()
     root = Path(root).expanduser().absolute()
@@ -91,7 +93,8 @@ def generate(
                 manifest.finish(root, spec, entries)
     except (OSError, BrokenProcessPool) as error:
         raise RunFailed(
-            f"Could not write the mock data set in {root}: {error}. Run it again to go on from there."
+            f"Could not write the mock data set in {root}: {error}. Run it again to go on from "
+            "there."
         ) from error
     return Generated(root, spec.total, len(jobs), time.perf_counter() - started)
 
@@ -104,17 +107,19 @@ def _refuse_other_content(root: Path, spec: MockSpec) -> None:
     found = manifest.read_spec(root)
     if found is None:
         raise InputError(
-            f"{root} is not empty and holds no mock data set of this version; nothing was changed. Give an empty folder."
+            f"{root} is not empty and holds no mock data set of this version; nothing was "
+            "changed. Give an empty folder."
         )
     if found != spec:
         raise InputError(
-            f"{root} holds another mock data set, {found}, not {spec}; nothing was changed. Give another folder."
+            f"{root} holds another mock data set, {found}, not {spec}; nothing was changed. Give "
+            "another folder."
         )
 
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """One generator at a time in `root`: a second one waits, then finds the work done."""
+    """Context: lock `root` for one generator; a second one waits, then finds the work done."""
     descriptor = os.open(root, os.O_RDONLY)
     try:
         try:
@@ -132,13 +137,17 @@ def _check_space(root: Path, images: int) -> None:
     needed, available = images * _MEAN_FILE_BYTES + _SPARE_BYTES, shutil.disk_usage(existing).free
     if images and needed > available:
         raise InputError(
-            f"Not enough disk space for {images} images in {root}: {needed / 2**30:.1f} GiB needed, "
-            f"{available / 2**30:.1f} GiB available. Free some, give another folder, or ask for fewer images."
+            f"Not enough disk space for {images} images in {root}: {needed / 2**30:.1f} GiB "
+            f"needed, {available / 2**30:.1f} GiB available. Free some, give another folder, or "
+            "ask for fewer images."
         )
 
 
 def _remaining(root: Path, spec: MockSpec) -> tuple[dict[str, Entry], list[Job]]:
-    """What is recorded and there, and the images still to be made. Removes leftovers of interrupted runs."""
+    """Return the entries that are recorded and on disk, and the images still to be made.
+
+    Removes leftovers of interrupted runs.
+    """
     if spec.total > _SIZE_CHECK_LIMIT and manifest.untouched(root, spec):
         return {}, []
     sizes = manifest.sizes_on_disk(root, spec)
@@ -167,14 +176,15 @@ def _make(
     workers: int,
     progress: bool,
 ) -> None:
-    """Make the images of `jobs`, recording each in the manifest and in `entries`."""
+    """Make the images of `jobs`, and record each in the manifest and in `entries`."""
     with (
         (root / manifest.LINES).open("a", encoding="utf-8") as lines,
         Progress(enabled=progress and bool(jobs)) as shown,
     ):
         done = 0
         shown.show("mock ImageNet", total=len(jobs), unit="images")
-        lines.write("\n" if jobs else "")  # ends a line that an interrupted run may have left torn
+        # ends a line that an interrupted run may have left torn
+        lines.write("\n" if jobs else "")
 
         def record(made: list[Entry]) -> None:
             nonlocal done
@@ -209,7 +219,10 @@ def _in_processes(
     workers: int,
     record: Callable[[list[Entry]], None],
 ) -> None:
-    """Make `chunks` in worker processes. However this ends, the workers have ended and what they made is recorded."""
+    """Make `chunks` in worker processes and record the entries.
+
+    However this call ends, the workers have ended and what they made is recorded.
+    """
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_start_worker
     )
@@ -232,7 +245,7 @@ def _in_processes(
 
 
 def _start_worker() -> None:
-    """In a worker: leave Ctrl-C to the parent, and end when the parent ends, however it does."""
+    """Prepare a worker: leave Ctrl-C to the parent, and end when the parent ends in any way."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -1,10 +1,12 @@
-"""The record of a mock data set on disk: what has been written, and whether it is still so.
+"""Record of a mock data set on disk: what has been written, and whether it is unchanged.
 
-Two files in the root. `manifest.jsonl`: a header line (schema, spec, classes), then a line per image with path,
-bytes and sha256, appended while generating, so that an interrupted run can go on; a torn or damaged line counts as
-not written. `manifest.json`: the header plus counts, written last and atomically, so its presence means *complete*.
-It also holds each class folder's modification time: that nothing was added or removed shows without listing
-1.35 million files. `verify()` reads every byte; nothing here ever changes an image.
+The record is two files in the root. `manifest.jsonl` has a header line (schema, spec, classes),
+then a line per image with path, bytes and sha256. Lines are appended while generating, so that an
+interrupted run can resume. A torn or damaged line counts as not written. `manifest.json` holds the
+header plus counts. It is written last and atomically, so its presence means *complete*.
+`manifest.json` also holds each class folder's modification time. These times show that nothing was
+added or removed, without listing 1.35 million files. `verify()` reads every byte. Nothing here ever
+changes an image.
 """
 
 from __future__ import annotations
@@ -29,21 +31,24 @@ KIND = "mock-imagenet"
 
 @dataclass(frozen=True)
 class Entry:
-    """One image: path below the root, size in bytes, sha256 as 64 hex digits."""
+    """One image: path below the root, size in bytes, and sha256 as 64 hex digits."""
 
     path: str
     size_bytes: int
     sha256: str
 
     def line(self) -> str:
-        """The entry as a line of `manifest.jsonl`."""
+        """Return the entry as a line of `manifest.jsonl`."""
         return (
             json.dumps({"path": self.path, "bytes": self.size_bytes, "sha256": self.sha256}) + "\n"
         )
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to a hidden temporary file beside `path`, then rename: `path` is never half written."""
+    """Write `data` to a hidden temporary file beside `path`, then rename it to `path`.
+
+    So `path` is never half written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(data)
@@ -54,12 +59,12 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether `name` is one of write_atomically's temporary files."""
+    """Return whether `name` is one of write_atomically's temporary files."""
     return name.startswith(".") and name.endswith(".tmp")
 
 
 def header(spec: MockSpec) -> dict[str, Any]:
-    """What both files begin with; equal headers mean the same data set."""
+    """Return the header of both files; equal headers mean the same data set."""
     classes = [class_id(label) for label in range(spec.classes)]
     return {
         "schema": SCHEMA,
@@ -71,7 +76,10 @@ def header(spec: MockSpec) -> dict[str, Any]:
 
 
 def read_spec(root: Path) -> MockSpec | None:
-    """The spec of the mock data set in `root`, complete or not; None when there is none or another version's."""
+    """Return the spec of the mock data set in `root`, complete or not.
+
+    Return None if there is no such data set, or one of another version.
+    """
     for name in (SUMMARY, LINES):
         try:
             with (root / name).open(encoding="utf-8") as file:
@@ -85,14 +93,14 @@ def read_spec(root: Path) -> MockSpec | None:
 
 
 def start(root: Path, spec: MockSpec) -> None:
-    """Claim `root` for `spec`: from now on it reads as incomplete, and as ours."""
+    """Claim `root` for `spec`: from now on it reads as incomplete, and as a mock data set."""
     if not (root / LINES).exists():
         write_atomically(root / LINES, (json.dumps(header(spec)) + "\n").encode())
     (root / SUMMARY).unlink(missing_ok=True)
 
 
 def read_entries(root: Path) -> dict[str, Entry]:
-    """Entries by path, the last line of a path winning; damaged lines are left out."""
+    """Return the entries by path; the last line of a path wins, damaged lines are left out."""
     entries = {}
     for line in _lines(root):
         try:
@@ -113,7 +121,7 @@ def _lines(root: Path) -> Iterator[str]:
 
 
 def finish(root: Path, spec: MockSpec, entries: dict[str, Entry]) -> None:
-    """Write both files for good: entries in order, then the summary that says *complete*."""
+    """Write both files in final form: entries in order, then the summary that means *complete*."""
     text = (
         json.dumps(header(spec))
         + "\n"
@@ -129,17 +137,17 @@ def finish(root: Path, spec: MockSpec, entries: dict[str, Entry]) -> None:
 
 
 def paths(spec: MockSpec, split: str) -> Iterator[str]:
-    """Paths of all images of `split`, in order of their indices."""
+    """Return an iterator over the paths of all images of `split`, in order of their indices."""
     return (spec.path(split, index) for index in range(spec.count(split)))
 
 
 def folders(spec: MockSpec) -> list[str]:
-    """Class folders below the root: `train/n00000001`, …"""
+    """Return the class folders, relative to the root, such as `train/n00000001`."""
     return [f"{split}/{class_id(label)}" for split in SPLITS for label in range(spec.classes)]
 
 
 def folder_times(root: Path, spec: MockSpec) -> dict[str, int | None]:
-    """Modification time of each class folder in nanoseconds, None where it is missing."""
+    """Return each class folder's modification time in nanoseconds, or None if it is missing."""
     return {
         name: (root / name).stat().st_mtime_ns if (root / name).is_dir() else None
         for name in folders(spec)
@@ -147,7 +155,10 @@ def folder_times(root: Path, spec: MockSpec) -> dict[str, int | None]:
 
 
 def untouched(root: Path, spec: MockSpec) -> bool:
-    """Whether `root` is complete and no file has been added, removed or renamed in a class folder since."""
+    """Return whether `root` is complete and its class folders are unchanged since then.
+
+    Unchanged means that no file has been added, removed or renamed in a class folder.
+    """
     try:
         summary = json.loads((root / SUMMARY).read_text(encoding="utf-8"))
         return summary["folder_times"] == folder_times(root, spec)
@@ -156,7 +167,7 @@ def untouched(root: Path, spec: MockSpec) -> bool:
 
 
 def sizes_on_disk(root: Path, spec: MockSpec) -> dict[str, int]:
-    """Size in bytes of every file in the class folders, by path below the root."""
+    """Return the size in bytes of every file in the class folders, by path below the root."""
     found: dict[str, int] = {}
     for name in folders(spec):
         if (root / name).is_dir():
@@ -166,10 +177,11 @@ def sizes_on_disk(root: Path, spec: MockSpec) -> dict[str, int]:
 
 
 def verify(root: Path | str) -> list[str]:
-    """Read the mock data set in `root` in full and say what is wrong, one string per problem, naming the file.
+    """Read the mock data set in `root` in full and return one string per problem.
 
-    Finds incomplete sets and files that are missing, truncated, altered or extra. An empty list means that every
-    byte is as generated. Raises InputError when `root` holds no mock data set.
+    Each string names the file. `verify` finds incomplete sets and files that are missing,
+    truncated, altered or extra. An empty list means that every byte is as generated. Raises
+    InputError when `root` holds no mock data set.
     """
     root = Path(root)
     spec = read_spec(root)
@@ -195,7 +207,7 @@ def verify(root: Path | str) -> list[str]:
     by_folder: dict[str, list[str]] = {name: [] for name in folders(spec)}
     for path in sorted(expected):
         by_folder[path.rpartition("/")[0]].append(path)
-    with ThreadPoolExecutor() as pool:  # hashing and reading release the interpreter's lock
+    with ThreadPoolExecutor() as pool:  # hashing and reading release the GIL
         for listed in by_folder.values():
             problems += [
                 problem

@@ -1,13 +1,15 @@
-"""Draws one mock ImageNet photo: a flock of coloured, textured shapes on a ground of natural-looking noise.
+"""Draw one mock ImageNet photo: coloured, textured shapes on a ground of natural-looking noise.
 
-A class is a combination of hue × outline × texture, ten of each, so 1000 classes exist. Every texture and outline
-looks the same in a mirror, since training flips images. Within a class, size, place, number, rotation, lighting,
-ground and shades differ from image to image. The ground's amplitude spectrum falls like 1/f^1.5; with JPEG quality
-96 and 4:4:4 that gives files of ImageNet's size (mean ≈ 106 KB) and hence ImageNet's decoding cost.
+A class is a combination of hue × outline × texture, ten of each, so 1000 classes exist. Every
+texture and outline looks the same in a mirror, since training flips images. Within a class, size,
+place, number, rotation, lighting, ground and shades differ from image to image. The ground's
+amplitude spectrum falls like 1/f^1.5. With JPEG quality 96 and 4:4:4 that gives files of ImageNet's
+size (mean ≈ 106 KB) and hence ImageNet's decoding cost.
 
-An image depends only on the spec's seed, the split and the index: each has its own counter-based generator
-(Philox). The expensive noise is made once per process as large tiles, of which each image is a turned crop.
-What it does not do: look like a photo, or promise the same bytes on another CPU type or NumPy release.
+An image depends only on the spec's seed, the split and the index: each has its own counter-based
+generator (Philox). The expensive noise is made once per process as large tiles. The ground of each
+image is a mirrored or transposed crop of a tile. The images do not look like photos. The same bytes
+are not promised on another CPU type or NumPy release.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ SPLITS = ("train", "val")
 JPEG_QUALITY = 96
 JPEG_SUBSAMPLING = "444"
 MAX_CLASSES = 1000
-STYLE = 1  # version of the drawing: change it whenever render() would draw another image for the same spec
+# version of the drawing: change it whenever render() would draw another image for the same spec
+STYLE = 1
 
 _TILE_SIDE = 1024
 _TILES = 3
@@ -36,7 +39,7 @@ _ANGLES = np.linspace(0, 2 * np.pi, 720, endpoint=False)
 
 @dataclass(frozen=True)
 class MockSpec:
-    """What a mock data set holds: number of classes, images per class in each split, and the seed of all of them."""
+    """Size of a mock data set: number of classes, images per class in each split, and the seed."""
 
     classes: int
     train_per_class: int
@@ -56,26 +59,29 @@ class MockSpec:
         )
 
     def per_class(self, split: str) -> int:
-        """Images per class in `split`."""
+        """Return the number of images per class in `split`.
+
+        Raises InputError for an unknown split.
+        """
         if split not in SPLITS:
             raise InputError(f"split is {split!r}; it must be `train` or `val`.")
         return self.train_per_class if split == "train" else self.val_per_class
 
     def count(self, split: str) -> int:
-        """Images in `split`; its indices run from 0 to this, class after class."""
+        """Return the number of images in `split`; indices run from 0 to this, class after class."""
         return self.classes * self.per_class(split)
 
     @property
     def total(self) -> int:
-        """Images in both splits."""
+        """Return the number of images in both splits."""
         return self.count("train") + self.count("val")
 
     def label(self, split: str, index: int) -> int:
-        """Class number of image `index`."""
+        """Return the class number of image `index`."""
         return index // self.per_class(split)
 
     def path(self, split: str, index: int) -> str:
-        """Path of image `index` below the root, in ImageNet's own layout and naming."""
+        """Return the path of image `index` below the root, in ImageNet's own layout and naming."""
         wnid = class_id(self.label(split, index))
         name = (
             f"{wnid}_{index % self.per_class(split)}"
@@ -86,32 +92,30 @@ class MockSpec:
 
 
 def class_id(label: int) -> str:
-    """The made-up WordNet id of class `label`: n00000001 is class 0."""
+    """Return the made-up WordNet id of class `label`; class 0 is n00000001."""
     return f"n{label + 1:08d}"
 
 
 def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
-    """Image `index` of `split` as uint8 [H, W, 3], RGB. Raises InputError when there is no such image."""
+    """Return image `index` of `split` as uint8 [H, W, 3], RGB.
+
+    Raises InputError when there is no such image.
+    """
     if not 0 <= index < spec.count(split):
         raise InputError(f"index {index} is outside {split}, which has {spec.count(split)} images.")
     seed = np.random.SeedSequence((spec.seed, SPLITS.index(split), index))
     rng = np.random.Generator(np.random.Philox(seed))
     a, b, c = (spec.label(split, index) // d % 10 for d in (1, 10, 100))
-    hue, outline, texture = (
-        a,
-        (a + b) % 10,
-        (a + b + c) % 10,
-    )  # ten classes already differ in all three
+    # ten classes already differ in all three
+    hue, outline, texture = a, (a + b) % 10, (a + b + c) % 10
 
     height, width = _size(rng)
     noise = ground(spec.seed, rng, height, width)
     canvas = np.multiply(noise, _uniform(rng, 50, 72), order="C")
-    canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(
-        np.float32
-    )  # nearly grey: colour tells the class
-    canvas += np.linspace(-1, 1, width, dtype=np.float32)[:, None] * _uniform(
-        rng, -30, 30
-    )  # light from a side
+    # nearly grey: colour identifies the class
+    canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)
+    # light from a side
+    canvas += np.linspace(-1, 1, width, dtype=np.float32)[:, None] * _uniform(rng, -30, 30)
     canvas += np.linspace(-1, 1, height, dtype=np.float32)[:, None, None] * _uniform(rng, -30, 30)
     for _ in range(rng.integers(4, 8)):
         draw(canvas, noise, rng, hue, outline, texture)
@@ -120,7 +124,10 @@ def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
 
 
 def encode(image: NDArray[np.uint8]) -> bytes:
-    """`image` (uint8 [H, W, 3], C-contiguous) as JPEG bytes at the data set's quality and subsampling."""
+    """Encode `image` (uint8 [H, W, 3], C-contiguous) as JPEG bytes.
+
+    Quality and chroma subsampling are those of the data set.
+    """
     return simplejpeg.encode_jpeg(
         image, quality=JPEG_QUALITY, colorspace="RGB", colorsubsampling=JPEG_SUBSAMPLING
     )
@@ -131,7 +138,10 @@ def _uniform(rng: np.random.Generator, low: float, high: float) -> np.float32:
 
 
 def _size(rng: np.random.Generator) -> tuple[int, int]:
-    """Height and width in pixels: mostly 500 × 375 and 500 × 333, a quarter of them upright, some smaller or larger."""
+    """Draw the height and width of an image in pixels.
+
+    Most images are 500 × 375 or 500 × 333, a quarter of them upright; some are smaller or larger.
+    """
     long = 500 if rng.random() < 0.7 else int(rng.integers(360, 641))
     short = round(long * rng.choice([0.75, 0.667, 0.8, 1.0], p=[0.6, 0.22, 0.1, 0.08]))
     return (long, short) if rng.random() < 0.25 else (short, long)
@@ -139,7 +149,10 @@ def _size(rng: np.random.Generator) -> tuple[int, int]:
 
 @lru_cache(maxsize=2)
 def _tiles(seed: int) -> NDArray[np.float32]:
-    """Periodic coloured noise, float32 [_TILES, side, side, 3], unit variance in brightness: amplitude ∝ 1/f^1.5."""
+    """Return periodic coloured noise, float32 [_TILES, side, side, 3], with amplitude ∝ 1/f^1.5.
+
+    The brightness has unit variance.
+    """
     n = _TILE_SIDE
     frequency = np.hypot(np.fft.fftfreq(n)[:, None], np.fft.rfftfreq(n)[None, :])
     frequency[0, 0] = np.inf
@@ -156,7 +169,10 @@ def _tiles(seed: int) -> NDArray[np.float32]:
 
 
 def ground(seed: int, rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
-    """A crop of a noise tile, mirrored, transposed and with permuted channels at random: float32 [height, width, 3]."""
+    """Return a random crop of a noise tile, float32 [height, width, 3].
+
+    The crop is mirrored and transposed at random, and its channels are permuted at random.
+    """
     tile = _tiles(seed)[rng.integers(_TILES)]
     if rng.random() < 0.5:
         tile = tile.transpose(1, 0, 2)
@@ -168,10 +184,10 @@ def ground(seed: int, rng: np.random.Generator, height: int, width: int) -> NDAr
 
 @lru_cache(maxsize=1)
 def _outlines() -> NDArray[np.float32]:
-    """Radius of the ten outlines at each of _ANGLES, at most 1: float32 [10, angles]."""
+    """Return the radius of the ten outlines at each of _ANGLES, at most 1: float32 [10, angles]."""
 
     def polygon(corners: int, star: float = 1.0) -> NDArray[np.float64]:
-        """A regular polygon, or with star < 1 the star whose inner corners lie at that radius."""
+        """Return a regular polygon, or the star with inner corners at radius `star` < 1."""
         half = np.pi / corners
         fold = np.abs((_ANGLES + half) % (2 * half) - half)  # angle from the nearest corner
         if star == 1.0:
@@ -204,7 +220,8 @@ def draw(
 ) -> tuple[tuple[slice, slice], NDArray[np.float32]]:
     """Paint one shape into `canvas` in place; some of the ground's noise shines through.
 
-    Returns the region it lies in, and how much of each of the region's pixels it covers, from 0 to 1.
+    Returns the region of the shape, and how much of each pixel of the region the shape covers, from
+    0 to 1.
     """
     height, width = canvas.shape[:2]
     radius = min(height, width) * rng.uniform(0.16, 0.34)
@@ -228,13 +245,13 @@ def draw(
     )
     phase = _uniform(rng, 0, 6.28)
     kind = texture // 2
-    if kind == 0:  # stripes that lie
+    if kind == 0:  # horizontal stripes
         pattern = np.sin(wave * y + phase)
-    elif kind == 1:  # stripes that stand
+    elif kind == 1:  # vertical stripes
         pattern = np.sin(wave * x + phase)
     elif kind == 2:  # chequers
         pattern = np.sin(wave * x + phase) * np.sin(wave * y + phase)
-    elif kind == 3:  # chequers on a corner
+    elif kind == 3:  # chequers turned by 45°
         pattern = (np.cos(wave * x) - np.cos(wave * y)) / 2
     else:  # rings
         pattern = np.sin(wave * distance + phase)
@@ -244,9 +261,8 @@ def draw(
     )
     colour = np.array(shade, dtype=np.float32) * 255
     opacity = (mask * _uniform(rng, 0.75, 0.95))[..., None]
-    paint = (
-        colour * (np.float32(0.75) + np.float32(0.3) * pattern)[..., None]
-    )  # broadcasts to [h, w, 3]
+    # broadcasts to [h, w, 3]
+    paint = colour * (np.float32(0.75) + np.float32(0.3) * pattern)[..., None]
     where = (slice(top, bottom), slice(left, right))
     region = canvas[where]
     region += opacity * (paint - region + np.float32(12) * noise[where])

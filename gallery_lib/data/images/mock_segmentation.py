@@ -1,9 +1,10 @@
-"""Mock segmentation data: photographs of warm-coloured shapes among cool-coloured ones, and masks of the warm ones.
+"""Write mock segmentation data: photographs of coloured shapes, and masks of the warm ones.
 
-640×959 pixels, as large as the Carvana photographs at the scale U-Nets are usually trained at; JPEG at the quality
-of photographs, masks as PNG with 255 for the object. The ground is mock ImageNet's noise. Every mask holds both
-classes: the objects are painted last, and three of the largest leave a fifth of the ground free. An image depends
-only on (seed, split, index).
+The other shapes have cool colours. Images have 640×959 pixels, as large as the Carvana photographs
+at the usual training scale of U-Nets. They are JPEG files at the quality of photographs; masks are
+PNG files with 255 for the object. The ground is mock ImageNet's noise. Every mask holds both
+classes: the objects are painted last, and three of the largest leave a fifth of the ground free. An
+image depends only on (seed, split, index).
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from gallery_lib.data.images.mock_render import draw, encode, ground
 
 SPLITS = ("train", "val")
 HEIGHT, WIDTH = 640, 959
-STYLE = 1  # version of the drawing: change it whenever render() would draw another image for the same spec
+# version of the drawing: change it whenever render() would draw another image for the same spec
+STYLE = 1
 _WARM_HUES = (0, 1)  # in tenths of the colour circle: red, orange
 _COOL_HUES = (4, 5, 6)
 
 
 @dataclass(frozen=True)
 class SegmentationSpec:
-    """What a mock segmentation set holds: images in each split, and the seed of all of them."""
+    """Size of a mock segmentation set: images in each split, and the seed of all of them."""
 
     train: int = 64
     val: int = 16
@@ -44,16 +46,20 @@ class SegmentationSpec:
 
 
 def render(seed: int, split: str, index: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Image uint8 [640, 959, 3], RGB, and mask uint8 [640, 959], 255 where an object is."""
+    """Return an image and its mask, which is 255 where an object is.
+
+    The image is RGB, uint8 [640, 959, 3]; the mask is uint8 [640, 959].
+    """
     rng = np.random.Generator(
         np.random.Philox(np.random.SeedSequence((seed, SPLITS.index(split), index, 1)))
     )
     noise = ground(seed, rng, HEIGHT, WIDTH)
     canvas = np.multiply(noise, np.float32(rng.uniform(40, 60)), order="C")
     canvas += (rng.uniform(90, 166) + rng.uniform(-18, 18, 3)).astype(np.float32)
+    # light from a side
     canvas += np.linspace(-1, 1, WIDTH, dtype=np.float32)[:, None] * np.float32(
         rng.uniform(-30, 30)
-    )  # light from a side
+    )
     canvas += np.linspace(-1, 1, HEIGHT, dtype=np.float32)[:, None, None] * np.float32(
         rng.uniform(-30, 30)
     )
@@ -82,9 +88,10 @@ def render(seed: int, split: str, index: int) -> tuple[NDArray[np.uint8], NDArra
 
 
 def generate(root: Path | str, spec: SegmentationSpec) -> mock_folder.Made:
-    """Make the data set `spec` in `root` (ROOT/train/images/*.jpg, ROOT/train/masks/*.png, and val/), unless it is there.
+    """Make the data set `spec` in `root`, unless it is there already.
 
-    Raises InputError when `root` holds anything else, RunFailed when writing fails.
+    The files are ROOT/train/images/*.jpg and ROOT/train/masks/*.png, and the same in val/. Raises
+    InputError when `root` holds anything else, RunFailed when writing fails.
     """
 
     def fill(folder: Path) -> None:
@@ -92,7 +99,7 @@ def generate(root: Path | str, spec: SegmentationSpec) -> mock_folder.Made:
             for kind in ("images", "masks"):
                 (folder / split / kind).mkdir(parents=True)
         jobs = [(split, index) for split in SPLITS for index in range(getattr(spec, split))]
-        render(spec.seed, *jobs[0])  # makes the tiles of noise that all threads share
+        render(spec.seed, *jobs[0])  # caches the noise tiles that all threads share
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda job: _write(folder, spec.seed, *job), jobs))
 

@@ -1,7 +1,8 @@
-"""Is this folder a segmentation data set, and what is wrong with it if not?
+"""Check whether a folder is a segmentation data set, and say what is wrong with it.
 
-Beyond what listing finds: masks of another size than their image, of several channels or values, splits whose masks
-show no object at all, and files that cannot be read. A few pairs per split are read, or all with `full`.
+The check goes beyond the listing. It finds masks of another size than their image, and masks of
+several channels or values. It also finds splits whose masks show no object at all, and files that
+cannot be read. A few pairs per split are read, or all with `full`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class SegmentationSummary:
-    """What a checked folder holds: images by split, how many were read, and which part of their pixels is object."""
+    """Content of a checked folder: images by split, images read, share of object pixels."""
 
     root: Path
     images: dict[str, int]
     read: int
     foreground: float
-    remarks: tuple[str, ...] = ()  # on what is left out, and on files that are unusual: a line each
+    remarks: tuple[str, ...] = ()  # one line each on what is left out or unusual
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {split}" for split, count in self.images.items())
@@ -41,7 +42,11 @@ class SegmentationSummary:
 
 
 def check_segmentation_folder(root: Path | str, full: bool = False) -> SegmentationSummary:
-    """Check both splits of `root` and say what they hold. Raises InputError that names what is missing, unfit or damaged."""
+    """Check both splits of `root` and return what they hold.
+
+    `full` reads all pairs instead of a few per split. Raises InputError that names what is missing,
+    unfit or damaged.
+    """
     listed = {split: list_pairs(root, split) for split in SPLITS}
     shares: list[float] = []
     damaged: list[str] = []
@@ -56,14 +61,15 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Segmentat
         oddities += [oddity for look in looks for oddity in look.oddities]
         if not damaged and not any(look.foreground for look in looks):
             raise InputError(
-                f"The masks in {printable(found.folder / 'masks')} are all 0 ({len(looks)} read): they show no object to learn."
+                f"The masks in {printable(found.folder / 'masks')} are all 0 ({len(looks)} read): "
+                "they show no object to learn."
             )
         shares += [look.foreground for look in looks]
     if damaged:
         shown = damaged if full else damaged[:_SHOWN] + (["…"] if len(damaged) > _SHOWN else [])
         raise InputError(
-            f"{len(damaged)} of {len(shares)} images and masks read in {printable(root)} are unfit:\n  "
-            + "\n  ".join(shown)
+            f"{len(damaged)} of {len(shares)} images and masks read in {printable(root)} are "
+            "unfit:\n  " + "\n  ".join(shown)
         )
     counts = {split: len(found.pairs) for split, found in listed.items()}
     notices = tuple(line for found in listed.values() for line in found.notices())
@@ -74,7 +80,7 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Segmentat
 
 @dataclass(frozen=True)
 class _Look:
-    """What was found in an image and its mask."""
+    """Findings about one image and its mask."""
 
     foreground: float = 0.0
     problems: tuple[str, ...] = ()
@@ -82,7 +88,7 @@ class _Look:
 
 
 def _look(image: Path, mask: Path) -> _Look:
-    """Read both as training does, and then for what it would not notice."""
+    """Read an image and its mask as training does, then look for what training would not notice."""
     try:
         load_pair(image, mask, (1, 1))
         foreground = float((read_mask(mask) != 0).mean())

@@ -1,9 +1,11 @@
-"""The data set over a folder of photographs and masks, real or mock.
+"""Data set over a folder of photographs and masks, real or mock.
 
-`ROOT/train/images/NAME.jpg` (or another usual ending) with `ROOT/train/masks/NAME.png`, and the same in `val/`; folders
-below these are not looked into. A mask has the size of its image and one channel: 0 for the background, one other value
-for the object. A worker turns both into uint8 at the training size; `finish_batch` makes the float batch on the device.
-Flips depend on (seed, epoch, index) alone. It does not crop: the whole image is resized.
+The layout is `ROOT/train/images/NAME.jpg` (or another usual ending) with
+`ROOT/train/masks/NAME.png`, and the same in `val/`. Folders below these are not searched. A mask
+has the size of its image and one channel: 0 for the background, one other value for the object. A
+worker turns both into uint8 at the training size; `finish_batch` makes the float batch on the
+device. Flips depend on (seed, epoch, index) alone. The whole image is resized, and nothing is
+cropped.
 """
 
 from __future__ import annotations
@@ -42,33 +44,40 @@ MAKE_COMMAND = "python3 data_prep/mock_segmentation.py"
 def finish_batch(
     batch: Sequence[torch.Tensor], memory_format: torch.memory_format = torch.contiguous_format
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(images uint8 [N, H, W, 3], masks uint8 [N, H, W]) → (normalised float [N, 3, H, W], int64 [N, H, W]), where they are."""
+    """Turn a uint8 batch into (normalised float [N, 3, H, W], int64 [N, H, W]) on its own device.
+
+    `batch` is (images uint8 [N, H, W, 3], masks uint8 [N, H, W]).
+    """
     images, masks = image_folder.finish_batch(batch, memory_format)
     return images, masks.long()
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """(image, mask) files of one split, sorted by name, and what is not read of its two folders."""
+    """Pairs of image and mask files of one split, sorted by name, and what is not read."""
 
     folder: Path
     pairs: list[tuple[Path, Path]]
     left_out: LeftOut
 
     def notices(self) -> tuple[str, ...]:
-        """Return what a reader should know about the split, a line each."""
+        """Return what a user should know about the split, one line each."""
         return (f"left out of {printable(self.folder)}: {self.left_out}",) if self.left_out else ()
 
 
 def list_pairs(root: Path | str, split: str) -> Pairs:
-    """Return the images of `split` with their masks. Raises InputError that says what is missing and where."""
+    """Return the images of `split` with their masks.
+
+    Raises InputError that says what is missing and where.
+    """
     root = Path(root).expanduser().absolute()
     make = f"Mock data, in a folder of its own: {MAKE_COMMAND}"
     try:
         if not root.is_dir():
             what = "is a file" if root.exists() else "does not exist"
             raise InputError(
-                f"The data folder {printable(root)} {what}. Give a folder with train/ and val/ in it. {make}"
+                f"The data folder {printable(root)} {what}. Give a folder with train/ and val/ in "
+                f"it. {make}"
             )
         lacking_folder = next(
             (kind for kind in ("images", "masks") if not (root / split / kind).is_dir()), None
@@ -81,8 +90,8 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
         found = [entry.name for entry in scan(root) if is_folder(entry)]
         holds = f"It holds {some(found)}." if found else "It holds no folders."
         raise InputError(
-            f"The data folder {printable(root)} has no {split}/{lacking_folder}/ in it; expected {split}/images/NAME.jpg and "
-            f"{split}/masks/NAME.png. {holds} {make}"
+            f"The data folder {printable(root)} has no {split}/{lacking_folder}/ in it; expected "
+            f"{split}/images/NAME.jpg and {split}/masks/NAME.png. {holds} {make}"
         )
     folder, left_out = root / split, LeftOut()
     images = _files(folder, "images", EXTENSIONS, left_out)
@@ -90,20 +99,23 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
     if not images:
         holds = f" It holds {left_out}." if left_out else ""
         raise InputError(
-            f"{printable(folder / 'images')} holds no images ({', '.join(EXTENSIONS)}).{holds} {make}"
+            f"{printable(folder / 'images')} holds no images ({', '.join(EXTENSIONS)}).{holds} "
+            f"{make}"
         )
     by_stem: dict[str, Path] = {}
     for image in images:
         if (other := by_stem.setdefault(image.stem, image)) is not image:
             raise InputError(
-                f"{printable(other.name)} and {printable(image.name)} in {printable(folder / 'images')} would share one mask. "
-                "Give them different names."
+                f"{printable(other.name)} and {printable(image.name)} in "
+                f"{printable(folder / 'images')} would share one mask. Give them different names."
             )
     mask_of = {mask.stem: mask for mask in masks}
     if lacking := [image for image in images if image.stem not in mask_of]:
         raise InputError(
-            f"{len(lacking)} of {len(images)} images in {printable(folder / 'images')} have no mask: {printable(lacking[0].name)} needs "
-            f"{printable(folder / 'masks' / lacking[0].stem)}.png. Add the masks, or move these images out of the folder."
+            f"{len(lacking)} of {len(images)} images in {printable(folder / 'images')} have no "
+            f"mask: {printable(lacking[0].name)} needs "
+            f"{printable(folder / 'masks' / lacking[0].stem)}.png. Add the masks, or move these "
+            "images out of the folder."
         )
     for stem, mask in mask_of.items():
         if stem not in by_stem:
@@ -112,7 +124,10 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
 
 
 def _files(folder: Path, kind: str, endings: tuple[str, ...], left_out: LeftOut) -> list[Path]:
-    """Return the files of `folder`/`kind` with one of `endings`, sorted by name; the others are counted in `left_out`."""
+    """Return the files of `folder`/`kind` with one of `endings`, sorted by name.
+
+    Other entries are counted in `left_out`.
+    """
     files = []
     for entry in scan(folder / kind):
         if entry.name.startswith("."):
@@ -129,20 +144,23 @@ def _files(folder: Path, kind: str, endings: tuple[str, ...], left_out: LeftOut)
 
 
 def read_mask(path: Path) -> NDArray[np.generic]:
-    """Return the mask's own values [H, W], 0 and at most one other.
+    """Return the mask's own values [H, W], which are 0 and at most one other.
 
-    Raises InputError, naming the file, when it cannot be read, is not one channel or has other values.
+    Raises InputError, naming the file, when it cannot be read, is not one channel or has other
+    values.
     """
     try:
         with Image.open(path) as image:
             channels, values = image.getbands(), np.asarray(image)
     except Exception as error:  # Pillow raises many types on damaged files
         raise InputError(
-            f"Cannot read the mask {printable(path)}: {error}. Replace it, or move it and its image out of the folder."
+            f"Cannot read the mask {printable(path)}: {error}. Replace it, or move it and its "
+            "image out of the folder."
         ) from error
     if len(channels) != 1:
         raise InputError(
-            f"The mask {printable(path)} has {len(channels)} channels ({', '.join(channels)}); it must have one, with 0 where nothing is."
+            f"The mask {printable(path)} has {len(channels)} channels ({', '.join(channels)}); it "
+            "must have one, with 0 where nothing is."
         )
     if not ((values == 0) | (values == values.max())).all():
         distinct = np.unique(values)
@@ -150,7 +168,8 @@ def read_mask(path: Path) -> NDArray[np.generic]:
             ", …" if len(distinct) > 6 else ""
         )
         raise InputError(
-            f"The mask {printable(path)} has the values {shown}; it must have 0 for the background and one other value for the object."
+            f"The mask {printable(path)} has the values {shown}; it must have 0 for the "
+            "background and one other value for the object."
         )
     return values
 
@@ -158,7 +177,11 @@ def read_mask(path: Path) -> NDArray[np.generic]:
 def load_pair(
     image: Path, mask: Path, size: tuple[int, int], *, fast: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Image uint8 [*size, 3] and mask uint8 [*size] of 0 and 1. Raises InputError that names a damaged or unfitting file."""
+    """Return the image, uint8 [*size, 3], and its mask, uint8 [*size] of 0 and 1.
+
+    `fast` takes libjpeg's fast inverse DCT for the image. Raises InputError that names a damaged or
+    unfitting file.
+    """
     original: list[tuple[int, int]] = []
 
     def whole(height: int, width: int) -> Box:
@@ -179,11 +202,12 @@ def load_pair(
 
 
 class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Map-style data set: item i is (image uint8 [H, W, 3], mask uint8 [H, W] of 0 and 1), `size` being (H, W) in pixels.
+    """Map-style data set whose item i is (image uint8 [H, W, 3], mask uint8 [H, W] of 0 and 1).
 
-    `train` mirrors half of the items left to right and half of them top to bottom. Call `set_epoch` before each
-    epoch; it reaches workers that already run, too. Raises InputError for a folder that is none such; reading an item
-    raises InputError that names a damaged file.
+    `size` is (H, W) in pixels. `train` mirrors half of the items left to right and half of them top
+    to bottom. Call `set_epoch` before each epoch; workers that already run see the new epoch too.
+    Raises InputError for a folder of another layout. Reading an item raises InputError that names a
+    damaged file.
     """
 
     finish_batch = staticmethod(finish_batch)
@@ -212,5 +236,5 @@ class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return image.flip(axes), mask.flip(axes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the augmentation of `epoch` from now on, also in DataLoader workers that live on between epochs."""
+        """Draw the augmentation of `epoch` from now on, also in persistent DataLoader workers."""
         self._epoch.fill_(epoch)

@@ -1,1 +1,1 @@
-"""From a DataLoader to batches on the device, divided among the ranks."""
+"""Bring batches from a DataLoader to the device, and divide them among the ranks."""

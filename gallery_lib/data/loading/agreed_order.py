@@ -1,9 +1,9 @@
-"""One order of samples for all ranks: each rank's share of what a sampler yields.
+"""Agree on one order of samples: each rank takes its share of what a sampler yields.
 
-Every world_size-th index belongs to a rank, so the union of one step's batches is what a single
+Every world_size-th index belongs to a rank. So the union of one step's batches is what a single
 process with the same global batch would see. The ranks compare a digest of their orders once a
-pass; where these differ, because each drew its own, rank 0's counts. A sampler without an end, or
-without a length, is read ahead in chunks.
+pass. If the digests differ, because each rank drew an order of its own, the order of rank 0 counts.
+A sampler without an end, or without a length, is read ahead in chunks.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from gallery_lib.data.loading.streams import announce_own_division
 from gallery_lib.errors import InputError
 
 _FIRST_ROUNDS = 256
-"""Rounds of a sampler without a length that are read ahead first; then twice as many each time."""
+"""Rounds read ahead first of a sampler without a length; then twice as many each time."""
 _MOST_AHEAD = 2**22
-"""Items read ahead at most."""
+"""Maximum number of items read ahead."""
 _MOST_COUNTED = 2**28
-"""Samples of a data set up to which it is looked at which rank has which."""
+"""Maximum length of a data set for which the ranks compare which rank has which sample."""
 
 
 class ShardedSampler(Sampler[Any]):
-    """Every `world_size`-th item (an index, or a batch of them) that `base` yields, from `rank` on.
+    """Every `world_size`-th item that `base` yields, from `rank` on.
 
-    All ranks get the same number: with `drop_last` the tail that does not fill all ranks is left
-    out, otherwise it is filled up from the start. `samples` is the length of the data set. With
-    `check`, a `base` that yields another part of the data on every rank counts as divided already,
-    and is left as it is.
+    An item is an index or a batch of indices. All ranks get the same number of items. With
+    `drop_last` the tail that does not fill all ranks is left out; otherwise the tail is filled up
+    from the start. `samples` is the length of the data set. With `check`, a `base` that yields
+    another part of the data on every rank counts as divided already, and is left as it is.
     """
 
     def __init__(
@@ -93,7 +93,10 @@ class ShardedSampler(Sampler[Any]):
                 return
 
     def _chunk_sizes(self) -> Iterator[int]:
-        """Yield how many items to read next, in whole rounds; with a length, more than there are."""
+        """Yield how many items to read next, in whole rounds of at most _MOST_AHEAD items.
+
+        With a length, the first chunk is larger than the sampler unless _MOST_AHEAD limits it.
+        """
         length = length_of(self.base)
         rounds = _FIRST_ROUNDS if length is None else length // self.world_size + 1
         while True:
@@ -108,20 +111,25 @@ class ShardedSampler(Sampler[Any]):
         return items + list(itertools.islice(itertools.cycle(start), self.world_size - over))
 
     def _agreed(self, items: list[Any], failure: Exception | None) -> list[Any]:
-        """Return the items that all ranks divide. Raises on every rank when one cannot read."""
+        """Return the items that all ranks divide.
+
+        Raises on every rank when one rank cannot read.
+        """
         if failure is None and _knows_no_chance(self.base):
-            return items  # no rank waits for another, should only some of them iterate
+            # no exchange: no rank waits for another, should only some of them iterate
+            return items
         views = process_group.all_ranks((failure is None, len(items), digests.of_indices(items)))
         if failure is not None:
             raise failure
         if failed := [str(rank) for rank, (fine, _, _) in enumerate(views) if not fine]:
             raise InputError(
-                f"the sampler ({type(self.base).__name__}) failed on rank {', '.join(failed)}; its own message says why."
+                f"the sampler ({type(self.base).__name__}) failed on rank {', '.join(failed)}; "
+                "its own message says why."
             )
         if len(set(views)) == 1:
             return items
         if self.check:
-            self.check = False  # of the first pass alone
+            self.check = False  # only the first pass is checked
             self.divide = not self._divided_already(items)
             if not self.divide:
                 announce_own_division(f"what the sampler ({type(self.base).__name__}) yields")
@@ -131,7 +139,7 @@ class ShardedSampler(Sampler[Any]):
     def _divided_already(self, items: list[Any]) -> bool:
         """Return whether the ranks' items are parts that together are the data set.
 
-        Raises InputError, on every rank, where that cannot be known.
+        Raises InputError on every rank where that cannot be known.
         """
         if _draws_from_all(self.base):
             return False
@@ -157,8 +165,9 @@ class ShardedSampler(Sampler[Any]):
         if int(counts.max()) > 1:
             return False
         raise InputError(
-            f"the ranks' samplers ({type(self.base).__name__}) have no sample in common. If each yields its rank's share, set "
-            "config.loader.shard = 'never'; if each draws at random, set config.loader.shard = 'always', and rank 0's order is divided."
+            f"the ranks' samplers ({type(self.base).__name__}) have no sample in common. If each "
+            "yields its rank's share, set config.loader.shard = 'never'; if each draws at random, "
+            "set config.loader.shard = 'always', and rank 0's order is divided."
         )
 
 
@@ -175,7 +184,7 @@ def _draws_from_all(sampler: Any) -> bool:
 
 
 def _packed(items: list[Any]) -> Any:
-    """Return plain numbers as an array, which is sent many times faster; anything else as it is."""
+    """Return plain numbers as an array, which is sent many times faster; else `items` itself."""
     try:
         return np.asarray(items, np.int64) if all(type(item) is int for item in items) else items
     except OverflowError:
@@ -187,14 +196,17 @@ def _unpacked(items: Any) -> list[Any]:
 
 
 def order_kind(sampler: Any) -> str:
-    """Return the kinds of a sampler and of its inner one: by these it is decided whether ranks compare."""
+    """Return the type names of a sampler and of its inner sampler.
+
+    These types decide whether the ranks compare their orders.
+    """
     inner = _inner(sampler)
     name = type(sampler).__name__
     return name if inner is sampler else f"{name} of {type(inner).__name__}"
 
 
 def _flat(items: list[Any]) -> list[int] | None:
-    """Return the indices in `items`, or in batches of them; None when they are something else."""
+    """Return the indices in `items`, or in batches of them; None if they are something else."""
     flat: list[int] = []
     for item in items:
         for index in item if isinstance(item, (list, tuple)) else (item,):

@@ -1,12 +1,12 @@
-"""A loader whose batches arrive on the device, of which each rank has its share.
+"""Loader whose batches arrive on the device, and of which each rank has its share.
 
-It stands in for the caller's loader: attributes, length and passes are the loader's own
-(`data/sharding.py` says what a rank's share is). A data set may offer `set_epoch(epoch)`, called
-before each pass, and `finish_batch(batch, memory_format)`, called on the device, to turn what
-crossed the bus into what the model takes. A sampler that divides the data by rank is told its epoch
-before each pass, too, so that passes are shuffled anew; once the caller calls one of their
-`set_epoch`, that one's epochs are the caller's. On CUDA the next batches are copied on a stream of
-their own while the model computes.
+A DeviceLoader stands in for the caller's loader: attributes, length and passes are the loader's own
+(`sharding.py` says what a rank's share is). A data set may offer `set_epoch(epoch)`, which is
+called before each pass. It may also offer `finish_batch(batch, memory_format)`, which is called on
+the device. `finish_batch` turns what crossed the bus into what the model takes. A sampler that
+divides the data by rank is told its epoch before each pass, too, so that passes are shuffled anew.
+Once the caller calls `set_epoch` of a data set or sampler, the epochs of that object are the
+caller's. On CUDA the next batches are copied on a stream of their own while the model computes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gallery_lib.errors import InputError
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return `batch`, any nesting of tensors and objects with a `to`, on `device`.
 
-    What is there already is not copied: the same object comes back.
+    What is on `device` already is not copied: the same object comes back.
     """
     return map_tensors(
         lambda tensor: tensor.to(device, non_blocking=True),
@@ -45,7 +45,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def _moved_by_itself(batch: Any, device: torch.device) -> Any:
-    """Return an object with a `to` of its own on `device`."""
+    """Return an object that has a `to` of its own on `device`."""
     tensors = list(tensors_in(batch))
     if tensors and all(tensor.device == device for tensor in tensors):
         return batch
@@ -58,7 +58,7 @@ def _moved_by_itself(batch: Any, device: torch.device) -> Any:
     except (TypeError, ValueError, AttributeError):
         if tensors:
             raise
-        return batch  # a quantity's or a date's `to`, which is about something else
+        return batch  # the `to` of a quantity or a date means something else
 
 
 @functools.lru_cache(maxsize=256)
@@ -71,7 +71,7 @@ def _takes_non_blocking(to: Callable[..., Any]) -> bool:
 
 
 def _pinned(tensor: Tensor) -> Tensor:
-    """Return `tensor` in pinned memory, from which alone a copy is asynchronous, if it can be."""
+    """Return `tensor` in pinned memory if possible; only from there a copy is asynchronous."""
     if (
         tensor.device.type != "cpu"
         or tensor.layout is not torch.strided
@@ -88,7 +88,10 @@ def _pinned_by_itself(batch: Any) -> Any:
 
 
 def _used_on_current_stream(tensor: Tensor) -> Tensor:
-    """Keep the memory from being handed out on the copying stream while the model reads it."""
+    """Keep the memory of `tensor` from being reused on the copy stream while the model reads it.
+
+    Returns `tensor`.
+    """
     if hasattr(tensor, "__tensor_flatten__"):  # a subclass made of tensors, as nested ones are
         for name in tensor.__tensor_flatten__()[0]:
             _used_on_current_stream(getattr(tensor, name))
@@ -118,9 +121,9 @@ def _used_by_itself(batch: Any) -> Any:
 
 
 class _Ahead:
-    """The batches of `_ahead`, copied on a stream of their own.
+    """Iterator that `_ahead` returns: its batches are copied on a stream of their own.
 
-    An error of the loader comes when its batch would have come.
+    An error of the loader is raised when its batch would have come.
     """
 
     def __init__(self, batches: Iterator[Any], device: torch.device, depth: int) -> None:
@@ -167,11 +170,12 @@ def _ahead(batches: Iterator[Any], device: torch.device, depth: int) -> Iterator
 
 
 class DeviceLoader:
-    """Iterates over `loader`, a DataLoader or another iterable; `len` counts this rank's batches.
+    """Iterable over the batches of `loader` on the device; `len` counts this rank's batches.
 
-    What it does not know is asked of the loader, and set there: of this rank's copy where several
-    ranks divide it. Without `options`, the processes that load are left as they are. Raises
-    TypeError for what is no iterable, InputError for a loader that cannot be divided over ranks.
+    `loader` is a DataLoader or another iterable. Attributes that a DeviceLoader lacks are read from
+    the loader and set on it. If several ranks divide the loader, this rank's copy serves these
+    attributes. Without `options`, the loading processes are left as they are. Raises TypeError for
+    what is no iterable, InputError for a loader that cannot be divided over ranks.
     """
 
     loader: Any
@@ -195,7 +199,8 @@ class DeviceLoader:
     ) -> None:
         if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
             raise TypeError(
-                f"the loader is a {type(loader).__name__}: give a DataLoader, or another iterable of batches."
+                f"the loader is a {type(loader).__name__}: give a DataLoader, or another iterable "
+                "of batches."
             )
         options = options or Loader(nice=0)
         if bool(options.buckets) != bool(options.pad_values):
@@ -203,11 +208,12 @@ class DeviceLoader:
                 ("buckets", "pad_values") if options.buckets else ("pad_values", "buckets")
             )
             raise InputError(
-                f"config.loader.{given} is set and config.loader.{missing} is not, so that nothing would be padded: set both."
+                f"config.loader.{given} is set and config.loader.{missing} is not, so that "
+                "nothing would be padded: set both."
             )
         world_size = process_group.world_size()
         share: Share
-        if isinstance(loader, DeviceLoader):  # been here before: divided already
+        if isinstance(loader, DeviceLoader):  # wrapped before, so divided already
             share, loader = loader._share, loader._caller
         elif shard and world_size > 1:
             share = sharded(loader, process_group.rank(), world_size, options.shard)
@@ -219,7 +225,7 @@ class DeviceLoader:
         ]
         workers = share.loader.num_workers if isinstance(share.loader, DataLoader) else 0
         niceness = options.nice if device.type == "cpu" and workers else 0
-        # Not by attribute: those that this object does not have are set on the loader.
+        # Not by assignment: __setattr__ sets attributes that this object lacks on the loader.
         vars(self).update(
             loader=share.loader,
             device=device,
@@ -234,21 +240,21 @@ class DeviceLoader:
 
     @property
     def dataset(self) -> Any:
-        """The caller's data set."""
+        """Return the caller's data set."""
         return self._caller.dataset
 
     @property
     def sampler(self) -> Any:
-        """The caller's sampler, whose `set_epoch` is his."""
+        """Return the caller's sampler, whose `set_epoch` belongs to the caller."""
         return self._caller.sampler
 
     @property
     def batch_sampler(self) -> Any:
-        """The caller's batch sampler."""
+        """Return the caller's batch sampler."""
         return self._caller.batch_sampler
 
     def __getattr__(self, name: str) -> Any:
-        if "loader" not in vars(self):  # while this is being copied
+        if "loader" not in vars(self):  # while this object is being copied
             raise AttributeError(name)
         return getattr(vars(self)["loader"], name)
 
@@ -273,7 +279,7 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._epochs.begin_pass()
-        # Maps, since an error in one batch does not end a loader's iterator, and would end a generator.
+        # Maps: an error in one batch would end a generator, but does not end a loader's iterator.
         batches = self._share.begin(self._watched)
         if self._options.buckets:
             batches = map(self._padded, batches)

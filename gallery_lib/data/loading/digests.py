@@ -72,11 +72,11 @@ def of_indices(items: list[Any]) -> bytes:
 
 
 def of_data(dataset: Any) -> bytes:
-    """Return a digest of a map-style data set: of its length, and of samples of what it keeps.
+    """Return a digest of a map-style data set: its length, and samples of what it stores.
 
-    No item is read. Lists, arrays and tensors are looked into, also as attributes as long as the
-    data set; Subset and ConcatDataset lead to what they are made of. Of a file's path the name
-    counts: folders differ between hosts.
+    No item is read. The digest covers lists, arrays and tensors. These may also be attributes that
+    are as long as the data set. Subset and ConcatDataset lead to the data sets that they are made
+    of. Of a file's path only the name counts, because folders differ between hosts.
     """
     return digest(_sample(dataset, 0))
 
@@ -107,7 +107,7 @@ def _sample(data: Any, depth: int) -> Any:
 
 
 def _named(value: Any, depth: int = 0) -> Any:
-    """Return what counts of one element: its type where the value means nothing elsewhere."""
+    """Return what counts of one element: its type if the value means nothing elsewhere."""
     if isinstance(value, (str, PurePath)):
         return str(value).rsplit("/", 1)[-1]
     if isinstance(value, (*_PLAIN, Tensor, np.ndarray)):

@@ -1,7 +1,9 @@
-"""A DataLoader whose workers can begin before its batches are asked for: before the model is built.
+"""DataLoader whose workers can start before its batches are needed: before the model is built.
 
-A worker is forked, and from then on a page of memory that this process writes to, and had touched before, is copied first. Forked after
-a model of half a gigabyte was built, its weights are copied so in the first steps, small page by small page. And meanwhile it loads.
+Forking a worker makes the memory of this process copy-on-write. From then on, the first write to a
+page that this process had touched before copies the page. If the fork comes after a model of half a
+gigabyte was built, the first steps copy its weights in this way, small page by small page. With an
+early start, the workers also load batches while the model is built.
 """
 
 from __future__ import annotations
@@ -12,7 +14,11 @@ from torch.utils.data import DataLoader
 
 
 class EarlyWorkers(DataLoader[Any]):
-    """The first pass has the batches that it would have without `begin`, if nobody else draws from `generator` meanwhile."""
+    """DataLoader with a `begin` that starts the workers of its first pass early.
+
+    The first pass has the same batches as without `begin`, if nobody else draws from `generator`
+    meanwhile.
+    """
 
     _early: Any = None
 

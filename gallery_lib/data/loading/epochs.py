@@ -1,7 +1,7 @@
-"""Count the epochs of data sets and samplers, until the caller calls `set_epoch` himself.
+"""Count the epochs of data sets and samplers until the caller calls `set_epoch` himself.
 
-A `set_epoch` is replaced, on the object and not on its class, by a stand-in that notices by whom it
-is called. From the caller's first call on, the object's epochs are his.
+A stand-in replaces `set_epoch` on the object, not on its class, and notices who calls it. From the
+caller's first call on, the epochs of the object are the caller's.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any
 
 
 class Noticed:
-    """Stands in for `owner.set_epoch`, and remembers whether anybody but us has called it."""
+    """Stand-in for `owner.set_epoch` that remembers whether anybody but this module has called it."""
 
     def __init__(self, owner: Any) -> None:
         self.owner, self.by_caller, self.telling = owner, False, False
-        # Not a method of the owner's class: pickled with the owner, it would lead back to this object.
+        # A method of the owner's class is not kept: pickled with the owner, it would lead back to
+        # this object.
         of_class = hasattr(type(owner), "set_epoch") and "set_epoch" not in getattr(
             owner, "__dict__", {}
         )
         self.original = None if of_class else owner.set_epoch
         epoch = getattr(owner, "epoch", 0)
-        self.start = (
-            epoch if isinstance(epoch, int) else 0
-        )  # set before we came: a run that goes on
+        # an epoch that was set before belongs to a resumed run
+        self.start = epoch if isinstance(epoch, int) else 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the original."""
+        """Call the original, and remember the call unless this module makes it."""
         self.by_caller = self.by_caller or not self.telling
         if self.original is None:
             return type(self.owner).set_epoch(self.owner, *args, **kwargs)
@@ -45,7 +45,7 @@ def _noticed(owner: Any) -> Noticed:
 
 
 class Epochs:
-    """Tells epochs to groups of objects, the outermost of a group first; that one passes them on."""
+    """Epochs of groups of objects; the outermost object of a group passes its epochs on."""
 
     def __init__(self, *groups: Sequence[Any]) -> None:
         owners = [
@@ -57,7 +57,7 @@ class Epochs:
         self._set: int | None = None
 
     def begin_pass(self) -> None:
-        """Tell every group whose epochs are ours the next one."""
+        """Tell the next epoch to every group whose epochs are not the caller's."""
         for group in self._groups:
             if not any(noticed.by_caller for noticed in group):
                 start = group[0].start if self._set is None else self._set
@@ -65,7 +65,7 @@ class Epochs:
         self._passes += 1
 
     def set(self, epoch: int) -> None:
-        """The next pass is that of `epoch`, and the ones after it follow."""
+        """Make `epoch` the epoch of the next pass; later passes count on from there."""
         self._set, self._passes = epoch, 0
         for group in self._groups:
             for noticed in group:

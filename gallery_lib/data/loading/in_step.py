@@ -1,9 +1,11 @@
-"""Passes over data that the ranks have divided themselves have as many batches on all ranks as on the one with the most.
+"""Keep all ranks in step when they have divided the data themselves.
 
-Nobody knows how many batches such data has on other ranks. Where one rank ran out of them first, the others would wait
-for it in the next averaging of gradients, without end. So each rank notes in the process group's store, one batch
-ahead, whether it has another one, and reads the notes of the others: two short messages a step, which wait for
-nobody unless a rank is a whole step behind. A rank that has run out repeats its first batch, which is said.
+In every pass all ranks have as many batches as the rank with the most. No rank knows how many
+batches of such data the other ranks have. If one rank ran out first, the others would wait for it
+without end in the next averaging of gradients. So each rank notes in the process group's store, one
+batch ahead, whether it has another batch. Each rank reads the notes of the others. These are two
+short messages a step, which wait for nobody unless a rank is a whole step behind. A rank that has
+run out repeats its first batch and warns.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from gallery_lib.comm import process_group
 from gallery_lib.errors import InputError, RunFailed
 
 _KEPT = 3
-"""Notes of a rank that others may still read."""
+"""Number of notes of a rank that other ranks may still read."""
 
 
 class InStep:
-    """The batches of one pass; `part` says, once the first batch is there, whether it is the ranks' own division.
+    """Batches of one pass, as many on every rank.
 
-    `name` is that of the pass, the same on all ranks.
+    Once the first batch is there, `part.divide` is false if the ranks have divided the data
+    themselves. `name` is that of the pass, the same on all ranks.
     """
 
     def __init__(self, batches: Iterator[Any], part: Any, name: str) -> None:
@@ -46,7 +49,7 @@ class InStep:
             return next(self._batches)
         else:
             batch = self._next
-        if self._part.divide:  # which the first batch has shown
+        if self._part.divide:  # known since the first batch
             self._number = 0
             if batch is None:
                 raise StopIteration
@@ -77,15 +80,17 @@ class InStep:
 
     def _empty(self, ranks: list[int]) -> InputError:
         return InputError(
-            f"rank {', '.join(map(str, sorted(ranks)))} has no batch at all in this pass, and others have. Give every rank a share, "
-            "or set config.loader.shard = 'always' to have the data divided."
+            f"rank {', '.join(map(str, sorted(ranks)))} has no batch at all in this pass, and "
+            "others have. Give every rank a share, or set config.loader.shard = 'always' to have "
+            "the data divided."
         )
 
     def _say_repeated(self) -> None:
         if not self._said:
             warnings.warn(
-                f"accelerate(): rank {process_group.rank()} has run out of batches after {self._number}, and repeats its first "
-                "while others have some. Shares of the same length need none of this.",
+                f"accelerate(): rank {process_group.rank()} has run out of batches after "
+                f"{self._number}, and repeats its first while others have some. Shares of the "
+                "same length need none of this.",
                 stacklevel=3,
             )
         self._said = True
@@ -97,18 +102,16 @@ class InStep:
             store.delete_key(self._key(number - _KEPT, process_group.rank()))
 
     def _without(self, number: int) -> list[int]:
-        """Return the ranks that have no batch of this number."""
+        """Return the other ranks that have no batch of this number."""
         store = dist.distributed_c10d._get_default_store()
         ranks = [rank for rank in range(process_group.world_size()) if rank != process_group.rank()]
         try:
             return [rank for rank in ranks if store.get(self._key(number, rank)) == b"0"]
-        except (
-            dist.DistStoreError,
-            RuntimeError,
-        ) as error:  # which one depends on the kind of store
+        except (dist.DistStoreError, RuntimeError) as error:
+            # the type of the error depends on the kind of store
             raise RunFailed(
-                f"a rank did not come to batch {number + 1} of this pass: it has ended, or has left its loop early. "
-                "All ranks have to take the same number of steps."
+                f"a rank did not come to batch {number + 1} of this pass: it has ended, or has "
+                "left its loop early. All ranks have to take the same number of steps."
             ) from error
 
     def _key(self, number: int, rank: int) -> str:
@@ -116,7 +119,10 @@ class InStep:
 
 
 def _is_file(store: dist.Store) -> bool:
-    """Return whether the store is a file, in which torch does not find other keys after one was deleted."""
+    """Return whether the store is a file.
+
+    In a file, torch does not find other keys after one was deleted.
+    """
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return isinstance(store, dist.FileStore)

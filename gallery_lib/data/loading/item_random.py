@@ -1,4 +1,4 @@
-"""Random numbers of one item of a data set, which depend on nothing but (seed, epoch, index)."""
+"""Random numbers of one item of a data set, which depend only on (seed, epoch, index)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import numpy as np
 
 
 class _Generator(threading.local):
-    """One per thread, whose key and counter are set anew for each item: making one asks the system for entropy, which takes longer."""
+    """Random generator of one thread; each item sets its key and counter anew.
+
+    Making a generator asks the system for entropy, which takes longer.
+    """
 
     def __init__(self) -> None:
         self.bits = np.random.Philox(key=0)
@@ -20,7 +23,10 @@ _of_thread = _Generator()
 
 
 def of_item(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """The item's generator: the same in any worker, any order and any resumed run. Valid until the thread asks for its next."""
+    """Return the generator of an item: the same in any worker, any order and any resumed run.
+
+    The generator is valid until the thread asks for its next one.
+    """
     state = _of_thread.state["state"]
     state["key"][:] = seed % 2**64, (seed >> 64) % 2**64
     state["counter"][:] = 0, 0, epoch, index

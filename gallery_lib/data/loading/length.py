@@ -1,4 +1,4 @@
-"""How long a data set, sampler or loader says that it is."""
+"""Ask a data set, sampler or loader for its length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 
 def length_of(data: Any) -> int | None:
-    """Return `len(data)`, or None where it has none: streams raise TypeError, and torch's own samplers NotImplementedError."""
+    """Return `len(data)`, or None if it has none.
+
+    Streams raise TypeError, and torch's own samplers NotImplementedError.
+    """
     try:
         return len(data)
     except (TypeError, NotImplementedError):

@@ -1,8 +1,9 @@
-"""Batches of similar length, so that little of a padded batch is padding.
+"""Order items in batches of similar length, so that little of a padded batch is padding.
 
-The order is random between epochs and between batches, and sorted by length only within a window of many batches.
-It is an order of single indices, not of batches, so that it can be sharded over ranks: every rank's share of a
-global batch has similar lengths, and no rank waits for another's long batch.
+The order is random between epochs and between batches. Items are sorted by length only within a
+window of many batches. The order consists of single indices, not of batches, so that it can be
+sharded over ranks. Every rank's share of a global batch has similar lengths, and no rank becomes a
+straggler through a long batch.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ WINDOW_BATCHES = 16
 
 
 class LengthBucketSampler(Sampler[int]):
-    """Indices 0 … len(lengths) − 1, each once per pass, such that consecutive runs of `batch_items` have similar lengths.
+    """Sampler of all indices, once per pass, in runs of similar length.
 
-    `batch_items` is the number of items in a batch of all ranks together; `generator` decides the order and advances
-    with every pass. What does not fill a batch comes last.
+    Indices are 0 … len(lengths) − 1. Consecutive runs of `batch_items` indices have similar
+    lengths. `batch_items` is the number of items in a batch of all ranks together. `generator`
+    decides the order and advances with every pass. What does not fill a batch comes last.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""A copy of a DataLoader, of any subclass, that reads another sampler or another data set.
+"""Copy a DataLoader of any subclass so that it reads another sampler or another data set.
 
-DataLoader refuses to be given another one, and a plain DataLoader would lose what a subclass adds.
-So the copy is the same in everything, options of any version of torch included, but for the parts
-that are replaced.
+A DataLoader refuses to be given another one, and a plain DataLoader would lose what a subclass
+adds. So the copy is the same in everything except the replaced parts, including the options of any
+version of torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
     vars(result).update(parts, _iterator=None, _IterableDataset_len_called=None)
     if strange := [name for name, part in parts.items() if getattr(result, name) is not part]:
         raise InputError(
-            f"the loader is a {kind.__name__}, whose `{strange[0]}` cannot be replaced, so that it cannot be "
-            "divided over the ranks: give it a DistributedSampler, or set config.loader.shard = 'never'."
+            f"the loader is a {kind.__name__}, whose `{strange[0]}` cannot be replaced, so that "
+            "it cannot be divided over the ranks: give it a DistributedSampler, or set "
+            "config.loader.shard = 'never'."
         )
     return result

@@ -1,8 +1,9 @@
-"""How to walk over a batch: any nesting of containers with tensors in it.
+"""Walk over a batch: any nesting of containers with tensors in it.
 
 A container is a mapping, a sequence, a set, a dataclass, an attrs class or a SimpleNamespace, of
-any subclass. Where nothing inside changes, the same object comes back. Else a copy of the container
-gets the new members: its constructor is not called, since nobody knows what it takes.
+any subclass. If nothing inside changes, the same object comes back. Otherwise a copy of the
+container gets the new members. Its constructor is not called, since nobody knows which arguments it
+takes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SETS = (set, frozenset)
 
 
 def members(batch: Any) -> dict[Any, Any] | None:
-    """Return the members of a container by key, position or name; None for what is no container."""
+    """Return the members of a container by key, position or name; None for anything else."""
     if isinstance(batch, Mapping):
         return {key: batch[key] for key in batch}
     if isinstance(batch, (*_SEQUENCES, *_SETS)):
@@ -44,13 +45,13 @@ def members(batch: Any) -> dict[Any, Any] | None:
 
 
 def _own_attributes(batch: Any) -> dict[str, Any]:
-    """Return what a container of a subclass has beside its members."""
+    """Return the attributes that a container of a subclass has besides its members."""
     own = getattr(batch, "__dict__", None)
     return {} if own is None or own is batch else dict(own)  # a dict may be its own `__dict__`
 
 
 def with_members(batch: Any, changes: Mapping[Any, Any]) -> Any:
-    """Return a copy of the container `batch` in which the members that `changes` names are others.
+    """Return a copy of the container `batch` in which `changes` replaces members.
 
     Raises InputError for a container that cannot be changed and has no `to` of its own.
     """
@@ -79,7 +80,7 @@ def with_members(batch: Any, changes: Mapping[Any, Any]) -> Any:
 
 
 def with_attributes(batch: Any, changes: Mapping[str, Any]) -> Any:
-    """Set attributes, also of a frozen dataclass; return `batch`."""
+    """Set attributes of `batch`, which may be a frozen dataclass, and return `batch`."""
     for name, value in changes.items():
         object.__setattr__(batch, name, value)
     return batch
@@ -110,20 +111,21 @@ def _set_of(batch: Any, items: list[Any]) -> Any:
 def moves_itself(batch: Any) -> bool:
     """Return whether `batch` is an object with a `to` of its own, by which it is moved.
 
-    A UserDict's (BatchEncoding) leaves out nested tensors, so that it counts as a mapping.
+    The `to` of a UserDict (BatchEncoding) leaves out nested tensors, so a UserDict counts as a
+    mapping.
     """
     if isinstance(batch, (Tensor, type, collections.UserDict)):
         return False
-    return callable(getattr(type(batch), "to", None))  # of the type: some dicts answer to any name
+    return callable(getattr(type(batch), "to", None))  # ask the type: some dicts have any attribute
 
 
 def map_tensors(
     change: Callable[[Tensor], Tensor], batch: Any, whole: Callable[[Any], Any] | None = None
 ) -> Any:
-    """Return `batch` with `change` applied to every tensor in it; what is no tensor stays.
+    """Return `batch` with `change` applied to every tensor in it; anything else stays.
 
-    What is in a batch twice is once in memory before and after. `whole` is applied to objects that
-    have a `to` of their own; without it these stay as they are.
+    An object that is in a batch twice is in memory once, before and after. `whole` is applied to
+    objects that have a `to` of their own; without `whole` these stay as they are.
     """
     return _mapped(change, batch, whole, {})
 
@@ -138,7 +140,7 @@ def _mapped(
         return batch
     if id(batch) in known:
         return known[id(batch)][1]
-    known[id(batch)] = (batch, batch)  # until it is known: what holds itself
+    known[id(batch)] = (batch, batch)  # until then: a container may hold itself
     if isinstance(batch, Tensor):
         result = change(batch)
     elif moves_itself(batch):
@@ -159,7 +161,7 @@ def _with_mapped_members(batch: Any, mapped: Callable[[Any], Any]) -> Any:
     attributes = {name: new for name, value in own.items() if (new := mapped(value)) is not value}
     if not attributes:
         return with_members(batch, changes) if changes else batch
-    # A UserDict's members are in an attribute, `data`: the attributes come first.
+    # The attributes come first: a UserDict has its members in one, `data`.
     result = with_attributes(with_members(batch, {}), attributes)
     if isinstance(batch, (MutableMapping, MutableSequence)):
         for key, value in changes.items():

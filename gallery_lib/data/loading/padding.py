@@ -1,9 +1,10 @@
-"""Pads batches of variable length to one of a few lengths, so that a compiler meets few shapes.
+"""Pad batches of variable length to one of a few lengths, so that a compiler meets few shapes.
 
-A model that is compiled anew for every length waits more than it computes. With `buckets=(64, 128, 256)` a batch of
-length 70 is padded to 128; longer ones than the last bucket stay as they are. Which parts of a batch have a length,
-and what fills them, is the caller's to say: `pad_values={"input_ids": 0, "labels": -100}`, or `{0: 0.0}` for the first
-member of a tuple. The length is dimension 1, behind the batch dimension.
+A model that is compiled anew for every length waits more than it computes. With `buckets=(64, 128,
+256)` a batch of length 70 is padded to 128. Batches longer than the last bucket stay as they are.
+The caller says which parts of a batch have a length, and what fills them: `pad_values={"input_ids":
+0, "labels": -100}`, or `{0: 0.0}` for the first member of a tuple. The length is dimension 1,
+behind the batch dimension.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from gallery_lib.errors import InputError
 def _padded(tensor: Any, bucket: int, value: float, where: str | int) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.dim() < 2:
         raise InputError(
-            f"pad_values names {where!r}, which is no tensor with a batch and a length dimension in this batch."
+            f"pad_values names {where!r}, which is no tensor with a batch and a length dimension "
+            "in this batch."
         )
     missing = bucket - tensor.shape[1]
     return (
@@ -33,22 +35,25 @@ def _padded(tensor: Any, bucket: int, value: float, where: str | int) -> Tensor:
 
 
 def pad_to_bucket(batch: Any, buckets: Sequence[int], pad_values: Mapping[str | int, float]) -> Any:
-    """Return `batch`, its parts that `pad_values` names padded to the smallest bucket for all.
+    """Return `batch` with the parts that `pad_values` names padded to one common bucket.
 
-    `batch` is a mapping, a sequence or a dataclass, and keeps its type; None stays None. Raises
-    InputError when a name is not in the batch, or is no tensor [N, length, …].
+    The bucket is the smallest that fits all these parts. `batch` is a mapping, a sequence or a
+    dataclass, and keeps its type. None stays None. Raises InputError when a name is not in the
+    batch, or is no tensor [N, length, …].
     """
     if batch is None or not pad_values:
         return batch
     parts = members(batch)
     if parts is None:
         raise InputError(
-            f"pad_values names {next(iter(pad_values))!r}; a batch is a {type(batch).__name__}, which has no named parts."
+            f"pad_values names {next(iter(pad_values))!r}; a batch is a {type(batch).__name__}, "
+            "which has no named parts."
         )
     unknown = [name for name in pad_values if name not in parts]
     if unknown:
         raise InputError(
-            f"pad_values names {unknown[0]!r}; the batch has {', '.join(repr(name) for name in parts)}."
+            f"pad_values names {unknown[0]!r}; the batch has "
+            f"{', '.join(repr(name) for name in parts)}."
         )
     lengths = [
         parts[name].shape[1]

@@ -1,4 +1,4 @@
-"""Samplers that know ranks: those that divide the data themselves, as DistributedSampler does."""
+"""Find samplers that know ranks: they divide the data themselves, as DistributedSampler does."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.utils.data import Sampler
 _REPLICAS = ("num_replicas", "world_size", "_num_replicas", "_world_size")
 _RANK = ("rank", "_rank")
 _DEEPEST = 4
-"""Samplers in samplers in batch samplers that are looked into."""
+"""Maximum depth of the search for samplers in samplers in batch samplers."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """For which rank of how many the sampler called `name` is."""
+    """Rank, and number of ranks, for which the sampler called `name` is made."""
 
     name: str
     rank: int
@@ -27,12 +27,12 @@ class Place:
 
 
 def outermost(loader: Any) -> Any:
-    """Return what a loader's indices, or batches of them, come from."""
+    """Return the sampler that a loader's indices, or batches of them, come from."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def chain(loader: Any) -> list[Any]:
-    """Return the samplers of a loader, those inside others too, from the outside inwards."""
+    """Return the samplers of a loader, including nested ones, from the outside inwards."""
     found: list[Any] = []
     for name in ("batch_sampler", "sampler"):
         for sampler in _below(getattr(loader, name, None), 0):
@@ -51,7 +51,7 @@ def _below(sampler: Any, depth: int) -> Iterator[Any]:
 
 
 def _place(sampler: Any) -> Place | None:
-    """Return the place that the attributes of one sampler name."""
+    """Return the place that the attributes of one sampler name, or None if they name none."""
     own = getattr(sampler, "__dict__", {})
     replicas = next((own[name] for name in _REPLICAS if type(own.get(name)) is int), None)
     rank = next((own[name] for name in _RANK if type(own.get(name)) is int), None)
@@ -61,5 +61,5 @@ def _place(sampler: Any) -> Place | None:
 
 
 def place_of(loader: Any) -> Place | None:
-    """Return for which rank a loader's samplers are; None when none of them knows ranks."""
+    """Return for which rank a loader's samplers are made; None if none of them knows ranks."""
     return next((place for sampler in chain(loader) if (place := _place(sampler))), None)

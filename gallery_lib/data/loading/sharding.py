@@ -1,19 +1,19 @@
-"""Each rank's share of a loader: a DataLoader of any subclass, or another iterable of batches.
+"""Divide a loader among the ranks: a DataLoader of any subclass, or an iterable of batches.
 
 | loader | a rank's share |
 |---|---|
 | map-style data | every world_size-th index of the sampler; the tail is filled up from the start |
-| with a batch_sampler, or batch_size=None | every world_size-th batch (item), whole; so with the tail |
-| list or tuple of batches | every world_size-th batch; so with the tail |
+| with a batch_sampler, or batch_size=None | every world_size-th batch (item), whole; same tail |
+| list or tuple of batches | every world_size-th batch; same tail |
 | stream, other iterable of batches | every world_size-th item (batch); the tail is left out |
 | divided already | all that it yields |
 
-So all ranks take the same number of steps; of what is divided already, as many as the rank with the most batches has
-(`in_step.py`). With `drop_last` tails are left out everywhere. Divided
-already is a loader whose sampler knows ranks (DistributedSampler), and one whose data or order is
-found to differ from rank to rank; `config.loader.shard` says otherwise. Everything else about the
-loader stays. The ranks compare notes once a pass, so all of them have to begin it; one that ends
-with an error is waited for until the process group's timeout.
+So all ranks take the same number of steps. For data that is divided already, this number is that of
+the rank with the most batches (`in_step.py`). With `drop_last` tails are left out everywhere. A
+loader counts as divided already if its sampler knows ranks (DistributedSampler), or if its data or
+order differs from rank to rank. `config.loader.shard` overrides this. Everything else about the
+loader stays. The ranks compare notes once a pass, so all of them have to begin it. If a rank ends
+with an error, the others wait for it until the process group's timeout.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gallery_lib.errors import InputError
 
 @dataclass
 class Share:
-    """A rank's share: what to iterate over, and the part in it that divides, if any.
+    """Share of one rank: the loader to iterate over, and the part in it that divides, if any.
 
     `sampled_by_rank` says that the caller's own sampler divides the data.
     """
@@ -52,11 +52,11 @@ class Share:
     part: ShardedSampler | ShardedStream | None = None
     sampled_by_rank: bool = False
     number: int = 0
-    """Of this loader among those that the ranks divide; the same on all ranks."""
+    """Number of this loader among those that the ranks divide; the same on all ranks."""
     passes: int = 0
 
     def begin(self, watched: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """Return the batches of one pass; `watched` is put around the loader's own iterator."""
+        """Return the batches of one pass; `watched` wraps the loader's own iterator."""
         begun = watched(iter(self.loader))
         self.passes += 1
         return (
@@ -67,7 +67,7 @@ class Share:
 
 
 class _Pass:
-    """The batches of a pass, of which the first is the occasion to look at what the ranks have."""
+    """Batches of a pass; at the first one the ranks compare what they have."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Pass:
         except Exception as error:
             if undecided is None or (isinstance(error, StopIteration) and not undecided.used):
                 raise
-            self._decide(undecided)  # since the other ranks do
+            self._decide(undecided)  # the other ranks do so, too
             if undecided.divide:
                 raise
             return next(self._batches)
@@ -113,7 +113,7 @@ class _Pass:
         return batch if undecided.divide else next(self._batches)
 
     def _decide(self, part: ShardedStream) -> None:
-        """Compare what the workers found; begin again with a stream that divides itself."""
+        """Compare what the workers of all ranks found; restart a stream that divides itself."""
         part.decide()
         if not part.divide:
             loader = self._share.loader
@@ -126,14 +126,15 @@ class _Pass:
 def _check_used(share: Share) -> None:
     if share.part is not None and not share.part.used:
         raise InputError(
-            f"the loader is a {type(share.loader).__name__}, which does not read its own sampler or data set, so that it cannot be "
-            "divided over the ranks: give it a DistributedSampler and config.loader.shard = 'never', or do without the subclass."
+            f"the loader is a {type(share.loader).__name__}, which does not read its own sampler "
+            "or data set, so that it cannot be divided over the ranks: give it a "
+            "DistributedSampler and config.loader.shard = 'never', or do without the subclass."
         )
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the ranks tell each other about their loaders when these are made."""
+    """Facts about a loader that the ranks exchange when their loaders are made."""
 
     kind: str
     place: Place | None
@@ -144,10 +145,10 @@ class _Facts:
 
 
 def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Share:
-    """Return this rank's share of `loader`. `shard` is `config.loader.shard`.
+    """Return this rank's share of `loader`; `shard` is `config.loader.shard`.
 
-    Raises InputError, on every rank, for a loader that cannot be divided, or that does not fit
-    those of the other ranks.
+    Raises InputError on every rank for a loader that cannot be divided, or that does not fit the
+    loaders of the other ranks.
     """
     if shard == "never":
         return Share(loader)
@@ -202,11 +203,15 @@ def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Sha
 
 
 def _announce_drawn_data(what: str) -> None:
-    """Say once, on rank 0, that tensors which each rank may have drawn at random, without a seed, are divided all the same."""
+    """Warn once, on rank 0, that tensors which differ from rank to rank are divided all the same.
+
+    Each rank may have drawn them at random, without a seed.
+    """
     if process_group.rank() == 0:
         warnings.warn(
-            f"accelerate(): {what} differs from rank to rank, and so do the ranks' seeds, so it counts as drawn at random: each rank takes "
-            "its part of the indices. If the ranks hold shares of one data set, set config.loader.shard = 'never'.",
+            f"accelerate(): {what} differs from rank to rank, and so do the ranks' seeds, so it "
+            "counts as drawn at random: each rank takes its part of the indices. If the ranks "
+            "hold shares of one data set, set config.loader.shard = 'never'.",
             stacklevel=2,
         )
 
@@ -216,7 +221,11 @@ def _unchanged(batch: Any) -> Any:
 
 
 def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> bool:
-    """Return whether the loader's samplers know ranks. Raises InputError if not the run's."""
+    """Return whether the loader's samplers know ranks.
+
+    Raises InputError if they are made for other ranks than the run's, or if the ranks' loaders are
+    of different kinds.
+    """
     if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
         found = ", ".join(
             f"rank {number}: {fact.kind}{f' for {fact.place}' if fact.place else ''}"
@@ -229,14 +238,18 @@ def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> boo
         number = number if len(facts) > 1 else rank
         if place is not None and (place.rank, place.replicas) != (number, world_size):
             raise InputError(
-                f"the loader's {place.name} is for {place}, on the process that is rank {number} of {world_size}. "
-                "Make it with the run's num_replicas and rank, or set config.loader.shard = 'never'."
+                f"the loader's {place.name} is for {place}, on the process that is rank {number} "
+                f"of {world_size}. Make it with the run's num_replicas and rank, or set "
+                "config.loader.shard = 'never'."
             )
     return facts[0].place is not None
 
 
 def _divided_by_torch(dataset: Any) -> bool:
-    """Return whether a data pipe has a sharding filter, by which DataLoader divides it over ranks."""
+    """Return whether a data pipe has a sharding filter, by which DataLoader divides it over ranks.
+
+    Raises InputError for a data pipe without a sharding filter.
+    """
     if not isinstance(dataset, IterDataPipe):
         return False
     from torch.utils.data import graph, graph_settings
@@ -245,8 +258,8 @@ def _divided_by_torch(dataset: Any) -> bool:
     if any(hasattr(pipe, "apply_sharding") for pipe in pipes):
         return True
     raise InputError(
-        "the loader's data pipe has no sharding_filter(), so that it is not divided over the ranks: "
-        "add one, or set config.loader.shard = 'never'."
+        "the loader's data pipe has no sharding_filter(), so that it is not divided over the "
+        "ranks: add one, or set config.loader.shard = 'never'."
     )
 
 
@@ -254,8 +267,9 @@ def _check_same_length(facts: list[_Facts]) -> None:
     if len({fact.length for fact in facts}) > 1:
         found = ", ".join(f"rank {rank}: {fact.length}" for rank, fact in enumerate(facts))
         raise InputError(
-            f"the ranks' data sets differ in length ({found}). Give every rank the whole data set; accelerate() divides it "
-            "among them. If each has its own share, set config.loader.shard = 'never'."
+            f"the ranks' data sets differ in length ({found}). Give every rank the whole data "
+            "set; accelerate() divides it among them. If each has its own share, set "
+            "config.loader.shard = 'never'."
         )
 
 

@@ -1,10 +1,11 @@
-"""Batches from a DataLoader's workers through shared memory that is used again.
+"""Pass batches from a DataLoader's workers through shared memory that is reused.
 
-torch passes every batch in a new file of shared memory: both processes map it, pay for each of its pages and hand a file
-descriptor over. With `collate` as the loader's `collate_fn` a worker keeps the blocks that its batches lie in. A block
-goes over once; later a message says only which one holds the batch. When nothing in the main process refers to the
-batch any more, a byte in shared memory, one for each block, tells the worker. So a batch that is kept stays what it is;
-a worker whose blocks are all in use passes batches as torch does.
+torch passes every batch in a new file of shared memory. Both processes map the file, take a page
+fault for each of its pages and hand a file descriptor over. With `collate` as the loader's
+`collate_fn`, a worker keeps the blocks that its batches lie in. A block is sent once; later
+messages say only which block holds the batch. There is one byte in shared memory for each block. It
+tells the worker when nothing in the main process refers to the batch any more. So a batch that is
+kept stays unchanged. A worker whose blocks are all in use passes batches as torch does.
 """
 
 from __future__ import annotations
@@ -24,25 +25,38 @@ from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
 _BLOCKS = 16
-"""Of a worker, at most: more than are in flight at torch's prefetch factor of 2, and a few that the training loop holds."""
+"""Maximum number of blocks of a worker.
+
+This is more than are in flight at torch's prefetch factor of 2, and a few that the training loop
+holds.
+"""
 _NEW, _OUT, _BACK = 0, 1, 2
-"""States of a block: the main process does not know it; it has a batch out; free, and the main process has it mapped."""
+"""States of a block.
+
+_NEW: the main process does not know the block. _OUT: the block has a batch out. _BACK: the block is
+free, and the main process has it mapped.
+"""
 _ALIGNMENT = 64  # bytes
 
-Column = tuple[
-    torch.dtype, tuple[int, ...], int, int
-]  # of a batch: dtype, shape, first byte, bytes
+# a column of a batch in a block: dtype, shape, first byte, bytes
+Column = tuple[torch.dtype, tuple[int, ...], int, int]
 
 
 def collate(items: Sequence[Any]) -> Any:
-    """Items → a batch, as torch's `default_collate` makes it; in a worker, tensors of equal shapes in memory that is used again."""
+    """Return `items` as a batch, as torch's `default_collate` makes it.
+
+    In a worker, tensors of equal shapes lie in reused memory.
+    """
     if get_worker_info() is None or not _fits(items):
         return default_collate(list(items))
     return _worker().batch(items)
 
 
 def _fits(items: Sequence[Any]) -> bool:
-    """Whether all items are tuples of as many parts, numbers or plain tensors alike in all of them."""
+    """Return whether all items are tuples or lists of as many parts that can share a block.
+
+    Each part is a number in all items, or a plain tensor of the same dtype and shape in all items.
+    """
     first = items[0]
     if type(first) not in (tuple, list) or len({len(item) for item in items}) > 1:
         return False
@@ -70,7 +84,7 @@ def _alike(column: Sequence[Any]) -> bool:
 
 @dataclass
 class _Worker:
-    """What a worker keeps: its blocks (uint8) and their states (uint8 [_BLOCKS])."""
+    """State of a worker: its blocks (uint8) and their states (uint8 [_BLOCKS])."""
 
     name: str
     pid: int
@@ -108,20 +122,22 @@ class _Worker:
         )
 
     def _free(self, size: int) -> int | None:
-        """The first block that is free and has `size` bytes, else a new one in a free place; None when all are out."""
+        """Return the number of a free block of at least `size` bytes, or None if all are out.
+
+        The first free block that is large enough is taken, otherwise a new one in a free place.
+        """
         free = [number for number, state in enumerate(self.states.tolist()) if state != _OUT]
         number = next((n for n in free if n in self.blocks and len(self.blocks[n]) >= size), None)
         if number is None and free:
-            number = next(
-                (n for n in free if n not in self.blocks), free[0]
-            )  # if need be, instead of one that is too small
+            # if there is no empty place, replace a block that is too small
+            number = next((n for n in free if n not in self.blocks), free[0])
             self.blocks[number] = torch.empty(size, dtype=torch.uint8).share_memory_()
             self.states[number] = _NEW
         return number
 
 
 def _layout(columns: Sequence[Sequence[Any]]) -> tuple[list[Column | None], int]:
-    """Where each column of tensors lies in a block, None for numbers; and the bytes of all."""
+    """Return where each column lies in a block (None for numbers), and the bytes of all."""
     layout: list[Column | None] = []
     at = 0
     for column in columns:
@@ -141,7 +157,7 @@ def _part(block: Tensor, place: Column) -> Tensor:
 
 
 class _Message:
-    """A batch on its way: unpickled, it is the batch."""
+    """Batch on its way to the main process; unpickled, the message is the batch."""
 
     def __init__(self, content: tuple[Any, ...]) -> None:
         self.content = content
@@ -151,7 +167,7 @@ class _Message:
 
 
 _own: list[_Worker] = []
-"""This process's, when it is a worker; one that is forked from a worker makes its own."""
+"""State of this process if it is a worker; a process forked from a worker makes its own."""
 
 
 def _worker() -> _Worker:
@@ -163,7 +179,7 @@ def _worker() -> _Worker:
 
 @dataclass
 class _Mapped:
-    """What the main process knows of a worker."""
+    """State that the main process keeps of a worker: its block states and mapped blocks."""
 
     pid: int
     states: NDArray[np.uint8]  # set without torch: a batch may end while torch traces or captures
@@ -182,20 +198,20 @@ def _received(
     layout: list[Column | None],
     numbers: list[Any],
 ) -> list[Tensor]:
-    """The batch that a message speaks of, in the worker's memory."""
+    """Return the batch that a message describes, in the worker's memory."""
     worker = _mapped.get(name)
     if worker is None:
         _forget_ended()
         if states is None:
             raise RuntimeError(
-                f"The DataLoader's worker process {pid} has ended while a batch of it was on its way."
+                f"The DataLoader's worker process {pid} has ended while a batch of it was on its "
+                "way."
             )
         worker = _mapped[name] = _Mapped(pid, states.numpy())
     if block is not None:
         worker.blocks[number] = block
-    lent = (
-        worker.blocks[number].numpy().view()
-    )  # lives as long as the storage of the tensors below, which refers to it
+    # `lent` lives as long as the storage of the tensors below, which refers to it
+    lent = worker.blocks[number].numpy().view()
     weakref.finalize(lent, _give_back, number, worker.states, os.getpid()).atexit = False
     whole = torch.from_numpy(lent)
     return [
@@ -206,13 +222,16 @@ def _received(
 
 def _give_back(number: int, states: NDArray[np.uint8], receiver: int) -> None:
     if os.getpid() != receiver:
-        return  # a copy, in a process that was forked: the batch may well be in use
+        return  # a copy in a forked process: the batch may well be in use
     states[number] = _BACK
     _forget_ended()
 
 
 def _forget_ended() -> None:
-    """Unmap the blocks of workers that have ended; those of batches that are still referred to follow with these."""
+    """Unmap the blocks of workers that have ended.
+
+    Blocks of batches that are still referred to are unmapped when their batches end.
+    """
     for name, worker in list(_mapped.items()):
         if not psutil.pid_exists(worker.pid):
             _mapped.pop(name, None)

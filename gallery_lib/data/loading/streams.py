@@ -1,9 +1,9 @@
-"""Each rank's share of a stream: of an IterableDataset, or of any iterable of batches.
+"""Divide a stream among the ranks: an IterableDataset, or any iterable of batches.
 
 Nothing about a stream says whether it divides itself by rank. So in the first pass the ranks
-compare the first `world_size` items that each of them reads. Where all are alike the stream is the
-same everywhere, and a rank takes every `world_size`-th item. Where no two are alike it divides
-itself, and is left as it is.
+compare the first `world_size` items that each of them reads. If all are alike, the stream is the
+same everywhere, and a rank takes every `world_size`-th item. If no two are alike, the stream
+divides itself, and is left as it is.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from gallery_lib.data.loading.digests import digest
 from gallery_lib.errors import InputError
 
 _NOTHING_YET, _ITEMS, _EMPTY, _FAILED = 0, 1, 2, 3
-"""What is known of a worker's stream: the first byte of its note, before the digest of its items."""
+"""States of a worker's stream: the first byte of its note, before the digest of its items."""
 _LONGEST_WAIT_SECONDS = 60.0
-"""For the first items of a worker whose batches come later than another's."""
+"""Timeout for the first items of a worker whose batches come later than another's."""
 
 Note = tuple[int, int, bytes]  # (worker, state, digest) of one rank
 _NONE_READ: Note = (0, _FAILED, b"")
 
 
 def divides_itself(notes: list[Note], what: str) -> bool:
-    """Return whether the ranks' data differ, each from each; False when all have the same.
+    """Return True if no two ranks have the same data, False if all have the same.
 
-    `notes` has every rank's. Raises InputError, on every rank, when it is neither, or when one
-    could not read.
+    `notes` has one note of every rank. Raises InputError on every rank when neither is so, or when
+    a rank could not read.
     """
     failed = [str(rank) for rank, (_, state, _) in enumerate(notes) if state == _FAILED]
     if failed:
@@ -53,21 +53,26 @@ def divides_itself(notes: list[Note], what: str) -> bool:
         f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in found.values()
     )
     raise InputError(
-        f"{what} begins alike on some ranks and not on others ({groups}). Give all ranks the same and "
-        "config.loader.shard = 'always', or each rank its own share and config.loader.shard = 'never'."
+        f"{what} begins alike on some ranks and not on others ({groups}). Give all ranks the same "
+        "and config.loader.shard = 'always', or each rank its own share and config.loader.shard = "
+        "'never'."
     )
 
 
 def announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None:
-    """Say once, on rank 0, that the data is not divided, and that the ranks' `lengths` differ."""
+    """Warn once, on rank 0, that the data is not divided, and of ranks' `lengths` that differ."""
     if process_group.rank() == 0:
         uneven = ""
         if len(set(lengths)) > 1:
             found = ", ".join(map(str, lengths))
-            uneven = f" The ranks' lengths differ ({found}), and all take as many steps as the longest has."
+            uneven = (
+                f" The ranks' lengths differ ({found}), and all take as many steps as the longest "
+                "has."
+            )
         warnings.warn(
-            f"accelerate(): {what} differs from rank to rank, and so counts as divided among them already: each rank "
-            f"takes all of its own.{uneven} config.loader.shard = 'always' divides it, 'never' leaves it without this line.",
+            f"accelerate(): {what} differs from rank to rank, and so counts as divided among them "
+            f"already: each rank takes all of its own.{uneven} config.loader.shard = 'always' "
+            "divides it, 'never' leaves it without this line.",
             stacklevel=2,
         )
 
@@ -75,11 +80,12 @@ def announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None
 class ShardedStream(IterableDataset[Any]):
     """Every `world_size`-th item that the stream `base` yields, from `rank` on.
 
-    It is cut in rounds of `world_size` items; a last round that is not full is left out, on every
-    rank alike, so that all take the same number of steps. With several data-loading workers, each
-    worker of each rank reads the stream that `base` gives that worker, as in a run of one process:
-    a data set that divides itself by `torch.utils.data.get_worker_info()` goes on doing so. `check`
-    compares the ranks' first items in the first pass. `lengths` are those that the ranks' streams say.
+    The stream is cut in rounds of `world_size` items. A last round that is not full is left out on
+    every rank, so that all ranks take the same number of steps. With several data-loading workers,
+    each worker of each rank reads the stream that `base` gives that worker, as in a run of one
+    process. So a data set that divides itself by `torch.utils.data.get_worker_info()` goes on doing
+    so. `check` compares the ranks' first items in the first pass. `lengths` are the lengths that
+    the ranks' streams report.
     """
 
     def __init__(
@@ -102,7 +108,7 @@ class ShardedStream(IterableDataset[Any]):
         ).share_memory_()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "base":  # not there yet while this is being unpickled in a worker
+        if name == "base":  # not set yet while a worker unpickles this object
             raise AttributeError(name)
         return getattr(self.base, name)
 
@@ -111,7 +117,7 @@ class ShardedStream(IterableDataset[Any]):
 
     @property
     def used(self) -> bool:
-        """Whether it was read, here or in a worker."""
+        """Return whether the stream was read, here or in a worker."""
         return bool(self.notes[:, 0].any())
 
     def __iter__(self) -> Iterator[Any]:
@@ -145,12 +151,13 @@ class ShardedStream(IterableDataset[Any]):
 
     def _compare(self, own: Note) -> None:
         notes = process_group.all_ranks(own)
-        if own[1] != _FAILED:  # else the error of its own says more
+        if own[1] != _FAILED:  # otherwise this rank's own error says more
             self.divide = not divides_itself(notes, self.what)
             if self.divide and len(set(self.lengths)) > 1:
                 raise InputError(
-                    f"{self.what} begins alike on all ranks, and differs in length ({', '.join(map(str, self.lengths))}). "
-                    "Give all ranks the same, or each its own share and config.loader.shard = 'never'."
+                    f"{self.what} begins alike on all ranks, and differs in length "
+                    f"({', '.join(map(str, self.lengths))}). Give all ranks the same, or each its "
+                    "own share and config.loader.shard = 'never'."
                 )
             self.undecided = False
         if not self.divide:
@@ -164,7 +171,7 @@ def _write(note: Tensor, items: list[Any], *, with_digest: bool) -> None:
 
 
 def _first_note(notes: Tensor) -> Note:
-    """Return this rank's first note of items or of an error, else that there is nothing."""
+    """Return this rank's first note of items or of an error, otherwise a note of no items."""
     until = time.monotonic() + _LONGEST_WAIT_SECONDS
     for worker, note in enumerate(notes):
         while note[0] == _NOTHING_YET and time.monotonic() < until:

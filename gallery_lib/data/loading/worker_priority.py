@@ -1,11 +1,13 @@
-"""Processes that load data, while the model is trained on the same cores: they take what its threads leave.
+"""Lower the priority of loading processes, so that they take what the training threads leave.
 
-A step's threads wait for one another at the end of each operator, and each of torch's has a core. A loading process that takes half of one
-thread's core makes all of them wait, at each operator: more than it takes. With the lowest priority it runs where the training waits: for
-Python between operators, and for the next batch, when all cores are its own.
+The model is trained on the same cores. A step's threads wait for one another at the end of each
+operator, and each of torch's threads has a core. A loading process that takes half of one thread's
+core makes all threads wait, at each operator. That costs more than the loading process takes. With
+the lowest priority it runs where the training waits: for Python between operators, and for the next
+batch, when all cores are its own.
 
-Where other programs keep the cores busy, the lowest priority may be no share at all. So time is watched, in passes of more batches than
-LOOK_AFTER, and the priority given back.
+Where other programs keep the cores busy, the lowest priority may be no share at all. So passes of
+more batches than LOOK_AFTER are timed, and the priority is given back if needed.
 """
 
 from __future__ import annotations
@@ -19,22 +21,28 @@ from typing import Any
 import psutil
 
 LOOK_AFTER = 16
-"""Batches after which time is looked at, again and again."""
+"""Number of batches between two looks at the time."""
 MOST_WAITING = 0.5
-"""Share of the time that the training may wait for batches before it is asked why."""
+"""Share of the time that the training may wait for batches before the cause is examined."""
 LEAST_RUNNING = 0.5
-"""Cores' worth of time that the loading processes should have had while it waited: with less, others had it, or a disk was waited for."""
+"""Cores' worth of time that the loading processes should have had while the training waited.
+
+With less, other programs had the cores, or the processes waited for a disk.
+"""
 
 
 class Background:
-    """Lowers the priority of a loader's processes to `niceness`, and watches what comes of it."""
+    """Priority of a loader's processes: lowered to `niceness`, and watched for its effect."""
 
     def __init__(self, niceness: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.niceness, self.given_back = niceness, False
         self.clock = clock
 
     def batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Return the batches of a DataLoader's iterator. One without processes of its own comes back as it is."""
+        """Return the batches of a DataLoader's iterator, loaded at low priority.
+
+        An iterator without processes of its own comes back as it is.
+        """
         processes = [worker.pid for worker in getattr(iterator, "_workers", ())]
         if not processes or self.given_back:
             return iterator
@@ -42,21 +50,31 @@ class Background:
         return _Watched(self, iterator, processes)
 
     def look(self, processes: list[int], seconds: float, waited: float, ran: float) -> None:
-        """Give the priority back if the training waits, and not for what these processes could do sooner by themselves."""
+        """Give the priority back if the training waits and the processes get little CPU time.
+
+        `seconds` have passed, `waited` of them were spent waiting for batches, and the processes
+        `ran` for that many seconds of CPU time. The priority stays if these processes could not be
+        sooner by themselves. Warns if this user may not take the priority back.
+        """
         if waited <= MOST_WAITING * seconds or ran >= LEAST_RUNNING * waited:
             return
         self.given_back = True
         if not self._renice(processes, os.getpriority(os.PRIO_PROCESS, 0)):
             warnings.warn(
-                f"{waited / seconds:.0%} of the time goes to waiting for batches, and the processes that load them had a core for only "
-                f"{ran / seconds:.0%} of it. They have the lowest priority, which this user may not take back: if other programs keep the "
-                "cores busy, set config.loader.nice = 0. If the storage is slow, it makes no difference.",
+                f"{waited / seconds:.0%} of the time goes to waiting for batches, and the "
+                f"processes that load them had a core for only {ran / seconds:.0%} of it. They "
+                "have the lowest priority, which this user may not take back: if other programs "
+                "keep the cores busy, set config.loader.nice = 0. If the storage is slow, it "
+                "makes no difference.",
                 stacklevel=2,
             )
 
     @staticmethod
     def _renice(processes: list[int], niceness: int) -> bool:
-        """Whether all that live have at least that priority now. Priorities are lowered, never raised above this process's own."""
+        """Lower the priority of the processes, and return whether all that live have at least that now.
+
+        Priorities are lowered, never raised above that of this process.
+        """
         try:
             for process in processes:
                 os.setpriority(
@@ -70,6 +88,7 @@ class Background:
 
     @staticmethod
     def seconds_run(processes: list[int]) -> float:
+        """Return the CPU seconds, user and system, that the living `processes` have used."""
         total = 0.0
         for process in processes:
             try:
@@ -81,7 +100,10 @@ class Background:
 
 
 class _Watched:
-    """A loader's batches, during which time is looked at. An error does not end it, as it does not end the loader's iterator."""
+    """Batches of a loader, timed as they are taken.
+
+    An error does not end this iterator, as it does not end the loader's iterator.
+    """
 
     def __init__(
         self, background: Background, iterator: Iterator[Any], processes: list[int]
@@ -100,7 +122,7 @@ class _Watched:
         now = self._clock()
         if self._number % LOOK_AFTER:
             self._waited += now - asked
-        else:  # the first batch's wait is the processes' start
+        else:  # waiting for the first batch is the start of the processes
             running = self._background.seconds_run(self._processes)
             if self._number and not self._background.given_back:
                 self._background.look(

@@ -1,1 +1,1 @@
-"""Compile, launch and count our operators."""
+"""Compiling, launching and counting of our operators, and the fallback to plain torch."""

@@ -1,4 +1,7 @@
-"""Tells who waits when kernels of ours, in C++ or CUDA, are being built, which takes seconds where they are not on disk yet."""
+"""Observation of builds: observers learn when own kernels in C++ or CUDA are being built.
+
+A build takes seconds where the kernels are not on disk yet, so observers can tell whoever waits.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def observed(began: Callable[[], None], ended: Callable[[], None]) -> Iterator[N
 
 @contextlib.contextmanager
 def under_way() -> Iterator[None]:
-    """Tell every observer when a build of own kernels begins, which is the `with` block, and when it ends."""
+    """Tell every observer that a build begins, and that it ends with the `with` block."""
     observers = list(_observers)
     for began, _ in observers:
         began()

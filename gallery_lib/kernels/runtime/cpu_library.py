@@ -1,7 +1,8 @@
-"""C++ of ours for the CPU: compiled by the machine's compiler, kept on disk, called with ctypes (without the interpreter's lock).
+"""Our C++ for the CPU: built with the machine's compiler, kept on disk, and called with ctypes.
 
-It is what Inductor needs as well; without a compiler plain torch does the same work, which is said once. The name of a built
-file is a hash of the source, the headers, the command, and the processor that it was built for.
+ctypes calls run without the interpreter's lock (GIL). Inductor needs the same compiler. Without one
+plain torch does the same work, which one warning says. The name of a built file is a hash of the
+source, the headers, the command, and the processor that it was built for.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def _for_this_processor() -> list[str]:
 
 @functools.cache
 def library(source: str) -> ctypes.CDLL | None:
-    """`cpu/<source>`, built and loaded; None, with a warning that says why, where that cannot be done."""
+    """Return the library built from `cpu/<source>`, loaded.
+
+    Returns None where it cannot be built or loaded; a warning says why.
+    """
     compiler = hardware.cpp_compiler()
     reason = "there is no C++ compiler; install g++"
     if compiler is not None:
@@ -60,7 +64,7 @@ def library(source: str) -> ctypes.CDLL | None:
 
 def _built(compiler: str, source: Path) -> Path:
     command = [compiler, *_OPTIONS, *_for_this_processor()]
-    processor = sorted(hardware.cpu_flags()) or platform.platform()  # what `native` stands for
+    processor = sorted(hardware.cpu_flags()) or platform.platform()  # what `native` means
     texts = [
         each.read_text(encoding="utf-8") for each in (source, *sorted(source.parent.glob("*.h")))
     ]
@@ -82,6 +86,6 @@ def _built(compiler: str, source: Path) -> Path:
 
 
 def _loaded_from(library: Path) -> Path:
-    """Load the library, which stays loaded when its file goes."""
+    """Load the library, so that it stays loaded when its file goes; return its path."""
     ctypes.CDLL(str(library))
     return library

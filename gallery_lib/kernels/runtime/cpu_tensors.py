@@ -1,8 +1,9 @@
-"""Describe tensors to C++ on the CPU, and turn what it refuses into errors (`cpu/tensor.h`).
+"""Descriptors of tensors for C++ on the CPU, and errors from what it refuses (`cpu/tensor.h`).
 
-A descriptor holds where a tensor starts, how many bytes its storage has from there, its dtype, sizes
-and strides. With these the C++ checks each tensor before it touches memory. It returns 0, or a number
-that holds the reason, the row and the column of the tensor that it refuses; then nothing was written.
+A descriptor holds where a tensor starts, how many bytes its storage has from there, its dtype,
+sizes and strides. With these the C++ checks each tensor before it touches memory. It returns 0, or
+a number that holds the reason, the row and the column of the refused tensor. In the second case
+nothing was written.
 """
 
 from __future__ import annotations
@@ -36,20 +37,25 @@ _REASONS = {
 
 
 class Refused(InputError):
-    """A tensor that C++ does not take. Nothing was written; `reason` is one of the numbers above."""
+    """Error for a tensor that C++ does not take.
+
+    Nothing was written; `reason` is one of the keys of `_REASONS`.
+    """
 
     def __init__(self, message: str, reason: int) -> None:
+        """Keep the reason's number beside the message."""
         super().__init__(message)
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Return the constructor and its arguments, so that the error can be pickled."""
         return type(self), (self.args[0], self.reason)
 
 
 def described(tensors: Sequence[Tensor]) -> Any:
-    """Return the descriptors of tensors, as an array of int64.
+    """Return the descriptors of tensors as an array of int64.
 
-    The columns of `cpu/tensor.h`, one after the other, since torch's getters are fast when mapped.
+    The columns of `cpu/tensor.h` follow one another, since torch's getters are fast when mapped.
     Raises InputError for a tensor that is not on the CPU, or has no strides.
     """
     layouts = set(map(attrgetter("layout"), tensors))
@@ -71,7 +77,10 @@ def described(tensors: Sequence[Tensor]) -> Any:
 def check(
     code: int, function: str, rows: Sequence[Sequence[Tensor]], columns: Sequence[str]
 ) -> None:
-    """Raise Refused, which names tensor and reason, unless `code`, what C++ returned, is 0."""
+    """Raise Refused, which names tensor and reason, unless `code` is 0.
+
+    `code` is what the C++ function returned.
+    """
     if not code:
         return
     reason, column, row = code & 0xFF, code >> 8 & 0xFF, code >> 16
@@ -85,7 +94,7 @@ def check(
 
 
 def entry(library: ctypes.CDLL, name: str) -> Any:
-    """Return a function of a library that answers with a code for `check`."""
+    """Return a function of the library that returns a code for `check`."""
     function = getattr(library, name)
     function.restype = ctypes.c_longlong
     return function

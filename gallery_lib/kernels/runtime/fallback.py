@@ -1,7 +1,8 @@
-"""Are own kernels used for these tensors? When not on a CUDA device, it is said once, with the reason.
+"""Decision whether own kernels run for given tensors, and one announcement where they do not.
 
-The plain-torch reference then does the same work on the device. On the CPU the reference is the implementation, and
-there is nothing to announce.
+Where a CUDA device has to do without kernels, the plain-torch reference does the same work on it,
+and a warning gives the reason once. On the CPU the reference is the implementation, so there is
+nothing to announce.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gallery_lib.kernels.runtime import launch, nvrtc
 
 
 class KernelsNotUsed(RuntimeWarning):
-    """On a CUDA device the plain-torch reference runs instead of a kernel; the message says why."""
+    """Warning that plain torch runs instead of a kernel of ours; the message says why."""
 
 
 @functools.cache
@@ -32,7 +33,7 @@ def _cannot_compile(architecture: int) -> str | None:
 
 
 def reason_not_used(device: torch.device) -> str | None:
-    """Why kernels do not run on `device`; None when they do."""
+    """Return why kernels do not run on `device`, or None when they do."""
     if device.type != "cuda":
         return f"kernels run on CUDA devices, and these tensors are on {device.type!r}"
     if not kernels_enabled():
@@ -44,7 +45,7 @@ def reason_not_used(device: torch.device) -> str | None:
 
 @functools.cache
 def announce(reason: str) -> None:
-    """Warn, once for each reason in a process."""
+    """Warn that kernels are not used, once for each reason in a process."""
     warnings.warn(
         f"gallery_lib's CUDA kernels are not used, plain torch does their work: {reason}",
         KernelsNotUsed,
@@ -53,7 +54,7 @@ def announce(reason: str) -> None:
 
 
 def kernels_run(device: torch.device) -> bool:
-    """Whether a kernel is to be launched; says so when a CUDA device has to do without."""
+    """Return whether kernels run on `device`; announce a CUDA device that does without."""
     reason = reason_not_used(device)
     if reason is not None and device.type == "cuda":
         announce(reason)

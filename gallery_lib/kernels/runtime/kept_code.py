@@ -1,6 +1,8 @@
-"""Machine code of ours that is kept on disk: in a folder that nobody else may write into, each file with its digest beside it.
+"""Our machine code on disk: each file in a private folder, with its digest beside it.
 
-A file that is not what was written (cut off by a full disk, overwritten) is set aside and built anew; loading it could end the process.
+Nobody else may write into the folder. A file may still differ from what was written: a full disk
+cut it off, or something overwrote it. Such a file is set aside and built anew, since loading it
+could end the process.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from gallery_lib.system import paths
 
 
 class DamagedCode(RuntimeWarning):
-    """A kept file is not what was built, and is built anew."""
+    """Warning that a kept file is not what was built, and is built anew."""
 
 
 def folder(name: str) -> Path:
-    """Return the folder of that name in the cache, made where there is none. Raises InputError where others may write into it.
+    """Return the cache's folder of that name, created if necessary.
 
-    Where it cannot be made, it is not there: nothing is found in it, and nothing can be kept.
+    Raises InputError where others may write into it. Where the folder cannot be created it stays
+    missing: nothing is found in it, and nothing can be kept.
     """
     path = paths.cache_dir() / name
     try:
@@ -32,7 +35,10 @@ def folder(name: str) -> Path:
 
 
 def sound(file: Path) -> bool:
-    """Return whether the file is there, and is what was kept; one that is not is moved aside, which is said."""
+    """Return whether the file exists and matches its digest.
+
+    A file that does not match is moved aside, with a warning.
+    """
     noted = _note(file)
     if not file.is_file() or not noted.is_file():
         return False
@@ -49,7 +55,10 @@ def sound(file: Path) -> bool:
 
 
 def keep(file: Path, content: bytes) -> None:
-    """Write the file and its digest, each whole or not at all. Raises OSError where the folder cannot be written."""
+    """Write the file and its digest, each whole or not at all.
+
+    Raises OSError where the folder cannot be written.
+    """
     for path, text in ((_note(file), _digest(content)), (file, content)):  # the file itself last
         handle, new = tempfile.mkstemp(dir=file.parent)
         try:

@@ -1,8 +1,9 @@
-"""One kernel launch as plain data, and carrying it out on torch's current stream.
+"""One kernel launch as plain data, and its execution on torch's current stream.
 
-Every kernel of ours takes one structure by value. That is what makes a launch plain data; and it is what CUDA graphs
-want: nothing has to be copied to the device beforehand, and a captured launch keeps its arguments. The launch goes
-through the driver's `cuLaunchKernel`, since cuda-core's `launch` takes no structures (NVIDIA/cuda-python#2343).
+Every kernel of ours takes one structure by value, so a launch is plain data. CUDA graphs need the
+same: nothing has to be copied to the device beforehand, and a captured launch keeps its arguments.
+The launch goes through the driver's `cuLaunchKernel`, since cuda-core's `launch` takes no
+structures (NVIDIA/cuda-python#2343).
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from gallery_lib.errors import GalleryError
 from gallery_lib.kernels.runtime.nvrtc import Defines, compiled
 
 THREADS = 256
-"""Threads of a block, in all kernels: the sources are written for it."""
+"""Threads of a block in all kernels; the sources are written for this number."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Run `kernel` of `source`, compiled with `defines`, as `blocks` blocks of THREADS threads."""
+    """Plain data of one kernel launch.
+
+    `kernel` of `source`, compiled with `defines`, runs as `blocks` blocks of THREADS threads.
+    """
 
     source: str
     kernel: str
@@ -32,18 +36,21 @@ class Launch:
 
 
 class LaunchFailed(GalleryError, RuntimeError):
-    """The driver refused to load or to start a kernel."""
+    """Error: the driver refused to load or to start a kernel."""
 
 
 def architecture(device: torch.device) -> int:
-    """75 for compute capability 7.5, and so on."""
+    """Return the architecture of `device`: 75 for compute capability 7.5, and so on."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
 
 @functools.cache
 def _function(source: str, kernel: str, defines: Defines, device_index: int) -> int:
-    """Handle of a loaded kernel. The first call compiles and loads: not to happen first inside a graph capture."""
+    """Return the handle of a loaded kernel.
+
+    The first call compiles and loads the kernel, so it must not happen inside a graph capture.
+    """
     from cuda.core import ObjectCode
 
     code = ObjectCode.from_cubin(
@@ -59,7 +66,7 @@ _LOADED: list[object] = []
 
 
 def run(launch: Launch, device: torch.device) -> None:
-    """Enqueue on torch's current stream of `device`; nothing is waited for."""
+    """Enqueue the launch on torch's current stream of `device`, without waiting."""
     if launch.blocks == 0:
         return
     from cuda.bindings import driver
@@ -85,5 +92,6 @@ def run(launch: Launch, device: torch.device) -> None:
         )
     if error != driver.CUresult.CUDA_SUCCESS:
         raise LaunchFailed(
-            f"{launch.kernel} of {launch.source} could not be launched with {launch.blocks} blocks: {error.name}"
+            f"{launch.kernel} of {launch.source} could not be launched with {launch.blocks} "
+            f"blocks: {error.name}"
         )

@@ -1,8 +1,9 @@
-"""NVRTC: from a `.cu` file to machine code for one architecture, kept on disk.
+"""NVRTC compilation: from a `.cu` file to machine code for one architecture, kept on disk.
 
-Neither nvcc nor a GPU is needed: torch's CUDA wheels bring NVRTC and the CUDA headers, `cuda-core` the way to call it.
-The key of a cached file is a hash of everything that the machine code depends on: the source with the files of ours
-that it includes, the defines, the architecture, the options, and the versions of NVRTC and cuda-core.
+Neither nvcc nor a GPU is needed: torch's CUDA wheels bring NVRTC and the CUDA headers, and
+`cuda-core` calls NVRTC. The key of a cached file is a hash of everything that the machine code
+depends on: the source with the files of ours that it includes, the defines, the architecture, the
+options, and the versions of NVRTC and cuda-core.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ _OPTIONS = {
     "prec_div": True,
     "prec_sqrt": True,
 }
-"""IEEE division and square root, denormals kept; `-v` makes ptxas report registers and spills."""
+"""Options of every compilation: IEEE division and square root, denormals kept. `-v` makes ptxas
+report registers and spills."""
 
 Defines = tuple[tuple[str, str], ...]
 
 
 class CompilationFailed(GalleryError, RuntimeError):
-    """NVRTC refused a source of ours, or is missing. The message holds its log."""
+    """Error: NVRTC refused a source of ours, or is missing. The message holds its log."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Machine code of one source: `cubin` is an ELF file, `log` what ptxas said about it."""
+    """Machine code of one source: `cubin` is an ELF file, `log` is what ptxas printed about it."""
 
     cubin: bytes
     log: str
@@ -48,7 +50,10 @@ class Compiled:
 
 
 def source_with_includes(source: str, folder: Path = SOURCES) -> dict[str, str]:
-    """Text of `source` and of every file of ours that it includes, by name, in the order in which they are met."""
+    """Return the text of `source` and of every file of ours that it includes, by name.
+
+    The names are in the order in which the files are met. Raises InputError for a missing file.
+    """
     texts: dict[str, str] = {}
     waiting = [source]
     while waiting:
@@ -67,16 +72,17 @@ def source_with_includes(source: str, folder: Path = SOURCES) -> dict[str, str]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What compiles here. Raises CompilationFailed, naming what is missing."""
+    """Return the versions of NVRTC and cuda-core.
+
+    Raises CompilationFailed, which names what is missing.
+    """
     try:
         import cuda.core
         from cuda.bindings import nvrtc
 
         _, major, minor = nvrtc.nvrtcVersion()
-    except (
-        ImportError,
-        RuntimeError,
-    ) as error:  # cuda-pathfinder's DynamicLibNotFoundError is a RuntimeError
+    except (ImportError, RuntimeError) as error:
+        # cuda-pathfinder's DynamicLibNotFoundError is a RuntimeError.
         raise CompilationFailed(
             f"NVRTC cannot be used: {error}. Install cuda-core, and torch with its CUDA wheels."
         ) from error
@@ -85,7 +91,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def supported_architectures() -> tuple[int, ...]:
-    """What this NVRTC compiles for, as 75, 80, …"""
+    """Return the architectures that this NVRTC compiles for, as 75, 80, and so on."""
     versions()
     from cuda.bindings import nvrtc
 
@@ -98,13 +104,14 @@ def _headers() -> str:
     folder = find_nvidia_header_directory("cudart")
     if folder is None:
         raise CompilationFailed(
-            "the CUDA headers (cuda_fp16.h) were not found. They are in the package nvidia-cuda-runtime."
+            "the CUDA headers (cuda_fp16.h) were not found. They are in the package "
+            "nvidia-cuda-runtime."
         )
     return folder
 
 
 def cache_key(source: str, defines: Defines, architecture: int, folder: Path = SOURCES) -> str:
-    """The name under which the machine code is kept."""
+    """Return the name under which the machine code is kept."""
     everything = [
         list(source_with_includes(source, folder).items()),
         sorted(defines),
@@ -116,14 +123,16 @@ def cache_key(source: str, defines: Defines, architecture: int, folder: Path = S
 
 
 def compiled(source: str, defines: Defines, architecture: int, folder: Path = SOURCES) -> Compiled:
-    """Machine code of `cuda/<source>` with `defines` for sm_<architecture>, from the cache or compiled into it.
+    """Return the machine code of `cuda/<source>` with `defines` for sm_<architecture>.
 
-    Raises InputError when there is no such source or this NVRTC does not know the architecture, and CompilationFailed
-    with the compiler's log.
+    The code comes from the cache, or is compiled into it. Raises InputError when there is no such
+    source or this NVRTC does not know the architecture, and CompilationFailed with the compiler's
+    log.
     """
     if architecture not in supported_architectures():
         raise InputError(
-            f"NVRTC {versions()['nvrtc']} does not compile for sm_{architecture}, only for {supported_architectures()}."
+            f"NVRTC {versions()['nvrtc']} does not compile for sm_{architecture}, only for "
+            f"{supported_architectures()}."
         )
     cache = kept_code.folder("kernels")
     key = cache_key(source, defines, architecture, folder)
@@ -132,9 +141,8 @@ def compiled(source: str, defines: Defines, architecture: int, folder: Path = SO
         return Compiled(cubin.read_bytes(), log.read_text(encoding="utf-8"), from_cache=True)
     with builds.under_way():
         result = _compile(source, defines, architecture, folder)
-    with contextlib.suppress(
-        OSError
-    ):  # a cache that cannot be written: it is compiled again next time
+    # With a cache that cannot be written, the source is compiled again next time.
+    with contextlib.suppress(OSError):
         kept_code.keep(log, result.log.encode())
         kept_code.keep(cubin, result.cubin)
     return result
@@ -158,7 +166,8 @@ def _compile(source: str, defines: Defines, architecture: int, folder: Path) -> 
         raise CompilationFailed(
             f"NVRTC could not compile {source} for sm_{architecture} with {dict(defines)}:\n{error}"
         ) from error
+    # Without the compile time, the same code has the same log.
     lines = [
         line for line in log.getvalue().strip("\0\n").splitlines() if "Compile time" not in line
-    ]  # the same log for the same code
+    ]
     return Compiled(bytes(code.code), "\n".join(lines) + "\n", from_cache=False)

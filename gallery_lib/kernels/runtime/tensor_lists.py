@@ -1,7 +1,8 @@
-"""Packs lists of tensors into the by-value structure of `cuda/tensor_list.cuh`, split over as many launches as it takes.
+"""Packing of lists of tensors into the by-value structure of `cuda/tensor_list.cuh`.
 
-By value and not as a table in device memory: a table would have to be copied there whenever an address changes (and
-gradients get new ones), which a captured CUDA graph cannot repeat.
+The lists are split over as many launches as they need. The structure is passed by value, not as a
+table in device memory. A table would have to be copied there whenever an address changes, and
+gradients get new addresses. A captured CUDA graph cannot repeat such a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ CHUNK = 8192
 
 @functools.cache
 def tensor_list(lists: int) -> type[ctypes.Structure]:
-    """`TensorList<lists>`."""
+    """Return the ctypes class of `TensorList<lists>`."""
     fields = [
         ("pointers", ctypes.c_void_p * TENSORS * lists),
         ("sizes", ctypes.c_longlong * TENSORS),
@@ -31,23 +32,31 @@ def tensor_list(lists: int) -> type[ctypes.Structure]:
 
 
 def check_same_layout(columns: Sequence[Sequence[Tensor]]) -> None:
-    """Elements at the same place in memory belong together: raises InputError unless sizes and strides say so."""
+    """Raise InputError unless the tensors of each row are dense and have one layout.
+
+    Elements at the same place in memory then belong together.
+    """
     for row in zip(*columns, strict=True):
         first = row[0]
         if not is_dense(first):
             raise InputError(
-                f"a tensor of shape {tuple(first.shape)} and strides {first.stride()} has gaps or overlaps."
+                f"a tensor of shape {tuple(first.shape)} and strides {first.stride()} has gaps or "
+                "overlaps."
             )
         for other in row[1:]:
             if not same_layout(first, other):
                 raise InputError(
-                    f"tensors that belong together differ in layout: shape {tuple(first.shape)} strides {first.stride()} and "
-                    f"shape {tuple(other.shape)} strides {other.stride()}."
+                    f"tensors that belong together differ in layout: shape {tuple(first.shape)} "
+                    f"strides {first.stride()} and shape {tuple(other.shape)} strides "
+                    f"{other.stride()}."
                 )
 
 
 def same_layout(one: Tensor, other: Tensor) -> bool:
-    """Elements of the same index lie at the same distance from the start. The stride of a dimension of size 1 means nothing."""
+    """Return whether elements of the same index lie at the same distance from the start.
+
+    The stride of a dimension of size 1 means nothing.
+    """
     if one.shape != other.shape:
         return False
     if one.stride() == other.stride():
@@ -57,7 +66,10 @@ def same_layout(one: Tensor, other: Tensor) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Every element of the memory it spans exactly once, in any order of dimensions (channels_last, for instance)."""
+    """Return whether the tensor has every element of the memory it spans exactly once.
+
+    The dimensions may be in any order (channels_last, for instance).
+    """
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -75,7 +87,10 @@ def is_dense(tensor: Tensor) -> bool:
 def packed(
     columns: Sequence[Sequence[Tensor | None]],
 ) -> Iterator[tuple[ctypes.Structure, slice, int]]:
-    """(structure, which tensors, blocks) for each launch. `columns[0]` gives the sizes; None becomes a null pointer."""
+    """Yield (structure, slice of the tensors, blocks) for each launch.
+
+    `columns[0]` gives the sizes; None becomes a null pointer.
+    """
     structure = tensor_list(len(columns))
     count = len(columns[0])
     for begin in range(0, count, TENSORS):

@@ -1,8 +1,9 @@
-"""Does a run use our operators where torch has a function of its own for the same? Asked by the loss, the loader, the optimizer.
+"""Decision whether a run calls our operators where torch has a function for the same work.
 
-On CUDA it does when kernels run there: then, and only then, they are faster. On the CPU, and on a GPU that kernels are
-not compiled for, plain torch stands in for a kernel, and torch's own function is the better choice. So that this
-choice can be tested without a GPU, a test may ask for our operators on the CPU, by `on_cpu_too()`.
+The loss, the loader and the optimizer ask for it. On CUDA a run uses our operators when kernels run
+there: then, and only then, they are faster. On the CPU, and on a GPU that kernels are not compiled
+for, plain torch stands in for a kernel. torch's own function is the better choice there. To test
+this choice without a GPU, a test may request our operators on the CPU with `on_cpu_too()`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ON_CPU_TOO: ContextVar[bool] = ContextVar("_ON_CPU_TOO", default=False)
 
 
 def reason_not_used(device: torch.device) -> str | None:
-    """Why a run on `device` does without our operators; None when it uses them."""
+    """Return why a run on `device` does without our operators, or None when it uses them."""
     if device.type != "cpu":
         return fallback.reason_not_used(device)
     if not _ON_CPU_TOO.get():
@@ -29,13 +30,16 @@ def reason_not_used(device: torch.device) -> str | None:
 
 
 def used(device: torch.device) -> bool:
-    """Whether a run uses our operators for tensors on `device`."""
+    """Return whether a run uses our operators for tensors on `device`."""
     return reason_not_used(device) is None
 
 
 @contextlib.contextmanager
 def on_cpu_too() -> Iterator[None]:
-    """Within, runs on the CPU use our operators as well, as plain torch: for tests, and slower."""
+    """Context: runs on the CPU use our operators as well, as plain torch.
+
+    This is for tests; it is slower.
+    """
     token = _ON_CPU_TOO.set(True)
     try:
         yield

@@ -1,1 +1,1 @@
-"""`gallery bench`: tasks by variants."""
+"""`gallery bench`: measurement of tasks in several variants."""

@@ -1,10 +1,13 @@
-"""`gallery bench`: the tasks, in every variant that a user could pick, and how this backend does beside them.
+"""`gallery bench`: the tasks in every variant that a user could pick, with this backend among them.
 
-The variants of a task (variants.py) have the same weights, batches, loss and optimizer, and differ in who makes them fast. Peers are there
-as their documentation shows them, and at their best, as somebody who tunes by hand uses them. Or, as a waterfall,
-one task with one technique of the backend after another switched on. What is held against one another has one precision: mixed, or
-fp32 where the device would have to emulate bfloat16. Every task is written down when it is done,
-so that an interrupted bench goes on where it was.
+The variants of a task (measure/variants/) have the same weights, batches, loss and optimizer. They
+differ in who makes them fast. Peers are there as their documentation shows them, and at their best,
+as somebody who tunes by hand uses them. Alternatively, as a waterfall (ablation), one task runs
+with one technique of the backend after another switched on.
+
+All variants that are compared have one precision: mixed, or fp32 where the device would have to
+emulate bfloat16. Every task is written down when it is done, so that an interrupted bench goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -64,12 +67,15 @@ def _versions() -> dict[str, str]:
 
 
 def amp_level(asked: BenchConfig) -> AmpLevel:
-    """What was asked, or what this device is for."""
+    """Return the amp level that was asked for, or else the one that suits this device."""
     return precision.chosen_level(asked.amp_level, hardware.device_type())
 
 
 def _large(task: tasks.Task) -> dict[str, Any]:
-    """What the profile `large` has instead of `quick`: a size at which computing counts for more, and turns that a few cores can do."""
+    """Return the values of the profile `large` that differ from `quick`.
+
+    They are a size at which computing counts for more, and turns that a few cores can do.
+    """
     sizes: dict[str, Any] = {}
     if task.image_size:
         sizes["image_size"] = _LARGE_IMAGE
@@ -81,7 +87,10 @@ def _large(task: tasks.Task) -> dict[str, Any]:
 
 
 def _settings(name: str, asked: BenchConfig) -> tuple[TrainConfig, CompareConfig]:
-    """The options of the baseline's run, and of the turns: the profile's, where nothing else was asked."""
+    """Return the options of the baseline's run, and those of the turns.
+
+    The profile's values apply where nothing else was asked.
+    """
     task = tasks.get(name)
     full = asked.profile == "full" or (asked.profile == "auto" and hardware.device_type() == "cuda")
     values: dict[str, Any] = dict(task.full if full else task.quick)
@@ -103,11 +112,10 @@ def _settings(name: str, asked: BenchConfig) -> tuple[TrainConfig, CompareConfig
 
 
 def chosen_variants(asked: BenchConfig) -> list[str]:
-    """The variants, the baseline first. Raises InputError for an unknown one."""
+    """Return the variants, the baseline first. Raises InputError for an unknown one."""
     baseline = EAGER[amp_level(asked)]
-    if (
-        asked.variants is None
-    ):  # fp32 is what mixed precision is for; in fp32, emulated bfloat16 is no one's choice
+    # In O1, fp32 is what mixed precision has to beat; in O0, nobody chooses emulated bfloat16.
+    if asked.variants is None:
         return [baseline, *(name for name in VARIANTS if name not in (baseline, EAGER["O1"]))]
     known = (*GROUPS, *VARIANTS)
     given: list[str] = []
@@ -126,7 +134,10 @@ def _words(text: str) -> list[str]:
 
 
 def chosen_modes(asked: BenchConfig) -> tuple[str, ...]:
-    """Return the modes of torch.compile that the best forms are to choose from. Raises InputError for an unknown one."""
+    """Return the modes of torch.compile that the best forms choose from.
+
+    Raises InputError for an unknown mode, or none at all.
+    """
     known = by_hand.MODES[hardware.device_type()]
     if asked.peer_modes is None:
         return known
@@ -134,7 +145,8 @@ def chosen_modes(asked: BenchConfig) -> tuple[str, ...]:
     for name in given:
         if name not in known:
             raise InputError(
-                f"peer_modes: unknown `{name}`.{did_you_mean(name, known)} Known on this device: {', '.join(known)}."
+                f"peer_modes: unknown `{name}`.{did_you_mean(name, known)} "
+                f"Known on this device: {', '.join(known)}."
             )
     if not given:
         raise InputError(f"peer_modes names no mode. Known on this device: {', '.join(known)}.")
@@ -142,7 +154,7 @@ def chosen_modes(asked: BenchConfig) -> tuple[str, ...]:
 
 
 def bench_line(name: str, asked: BenchConfig) -> Line:
-    """The task `name` in the variants that were asked for."""
+    """Return the plan for the task `name`, in the variants that were asked for."""
     config, compare = _settings(name, asked)
     modes = chosen_modes(asked)
     known = {
@@ -183,7 +195,7 @@ def _variant(config: TrainConfig, words: list[str], *, counts_traffic: bool = Fa
 
 
 def waterfall_line(name: str, asked: BenchConfig) -> Line:
-    """The task `name` with one technique after another."""
+    """Return the plan for the task `name`, with one technique after another."""
     config, compare = _settings(name, asked)
     baseline = EAGER[config.amp_level]
     running = {baseline: _variant(config, [], counts_traffic=True)}
@@ -201,7 +213,10 @@ def waterfall_line(name: str, asked: BenchConfig) -> Line:
 
 
 def _digest(line: Line, alive: int | None) -> str:
-    """Of everything that the figures depend on: options, the package's sources, versions, the machine."""
+    """Return a digest of everything that the figures depend on.
+
+    These are the options, the package's sources, the versions and the machine.
+    """
     running = {name: dataclasses.asdict(variant) for name, variant in line.variants.items()}
     asked = [dataclasses.asdict(line.compare), running, list(line.modes), dict(line.absent), alive]
     facts = [float64_reference.key(line.config, 1), *asked, _versions(), hardware.cores()]
@@ -209,7 +224,11 @@ def _digest(line: Line, alive: int | None) -> str:
 
 
 def _check_data(lines: Sequence[Line], *, all_needed: bool) -> None:
-    """InputError where a task has no fit data; unless all are needed, only where none has: the others are measured, with its reason."""
+    """Raise InputError where a task has no fit data.
+
+    With `all_needed`, one such task is enough. Otherwise it is raised only if no task has fit data.
+    In the other cases the tasks with data are measured, and the others keep the reason.
+    """
     errors = []
     for line in lines:
         try:
@@ -228,10 +247,19 @@ def run(
     done: Callable[[Path, Bench], None] = lambda folder, bench: None,
     progress: bool = True,
 ) -> tuple[Path, Bench]:
-    """Measure the tasks `names` (all when empty), or the waterfall; returns the folder and what came out.
+    """Measure the tasks `names`, or the waterfall, and return the folder and what came out.
 
-    `done` is called after each task. Raises InputError, before anything is started, for unknown names, options that make
-    no sense and a folder that will not do; for data that will not do where tasks are named, else the task stays as its reason.
+    Args:
+        names: tasks; all when empty.
+        asked: options of the bench.
+        command: the command line that the result records.
+        done: called with the folder and the bench after each task.
+        progress: whether progress is shown.
+
+    Raises:
+        InputError: before anything is started, for unknown names, options that make no sense and a
+            folder that will not do. Also for data that will not do where tasks are named; without
+            names, the task keeps that as its reason.
     """
     asked = options.checked(asked)
     kind = "waterfall" if asked.waterfall else "bench"

@@ -1,4 +1,7 @@
-"""What this machine can do at best: matrix products and copies, measured in the same run as what they are held against."""
+"""Limits of this machine for matrix products and copies, as ceilings for what it trains.
+
+They are measured in the same run as the figures that they are compared with.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,14 @@ def _best_seconds(body: object, device: torch.device, repeats: int = 5) -> float
 
 
 _LONGEST_PRODUCT = 1.0
-"""Seconds: a CPU that emulates bfloat16 by plain loops would take 14 for the largest product."""
+"""Longest time of a product in seconds.
+
+A CPU that emulates bfloat16 by plain loops would take 14 s for the largest product.
+"""
 
 
 def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of the largest product that does not take too long."""
+    """Return the FLOP/s of the largest product that does not take too long."""
     rate = 0.0
     for size in (8192,) if device.type == "cuda" else (256, 512, 1024, 2048):
         flops = 2.0 * size**3
@@ -48,8 +54,11 @@ def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
 def measure_limits(
     device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
 ) -> Limits:
-    """Best of five: a square matrix product of random numbers (8192 on CUDA; on the CPU 2048, or half as large once or more often where
-    that takes over a second), and a copy of 256 MiB or 2 GiB."""
+    """Measure a square matrix product of random numbers, and a copy; return the best of five.
+
+    The product's size is 8192 on CUDA. On the CPU it is 2048, or half as large once or more often
+    where that takes over a second. The copy moves 2 GiB on CUDA and 256 MiB on the CPU.
+    """
     products = {str(dtype).removeprefix("torch."): _product_rate(device, dtype) for dtype in dtypes}
     source = torch.randn((2**31 if device.type == "cuda" else 2**28) // 4, device=device)
     target = torch.empty_like(source)

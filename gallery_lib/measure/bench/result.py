@@ -1,6 +1,7 @@
-"""What came out of measuring a task in several variants, as `gallery bench` keeps it (schema 1). Needs no torch.
+"""Result of measuring a task in several variants, as `gallery bench` keeps it (schema 1).
 
-A variant that did not run stays, with its reason. Ratios are given where both variants compute the same training.
+A variant that did not run stays, with its reason. Ratios are given where both variants compute the
+same training. Needs no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ OURS = "ours"
 
 @dataclass(frozen=True)
 class Row:
-    """One variant. Everything but `reason` is empty where there is one: why it did not run, or crashed."""
+    """Measurement of one variant.
+
+    `reason` says why it did not run, or crashed. Where there is a reason, everything else is empty.
+    """
 
     reason: str | None
     step_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -31,19 +35,23 @@ class Row:
     startup_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     peak_memory_bytes: dict[str, int | None] = dataclasses.field(default_factory=dict)
     flops_per_second: float | None = None
-    bytes_per_second: float | None = None  # as work.py counts them; None where that was not counted
+    bytes_per_second: float | None = None  # as work_per_step.py counts them; None: not counted
     techniques: dict[str, str] = dataclasses.field(default_factory=dict)
     parity: dict[str, Any] | None = None  # passed and checks; None for the baseline
 
     @property
     def comparable(self) -> bool:
-        """Whether it ran and computes the same training as the baseline."""
+        """Return whether the variant ran and computes the same training as the baseline."""
         return self.reason is None and (self.parity is None or bool(self.parity["passed"]))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One task. `ratios` holds [slower, faster, ratio, low, high]: how many times as fast the second is, if it is."""
+    """Measurement of one task.
+
+    `ratios` holds [slower, faster, ratio, low, high]: how many times as fast the second is, if it
+    is.
+    """
 
     digest: str  # of what was asked, the package, the versions and the machine
     date: str
@@ -56,17 +64,17 @@ class Outcome:
 
     @property
     def baseline(self) -> str:
-        """The variant that the others are held against."""
+        """Return the variant that the others are compared with."""
         return next(iter(self.rows))
 
     def ratio(self, slower: str, faster: str) -> Ratio | None:
-        """How many times as fast `faster` is as `slower`."""
+        """Return how many times as fast `faster` is as `slower`, or None without such a ratio."""
         return next((Ratio(*r[2:]) for r in self.ratios if tuple(r[:2]) == (slower, faster)), None)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """All tasks, with what they must be read with."""
+    """Measurements of all tasks, with the conditions that they must be read with."""
 
     kind: str  # bench or waterfall
     command: str
@@ -77,22 +85,22 @@ class Bench:
 
     @property
     def baseline(self) -> str:
-        """That of all tasks. There must be one."""
+        """Return the baseline of all tasks. There must be a task."""
         return next(iter(self.tasks.values())).baseline
 
     @property
     def amp_level(self) -> AmpLevel:
-        """The precision of what is held against one another. There must be a task."""
+        """Return the precision of the variants that are compared. There must be a task."""
         return next(level for level, eager in EAGER.items() if eager == self.baseline)
 
 
 def write_bench(path: Path, bench: Bench) -> None:
-    """As JSON, atomically."""
+    """Write the bench as JSON, atomically."""
     write_json(path, {"schema": SCHEMA, **dataclasses.asdict(bench)})
 
 
 def read_bench(path: Path) -> Bench:
-    """Read back. Raises InputError for what is no such file."""
+    """Return a bench from its file. Raises InputError for what is no such file."""
     try:
         return read_json(path, Bench, schema=SCHEMA, again="Delete it, and measure again.")
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""Measure one task in many variants: limits of the machine, float64 reference, turns, parity, ratios.
+"""Measurement of one task in many variants: machine limits, reference, turns, parity, ratios.
 
-As many variants as fit into memory are alive at a time, and the baseline is always among them. Variants of different groups are
-compared through their ratios to it, which were measured independently. A variant that fails stays, as its reason. Before the turns,
-the mode of torch.compile is found that the best forms of the peers are compiled in.
+The reference is in float64. As many variants as fit into memory are alive at a time, and the
+baseline is always among them. Variants of different groups are compared through their ratios to the
+baseline, which were measured independently. A variant that fails stays, with its reason. Before the
+turns, the mode of torch.compile is found that the best forms of the peers are compiled in.
 """
 
 from __future__ import annotations
@@ -36,29 +37,34 @@ from gallery_lib.tasks import memory_estimate
 
 @dataclass(frozen=True)
 class Line:
-    """What is to be measured of a task: the baseline first. `absent` are variants that cannot run here, and why."""
+    """Plan for measuring a task, the baseline first.
+
+    `absent` are variants that cannot run here, and why.
+    """
 
     config: TrainConfig
     compare: CompareConfig
     variants: Mapping[str, Variant]
     absent: Mapping[str, str]
-    pairs: Sequence[
-        tuple[str, str]
-    ]  # of which the ratio is wanted: the slower one, as is hoped, first
-    order: Sequence[str]  # of all of them, in the tables
-    modes: Mapping[str, Variant] = field(
-        default_factory=dict
-    )  # of torch.compile, to be tried first; none: nothing is to be found out
+    # Pairs whose ratio is wanted: the slower one, as is hoped, first.
+    pairs: Sequence[tuple[str, str]]
+    order: Sequence[str]  # of all variants, in the tables
+    # Modes of torch.compile to be tried first; none: nothing is to be found out.
+    modes: Mapping[str, Variant] = field(default_factory=dict)
     in_best_mode: Sequence[str] = ()  # variants that are compiled in the fastest of them
 
     @property
     def baseline(self) -> str:
-        """The variant that all are held against."""
+        """Return the variant that all are compared with."""
         return self.order[0]
 
 
 def machine_limits() -> dict[str, float]:
-    """FLOP/s of matrix products by dtype and `copy` in bytes/s, of the whole machine or of the first GPU, now."""
+    """Measure the limits of this machine now: FLOP/s by dtype, and `copy` in bytes/s.
+
+    FLOP/s are those of matrix products. The limits are those of the whole machine or of the first
+    GPU.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(hardware.cores())
     try:
@@ -82,13 +88,16 @@ def in_mode(line: Line, choice: compile_mode.Choice) -> Line:
 
 
 def groups(names: Sequence[str], alive: int) -> Iterator[list[str]]:
-    """The variants but the baseline, in groups that leave room for it among `alive`."""
+    """Yield the variants but the baseline, in groups that leave room for it among `alive`."""
     for begin in range(0, len(names), alive - 1):
         yield list(names[begin : begin + alive - 1])
 
 
 def alive_at_a_time(config: TrainConfig, asked: int | None) -> int:
-    """How many variants are to be alive; at least two. Raises InputError when not even two fit."""
+    """Return how many variants are to be alive; at least two.
+
+    Raises InputError when not even two fit.
+    """
     if asked is not None:
         memory_estimate.check(config, 1, compared=asked)
         return asked
@@ -120,7 +129,10 @@ def _row(measured: Measured, verdict: Parity | None, flops: float, traffic: int 
 
 @dataclass(frozen=True)
 class _Group:
-    """Variants that took turns with one another: once, or, started anew, more often. Of one that failed, nothing is kept."""
+    """Variants that took turns with one another: once, or, started anew, more often.
+
+    Of a variant that failed, nothing is kept.
+    """
 
     starts: Sequence[Mapping[str, Measured]]
 
@@ -128,22 +140,25 @@ class _Group:
         return all(name in start for start in self.starts)
 
     def first(self, name: str) -> Measured:
-        """The variant, as it was started first."""
+        """Return the variant, as it was started first."""
         return self.starts[0][name]
 
     def ratio(self, slower: str, faster: str, confidence: float) -> stats.Ratio:
-        """How many times as fast `faster` is as `slower`."""
+        """Return how many times as fast `faster` is as `slower`."""
         return speedup_of_all([(start[slower], start[faster]) for start in self.starts], confidence)
 
     def parity(self, one: str, other: str, exact: Reference, steps: int) -> Parity:
-        """Of two variants: half precision is held against fp32, not the other way round."""
+        """Return the parity of two variants.
+
+        Half precision is compared with fp32, not the other way round.
+        """
         if [self.first(name).results.config["amp_level"] for name in (one, other)] == ["O1", "O0"]:
             one, other = other, one
         return judge_all([(start[one], start[other]) for start in self.starts], exact, steps)
 
 
 class _Measurement:
-    """A task being measured."""
+    """A task that is being measured."""
 
     def __init__(self, line: Line, folder: Path) -> None:
         self.line, self.folder = line, folder
@@ -168,7 +183,7 @@ class _Measurement:
         self.line, self.tried_modes = in_mode(self.line, choice), choice.said
 
     def run_group(self, names: list[str], turns: Turns, progress: Progress, label: str) -> None:
-        """The baseline and the variants `names`, in turns, started as often as is asked."""
+        """Run the baseline and the variants `names` in turns, started as often as is asked."""
         number = len(self.groups)
         folder = self.folder / f"group{number + 1}"
         chosen = {name: self.line.variants[name] for name in [self.line.baseline, *names]}
@@ -196,7 +211,7 @@ class _Measurement:
                 )
 
     def judge(self, exact: Reference) -> None:
-        """A row for each variant that ran."""
+        """Make a row for each variant that ran."""
         self.exact = exact
         flops = float(exact.probe["flops"]) / exact.probe["batches"]
         baseline = self.line.baseline
@@ -216,8 +231,10 @@ class _Measurement:
             self.rows[name] = row
 
     def ratio(self, slower: str, faster: str) -> stats.Ratio:
-        """How many times as fast; directly where both took turns with one another, else through the baseline."""
+        """Return how many times as fast `faster` is as `slower`.
 
+        The ratio is direct where both took turns with one another, otherwise through the baseline.
+        """
         a, b = (self.groups[self.of_group[name]] for name in (slower, faster))
         baseline, confidence = self.line.baseline, self.line.compare.confidence
         if slower == baseline or a is b:
@@ -227,7 +244,11 @@ class _Measurement:
         )
 
     def comparable(self, slower: str, faster: str) -> bool:
-        """Whether both ran and compute the same training: as the baseline does, or as one another do where it is the odd one out."""
+        """Return whether both variants ran and compute the same training.
+
+        They compute it as the baseline does, or as one another do where the baseline is the odd one
+        out.
+        """
         if not all(
             name in self.of_group and self.rows[name].reason is None for name in (slower, faster)
         ):
@@ -243,7 +264,7 @@ class _Measurement:
         return both.parity(slower, faster, self.exact, self.line.compare.parity_steps).passed
 
     def ratios(self) -> list[tuple[str, str, float, float, float]]:
-        """All that are wanted and may be given."""
+        """Return all ratios that are wanted and may be given."""
         found = []
         for slower, faster in self.line.pairs:
             if self.comparable(slower, faster):
@@ -261,7 +282,10 @@ def measure(
     label: str = "",
     progress: bool = True,
 ) -> Outcome:
-    """Measure a task. Nothing that fails is raised: the reason is part of the outcome. `label`, or its name, is what it is called."""
+    """Measure a task. Nothing that fails is raised: the reason is part of the outcome.
+
+    `label`, by default the task's name, is what progress calls the task.
+    """
     began, date = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     label = label or line.config.model.rsplit(":", 1)[-1]
     run = _Measurement(line, folder)
@@ -302,9 +326,8 @@ def measure(
                 (variant.probe for group in run.groups for variant in group.starts[0].values()),
                 None,
             )
-            if (
-                probed is not None and exact.kept and not exact.belongs_to(probed)
-            ):  # the data have changed
+            # The data have changed.
+            if probed is not None and exact.kept and not exact.belongs_to(probed):
                 exact = float64_reference.run_reference(
                     exact_config, LaunchConfig(), shown, of_reference
                 )

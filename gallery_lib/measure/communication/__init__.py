@@ -1,5 +1,7 @@
-"""What other ways of averaging gradients send, what they gain where the network is the limit, and whether training still learns.
+"""Measurements of gradient communication: bytes sent, gain on a slow network, and convergence.
 
-`ways` lets them take turns in the same processes (on a lab: `ranks` starts them there), `bucket_times` notes the buckets of a step,
-`wire_bytes` computes what is sent, and `convergence` trains `digits` with every wire format.
+`strategies` lets other ways of averaging gradients take turns in the same processes. On a lab,
+`launch` starts these processes. `bucket_times` notes the buckets of a step. `bytes_sent` computes
+what is sent. `convergence` trains `digits` with every wire format, to see whether training still
+learns.
 """

@@ -1,4 +1,4 @@
-"""When the buckets of a step are ready to be sent, and when their means have arrived: noted in a real step of DDP.
+"""Times at which DDP's buckets are ready to be sent and their means arrive, noted in a real step.
 
 Annotations are not postponed here: torch looks at those of a hook.
 """
@@ -16,12 +16,15 @@ from gallery_lib.comm.accelerate_ddp import accelerate_ddp, gradient_reducer
 from gallery_lib.config import Comm
 
 _STEPS = 3
-"""The last is noted: DDP orders its buckets anew after the first."""
+"""Number of steps; the last one is noted, since DDP orders its buckets anew after the first."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Of one step, in seconds from its beginning: when forward and backward pass ended, and each bucket in the order of being ready."""
+    """Times of one step, in seconds from its beginning.
+
+    `forward` and `backward` are the ends of the passes. `buckets` are in the order of being ready.
+    """
 
     forward: float
     backward: float
@@ -29,21 +32,22 @@ class Timeline:
 
 
 def note(net: nn.Module, way: Comm, inputs: Tensor, loss: Callable[[Tensor], Tensor]) -> Timeline:
-    """Three steps of `net`, without an optimizer, whose gradients are averaged by `way`; the times of the last. A collective call.
+    """Return the times of the last of three steps of `net`, whose gradients `way` averages.
 
-    DDP's own way has no hook, so torch's hook that does the same stands in for it.
+    The steps have no optimizer. DDP's own strategy has no hook, so torch's hook that does the same
+    stands in for it. A collective call.
     """
     model = accelerate_ddp(nn.parallel.DistributedDataParallel(net), way)
-    noted: list[
-        list[float]
-    ] = []  # of each bucket: its bytes, when it was handed over, and when its mean was there
+    # Of each bucket: its bytes, when it was handed over, and when its mean was there.
+    noted: list[list[float]] = []
 
     def handed_over(size: int, future: torch.futures.Future[Tensor]) -> None:
         moments = [size, time.perf_counter()]
         noted.append(moments)
         future.add_done_callback(lambda _: moments.append(time.perf_counter()))
 
-    def plain(state, bucket):  # type: ignore[no-untyped-def]  # torch looks at annotations, and here they are text
+    # Without annotations, since torch looks at those of a hook.
+    def plain(state, bucket):  # type: ignore[no-untyped-def]
         future = allreduce_hook(state, bucket)
         handed_over(bucket.buffer().nbytes, future)
         return future
@@ -61,9 +65,8 @@ def note(net: nn.Module, way: Comm, inputs: Tensor, loss: Callable[[Tensor], Ten
         forward = time.perf_counter()
         error.backward()
         backward = time.perf_counter()
-    while any(
-        len(moments) < 3 for moments in noted
-    ):  # the last one's time is taken by a thread that is still at it
+    # A thread takes the time of the last bucket's mean, and may still be at it.
+    while any(len(moments) < 3 for moments in noted):
         time.sleep(0.001)
     buckets = [(size / 2**20, ready - began, arrived - began) for size, ready, arrived in noted]
     if reducer is not None:

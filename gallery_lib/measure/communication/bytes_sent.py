@@ -1,7 +1,7 @@
-"""How many bytes the gradients of a model take on the wire, by format: counted from the shapes of its parameters.
+"""Bytes that the gradients of a model take on the wire, by format, from its parameters' shapes.
 
-What `comm/` sends is counted, without what TCP and the filling of buckets add. It is the network's part: what a format costs in
-computation is not in it.
+What `comm/` sends is counted, without what TCP and the filling of buckets add. It is the network's
+part: what a format costs in computation is not included.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ Shape = Sequence[int]
 
 
 def shapes_of(model: nn.Module) -> list[tuple[int, ...]]:
-    """Of all parameters that are trained."""
+    """Return the shapes of all parameters that are trained."""
     return [tuple(parameter.shape) for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _low_rank_values(shape: Shape, rank: int) -> int:
-    """Values that PowerSGD sends of a gradient of this shape: two narrow matrices, or all where these would not be smaller."""
+    """Return the number of values that PowerSGD sends of a gradient of this shape.
+
+    It sends two narrow matrices, or all values where the matrices would not be smaller.
+    """
     values = math.prod(shape)
     if len(shape) < 2:
         return values
@@ -33,7 +36,10 @@ def _low_rank_values(shape: Shape, rank: int) -> int:
 
 
 def gradient_bytes(shapes: Sequence[Shape], options: Comm) -> int:
-    """All gradients of a step once, in the format of `options`, where a model trains in fp32."""
+    """Return the bytes of all gradients of a step, once, in the format of `options`.
+
+    The model trains in fp32.
+    """
     values = sum(math.prod(shape) for shape in shapes)
     if options.wire == "powersgd":
         return 4 * sum(_low_rank_values(shape, options.powersgd_rank) for shape in shapes)
@@ -48,17 +54,24 @@ def gradient_bytes(shapes: Sequence[Shape], options: Comm) -> int:
 
 
 def sent_bytes(shapes: Sequence[Shape], options: Comm, hosts: int, processes: int = 1) -> float:
-    """What a host sends in a step, over `hosts` hosts of so many processes, and as much comes in.
+    """Return the bytes that a host sends in a step; as many come in.
 
-    Each value is sent to where it is added up, and its sum is sent on: a ring over n ranks sends 2 (n - 1) / n of the gradients over
-    each of its links (Patarasuk and Yuan, 2009), one of which leaves each host. Hierarchical ways have a ring over the hosts alone.
-    int8, with several processes a host and not hierarchical, goes from every rank to every other instead of round.
+    Each value is sent to where it is added up, and its sum is sent on. A ring over n ranks
+    (Patarasuk and Yuan, 2009) sends 2 (n - 1) / n of the gradients over each of its links. One of
+    these links leaves each host. Hierarchical strategies have a ring over the hosts alone. int8
+    that is not hierarchical, with several processes a host, goes from every rank to every other
+    instead of round a ring.
+
+    Args:
+        shapes: shapes of the gradients.
+        options: how gradients are averaged.
+        hosts: number of hosts.
+        processes: number of processes on each host.
     """
     ranks = hosts if options.hierarchical else hosts * processes
     ring = 2 * (ranks - 1) / ranks * gradient_bytes(shapes, options)
     if options.wire != "int8" or options.hierarchical:
         return ring
-    to_its_place = (
-        (ranks - processes) * processes / ranks
-    )  # of what each of the host's ranks has, all but what stays on the host
+    # Of what each of the host's ranks has, all but what stays on the host.
+    to_its_place = (ranks - processes) * processes / ranks
     return (to_its_place + (ranks - 1) / ranks) * gradient_bytes(shapes, options)

@@ -1,10 +1,13 @@
-"""Does training go as well with each wire format as with fp32? The same trainings, from the same seeds, in every format.
+r"""Convergence test: does training go as well with each wire format as with fp32?
 
-    python -m torch.distributed.run --nproc_per_node 2 -m gallery_lib.measure.communication.convergence --seeds 4 --task tts_angular
+    python -m torch.distributed.run --nproc_per_node 2 \
+        -m gallery_lib.measure.communication.convergence --seeds 4 --task tts_angular
 
-All of it is one run: what is compared is measured by the same processes, which start once. Noise is how far two means over so
-many seeds lie apart by chance: two standard errors of their difference, from the spread of fp32 over the seeds, and half a percent of
-its mean at least. A format whose mean is not further than that from fp32's is within the noise.
+The same trainings run from the same seeds in every format. All of it is one run: the same
+processes, which start once, measure everything that is compared. Noise is how far two means over so
+many seeds lie apart by chance. It is two standard errors of their difference, from the spread of
+fp32 over the seeds, and half a percent of fp32's mean at least. A format whose mean is not further
+than that from fp32's is within the noise.
 """
 
 from __future__ import annotations
@@ -48,14 +51,17 @@ _LEAST_NOISE = 0.005
 
 
 def noise(scores: Sequence[float]) -> float:
-    """How far means over as many seeds as `scores` has lie apart by chance. At least two scores."""
+    """Return how far means over as many seeds as `scores` has lie apart by chance.
+
+    There must be at least two scores.
+    """
     spread = 2 * statistics.stdev(scores) * math.sqrt(2 / len(scores))
     return max(spread, _LEAST_NOISE * abs(statistics.mean(scores)))
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What came out of one training: `quantity` by wire format, a value for each seed."""
+    """Result of one training: `quantity` by wire format, a value for each seed."""
 
     title: str
     quantity: str
@@ -63,25 +69,26 @@ class Scores:
     by_format: dict[str, list[float]]
 
     def difference(self, wire: str) -> float:
-        """Its mean over the seeds, less fp32's."""
+        """Return the format's mean over the seeds, less that of fp32."""
         return statistics.mean(self.by_format[wire]) - statistics.mean(self.by_format[FP32])
 
     @property
     def noise(self) -> float:
-        """Of fp32, see `noise`."""
+        """Return the noise of the fp32 scores, see the function `noise`."""
         return noise(self.by_format[FP32])
 
     def verdict(self, wire: str) -> str:
-        """`within noise`, `better` or `worse` than fp32."""
+        """Return `within noise`, `better` or `worse`, in comparison with fp32."""
         if abs(self.difference(wire)) <= self.noise:
             return "within noise"
         return "better" if (self.difference(wire) > 0) == self.higher_is_better else "worse"
 
 
 def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
-    """Train a task of the gallery for `max_steps`; the mean loss of the last quarter of them, over all ranks. A collective call.
+    """Train a task of the gallery for `max_steps` and return the mean loss of their last quarter.
 
-    The seed decides the weights; data and their order are those of `train`.
+    The mean is over all ranks. The seed decides the weights. Data and their order are those of
+    `train`. A collective call.
     """
     task = tasks.of(train)
     splits = task.data(train)
@@ -118,7 +125,10 @@ def task_loss(train: TrainConfig, way: Comm, seed: int) -> float:
 def _trainings(
     config: ConvergenceConfig,
 ) -> list[tuple[str, str, bool, Callable[[Comm, int], float]]]:
-    """Title, quantity, whether more of it is better, and what gives it for a way and a seed."""
+    """Return a tuple for each training: title, quantity, whether more is better, and a function.
+
+    The function takes a strategy and a seed, and returns the quantity.
+    """
     found: list[tuple[str, str, bool, Callable[[Comm, int], float]]] = []
     if config.digits:
         for title, unit in (("digits", 1.0), ("digits, mixed units", digits.MIXED_UNITS)):
@@ -137,10 +147,11 @@ def _trainings(
 
 
 def measure(config: ConvergenceConfig) -> int:
-    """All trainings on the ranks of this run; rank 0 prints a line for each and writes the file."""
+    """Run all trainings on the ranks of this run; rank 0 prints a line each and writes the file."""
     if process_group.world_size() < 2:
         raise InputError(
-            "one process sends no gradients. Start several: see the first lines of gallery_lib/measure/communication/convergence.py."
+            "one process sends no gradients. Start several: see the first lines of "
+            "gallery_lib/measure/communication/convergence.py."
         )
     trainings = _trainings(config)
     process_group.ensure_initialized()
@@ -149,11 +160,12 @@ def measure(config: ConvergenceConfig) -> int:
         by_format = {}
         for name, way in FORMATS.items():
             if name == WITHOUT_FEEDBACK and title == config.task:
-                continue  # the control, which digits are for
+                continue  # the control, which only the digits serve
             by_format[name] = [score(way, seed) for seed in range(config.seeds)]
             if process_group.rank() == 0:
                 print(
-                    f"{title}, {name}: {quantity} {', '.join(f'{value:.3f}' for value in by_format[name])}",
+                    f"{title}, {name}: {quantity} "
+                    f"{', '.join(f'{value:.3f}' for value in by_format[name])}",
                     flush=True,
                 )
         found.append(dataclasses.asdict(Scores(title, quantity, higher_is_better, by_format)))
@@ -163,13 +175,16 @@ def measure(config: ConvergenceConfig) -> int:
 
 
 def measured(config: ConvergenceConfig, processes: int = 2) -> list[Scores]:
-    """The same, in processes that are started on this host. Raises RunFailed when one fails."""
+    """Run all trainings in processes that are started on this host, and return the scores.
+
+    Raises RunFailed when a process fails.
+    """
     found = run_on_this_host(__name__, config, processes)
     return [Scores(**values) for values in found["trainings"]]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """One process of the run."""
+    """Run one process of the measurement, and end it."""
     end_after(measure, ConvergenceConfig, arguments, "convergence")
 
 

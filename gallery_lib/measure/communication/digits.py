@@ -1,14 +1,18 @@
-"""scikit-learn's digits, learned by a small network on several ranks, whose gradients are averaged in a given way.
+"""Training of a small network on scikit-learn's digits, on several ranks, with a given strategy.
 
-1797 scans of handwritten digits, 8 × 8 (Alpaydin and Kaynak, 1998), real data that comes with the library. The network has
-two layers and is trained by SGD, whose learning rate falls to 0.
+The strategy averages the gradients. The data are 1797 scans of handwritten digits, 8 × 8 (Alpaydin
+and Kaynak, 1998), real data that comes with the library. The network has two layers. SGD trains it
+with a learning rate that falls to 0.
 
-*Mixed units.* Each layer's biases lie in the last column of its weights, and are counted in units that may be `bias_unit` times
-as large; the step that the optimizer makes there is the square of that smaller. In exact arithmetic the training is the
-same in any unit. But a bias's gradient is `bias_unit` times as large as before and decides the scale of its group of 256 in int8:
-with 500, half of the smallest step of that scale is more than nearly all gradients of weights, so these are rounded to 0, in every
-training step. Only what remembers the loss (error feedback) learns then. So this is where a broken error feedback shows, as it does
-not in units that all parameters share.
+*Mixed units.* Each layer's biases lie in the last column of its weights, and are counted in units
+that may be `bias_unit` times as large. The optimizer's step there is smaller by the square of that
+factor. In exact arithmetic the training is the same in any unit.
+
+But a bias's gradient is `bias_unit` times as large as before, and decides the scale of its group of
+256 in int8. With 500, half of the smallest step of that scale is more than nearly all gradients of
+weights. So these are rounded to 0 in every training step. Only error feedback, which remembers the
+loss, learns then. So a broken error feedback shows here, which it does not in units that all
+parameters share.
 """
 
 from __future__ import annotations
@@ -25,13 +29,16 @@ from gallery_lib.config import Comm
 
 MIXED_UNITS = 500.0
 HELD_OUT = 597
-"""Images of the 1797 that only the accuracy is measured on, the same with every seed."""
+"""Number of the 1797 images that only measure the accuracy; the same images with every seed."""
 HIDDEN, BATCH_SIZE, LEARNING_RATE = 128, 64, 0.5
-"""Images in a batch are those of one process."""
+"""Sizes and learning rate of the training; images in a batch are those of one process."""
 
 
 class Layer(nn.Module):
-    """`weight`: [outputs, inputs + 1], the last column being the biases, in units of `bias_unit`. As nn.Linear at first."""
+    """Linear layer with biases in the last column of its weights, in units of `bias_unit`.
+
+    `weight` has the shape [outputs, inputs + 1]. Its initial values are those of nn.Linear.
+    """
 
     def __init__(self, inputs: int, outputs: int, bias_unit: float) -> None:
         super().__init__()
@@ -42,13 +49,13 @@ class Layer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, inputs] → [N, outputs]."""
+        """Map [N, inputs] to [N, outputs]."""
         return F.linear(x, self.weight[:, :-1], self.bias_unit * self.weight[:, -1])
 
 
 @functools.cache
 def _data() -> tuple[Tensor, Tensor]:
-    """Images [1797, 64] from 0 to 1, and labels [1797]."""
+    """Return images [1797, 64] from 0 to 1, and labels [1797]."""
     from sklearn.datasets import load_digits
 
     images, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
@@ -56,9 +63,10 @@ def _data() -> tuple[Tensor, Tensor]:
 
 
 def accuracy(way: Comm, *, seed: int, epochs: int, bias_unit: float = 1.0) -> float:
-    """Train on all ranks, each on its share of every batch, and return the held-out accuracy: the same on every rank.
+    """Train on all ranks, each on its share of every batch, and return the held-out accuracy.
 
-    The seed decides the weights and the order of the images. A collective call.
+    The accuracy is the same on every rank. The seed decides the weights and the order of the
+    images. A collective call.
     """
     images, labels = _data()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))

@@ -1,8 +1,10 @@
-"""A measurement that several processes make together: started on this host or on those of a lab, and what rank 0 wrote.
+"""Launcher of a measurement by several processes, on this host or those of a lab.
 
-What is started is a module with `main(arguments)`, which takes the options of one class, `out` among them. On this host all
-processes are forked from one that has imported the module; on a lab torchrun starts them. Both run on the CPU, where a
-machine's GPUs would be too few for several hosts of a lab, and stand under a supervisor: an interrupt or a killed kernel ends them.
+It returns what rank 0 wrote. What is started is a module with `main(arguments)`, which takes the
+options of one class, `out` among them. On this host all processes are forked from one that has
+imported the module. On a lab torchrun starts them. Both run on the CPU: a machine's GPUs would be
+too few for several hosts of a lab. Both are supervised: an interrupt or a killed notebook kernel
+ends them.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ def _arguments(config: Any, out: Path) -> list[str]:
 
 @interruptible("the measurement")
 def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]:
-    """What rank 0 wrote. Lines are shown as they come. Raises RunFailed with the last ones, InputError for what the module refused."""
+    """Run the measurement on this host and return what rank 0 wrote.
+
+    Lines are shown as they come. Raises RunFailed with the last ones, and InputError for what the
+    module refused.
+    """
     threads = str(max(1, hardware.cores() // processes))
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
@@ -60,7 +66,10 @@ def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]
 
 @interruptible("the measurement")
 def run_on_lab(lab: Lab, module: str, config: Any, processes: int) -> dict[str, Any]:
-    """The same on every host of a lab that is up, with so many processes on each."""
+    """Run the measurement on the hosts of a lab that is up, and return what rank 0 wrote.
+
+    Each host gets `processes` processes.
+    """
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         run(lab, ["-m", module, *_arguments(config, out)], LabRunConfig(nproc_per_node=processes))
@@ -70,7 +79,10 @@ def run_on_lab(lab: Lab, module: str, config: Any, processes: int) -> dict[str, 
 def end_after(
     body: Callable[[Any], int], options: type, arguments: Sequence[str], name: str
 ) -> NoReturn:
-    """Parse the arguments, call `body` and end this process of a run, without waiting for threads of native libraries."""
+    """Parse the arguments, call `body` and end this process of a run.
+
+    It does not wait for threads of native libraries.
+    """
     die_with_parent()
     os.environ.update(_NO_GPU)
 

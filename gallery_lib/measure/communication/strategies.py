@@ -1,10 +1,12 @@
-"""Ways of averaging gradients, each with one technique more than the one before, in turns in the processes of one run.
+"""Strategies of averaging gradients, measured in turns in the processes of one run.
 
     gallery lab run -- -m gallery_lib.measure.communication.strategies --rounds 8 --out ways.json
 
-What is trained is small and has large gradients: four layers, so that the network decides. Each way gets `rounds` turns of
-`block_steps` steps (two more are not counted: DDP orders its buckets anew), and a step takes as long as on the slowest rank. A way
-counts for what it is only if its gradients are right: each is held against the mean of all ranks' own gradients in float64.
+Each strategy has one technique more than the one before. The trained model is small and has large
+gradients (four layers), so that the network decides. Each strategy gets `rounds` turns of
+`block_steps` steps. Two more steps are not counted: DDP orders its buckets anew. A step takes as
+long as on the slowest rank. A strategy counts only if its gradients are right: each gradient is
+compared with the mean of all ranks' own gradients in float64.
 """
 
 from __future__ import annotations
@@ -36,16 +38,25 @@ from gallery_lib.system.json_files import write_json
 
 PLAIN = "DDP"
 ALONE = "no communication"
-"""The steps that would be left if the network took no time. Every rank trains for itself then."""
+"""Name of the steps that would be left if the network took no time.
+
+Every rank trains for itself then.
+"""
 LIMITS = {"exact": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02}
-"""Of a gradient's error, over the gradient (L2): rounding in fp32, or in the format, when it is sent and when sums are sent on.
-PowerSGD has none: what it leaves out of one step goes along later."""
+"""Largest error of a gradient over the gradient (L2), by wire format.
+
+It comes from rounding in fp32, or in the format, when the gradient is sent and when sums are sent
+on. PowerSGD has no limit: what it leaves out of one step is sent later.
+"""
 SETTLING_STEPS = 2
 LAYERS, BATCH_SIZE = 4, 64
 
 
 def ways(hosts: topology.Topology) -> dict[str, Comm]:
-    """By name, DDP's own way first; each has what the one before has, but for PowerSGD, which goes with neither of the last techniques."""
+    """Return the strategies by name, DDP's own first.
+
+    Each has what the one before has. Only PowerSGD goes with neither of the last techniques.
+    """
     found = {PLAIN: Comm()}
     small = Comm(bucket_mb=1, bucket_views=True)
     found["small buckets"] = small
@@ -60,34 +71,32 @@ def ways(hosts: topology.Topology) -> dict[str, Comm]:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one way came to."""
+    """What was measured of one strategy."""
 
     options: dict[str, Any]
     rounds: list[list[float]]  # step times in seconds, of the slowest rank
-    ratio: (
-        stats.Ratio | None
-    )  # the step time of DDP's own way over this one's; None for that itself
-    computed_bytes: float  # that a host sends in a step, as wire_bytes counts them
-    sent_bytes: (
-        float | None
-    )  # as the host's network card counted them, TCP's part included; None where no card is named
+    # The step time of DDP's own strategy over this one's; None for DDP's own.
+    ratio: stats.Ratio | None
+    computed_bytes: float  # sent by a host in a step, as bytes_sent counts them
+    # As the host's network card counted them, with TCP's part; None where no card is named.
+    sent_bytes: float | None
     gradient_error: float | None  # over the gradient, in L2; None without communication
     same_on_all_ranks: bool | None  # bit for bit
     timeline: Timeline | None
 
     @property
     def seconds(self) -> float:
-        """Median step time."""
+        """Return the median step time in seconds."""
         return stats.percentiles([step for steps in self.rounds for step in steps])["p50"]
 
     @property
     def limit(self) -> float | None:
-        """That holds for the error of its gradients; None where there is none."""
+        """Return the limit for the error of the gradients, or None where there is none."""
         return LIMITS.get(self.options["wire"])
 
     @property
     def parity(self) -> str:
-        """`passed`, `FAILED`, or why there is nothing to pass."""
+        """Return `passed`, `FAILED`, or why there is nothing to pass."""
         if self.gradient_error is None:
             return "not averaged"
         if not self.same_on_all_ranks:
@@ -99,7 +108,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Effects:
-    """What all ways came to, by name, and on what."""
+    """What was measured of all strategies, by name, and the setting of the measurement."""
 
     hosts: str
     processes_on_each: int
@@ -109,7 +118,7 @@ class Effects:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Effects:
-        """From what `dataclasses.asdict` made of one."""
+        """Return the effects from the plain values that `dataclasses.asdict` made of them."""
         found = {}
         for name, way in values["ways"].items():
             timeline = way["timeline"] and Timeline(
@@ -121,7 +130,7 @@ class Effects:
 
 
 def build_model(width: int) -> nn.Module:
-    """Layers of width × width: the same weights on every rank."""
+    """Return layers of width × width, with the same weights on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(
         *(layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.Tanh()))
@@ -133,7 +142,10 @@ def _loss(outputs: Tensor) -> Tensor:
 
 
 def _bytes_sent() -> int | None:
-    """By this host's network card, as its kernel counts; None where gloo was not told which one to use."""
+    """Return the bytes that this host's network card has sent, as the kernel counts them.
+
+    None where gloo was not told which card to use.
+    """
     card = os.environ.get("GLOO_SOCKET_IFNAME")
     if card is None:
         return None
@@ -149,7 +161,7 @@ def _bytes_sent() -> int | None:
 
 
 class _Training:
-    """The model and its batch on this rank, and what all ranks' gradients come to in float64."""
+    """The model and its batch on this rank, with the float64 mean of all ranks' gradients."""
 
     def __init__(self, width: int) -> None:
         self.net = build_model(width)
@@ -173,13 +185,16 @@ class _Training:
         )
 
     def step(self) -> None:
-        """One training step."""
+        """Run one training step."""
         self.optimizer.zero_grad()
         _loss(self.model(self.inputs)).backward()
         self.optimizer.step()
 
     def parity(self, way: Comm) -> tuple[float, bool]:
-        """From the first weights: the error of the mean gradient over the gradient, and whether all ranks have the same bits."""
+        """Return the error of the mean gradient, and whether all ranks have the same bits.
+
+        The step starts from the first weights. The error is relative to the gradient (L2).
+        """
         self.net.load_state_dict(self.first_weights)
         accelerate_ddp(self.model, way)
         self.optimizer.zero_grad()
@@ -189,7 +204,11 @@ class _Training:
         return ((got.double() - self.exact).norm() / self.exact.norm()).item(), len(set(alike)) == 1
 
     def turn(self, way: Comm | None, block_steps: int) -> tuple[list[float], int | None]:
-        """Seconds of each counted step on the slowest rank, and the bytes that this host has sent meanwhile. None: no communication."""
+        """Return seconds of each counted step on the slowest rank, and the bytes sent meanwhile.
+
+        The bytes are those that this host has sent. Without a strategy (None) nothing is
+        communicated.
+        """
         accelerate_ddp(self.model, way or Comm())
         seconds: list[float] = []
         before = None
@@ -202,19 +221,21 @@ class _Training:
                 self.step()
                 if number >= SETTLING_STEPS:
                     seconds.append(time.perf_counter() - began)
-        dist.barrier()  # every host passes it once it has what the others sent: nothing is queued any more
+        # Every host passes the barrier once it has what the others sent: nothing is queued then.
+        dist.barrier()
         after = _bytes_sent()
         if way is None:
-            self.net.load_state_dict(self.first_weights)  # the ranks have gone apart
+            self.net.load_state_dict(self.first_weights)  # the ranks' weights have gone apart
         slowest = [max(step) for step in zip(*process_group.all_ranks(seconds), strict=True)]
         return slowest, None if before is None or after is None else after - before
 
 
 def measure(config: WaysConfig) -> int:
-    """All turns, on the ranks of this run; rank 0 prints a line for each way and writes the file."""
+    """Run all turns on the ranks of this run; rank 0 prints a line per way and writes the file."""
     if process_group.world_size() < 2:
         raise InputError(
-            "one process has nobody to share gradients with. Start it with torchrun: see the head of measure/wire/ways.py."
+            "one process has nobody to share gradients with. Start it with torchrun: "
+            "see the head of gallery_lib/measure/communication/strategies.py."
         )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     process_group.ensure_initialized()
@@ -265,7 +286,7 @@ def measure(config: WaysConfig) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """One process of the run."""
+    """Run one process of the measurement, and end it."""
     end_after(measure, WaysConfig, arguments, "ways")
 
 

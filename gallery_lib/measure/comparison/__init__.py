@@ -1,1 +1,1 @@
-"""Compare two variants of a training run."""
+"""Comparison of two variants of a training run: parity first, then speed."""

@@ -1,7 +1,8 @@
-"""Compare two variants of a training run: is the training the same, and how do their speeds relate?
+"""Comparison of two variants of a training run: is the training the same, and what is the speed-up?
 
-First the float64 reference runs, alone, to its end, or one is used that was kept from an earlier comparison. Then both
-variants train in turns (lineup.py says how) and evaluate. Speeds are only given when parity holds.
+First the float64 reference runs, alone, to its end, unless one was kept from an earlier comparison.
+Then both variants train in turns (interleaved.py says how) and evaluate. Speeds are only given when
+parity holds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from gallery_lib.tasks import memory_estimate
 
 
 def judge(baseline: Measured, candidate: Measured, exact: Reference, steps: int) -> Parity:
-    """Whether two variants compute the same training, over the first `steps` losses and the probed gradients."""
+    """Return whether two variants compute the same training.
+
+    What counts are the first `steps` losses and the probed gradients.
+    """
     levels = [variant.results.config["amp_level"] for variant in (baseline, candidate)]
     losses = [
         [loss for _, loss in variant.results.loss["curve"][:steps]]
@@ -51,13 +55,16 @@ Pair = tuple[Measured, Measured]
 
 
 def judge_all(pairs: Sequence[Pair], exact: Reference, steps: int) -> Parity:
-    """Of two variants that were started several times: parity must hold each time. What comes back is of the first that lacks it."""
+    """Return the parity of two variants that were started several times: it must hold each time.
+
+    The result is that of the first start that lacks parity, otherwise that of the first start.
+    """
     judged = [judge(before, after, exact, steps) for before, after in pairs]
     return next((each for each in judged if not each.passed), judged[0])
 
 
 def speedup_of_all(pairs: Sequence[Pair], confidence: float) -> stats.Ratio:
-    """Of two variants that were started several times: the geometric mean."""
+    """Return the geometric mean of the speed-ups of two variants over several starts."""
     return stats.geometric_mean(
         [interleaved.ratio(before, after, confidence) for before, after in pairs]
     )
@@ -74,11 +81,22 @@ def compare(
 ) -> Comparison:
     """Compare two variants of a task; the first is the baseline.
 
-    Both are trained for `warmup_steps + rounds × block_steps` steps from the same weights on the same batches, and
-    evaluated; with `starts`, so often: then the speed-up is the geometric mean, parity must hold each time, and the rest
-    is of the first. Writes `comparison.json` into `folder` (a new one below runs/ when left out), beside a run directory
-    per variant. Raises InputError when the variants cannot be compared, RunFailed when one of them fails,
-    Interrupted when it is stopped. `progress` may be one that is open already.
+    Both are trained for `warmup_steps + rounds × block_steps` steps from the same weights on the
+    same batches, and evaluated. This is done `starts` times: the speed-up is the geometric mean,
+    parity must hold each time, and the rest is of the first start. The outcome is also written to
+    `comparison.json`, beside a run directory per variant.
+
+    Args:
+        variants: options of the two variants by name.
+        launch: how their processes are started.
+        options_: number of starts, number and size of turns, and limits of the comparison.
+        folder: where everything is written; a new one below runs/ when left out.
+        progress: whether progress is shown, or a display that is open already.
+
+    Raises:
+        InputError: when the variants cannot be compared.
+        RunFailed: when one of them fails.
+        Interrupted: when the comparison is stopped.
     """
     launch, options_ = (
         options.checked(launch or LaunchConfig()),
@@ -86,12 +104,15 @@ def compare(
     )
     if len(variants) != 2:
         raise InputError(
-            f"a comparison takes two variants, baseline first; got {len(variants)}: {', '.join(variants)}."
+            f"a comparison takes two variants, baseline first; got {len(variants)}: "
+            f"{', '.join(variants)}."
         )
     if launch.nnodes > 1:
         raise InputError(
-            f"nnodes={launch.nnodes}: a comparison runs on one host, where its variants take turns. "
-            "Train each variant with launch_single_task.py on all hosts, or compare on one with nproc_per_node."
+            f"nnodes={launch.nnodes}: a comparison runs on one host, "
+            "where its variants take turns. "
+            "Train each variant with launch_single_task.py on all hosts, or compare on one with "
+            "nproc_per_node."
         )
     first, second = variants.values()
     for name in (
@@ -106,11 +127,11 @@ def compare(
     ):
         if getattr(first, name) != getattr(second, name):
             raise InputError(
-                f"variants must have the same {name}: {getattr(first, name)} and {getattr(second, name)}."
+                f"variants must have the same {name}: {getattr(first, name)} and "
+                f"{getattr(second, name)}."
             )
-    memory_estimate.check(
-        first, launch.nproc_per_node, compared=2
-    )  # two variants, or one in float64
+    # Two variants, or one in float64.
+    memory_estimate.check(first, launch.nproc_per_node, compared=2)
     watch = Watch()
     probed = parity.probe_batches(config.amp_level for config in variants.values())
     warmup = max(first.warmup_steps, options_.parity_steps, probed)
@@ -177,7 +198,10 @@ def compare_backend(
     *,
     progress: bool | Progress = True,
 ) -> Comparison:
-    """The task as `baseline` and with the accelerated backend, `compiler-opt`, everything else equal."""
+    """Compare the task as `baseline` with the accelerated backend, `compiler-opt`.
+
+    Everything else is equal.
+    """
     variants = {
         "baseline": dataclasses.replace(config, compiler_opt=False, save_weights=False),
         "compiler-opt": dataclasses.replace(config, compiler_opt=True),

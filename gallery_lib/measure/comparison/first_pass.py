@@ -1,8 +1,9 @@
-"""One forward and backward pass of a task of the reader's own, before any process is started for it.
+"""First forward and backward pass of a user's own task, before any process is started for it.
 
-Whatever is wrong with it is raised as an InputError in the reader's words, with their line of code (mistakes.py). The pass
-takes one batch as it will be trained on, on the device that trains, in the precision of the run; then once more in float64,
-as the reference of a comparison computes it. A mistake takes seconds to be found, and not a start of all processes.
+Whatever is wrong with it is raised as an InputError in the reader's words, with their line of code
+(console/user_errors.py). The pass takes one batch as it will be trained on, on the device that
+trains, in the precision of the run. It is then repeated in float64, as the reference of a
+comparison computes it. So a mistake takes seconds to be found, and not a start of all processes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from gallery_lib.train import precision
 
 @contextlib.contextmanager
 def _in_words(otherwise: user_errors.Line | None) -> Iterator[None]:
-    """Turn what the reader's code raises into an InputError; `otherwise` is the line where no frame is theirs."""
+    """Turn what the reader's code raises into an InputError, as a context manager.
+
+    `otherwise` is the line to name where no frame is theirs.
+    """
     try:
         yield
     except GalleryError:
@@ -59,13 +63,16 @@ def _build(task: Task) -> nn.Module:
     if not any(p.requires_grad for p in model.parameters()):
         raise user_errors.at_return(
             build_model,
-            "the model has no parameters to train. Make its layers attributes of the module, and freeze not all of them.",
+            (
+                "the model has no parameters to train. Make its layers attributes of the module, "
+                "and freeze not all of them."
+            ),
         )
     return model
 
 
 def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
-    """Return the first training batch of the task, in its own nesting, with its tensors on `device`."""
+    """Return the first training batch of the task, in its own nesting, with tensors on `device`."""
     with _in_words(None):
         data: Any = task.data(config).train
         items = max(1, (config.batch_size or task.batch_size) // task.samples_per_item)
@@ -76,7 +83,7 @@ def _batch(task: Task, config: TrainConfig, device: torch.device) -> Any:
 
 
 def _described(output: Any) -> str:
-    """Return what a model returned, for a message; "" for a tensor."""
+    """Return a phrase for messages on what a model returned; '' for a tensor."""
     if isinstance(output, Tensor):
         return ""
     if output is None:
@@ -90,7 +97,10 @@ def _described(output: Any) -> str:
 
 
 def _scalar(task: Task, model: nn.Module, batch: Any) -> Tensor:
-    """Return the loss of the batch. Raises InputError where it is not one number that depends on the model."""
+    """Return the loss of the batch.
+
+    Raises InputError where it is not one number that depends on the model.
+    """
     outputs: list[Any] = []
     hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
@@ -120,14 +130,20 @@ def _scalar(task: Task, model: nn.Module, batch: Any) -> Tensor:
     if loss.dim():
         raise user_errors.at_return(
             task.loss,
-            f"the loss has the shape {list(loss.shape)}; it must be one number. Return its `.mean()`.",
+            (
+                f"the loss has the shape {list(loss.shape)}; it must be one number. Return its "
+                "`.mean()`."
+            ),
         )
     if not loss.requires_grad:
         raise user_errors.at_return(task.loss, user_errors.NO_GRADIENT)
     if not math.isfinite(value := float(loss.detach())):
         raise user_errors.at_return(
             task.loss,
-            f"the loss of the first batch is {value}. Look for a division by 0, `log(0)`, or values of great size.",
+            (
+                f"the loss of the first batch is {value}. Look for a division by 0, `log(0)`, or "
+                "values of great size."
+            ),
         )
     return loss
 
@@ -135,7 +151,7 @@ def _scalar(task: Task, model: nn.Module, batch: Any) -> Tensor:
 def _pass(
     task: Task, model: nn.Module, batch: Any, dtype: torch.dtype | None, device: torch.device
 ) -> float:
-    """Do one forward and backward pass; return the loss."""
+    """Run one forward and backward pass and return the loss."""
     with precision.autocast(dtype, device.type):
         loss = _scalar(task, model, batch)
     with _in_words(user_errors.line_of_return(task.loss)):
@@ -143,21 +159,25 @@ def _pass(
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     if not gradients:
         raise user_errors.at_return(task.loss, user_errors.NO_GRADIENT)
-    if dtype is not torch.float16:  # which overflows without its scaler
+    if dtype is not torch.float16:  # float16 overflows without its scaler
         for name, gradient in gradients.items():
             if not bool(gradient.isfinite().all()):
                 raise user_errors.at_return(
                     task.loss,
-                    f"the gradient of `{name}` is not finite in the first step. Look for `sqrt(0)`, `log(0)` or `norm` of zeros.",
+                    (
+                        f"the gradient of `{name}` is not finite in the first step. Look for "
+                        "`sqrt(0)`, `log(0)` or `norm` of zeros."
+                    ),
                 )
     model.zero_grad(set_to_none=True)
     return float(loss.detach())
 
 
 def try_once(config: TrainConfig, device: torch.device) -> float:
-    """Do one forward and backward pass of the task that `config` names, and once more in float64; return the first loss.
+    """Run one forward and backward pass of the task in `config`; return the loss.
 
-    Raises InputError for a mistake in the task's functions. Random numbers of the caller are as before.
+    The pass is repeated in float64. Raises InputError for a mistake in the task's functions. Random
+    numbers of the caller are as before.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)

@@ -1,4 +1,4 @@
-"""A model in float64, which computes the reference that variants are held against."""
+"""Float64 form of a model, which computes the reference that variants are compared with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def widen(model: nn.Module) -> None:
-    """Convert the model to float64, in place, and have its calls convert what floating point they are given."""
+    """Convert the model to float64 in place, and have its calls convert floating-point inputs."""
     model.double()
 
     def to_float64(

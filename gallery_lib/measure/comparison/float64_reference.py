@@ -1,10 +1,12 @@
-"""The float64 reference of a comparison: the first steps and the gradient probe, eagerly, at O0, in a run of its own.
+"""Float64 reference of a comparison: first steps and gradient probe, eager, at O0, in its own run.
 
-It also counts the floating-point operations of a step: nothing is fused or handed to a library that hides them.
+It also counts the floating-point operations of a step: nothing is fused or handed to a library that
+hides them.
 
-It depends on the task, the options, the code and the library versions alone, so it is kept in the cache folder and
-taken from there next time. Whether it really belongs to a comparison is then decided by the digests of the initial
-weights and of the first batches, which every run records: changed data makes it be run again.
+It depends on the task, the options, the code and the library versions alone. So it is kept in the
+cache folder and taken from there next time. Digests of the initial weights and of the first
+batches, which every run records, decide whether it really belongs to a comparison. Changed data
+makes it be run again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from gallery_lib.system.processes import now
 from gallery_lib.train.results import read_results
 
 PART = "reference in float64"
-"""What the run is called where it is shown."""
+"""Name of the run where it is shown."""
 
 _LOSSES_FILE = "losses.json"
 _DIGESTS_FILE = "digests.json"
@@ -49,19 +51,25 @@ _IRRELEVANT = (
 
 @dataclass(frozen=True)
 class Reference:
-    """Losses of the first steps and the probe, in float64; `kept` says that they come from an earlier comparison."""
+    """Losses of the first steps and the probe, in float64.
+
+    `kept` says that they come from an earlier comparison.
+    """
 
     losses: list[float | None]
     probe: dict[str, Any]
     kept: bool
 
     def belongs_to(self, variant: dict[str, Any]) -> bool:
-        """Whether the probed `variant` started from the same weights and saw the same batches."""
+        """Return whether the probed `variant` started from the same weights and batches."""
         return not probe.differences_of_start(self.probe, variant)
 
 
 def configuration(config: TrainConfig, parity_steps: int, probe_batches: int) -> TrainConfig:
-    """The options of the reference run for a variant's `config`: so many steps that it sees as many batches as variants probe."""
+    """Return the options of the reference run for a variant's `config`.
+
+    Its steps are so many that it sees as many batches as variants probe.
+    """
     steps = max(parity_steps, probe_batches)
     return dataclasses.replace(
         config,
@@ -82,7 +90,10 @@ def _version(library: str) -> str:
 
 
 def key(config: TrainConfig, world_size: int) -> str:
-    """Names a kept reference: a digest of its options, the package's sources, the versions and the processor."""
+    """Return the name of a kept reference: a digest of all that it depends on.
+
+    These are its options, the package's sources, the versions and the processor.
+    """
     package = Path(gallery_lib.__file__).parent
     sources = sorted(package.rglob("*.py"))
     if ".py:" in config.model:
@@ -104,7 +115,10 @@ def key(config: TrainConfig, world_size: int) -> str:
 
 
 def _read(folder: Path, *, kept: bool) -> Reference:
-    """Raises InputError or ValueError for files that are not what was kept."""
+    """Return the reference in `folder`.
+
+    Raises InputError or ValueError for files that are not what was kept.
+    """
     if kept and read_json(folder / _DIGESTS_FILE, dict[str, str], again="") != _digests(folder):
         raise ValueError("its files are not what was kept")
     return Reference(
@@ -122,7 +136,10 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def kept_reference(config: TrainConfig, world_size: int) -> Reference | None:
-    """The reference of an earlier comparison with the same options and code, if there is one."""
+    """Return the reference of an earlier comparison with the same options and code, or None.
+
+    A damaged one is set aside.
+    """
     folder = paths.cache_dir() / "references" / key(config, world_size)
     if not folder.is_dir():
         return None
@@ -136,9 +153,10 @@ def kept_reference(config: TrainConfig, world_size: int) -> Reference | None:
 def run_reference(
     config: TrainConfig, launch: LaunchConfig, progress: Progress | None = None, label: str = PART
 ) -> Reference:
-    """Run it (`config` is `configuration(…)` with a run directory, which is removed) and keep it for the next time.
+    """Run the reference, keep it for the next time, and return it.
 
-    Its phases are shown on `progress`, after `label`.
+    `config` is `configuration(…)` with a run directory, which is removed. The run's phases are
+    shown on `progress`, after `label`.
     """
     assert config.run_dir is not None and config.max_steps is not None
     run_dir, world_size = Path(config.run_dir), launch.nproc_per_node
@@ -159,7 +177,7 @@ def run_reference(
     losses = [loss for _, loss in read_results(run_dir).loss["curve"]]
     write_json(run_dir / _LOSSES_FILE, losses)
     result = _read(run_dir, kept=False)
-    with contextlib.suppress(OSError):  # a cache that cannot be written: it is run again next time
+    with contextlib.suppress(OSError):  # if the cache cannot be written, it runs again next time
         _keep(run_dir, paths.cache_dir() / "references" / key(config, world_size))
     shutil.rmtree(run_dir)
     return result
@@ -181,7 +199,7 @@ def _keep(run_dir: Path, target: Path) -> None:
 def reference_for(
     config: TrainConfig, launch: LaunchConfig, progress: Progress, label: str = PART
 ) -> Reference:
-    """Return the kept one, or one that is run now, shown on `progress`."""
+    """Return the kept reference, or one that is run now, shown on `progress`."""
     return kept_reference(config, launch.nproc_per_node) or run_reference(
         config, launch, progress, label
     )

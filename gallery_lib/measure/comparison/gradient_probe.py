@@ -1,8 +1,8 @@
-"""The gradients of a variant on a few batches, reduced to what the parity check needs.
+"""Gradient probe: a variant's gradients on a few batches, reduced to what the parity check needs.
 
-For every parameter: its gradient's squared norm on each of the batches, and a fixed random sample of the first
-batch's gradient. The probe runs on the run's own model (compiled, laid out, distributed as it is), with the initial
-weights, and puts everything back afterwards.
+For every parameter it keeps the squared norm of its gradient on each of the batches, and a fixed
+random sample of the first batch's gradient. The probe runs on the run's own model (compiled, laid
+out, distributed as it is), with the initial weights. It puts everything back afterwards.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PIECE = 2**22
 
 
 def initial_state(model: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """A copy, on the CPU, of the model's weights and buffers.
+    """Return a copy, on the CPU, of the model's weights and buffers.
 
-    It lies in a file in `folder`, mapped into memory and without a name, so that it takes none of the memory that the
-    run needs, and is gone with the process.
+    The copy lies in an unlinked file in `folder`, mapped into memory. So it takes none of the
+    memory that the run needs, and is gone with the process.
     """
     path = folder / f"initial-{os.getpid()}.pt"
     folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,10 @@ def initial_state(model: nn.Module, folder: Path) -> dict[str, Tensor]:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 over shapes, dtypes and bits of all tensors in `value`, in logical element order."""
+    """Return the SHA-256 of shapes, dtypes and bits of all tensors in `value`.
+
+    Elements are in logical order.
+    """
     result = hashlib.sha256()
     for tensor in tensors_in(value):
         result.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -50,7 +53,7 @@ def digest(value: Any) -> str:
 
 
 def differences_of_start(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """What two probed runs did not have in common at their start: the initial weights, some of the first batches."""
+    """Return what two probed runs did not share at their start: initial weights, first batches."""
     found = ["initial weights"] if one["weights"] != other["weights"] else []
     pairs = zip(one["first_batches"], other["first_batches"], strict=False)
     return found + [f"batch {number}" for number, (a, b) in enumerate(pairs, 1) if a != b]
@@ -63,23 +66,30 @@ def _sample_indices(elements: int) -> Tensor:
 
 
 def _gradients(session: Session) -> Iterator[tuple[str, Tensor]]:
-    """Unscaled gradients, flat, by plain parameter name; logical element order whatever the memory format."""
+    """Yield plain parameter names with their gradients, flat and not divided by the loss scale.
+
+    Elements are in logical order whatever the memory format.
+    """
     for name, p in session.plain.named_parameters():
         if p.grad is not None:
             yield name, p.grad.detach().contiguous().flatten()
 
 
 def _square_norm(gradient: Tensor) -> float:
-    """In float64, a piece at a time: a copy of a large model's gradients in float64 might not fit."""
+    """Return the squared norm in float64, computed a piece at a time.
+
+    A copy of a large model's gradients in float64 might not fit.
+    """
     return sum(float(piece.double().square().sum()) for piece in gradient.split(_PIECE))
 
 
 def run_probe(
     session: Session, initial: dict[str, Tensor], batches: list[Any], *, restore: bool = True
 ) -> dict[str, Any]:
-    """Gradient statistics on `batches` at the initial weights.
+    """Return gradient statistics on `batches` at the initial weights.
 
-    The session's state is as before; without `restore`, which spares a copy of the weights, it has the initial ones.
+    The session's state is as before. Without `restore`, which spares a copy of the weights, the
+    model has the initial ones.
     """
     model = session.plain
     current = (
@@ -114,12 +124,12 @@ def save(result: dict[str, Any], path: Path) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read it back."""
+    """Return a probe's result from its file."""
     return torch.load(path, weights_only=True)
 
 
 def relative_error(sample: list[float], exact: list[float]) -> float:
-    """‖sample − exact‖ / ‖exact‖; inf where it is not a number or the exact one is zero."""
+    """Return ‖sample − exact‖ / ‖exact‖; inf where it is not a number or the exact one is zero."""
     a, b = torch.tensor(sample, dtype=torch.float64), torch.tensor(exact, dtype=torch.float64)
     norm = float(b.norm())
     error = float((a - b).norm()) / norm if norm > 0 else math.inf

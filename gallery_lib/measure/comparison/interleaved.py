@@ -1,9 +1,12 @@
-"""Variants of a run that are alive at the same time and take turns, so that drift of the machine falls on all of them.
+"""Variants of a run that are alive together and take turns, so that machine drift affects them all.
 
-Each has processes and an environment of its own and starts up alone, while the others wait: start-up is true for all. Only
-their imports, which take one core each, go on side by side, as many as there are cores (and without torchrun, whose own
-seconds would only be added). All of it is on one host. Then come blocks of steps, in the order A B C, C B A, A B C, …; last each ends its
-run, in turn. A variant that fails ends everything, or only drops out, as the caller asks.
+Each has processes and an environment of its own and starts up alone, while the others wait, so that
+start-up times are true. Only their imports, which take one core each, go on side by side, as many
+as there are cores. They do without torchrun, whose own seconds would only be added. All of it is on
+one host.
+
+Then come blocks of steps, in the order A B C, C B A, A B C, …. Last, each variant ends its run, in
+turn. A variant that fails ends everything, or only drops out, as the caller asks.
 """
 
 from __future__ import annotations
@@ -38,18 +41,18 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run: options, and where they do not say it all, the words of a recipe and environment variables."""
+    """One way to run: options, with the words of a recipe and environment variables if needed."""
 
     config: TrainConfig
     recipe: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    counts_traffic: bool = False  # after its last turn
-    start_up_limit_seconds: float | None = None  # after which it is ended; None: wait
+    counts_traffic: bool = False  # once more, after its last turn
+    start_up_limit_seconds: float | None = None  # it is ended after this time; None: wait
 
 
 @dataclass(frozen=True)
 class Turns:
-    """How many steps, and in which blocks."""
+    """Number of steps, and how they are divided into blocks."""
 
     warmup_steps: int
     rounds: int
@@ -58,13 +61,16 @@ class Turns:
 
     @property
     def total_steps(self) -> int:
-        """Steps of each variant."""
+        """Return the number of steps of each variant."""
         return self.warmup_steps + self.rounds * self.block_steps
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out of a variant; `rounds` holds its step times in seconds by turn, the first of each left out."""
+    """Measurement of one variant.
+
+    `rounds` holds its step times in seconds by turn, the first of each left out.
+    """
 
     results: Results
     probe: dict[str, Any]
@@ -72,7 +78,10 @@ class Measured:
 
 
 def ratio(baseline: Measured, candidate: Measured, confidence: float) -> stats.Ratio:
-    """Baseline time over candidate time, of two that took turns; its interval allows for what their processes are not alike in."""
+    """Return baseline time over candidate time, of two variants that took turns.
+
+    The interval allows for the spread between processes.
+    """
     spread = process_spread.of_ratio(baseline.results, candidate.results)
     return stats.ratio_of_medians(
         baseline.rounds, candidate.rounds, confidence=confidence, process_spread=spread
@@ -80,7 +89,10 @@ def ratio(baseline: Measured, candidate: Measured, confidence: float) -> stats.R
 
 
 def rounds_of(durations: list[float], warmup_steps: int, block_steps: int) -> list[list[float]]:
-    """Step times by turn, without the first step of each turn (caches are cold, batches are waiting)."""
+    """Return step times by turn, without the first step of each turn.
+
+    In that step caches are cold and batches are waiting.
+    """
     counted = durations[warmup_steps:]
     return [
         counted[i + 1 : i + block_steps]
@@ -89,12 +101,15 @@ def rounds_of(durations: list[float], warmup_steps: int, block_steps: int) -> li
 
 
 def folders_of_starts(folder: Path, starts: int) -> list[Path]:
-    """Where the runs of each start go: the first into `folder` itself."""
+    """Return the folder for the runs of each start: the first is `folder` itself."""
     return [folder, *(folder / f"start-{number}" for number in range(2, starts + 1))]
 
 
 def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConfig:
-    """The options of a variant's run, which goes on when it diverges: the comparison then says so."""
+    """Return the options of a variant's run.
+
+    The run goes on when it diverges: the comparison then says so.
+    """
     return dataclasses.replace(
         config,
         run_dir=str(run_dir),
@@ -107,7 +122,7 @@ def configuration(config: TrainConfig, turns: Turns, run_dir: Path) -> TrainConf
 
 
 def reason_of(error: GalleryError) -> str:
-    """Return the first line of why a variant did not run, without where."""
+    """Return the first line of why a variant did not run, without the run's folder."""
     return re.sub(r"^the run in .* did not finish: ", "", str(error).splitlines()[0])
 
 
@@ -138,7 +153,10 @@ class _Lineup:
         self._turns_began: float | None = None
 
     def guarded(self, name: str, action: Callable[[], None]) -> None:
-        """Do it; if the variant `name` fails, it drops out, or the error is raised where nothing may drop out."""
+        """Call `action`; if the variant `name` fails, it drops out.
+
+        The error is raised where nothing may drop out.
+        """
         try:
             action()
         except GalleryError as error:
@@ -167,7 +185,7 @@ class _Lineup:
         self.server.wait_idle(name, self.world_size, check)
 
     def begin(self, name: str, variant: Variant, run_dir: Path) -> None:
-        """Start it; it will wait after its imports."""
+        """Start the variant `name`; it will wait after its imports."""
         role = Role(
             name,
             self.server.address,
@@ -187,7 +205,10 @@ class _Lineup:
         )
 
     def wait_imported(self, name: str, together: Sequence[str]) -> None:
-        """Returns when it is held. Raises when it has ended instead. `together` are those that import side by side."""
+        """Return when the variant `name` is held after its imports.
+
+        Raises when it has ended instead. `together` are those that import side by side.
+        """
         job = self.jobs[name]
         while not job.held():
             self.progress.show(f"{self.label}, {' and '.join(together)}: {IMPORTS}", part=IMPORTS)
@@ -196,7 +217,7 @@ class _Lineup:
             time.sleep(_LOOK_SECONDS)
 
     def warm_up(self, name: str, limit_seconds: float | None) -> None:
-        """Let it go on, and wait until it has done its warm-up and its probe."""
+        """Let the variant go on, and wait until it has done its warm-up and its probe."""
         variant = self.variants[name]
         own = {"recipe": list(variant.recipe), "environment": dict(variant.environment)}
         view = self.views[name] = self.jobs[name].view(
@@ -207,7 +228,7 @@ class _Lineup:
         self.wait_idle(name, view.look, limit_seconds)
 
     def take_turn(self, name: str, number: int, of: int) -> None:
-        """One block of steps: turn `number`, from 0, of so many."""
+        """Let the variant run one block of steps: turn `number`, from 0, of `of`."""
         began = self._turns_began = self._turns_began or now()
         alive = len(self.jobs)
 
@@ -228,7 +249,7 @@ class _Lineup:
         self.wait_idle(name, look)
 
     def finish(self, name: str, run_dir: Path) -> Measured:
-        """Let it evaluate, where it is to, and end."""
+        """Let the variant evaluate, where it is to, and end; return its measurement."""
         job, view = self.jobs[name], self.views[name]
         view.go_on(Phase(ENDING, now()), ENDING)
         self.server.go(name)
@@ -265,11 +286,23 @@ def take_turns(
     dropped: dict[str, GalleryError] | None = None,
     at_pause: Callable[[], None] = lambda: None,
 ) -> dict[str, Measured]:
-    """Run the variants, in turns, each in a run directory of its name below `folder`.
+    """Run the variants in turns, each in a run directory of its name below `folder`.
 
-    Where `dropped` is given, variants that fail are put there with their error, and the others go on; else the error
-    is raised. What is going on is shown on `progress`, after `label`. `at_pause` is called before the first turn and after
-    each round of turns, when every variant waits. Raises InputError for options that make no sense, RunFailed when a run fails.
+    Args:
+        variants: what to run, by name.
+        launch: how the processes are started.
+        turns: numbers of steps and rounds.
+        folder: parent of the run directories.
+        progress: where to show what is going on.
+        label: name shown before it.
+        dropped: where given, receives the variants that fail, with their error, and the others go
+            on. Otherwise the error is raised.
+        at_pause: called before the first turn and after each round of turns, when every variant
+            waits.
+
+    Raises:
+        InputError: for options that make no sense.
+        RunFailed: when a run fails.
     """
     runs = _Lineup(variants, launch, turns, progress, label, dropped)
     measured: dict[str, Measured] = {}

@@ -1,10 +1,12 @@
-"""What else wanted the machine while variants took turns, so that a figure from a busy machine says so.
+"""Load of the machine by others while variants took turns, so that figures of a busy one say so.
 
-The comparing process looks when it begins, before the first turn and after each round of turns, when every variant waits. So a
-look takes no time from a measured step. What is compared are the looks: CPU time of processes that are not the
-comparison's, CPU time that the hypervisor gave to other machines, and the load average. Drift comes from the step times
-themselves. Taking turns protects a speed-up from slow drift, but a busy machine widens its interval and spoils every
-figure in seconds.
+The comparing process looks when it begins, before the first turn and after each round of turns,
+when every variant waits. So a look takes no time from a measured step. Compared are the looks: CPU
+time of processes that are not the comparison's, CPU time that the hypervisor gave to other machines
+(steal), and the load average. Drift comes from the step times themselves.
+
+Taking turns protects a speed-up from slow drift. But a busy machine widens its interval and spoils
+every figure in seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +24,23 @@ import psutil
 from gallery_lib.system import hardware
 
 OTHER_CORES = 0.2
-"""Cores that others may take. An editor, an idle browser and the notebook's own server stay below; a thread of a step
-that is held up for a fifth of its time holds up all of them."""
+"""Cores that other processes may take.
+
+An editor, an idle browser and the notebook's own server stay below. A thread of a step that is held
+up for a fifth of its time holds up all of them (straggler).
+"""
 STOLEN = 0.02
 """Part of the CPU time that the hypervisor may give to other machines."""
 LOAD_PER_CORE = 2.0
-"""Load average per core. A comparison itself keeps one thread a core running, and its loaders some more."""
+"""Largest load average per core.
+
+A comparison itself keeps one thread a core running, and its loaders some more.
+"""
 DRIFT = 0.15
-"""Relative difference of the step time between the last third of the turns and the first. Within a third are few turns, whose
-medians differ by some per cent on a quiet machine."""
+"""Largest relative difference of the step time between the last third of the turns and the first.
+
+A third has few turns, whose medians differ by some per cent on a quiet machine.
+"""
 _ROUNDS_TO_JUDGE_DRIFT = 6
 
 
@@ -39,28 +49,26 @@ class Others:
     """CPU time that processes outside the comparison took over a period, in cores."""
 
     cores: float
-    name: (
-        str  # of the program whose processes took most; "" where none of them is visible from here
-    )
+    # The program whose processes took most; "" where none of them is visible from here.
+    name: str
     its_cores: float
 
 
 @dataclass(frozen=True)
 class MachineLoad:
-    """What was seen. None: this system does not say."""
+    """Load that was seen. None: this system does not say."""
 
     cores: int
     load_average: list[float] | None  # over a minute, before and after
     start_up: Others | None  # until the first turn
     turns: Others | None
     stolen: float | None  # part of the CPU time during the turns
-    drift: dict[
-        str, float
-    ]  # by variant: how much longer its steps took in the last third of its turns than in the first
+    # By variant: how much longer its steps took in the last third of its turns than in the first.
+    drift: dict[str, float]
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MachineLoad:
-        """What `dataclasses.asdict` made of one."""
+        """Return the load from the plain values that `dataclasses.asdict` made of it."""
         periods = {
             name: Others(**values[name]) if values[name] else None for name in ("start_up", "turns")
         }
@@ -77,13 +85,15 @@ class MachineLoad:
         if self.load_average and max(self.load_average) > LOAD_PER_CORE * self.cores:
             before, after = self.load_average
             found.append(
-                f"the load average was {before:.1f} before and {after:.1f} after, on {self.cores} cores"
+                f"the load average was {before:.1f} before and {after:.1f} after, on {self.cores} "
+                "cores"
             )
         for name, drift in self.drift.items():
             if abs(drift) > DRIFT:
                 longer = "longer" if drift > 0 else "less"
                 found.append(
-                    f"steps of {name} took {abs(drift):.0%} {longer} in the last third of its turns than in the first"
+                    f"steps of {name} took {abs(drift):.0%} {longer} in the last third of its "
+                    "turns than in the first"
                 )
         return [reason for reason in found if reason]
 
@@ -95,7 +105,7 @@ def _of_others(others: Others | None, cores: int, when: str) -> str:
     return f"other processes took {others.cores:.1f} of {cores} cores {when}{most}"
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Looking
 
 
@@ -113,7 +123,10 @@ class Look:
 
 
 def _below(process: int, parents: Mapping[int, int]) -> set[int]:
-    """Return the numbers of the process and of all its descendants; `parents` maps a process to its parent."""
+    """Return the numbers of the process and of all its descendants.
+
+    `parents` maps a process to its parent.
+    """
     found, waiting = set(), [process]
     while waiting:
         found.add(number := waiting.pop())
@@ -124,7 +137,10 @@ def _below(process: int, parents: Mapping[int, int]) -> set[int]:
 
 
 def look() -> Look:
-    """Read the counters, which takes some milliseconds. What cannot be read counts as none: a comparison does not fail for it."""
+    """Read the counters, which takes some milliseconds.
+
+    What cannot be read counts as none: a comparison does not fail for it.
+    """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     try:
         cpus = [
@@ -136,9 +152,8 @@ def look() -> Look:
         cpus = []
     stolen = sum(getattr(times, "steal", 0.0) for times in cpus)
     idle = sum(times.idle + getattr(times, "iowait", 0.0) for times in cpus)
-    guests = sum(
-        getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0) for times in cpus
-    )  # counted as user time already
+    # Guest time is counted as user time already.
+    guests = sum(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0) for times in cpus)
     total = sum(map(sum, cpus)) - guests
     seen = [
         process.info
@@ -146,9 +161,8 @@ def look() -> Look:
     ]
     seen = [info for info in seen if info["cpu_times"] is not None]
     ours = _below(os.getpid(), {info["pid"]: info["ppid"] for info in seen})
-    own = sum(
-        sum(info["cpu_times"][:4]) for info in seen if info["pid"] in ours
-    )  # user, system, and both of ended children
+    # User and system time, and both of ended children.
+    own = sum(sum(info["cpu_times"][:4]) for info in seen if info["pid"] in ours)
     others = {
         (i["pid"], i["create_time"]): (i["name"], sum(i["cpu_times"][:2]))
         for i in seen
@@ -159,11 +173,12 @@ def look() -> Look:
 
 
 def others_between(looks: Sequence[Look], *, with_hidden: bool) -> Others | None:
-    """CPU time of others from the first look to the last; None where nothing can be said.
+    """Return the CPU time of others from the first look to the last; None where it is unknown.
 
-    The processes that are visible may not be all: in a container they are those of the container. With `with_hidden`, the
-    system's own count of busy time, less the comparison's, counts where it is more. While variants start, some of their
-    processes end uncounted, and what they took would be taken for hidden.
+    The visible processes may not be all: in a container they are those of the container. With
+    `with_hidden`, the system's own count of busy time, less the comparison's, counts where it is
+    more. That does not suit the start of variants: some of their processes end uncounted, and what
+    they took would be taken for hidden.
     """
     if len(looks) < 2 or looks[-1].at <= looks[0].at:
         return None
@@ -183,7 +198,10 @@ def others_between(looks: Sequence[Look], *, with_hidden: bool) -> Others | None
 
 
 def drift(rounds: Sequence[Sequence[float]]) -> float | None:
-    """How much longer steps took in the last third of the turns than in the first, by their medians; None for few turns."""
+    """Return how much longer steps took in the last third of the turns than in the first.
+
+    It is the ratio of their medians, less one; None for few turns.
+    """
     if len(rounds) < _ROUNDS_TO_JUDGE_DRIFT:
         return None
     third = len(rounds) // 3
@@ -195,14 +213,20 @@ def drift(rounds: Sequence[Sequence[float]]) -> float | None:
 
 
 class Watch:
-    """Looks from its making on; `at_pause` is called before the first turn and after each round of turns."""
+    """Observer of the machine's load, from its making on.
+
+    `at_pause` is called before the first turn and after each round of turns.
+    """
 
     def __init__(self) -> None:
         self._begun = look()
         self._pauses: list[Look] = []
 
     def at_pause(self) -> None:
-        """Read the counters once more. To be called while every variant waits, so that no measured step is disturbed."""
+        """Read the counters once more.
+
+        To be called while every variant waits, so that no measured step is disturbed.
+        """
         self._pauses.append(look())
 
     def seen(self, rounds: Mapping[str, Sequence[Sequence[float]]]) -> MachineLoad:

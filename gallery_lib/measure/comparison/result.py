@@ -1,4 +1,4 @@
-"""What came out of a comparison, as `comparison.json` keeps it (schema 1). Read and written without torch."""
+"""Result of a comparison, as `comparison.json` keeps it (schema 1). Needs no torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ class Check:
     worst: float
     limit: float
     where: str
-    baselines: float | None = (
-        None  # the baseline's own distance from float64 there, where the limit is made of it
-    )
+    # The baseline's own distance from float64 there, where the limit is made of it.
+    baselines: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Parity:
     checks: list[Check]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; an infinite worst value becomes text."""
+        """Return plain values; an infinite worst value becomes text."""
         rows = [dataclasses.asdict(check) for check in self.checks]
         checks = [
             {
@@ -51,9 +50,10 @@ class Parity:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out. `variants` holds the baseline first; `speedup` is None when parity failed.
+    """Outcome of a comparison; `variants` holds the baseline first.
 
-    `break_even_steps` is None unless the second variant is measurably faster.
+    `speedup` is None when parity failed. `break_even_steps` is None unless the second variant is
+    measurably faster.
     """
 
     task: str
@@ -64,23 +64,22 @@ class Comparison:
     break_even_steps: int | None
     verdict: str
     chance: dict[str, float]
-    confidence: float | None = (
-        None  # level of the speed-up's interval; None: of a comparison that did not keep it
-    )
+    # Level of the speed-up's interval; None: the comparison did not keep it.
+    confidence: float | None = None
     load: MachineLoad | None = None  # what else wanted the machine; None: not looked at
 
     @property
     def baseline(self) -> Results:
-        """The first variant's results."""
+        """Return the first variant's results."""
         return next(iter(self.variants.values()))
 
     @property
     def candidate(self) -> Results:
-        """The second variant's results."""
+        """Return the second variant's results."""
         return list(self.variants.values())[1]
 
     def as_json(self) -> dict[str, Any]:
-        """The content of `comparison.json`."""
+        """Return the content of `comparison.json`."""
         return {
             "schema": 1,
             "task": self.task,
@@ -98,7 +97,10 @@ class Comparison:
 
 
 def break_even_steps(baseline: Results, candidate: Results) -> int | None:
-    """Steps after which the candidate's longer start-up has paid for itself; None when its steps are not shorter."""
+    """Return after how many steps the candidate's longer start-up has paid for itself.
+
+    None when its steps are not shorter.
+    """
     saved_per_step = baseline.step_seconds["p50"] - candidate.step_seconds["p50"]
     if saved_per_step <= 0:
         return None
@@ -115,7 +117,10 @@ _AGAIN = "Run the comparison again."
 
 
 def read_comparison(folder: Path | str) -> Comparison:
-    """Return a comparison read back from its folder. Raises InputError when there is none, or one that is damaged or of another version."""
+    """Return a comparison read back from its folder.
+
+    Raises InputError when there is none, or one that is damaged or of another version.
+    """
     check_folder(folder)
     path = Path(folder) / "comparison.json"
     try:
@@ -129,7 +134,7 @@ def read_comparison(folder: Path | str) -> Comparison:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What `comparison.json` holds, apart from the variants' results."""
+    """Content of `comparison.json`, with the variants' results still as plain JSON."""
 
     task: str
     variants: dict[str, dict[str, Any]]
@@ -166,9 +171,8 @@ def _from_json(folder: str, values: dict[str, Any]) -> Comparison:
         },
         speedup=kept.speedup,
         parity=Parity(converted(kept.parity.get("passed"), bool, "parity.passed"), checks),
-        break_even_steps=kept.break_even_steps
-        if kept.verdict == "faster"
-        else None,  # older ones kept it in any case
+        # Older comparisons kept it in any case.
+        break_even_steps=kept.break_even_steps if kept.verdict == "faster" else None,
         verdict=kept.verdict,
         chance=kept.chance,
         confidence=kept.confidence,

@@ -1,9 +1,12 @@
 """Turn-taking between runs that are alive at the same time.
 
-The comparing process listens on a Unix socket in a private folder; each rank of each run connects, says whose it is, and from then
-on trains only between a `go` from the listener and its own next `idle`. Waiting costs no CPU. A run whose listener
-has gone ends with an error; a listener whose run has gone is told by the caller's check. A connection that does not begin with
-the secret, or with nothing, is closed, and keeps nobody waiting.
+The comparing process listens on a Unix socket in a private folder. Each rank of each run connects
+and says whose it is. From then on it trains only between a `go` from the listener and its own next
+`idle`. Waiting costs no CPU.
+
+A run whose listener has gone ends with an error. A listener whose run has gone is told by the
+caller's check. A connection that does not begin with the secret, or sends nothing, is closed, and
+keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -25,12 +28,12 @@ from typing import Any
 from gallery_lib.errors import RunFailed
 
 _CHECK_SECONDS = 0.5
-"""How often the caller's check runs: rarely, since it would take time from the cores that are being measured."""
+"""Interval of the caller's check, which would take time from the cores that are being measured."""
 _CONNECT_SECONDS = 0.05
 _GREETING_SECONDS = 5.0
 _GREETING_BYTES = 4096
 _LONGEST_SOCKET = 90
-"""Characters of a socket's path: the system takes 107, or fewer."""
+"""Largest number of characters in a socket's path: the system takes 107, or fewer."""
 
 
 def _private_folder() -> Path:
@@ -55,7 +58,7 @@ def _remove_dead() -> None:
 
 
 class TurnServer:
-    """Hands out turns. `address` goes to the runs; `close` when done."""
+    """Server that hands out turns; `address` goes to the runs, and `close` ends it."""
 
     def __init__(self) -> None:
         self._key = secrets.token_hex(16)
@@ -68,20 +71,23 @@ class TurnServer:
 
     @property
     def address(self) -> list[str]:
-        """The socket and the secret."""
+        """Return the socket and the secret."""
         return [str(self._folder / "turns"), self._key]
 
     def _accept(self) -> None:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except OSError:  # closed; or one that has gone again
+            except OSError:  # the listener is closed, or the client has gone again
                 time.sleep(_CONNECT_SECONDS)
                 continue
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: Connection) -> None:
-        """Keep the connection if it says the secret and whose it is, in time; nothing that a stranger sends is unpickled."""
+        """Keep the connection if it says the secret and whose it is, in time.
+
+        Nothing that a stranger sends is unpickled.
+        """
         with contextlib.suppress(
             OSError, EOFError, ValueError, KeyError, TypeError, AttributeError
         ):
@@ -96,7 +102,10 @@ class TurnServer:
         connection.close()
 
     def wait_idle(self, run: str, world_size: int, check: Callable[[], None]) -> None:
-        """Returns when every rank of `run` has said that it is idle; calls `check` (which may raise) while waiting."""
+        """Return when every rank of `run` has said that it is idle.
+
+        Meanwhile it calls `check`, which may raise.
+        """
         idle: set[int] = set()
         while True:
             with self._lock:
@@ -128,7 +137,7 @@ class TurnServer:
                 continue  # the next wait_idle's check says what happened to it
 
     def close(self) -> None:
-        """No more turns; runs that still wait end with an error."""
+        """Stop handing out turns; runs that still wait end with an error."""
         self._closed = True
         with contextlib.suppress(OSError):
             Client(self.address[0], family="AF_UNIX").close()  # wakes the thread that accepts
@@ -140,7 +149,7 @@ class TurnServer:
 
 
 class TurnClient:
-    """A rank's side."""
+    """Connection of one rank to the server of turns."""
 
     def __init__(self, address: list[str], run: str, rank: int) -> None:
         path, key = address
@@ -148,7 +157,10 @@ class TurnClient:
         self._connection.send_bytes(json.dumps({"key": key, "run": run, "rank": rank}).encode())
 
     def wait(self) -> None:
-        """Say that this rank is idle, and return when it has the turn."""
+        """Say that this rank is idle, and return when it has the turn.
+
+        Raises RunFailed when the server is gone.
+        """
         try:
             self._connection.send_bytes(b"idle")
             self._connection.recv_bytes()

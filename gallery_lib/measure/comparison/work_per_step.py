@@ -1,9 +1,12 @@
-"""How much a training step does: floating-point operations, and bytes that its operators read and write.
+"""Work of a training step: floating-point operations, and bytes that its operators read and write.
 
-Operations are those of matrix products, convolutions and attention, forward and backward, counted by torch's own counter.
-Bytes are counted operator by operator as eager PyTorch runs them: every input read once, every output written once, caches
-left out of account. A compiled model that fuses operators moves less, so the rate that comes of these bytes over
-its time may exceed what the machine can copy: it says at which rate an unfused run would have to move memory to be as fast.
+Operations are those of matrix products, convolutions and attention, forward and backward, counted
+by torch's own counter. Bytes are counted operator by operator as eager PyTorch runs them: every
+input read once, every output written once, caches left out of account.
+
+A compiled model that fuses operators moves less. So these bytes over its time may exceed the rate
+at which the machine can copy. That rate says how fast an unfused run would have to move memory to
+take the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ _MOVES_NOTHING = (
 
 
 class Traffic(TorchDispatchMode):
-    """Counts `bytes` of what runs inside it."""
+    """Dispatch mode that counts in `bytes` what the operators inside it read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +40,7 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Runs the operator and counts its operands."""
+        """Run the operator and count its operands."""
         out = operator(*args, **(kwargs or {}))
         if not operator.is_view and not operator.overloadpacket.__name__.startswith(_MOVES_NOTHING):
             self.bytes += sum(
@@ -47,7 +50,10 @@ class Traffic(TorchDispatchMode):
 
 
 def step_traffic_bytes(session: Session, batch: Any) -> int:
-    """Bytes of one more step, which trains the model; for a model that is not compiled."""
+    """Return the bytes of one more step, which trains the model.
+
+    Only for a model that is not compiled.
+    """
     with Traffic() as traffic:
         session.optimizer.zero_grad(set_to_none=True)
         session.backward(session.forward(batch))

@@ -1,7 +1,8 @@
-"""One process of a run that is being compared: `main` is what spawn.py calls in each, as lineup.py and reference.py ask.
+"""One process of a run that is compared; `launcher/forked.py` calls `main` in each.
 
-A variant trains its warm-up steps, runs the gradient probe, then trains a block of steps whenever it has the turn.
-The reference does the first few steps and the probe in float64, counting operations, and ends.
+interleaved.py and float64_reference.py start these processes. A variant trains its warm-up steps,
+runs the gradient probe, then trains a block of steps whenever it has the turn. The reference does
+the first few steps and the probe in float64, counts operations, and ends.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ FIRST_BATCHES = 4
 
 @dataclass(frozen=True)
 class Role:
-    """What the comparing process tells those that it starts, as JSON in an environment variable."""
+    """Orders for a process that a comparison starts, as JSON in an environment variable."""
 
     name: str
     address: list[Any] | None  # of the turn server; None for the reference
@@ -50,15 +51,15 @@ class Role:
     block_steps: int
     probe_batches: int
     recipe: list[str] = field(default_factory=list)  # recipes.py
-    counts_traffic: bool = False  # of one step more, after the last turn
+    counts_traffic: bool = False  # that of one more step, after the last turn
 
     def environment(self) -> dict[str, str]:
-        """The variable that carries this role."""
+        """Return the variable that carries this role."""
         return {ROLE_VARIABLE: json.dumps(dataclasses.asdict(self))}
 
 
 class Probing(Observer):
-    """Collects the first batches, keeps the initial weights, and can probe the gradients."""
+    """Observer that collects the first batches, keeps the initial weights, and probes gradients."""
 
     def __init__(self, role: Role, run_dir: Path) -> None:
         self.role = role
@@ -68,15 +69,20 @@ class Probing(Observer):
         self.first_batch: Any = None
 
     def model_built(self, model: nn.Module) -> None:
-        without_dropout(model)  # it would draw different numbers in each
+        """Switch dropout off and keep the initial weights."""
+        without_dropout(model)  # dropout would draw different numbers in each run
         self.initial = gradient_probe.initial_state(model, self.run_dir)
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
+        """Keep the first batches."""
         if step < FIRST_BATCHES:
             self.batches.append(batch)
 
     def probe(self, session: Session, *, restore: bool = True, count_flops: bool = False) -> None:
-        """Run the probe and write what it found, from rank 0; `flops` are those of all its batches on this rank."""
+        """Run the probe and write its result, from rank 0.
+
+        `flops` are those of all its batches on this rank.
+        """
         session.phases.begin(PROBE)
         with FlopCounterMode(display=False) if count_flops else contextlib.nullcontext() as counter:
             result = gradient_probe.run_probe(
@@ -95,7 +101,7 @@ class Probing(Observer):
 
 
 class Variant(Probing):
-    """Takes turns with the other variants."""
+    """Observer that takes turns with the other variants."""
 
     def __init__(self, role: Role, run_dir: Path) -> None:
         super().__init__(role, run_dir)
@@ -103,6 +109,7 @@ class Variant(Probing):
         self.turns = TurnClient(role.address, role.name, int(os.environ.get("RANK", "0")))
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
+        """Run the probe after the warm-up, and wait for the turn before each block of steps."""
         super().before_step(session, step, batch)
         counted = step - self.role.warmup_steps
         if counted < 0 or counted % self.role.block_steps:
@@ -115,6 +122,7 @@ class Variant(Probing):
         session.clock.resume()
 
     def after_training(self, session: Session) -> None:
+        """Wait for the turn, and count the traffic of one more step where the role asks for it."""
         self.turns.wait()
         if self.role.counts_traffic and session.log.rank == 0:
             session.phases.begin(TRAFFIC)
@@ -125,14 +133,17 @@ class Variant(Probing):
 
 
 class Reference(Probing):
-    """The same training in float64."""
+    """Observer that does the same training in float64."""
 
     def model_built(self, model: nn.Module) -> None:
+        """Prepare the model as for a variant, then convert it to float64."""
         super().model_built(model)
         float64_model.widen(model)
 
     def after_training(self, session: Session) -> None:
-        session.optimizer.state.clear()  # memory that the probe can use; nothing is trained any more
+        """Run the probe and count its operations."""
+        # The probe can use this memory; nothing is trained any more.
+        session.optimizer.state.clear()
         self.probe(session, restore=False, count_flops=True)
 
 
@@ -141,13 +152,12 @@ def body(config: TrainConfig) -> None:
     role = Role(**json.loads(os.environ[ROLE_VARIABLE]))
     assert config.run_dir is not None
     if role.address is None and ".py:" in config.model and process_group.rank() == 0:
-        first_pass.try_once(
-            config, process_group.device()
-        )  # the reference comes first, and is not timed
+        # The reference comes first, and is not timed.
+        first_pass.try_once(config, process_group.device())
     observer = (Variant if role.address else Reference)(role, Path(config.run_dir))
     train(config, observer, recipes.recipe(role.recipe))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train in that role."""
+    """Train in the role that the environment names, and end this process."""
     worker.end_after(body, arguments)

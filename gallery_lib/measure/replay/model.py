@@ -1,11 +1,13 @@
-"""A model that computes nothing: its passes wait as long as a timeline says, and its gradients come in the recorded order.
+"""Replay model that waits as a timeline says instead of computing; gradients come in its order.
 
-The backward pass is real autograd: a chain of nodes, one for each gradient, from the first that is ready to the last. Each makes its
-gradient, waits for its time, and hands it on; so DistributedDataParallel and its hooks see what they see of a real model. Making the
-gradient falls into the wait, as far as that is long enough. When communication in the same process is late, later waits are
-shorter: times count from the beginning of the pass.
+The backward pass is real autograd: a chain of nodes, one per gradient, from the first that is ready
+to the last. Each node makes its gradient, waits for its time, and hands it on. So
+DistributedDataParallel and its hooks see what they see of a real model. Making the gradient falls
+into the wait, as far as the wait is long enough. When communication in the same process is late,
+later waits are shorter: times count from the beginning of the pass.
 
-Parameters have the recorded shapes and no memory of their own (one value, expanded): nothing ever reads them.
+Parameters have the recorded shapes and no memory of their own (one value, expanded): nothing ever
+reads them.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ from gallery_lib.measure.replay.timeline import Gradient, Timeline
 from gallery_lib.measure.replay.waits import Asleep, AtWork
 
 _PATTERN_VALUES = 2**16
-"""Values of a gradient before they repeat."""
+"""Number of values after which a gradient repeats."""
 
 
 class _Gate(torch.autograd.Function):
-    """Passes a token on. On the way back it calls `pass_through`, whose result is the gradient of `parameter`."""
+    """Autograd node that passes a token on.
+
+    In the backward pass it calls `pass_through`, whose result is the gradient of `parameter`.
+    """
 
     @staticmethod
     def forward(
@@ -36,21 +41,27 @@ class _Gate(torch.autograd.Function):
         return token.view_as(token)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, None]:
         return gradient, ctx.pass_through(), None
 
 
 class Replay(nn.Module):
-    """`model()` is a forward pass; `backward()` of what it returns, and `optimizer_step()`, are the rest of a step.
+    """Module that replays a timeline.
+
+    `model()` is a forward pass. `backward()` of what it returns, and `optimizer_step()`, are the
+    rest of a step.
 
     Args:
         timeline: what is replayed.
-        stretch: by which every wait is multiplied.
-        seed: of the gradients' values, which should differ by rank.
-        share_gradients: make all gradients in the same memory, one over the other, and a large one's parts, too. DDP gets each as
-            it is, and copies it into its buckets; the mean is there, and in `.grad` only where that is a view of a bucket. Saves half
-            of the memory.
-        at_work: wait by computing something else, for timelines of a CPU whose cores communication needs as well; needs as many cores.
+        stretch: factor by which every wait is multiplied.
+        seed: seed of the gradients' values, which should differ by rank.
+        share_gradients: make all gradients in the same memory, one over the other, and a large
+            one's parts, too. DDP gets each as it is, and copies it into its buckets. The mean is
+            there, and in `.grad` only where that is a view of a bucket. Saves half of the memory.
+        at_work: wait by computing something else. For timelines of a CPU whose cores communication
+            needs as well; needs as many cores.
     """
 
     def __init__(
@@ -80,7 +91,7 @@ class Replay(nn.Module):
         }
 
     def gradient(self, gradient: Gradient) -> Tensor:
-        """The gradient that a backward pass gives: random values, the same in every step."""
+        """Return the gradient that a backward pass gives: random values, the same in every step."""
         memory = (
             torch.empty(gradient.bytes, dtype=torch.uint8)
             if self._memory is None
@@ -101,7 +112,7 @@ class Replay(nn.Module):
         return made
 
     def forward(self) -> Tensor:
-        """A scalar, after the wait for the input and for the forward pass."""
+        """Return a scalar, after the wait for the input and for the forward pass."""
         self._wait.begin()
         token = _Gate.apply(torch.zeros((), requires_grad=True), None, self._end)
         for each in reversed(self.timeline.gradients):
@@ -115,12 +126,15 @@ class Replay(nn.Module):
         return token
 
     def optimizer_step(self) -> None:
-        """The optimizer's wait."""
+        """Wait as long as the optimizer took."""
         self._wait.begin()
         self._wait.until(self.timeline.optimizer_seconds * self.stretch)
 
     def train_step(self, model: nn.Module) -> float:
-        """One step of `model`: this one, or the DistributedDataParallel around it. Returns its seconds, no longer stretched."""
+        """Run one step of `model` and return its seconds, no longer stretched.
+
+        `model` is this module, or the DistributedDataParallel around it.
+        """
         began = time.perf_counter()
         model.zero_grad(set_to_none=True)
         model().backward()

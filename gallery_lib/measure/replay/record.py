@@ -1,8 +1,8 @@
-"""Records a timeline from a real run: hooks note when each gradient has been accumulated.
+"""Recorder of a timeline: hooks in a real run note when each gradient has been accumulated.
 
-On CUDA the hooks record events on the stream, which are read when the run has ended, so the host does not wait for the device
-(**written, not run on a GPU**). On several processes it records what one of them does while nothing is communicated
-(`Recorder.communicates`), with the others at work beside it.
+On CUDA the hooks record events on the stream. The events are read when the run has ended, so the
+host does not wait for the device (**written, not run on a GPU**). With several processes it records
+what one of them does while nothing is communicated, with the others at work beside it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ _SETTINGS = (
 
 
 class Recorder(Observer):
-    """Records the steps `first` to `first + steps - 1` of a run; `timeline` is there when they have been trained."""
+    """Observer that records the steps `first` to `first + steps - 1` of a run.
+
+    `timeline` is there when these steps have been trained.
+    """
 
     def __init__(self, first: int, steps: int) -> None:
         self.recorded = range(first, first + steps)
@@ -46,7 +49,7 @@ class Recorder(Observer):
         self._hooks: list[Any] = []
 
     def before_step(self, session: Session, step: int, batch: Any) -> None:
-        """See Observer."""
+        """Add the hooks before the first recorded step, and remove them after the last one."""
         if step == self.recorded.start:
             cuda = session.loader.device.type == "cuda"
             self._hooks = [
@@ -60,7 +63,7 @@ class Recorder(Observer):
             self.stop(session)
 
     def stop(self, session: Session) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -79,7 +82,10 @@ class Recorder(Observer):
         return marked
 
     def timeline(self, session: Session) -> Timeline:
-        """Medians over the recorded steps; on CUDA this waits for the device. Raises InputError for a model without gradients."""
+        """Return the medians over the recorded steps; on CUDA this waits for the device.
+
+        Raises InputError for a model without gradients.
+        """
         session.clock.read()
         steps = slice(self.recorded.start, self.recorded.stop)
         phases = {
@@ -112,9 +118,8 @@ class Recorder(Observer):
             steps=len(self._began),
             input_seconds=phases["input"],
             forward_seconds=phases["forward"],
-            backward_seconds=max(
-                backward, gradients[-1].ready_seconds
-            ),  # medians of different steps
+            # The two medians may be of different steps.
+            backward_seconds=max(backward, gradients[-1].ready_seconds),
             optimizer_seconds=phases["optimizer"],
             gradients=gradients,
         )
@@ -146,15 +151,18 @@ def _gradient(place: int, name: str, parameter: nn.Parameter, ready_seconds: flo
 
 
 class _Whole(Recorder):
-    """Keeps the timeline at the end of a run that is recorded to its end."""
+    """Recorder of a run that is recorded to its end; `found` keeps the timeline."""
 
     def after_training(self, session: Session) -> None:
-        """See Observer."""
+        """Keep the timeline."""
         self.found = self.timeline(session)
 
 
 def record(config: TrainConfig, steps: int = 5) -> Timeline:
-    """Train a few steps of `config` in this process, alone, and return their timeline. Raises InputError for bad options or data."""
+    """Train a few steps of `config` in this process, alone, and return their timeline.
+
+    Raises InputError for bad options or data.
+    """
     recorder = _Whole(WARMUP_STEPS, steps)
     with TemporaryDirectory() as folder:
         run: dict[str, Any] = {

@@ -1,6 +1,7 @@
-"""Memory that repeats: a range of addresses in which the same, shorter piece of memory lies again and again.
+"""Repeating memory: a range of addresses that maps one shorter piece of memory again and again.
 
-For what is written, handed on and forgotten, and would otherwise have to be there in its whole length.
+It is for data that is written, handed on and forgotten. Otherwise that data would need memory for
+its whole length.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES = 64 * 2**20
-"""More than caches hold, so that who goes through the range finds as little of it there as of memory that does not repeat."""
-_MAP_FIXED = 0x10  # Linux's; Python's mmap does not name it
+"""Size of the repeated piece, which is more than caches hold.
+
+So a pass through the range finds as little of it in a cache as of memory that does not repeat.
+"""
+_MAP_FIXED = 0x10  # Linux's value; Python's mmap does not name it
 _FAILED = ctypes.c_void_p(-1).value
 
 
 def repeated(size: int, piece_bytes: int = PIECE_BYTES) -> Tensor:
-    """[size] bytes, of which those that lie `piece_bytes` (whole pages) apart are the same one.
+    """Return [size] bytes of memory in which bytes `piece_bytes` apart are the same one.
 
-    Ordinary memory where it is no longer than a piece, and on systems other than Linux. Raises OSError when the system has none.
+    `piece_bytes` is a number of whole pages. Ordinary memory comes back where `size` is no longer
+    than a piece, and on systems other than Linux. Raises OSError when the system has no memory.
     """
     if size <= piece_bytes or sys.platform != "linux":
         return torch.empty(size, dtype=torch.uint8)
@@ -53,9 +58,8 @@ def repeated(size: int, piece_bytes: int = PIECE_BYTES) -> Tensor:
     file = os.memfd_create("repeated")
     try:
         os.ftruncate(file, piece_bytes)
-        begin = mapped(
-            None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1
-        )  # the range, as a whole
+        # Reserve the range as a whole.
+        begin = mapped(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         array = (ctypes.c_char * size).from_address(begin)
         weakref.finalize(array, library.munmap, begin, length)
         for address in range(begin, begin + length, piece_bytes):

@@ -1,8 +1,9 @@
-"""What a sweep found: timelines × numbers of hosts, DDP's own way beside the tuner's choice; how it is written, read and checked.
+"""Results of a sweep, timelines × numbers of hosts: DDP's own strategy beside the tuner's choice.
 
-`benchmarks/ddp_lab.py sweep` makes it: a table (CSV, a line for each timeline on each number of hosts) with the conditions beside it
-(JSON). In the folder of the sweep they are `sweep.csv` and `settings.json`; published, `<machine>/sweep.csv` and `sweep.json`. What was
-not measured has no line. Needs no torch.
+This module writes, reads and checks them. `benchmarks/ddp_lab.py sweep` makes a table (CSV, a line
+for each timeline on each number of hosts) with the conditions beside it (JSON). In the folder of
+the sweep they are `sweep.csv` and `settings.json`. Published, they are `<machine>/sweep.csv` and
+`sweep.json`. What was not measured has no line. Needs no torch.
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ from gallery_lib.stats import Ratio
 
 TABLE, SETTINGS = "sweep.csv", "settings.json"
 HOSTS = (1, 2, 4, 8)
-_AGAIN = "Begin the sweep again with the same folder (benchmarks/ddp_lab.py sweep … --out FOLDER): it writes the table anew."
+_AGAIN = (
+    "Begin the sweep again with the same folder (benchmarks/ddp_lab.py sweep … --out FOLDER): "
+    "it writes the table anew."
+)
 
 
 Recording = tuple[str, int, str, str, str, str, float]
-"""Of a timeline, what tells it from others: model, batch size, input sizes, precision, device, origin, seconds a step."""
+"""What tells a timeline from others.
+
+The fields: model, batch size, input sizes, precision, device, origin, seconds a step.
+"""
 
 
 def recording_of(timeline: Timeline) -> Recording:
-    """As the table's lines have it."""
+    """Return what tells `timeline` from others, in the form of the table's lines."""
     sizes = timeline.batch_size, timeline.input_sizes, timeline.precision
     return timeline.task, *sizes, timeline.device, timeline.origin, timeline.step_seconds
 
@@ -48,24 +55,24 @@ class Cell:
     batch_size: int  # samples a step of one process
     input_sizes: str  # image size or sequence length; may be ''
     precision: str
-    device: str  # that was recorded
+    device: str  # the recorded device
     timeline: str  # `recorded`, or from what it was derived, and how
     replayed_on: str  # the machine that waited and sent, with its versions
     gradient_bytes: int
     step_seconds_alone: float  # of the timeline: one process, without communication
     ddp_step_seconds: float  # p50
-    chosen: str  # the way that the tuner chose; DDP's own where no other was certainly faster
+    # The strategy that the tuner chose; DDP's own where no other was certainly faster.
+    chosen: str
     chosen_step_seconds: float  # p50
-    acc_ratio: float  # DDP's step time over that of the chosen way, in turns
+    acc_ratio: float  # DDP's step time over that of the chosen strategy, in turns
     acc_ratio_low: float
     acc_ratio_high: float
-    ddp_acc: (
-        float | None
-    )  # DDP's own step time on one host over that on these; None: not measured on one host
+    # DDP's own step time on one host over that on these; None: not measured on one host.
+    ddp_acc: float | None
 
     @staticmethod
     def of(timeline: Timeline, **measured: Any) -> Cell:
-        """With what is known of the timeline, and what was measured: the other fields."""
+        """Return a cell with the facts of the timeline; `measured` gives the other fields."""
         return Cell(
             model=timeline.task,
             batch_size=timeline.batch_size,
@@ -80,27 +87,27 @@ class Cell:
 
     @property
     def is_recorded(self) -> bool:
-        """Else the timeline was derived: its times are not those of the device."""
+        """Return whether the times are those of the device; otherwise the timeline was derived."""
         return self.timeline == RECORDED
 
     @property
     def ratio(self) -> Ratio:
-        """acc_ratio with its interval."""
+        """Return acc_ratio with its interval."""
         return Ratio(self.acc_ratio, self.acc_ratio_low, self.acc_ratio_high)
 
     @property
     def ddp_rate(self) -> float:
-        """Samples per second of all processes, DDP's own way."""
+        """Return the samples per second of all processes with DDP's own strategy."""
         return self.hosts * self.ranks * self.batch_size / self.ddp_step_seconds
 
     @property
     def chosen_rate(self) -> float:
-        """Samples per second of all processes, the chosen way."""
+        """Return the samples per second of all processes with the chosen strategy."""
         return self.hosts * self.ranks * self.batch_size / self.chosen_step_seconds
 
     @property
     def recording(self) -> Recording:
-        """What tells its timeline from others."""
+        """Return what tells the cell's timeline from others."""
         return (
             self.model,
             self.batch_size,
@@ -129,23 +136,28 @@ class Sweep:
     wires: str  # formats that the tuner was offered
     rounds: int
     block_steps: int
-    reasons: Mapping[
-        tuple[str, int], str
-    ]  # why a model was not measured on so many hosts, as far as that is known
+    # Why a model was not measured on so many hosts, as far as that is known.
+    reasons: Mapping[tuple[str, int], str]
 
     @property
     def models(self) -> list[str]:
-        """Those with a measurement, in the order of the table."""
+        """Return the models with a measurement, in the order of the table."""
         return list(dict.fromkeys(cell.model for cell in self.cells))
 
     @property
     def hosts(self) -> list[int]:
-        """The numbers of hosts that a figure has room for: those that a sweep is asked for by default, and those measured."""
+        """Return the numbers of hosts that a figure has room for: the default, and those measured.
+
+        The default is what a sweep is asked for without other options.
+        """
         return sorted({*HOSTS, *(cell.hosts for cell in self.cells)})
 
     @property
     def stretches(self) -> str:
-        """By how much time was stretched: `8`, or `8 (hosts: 1, 2); 32 (hosts: 8)`, since more hosts on the same cores need more."""
+        """Return by how much time was stretched: `8`, or `8 (hosts: 1, 2); 32 (hosts: 8)`.
+
+        More hosts on the same cores need more.
+        """
         return _by_hosts(
             (f"{cell.stretch:g}", cell.hosts)
             for cell in sorted(self.cells, key=lambda cell: cell.stretch)
@@ -153,11 +165,14 @@ class Sweep:
 
     @property
     def machines(self) -> str:
-        """That replayed, in words: one, or which for which numbers of hosts, as a sweep may be gone on with elsewhere."""
+        """Return the machines that replayed, in words.
+
+        It is one, or which for which numbers of hosts, since a sweep may be continued elsewhere.
+        """
         return _by_hosts((cell.replayed_on, cell.hosts) for cell in self.cells)
 
     def recordings(self, model: str) -> list[tuple[Cell, ...]]:
-        """The measurements of each timeline of a model, by number of hosts."""
+        """Return the measurements of each timeline of a model, by number of hosts."""
         found: dict[Recording, list[Cell]] = {}
         for cell in self.cells:
             if cell.model == model:
@@ -165,7 +180,7 @@ class Sweep:
         return [tuple(sorted(cells, key=lambda cell: cell.hosts)) for cells in found.values()]
 
     def missing(self, models: Iterable[str]) -> dict[tuple[str, int], str]:
-        """What was not measured of these models, and why, as far as that is known."""
+        """Return what was not measured of these models, and why, as far as that is known."""
         there = {(cell.model, cell.hosts) for cell in self.cells}
         asked = ((model, hosts) for model in models for hosts in self.hosts)
         return {
@@ -176,7 +191,7 @@ class Sweep:
 
 
 def _by_hosts(values: Iterable[tuple[str, int]]) -> str:
-    """A value that all share, or each with the numbers of hosts that have it."""
+    """Return the value that all share, or each value with the numbers of hosts that have it."""
     hosts: dict[str, set[int]] = {}
     for value, number in values:
         hosts.setdefault(value, set()).add(number)
@@ -188,12 +203,12 @@ def _by_hosts(values: Iterable[tuple[str, int]]) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Writing
 
 
 def write_sweep(path: Path, cells: Iterable[Cell]) -> None:
-    """The table, which is never there by half."""
+    """Write the table atomically, so that it is never there by half."""
     part = path.with_name(f".{path.name}.part")
     with part.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -202,12 +217,12 @@ def write_sweep(path: Path, cells: Iterable[Cell]) -> None:
     part.replace(path)
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Reading
 
 
 def _value(column: str, kind: Any, text: str) -> Any:
-    """Raises ValueError with what is wrong."""
+    """Return the value of a column. Raises ValueError with what is wrong."""
     if kind is str:
         if not text.isprintable() or (not text and column != "input_sizes"):
             raise ValueError(f"{column}={text!r} is no text")
@@ -226,7 +241,7 @@ def _value(column: str, kind: Any, text: str) -> Any:
 
 
 def _cell(values: dict[str | None, Any]) -> Cell:
-    """Raises ValueError with what is wrong."""
+    """Return the cell of a line. Raises ValueError with what is wrong."""
     if None in values or None in values.values():
         raise ValueError(
             f"it has {'more' if None in values else 'fewer'} values than the {len(COLUMNS)} columns"
@@ -235,7 +250,8 @@ def _cell(values: dict[str | None, Any]) -> Cell:
     cell = Cell(**{column: _value(column, kinds[column], values[column]) for column in COLUMNS})
     if not cell.acc_ratio_low <= cell.acc_ratio <= cell.acc_ratio_high:
         raise ValueError(
-            f"acc_ratio={cell.acc_ratio} is not within its interval, {cell.acc_ratio_low} to {cell.acc_ratio_high}"
+            f"acc_ratio={cell.acc_ratio} is not within its interval, {cell.acc_ratio_low} to "
+            f"{cell.acc_ratio_high}"
         )
     return cell
 
@@ -246,7 +262,8 @@ def _read_cells(path: Path) -> tuple[Cell, ...]:
             table = csv.DictReader(file, strict=True)
             if tuple(table.fieldnames or ()) != COLUMNS:
                 raise InputError(
-                    f"{path}, line 1: its columns are not those of a sweep, {', '.join(COLUMNS)}. {_AGAIN}"
+                    f"{path}, line 1: its columns are not those of a sweep, {', '.join(COLUMNS)}. "
+                    f"{_AGAIN}"
                 )
             cells: dict[tuple[Recording, int], Cell] = {}
             for values in table:
@@ -268,13 +285,17 @@ def _read_cells(path: Path) -> tuple[Cell, ...]:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """A table with the conditions beside it. Raises InputError, with file and line, for what is missing, damaged or does not fit."""
+    """Return a table with the conditions beside it.
+
+    Raises InputError, with file and line, for what is missing, damaged or does not fit.
+    """
     cells = _read_cells(path)
     beside = path.with_suffix(".json")
     settings = beside if beside.exists() else path.with_name(SETTINGS)
     if not settings.exists():
         raise InputError(
-            f"{path} has no conditions beside it ({beside.name} or {SETTINGS}): copy them with it, from the sweep's folder."
+            f"{path} has no conditions beside it ({beside.name} or {SETTINGS}): copy them with it, "
+            "from the sweep's folder."
         )
     try:
         content = json.loads(settings.read_text(encoding="utf-8"))
@@ -298,7 +319,8 @@ def read_sweep(path: Path) -> Sweep:
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{settings} does not hold the conditions of a sweep ({type(error).__name__}: {error}). {_AGAIN}"
+            f"{settings} does not hold the conditions of a sweep ({type(error).__name__}: "
+            f"{error}). {_AGAIN}"
         ) from None
     for cell in cells:
         for name, expected in {
@@ -309,21 +331,25 @@ def read_sweep(path: Path) -> Sweep:
             if getattr(cell, name) != expected:
                 value = f"{cell.model} on {cell.hosts} hosts has {name}={getattr(cell, name)}"
                 raise InputError(
-                    f"{path}: {value}, and {settings.name} beside it {expected}: they are not of the same sweep."
+                    f"{path}: {value}, and {settings.name} beside it {expected}: they are not of "
+                    "the same sweep."
                 )
     return sweep
 
 
 def find_sweep(place: Path) -> Sweep | None:
-    """Return the sweep at `place`: a table, the folder of a sweep, or the newest in machines' folders below it; None: none there yet.
+    """Return the sweep at `place`, or None if none is there yet.
 
-    Raises InputError for a place that does not exist, and for what cannot be read.
+    `place` is a table, the folder of a sweep, or a folder above machines' folders, of which the
+    newest sweep is returned. Raises InputError for a place that does not exist, and for what cannot
+    be read.
     """
     if place.is_file():
         return read_sweep(place)
     if not place.is_dir():
         raise InputError(
-            f"sweep={place} does not exist. Name a table of benchmarks/ddp_lab.py sweep, or the folder that it was written to."
+            f"sweep={place} does not exist. Name a table of benchmarks/ddp_lab.py sweep, or the "
+            "folder that it was written to."
         )
     tables = [place / TABLE] if (place / TABLE).exists() else sorted(place.glob(f"*/{TABLE}"))
     return max(

@@ -1,7 +1,8 @@
-"""What a step of training does and when, without what it computes: a timeline, and the JSON file that holds it.
+"""Timeline of a training step, without what it computes, and the JSON file that holds it.
 
-Times are of one process on its own, medians over steps. A timeline is recorded, or derived from a recorded one by multiplying all its
-times; then its `origin` says so, and so does whatever is shown of it.
+It tells what a step does, and when. Times are medians over steps of one process on its own. A
+timeline is recorded, or derived from a recorded one by multiplying all its times. In the second
+case its `origin` says so, and so does whatever is shown of it.
 """
 
 from __future__ import annotations
@@ -23,42 +24,41 @@ BYTES_OF = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Gradient:
-    """That of one parameter."""
+    """The gradient of one parameter, and the time when it is ready."""
 
     parameter: str  # its name in the model
     place: int  # among the model's parameters, from 0: DDP's first buckets follow that order
     shape: tuple[int, ...]
     dtype: str  # a key of BYTES_OF
-    ready_seconds: float  # after the backward pass has begun
+    ready_seconds: float  # since the beginning of the backward pass
 
     @property
     def bytes(self) -> int:
-        """Of the gradient."""
+        """Return the size of the gradient in bytes."""
         return math.prod(self.shape) * BYTES_OF[self.dtype]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A training step, in seconds of the device that was recorded."""
+    """A training step, in seconds of the recorded device."""
 
     task: str
     origin: str  # `recorded`, or from what it was derived, and how
     settings: dict[str, Any]  # of the run: batch_size and the like
     environment: dict[str, Any]  # hardware and versions
     date: str
-    steps: int  # that were recorded
+    steps: int  # number of recorded steps
     input_seconds: float  # waiting for the batch
     forward_seconds: float
     backward_seconds: float
     optimizer_seconds: float
-    gradients: tuple[
-        Gradient, ...
-    ]  # in the order in which they are ready; parameters without a gradient are left out
+    # In the order in which they are ready; parameters without a gradient are left out.
+    gradients: tuple[Gradient, ...]
     schema: int = SCHEMA
 
     @property
     def step_seconds(self) -> float:
-        """Of a step without communication."""
+        """Return the seconds of a step without communication."""
         return (
             self.input_seconds
             + self.forward_seconds
@@ -68,23 +68,23 @@ class Timeline:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all gradients together: what is averaged in each step."""
+        """Return the bytes of all gradients together, which are averaged in each step."""
         return sum(gradient.bytes for gradient in self.gradients)
 
     @property
     def batch_size(self) -> int:
-        """Samples a step of one process."""
+        """Return the samples in a step of one process."""
         return int(self.settings["batch_size"])
 
     @property
     def input_sizes(self) -> str:
-        """`image_size 224`, `sequence_length 128`, or '' where neither was recorded."""
+        """Return `image_size 224`, `sequence_length 128`, or '' where neither was recorded."""
         sizes = {name: self.settings.get(name) for name in ("image_size", "sequence_length")}
         return ", ".join(f"{name} {size}" for name, size in sizes.items() if size)
 
     @property
     def precision(self) -> str:
-        """`O0 (fp32)` or `O1 (bfloat16)`."""
+        """Return the amp level with its dtype: `O0 (fp32)` or `O1 (bfloat16)`."""
         if "amp_level" not in self.settings:
             return "not recorded"
         autocast = str(self.settings.get("autocast")).removeprefix("torch.")
@@ -92,7 +92,7 @@ class Timeline:
 
     @property
     def device(self) -> str:
-        """What computed in the recorded run: `1 × a GPU` or `2 cores of a CPU`."""
+        """Return what computed in the recorded run: `1 × a GPU` or `2 cores of a CPU`."""
         if self.environment["device"] != "cpu":
             return str(self.environment["device"])
         return (
@@ -102,18 +102,31 @@ class Timeline:
         )
 
     def described(self) -> str:
-        """In a line: `resnet50, batch 16, 102.2 MB of gradients, 1.23 s a step without communication (recorded)`."""
+        """Return the timeline in one line.
+
+        For example: `resnet50, batch 16, 102.2 MB of gradients, 1.23 s a step without communication
+        (recorded)`.
+        """
         size = f"{self.gradient_bytes / 1e6:.1f} MB of gradients"
-        return f"{self.task}, batch {self.batch_size}, {size}, {self.step_seconds:.3g} s a step without communication ({self.origin})"
+        return (
+            f"{self.task}, batch {self.batch_size}, {size}, "
+            f"{self.step_seconds:.3g} s a step without communication ({self.origin})"
+        )
 
 
 def derived(timeline: Timeline, times: float, reason: str) -> Timeline:
-    """The same step with all its times multiplied, for a device that was not recorded; `reason` is kept in `origin`. Raises InputError."""
+    """Return the same step with all its times multiplied, for a device that was not recorded.
+
+    `reason` is kept in `origin`. Raises InputError for a factor that is not above 0.
+    """
     if not (math.isfinite(times) and times > 0):
         raise InputError(f"times={times!r}: what recorded times are multiplied by must be above 0.")
     return dataclasses.replace(
         timeline,
-        origin=f"derived, not recorded: all times × {times:g} ({reason}); from what was {timeline.origin}",
+        origin=(
+            f"derived, not recorded: all times × {times:g} ({reason}); "
+            f"from what was {timeline.origin}"
+        ),
         **{
             f"{part}_seconds": getattr(timeline, f"{part}_seconds") * times
             for part in ("input", "forward", "backward", "optimizer")
@@ -126,13 +139,13 @@ def derived(timeline: Timeline, times: float, reason: str) -> Timeline:
 
 
 def write_timeline(path: Path, timeline: Timeline) -> None:
-    """As JSON, atomically; makes the folder."""
+    """Write the timeline as JSON, atomically; make the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, dataclasses.asdict(timeline))
 
 
 def _checked_gradient(values: Any) -> Gradient:
-    """Raises ValueError with what is wrong; KeyError and TypeError likewise."""
+    """Return the gradient of a file. Raises ValueError, KeyError or TypeError for what is wrong."""
     gradient = Gradient(**{**values, "shape": tuple(values["shape"])})
     if gradient.dtype not in BYTES_OF:
         raise ValueError(
@@ -144,7 +157,7 @@ def _checked_gradient(values: Any) -> Gradient:
 
 
 def _check(timeline: Timeline) -> None:
-    """Raises ValueError for times and places that cannot be."""
+    """Raise ValueError for times and places that cannot be."""
     parts = {
         name: getattr(timeline, f"{name}_seconds")
         for name in ("input", "forward", "backward", "optimizer")
@@ -157,7 +170,8 @@ def _check(timeline: Timeline) -> None:
     ready = [gradient.ready_seconds for gradient in timeline.gradients]
     if ready != sorted(ready) or not (ready[0] >= 0 and ready[-1] <= timeline.backward_seconds):
         raise ValueError(
-            "gradients are not in the order in which they are ready, or not ready within the backward pass"
+            "gradients are not in the order in which they are ready, or not ready within the "
+            "backward pass"
         )
     if len({gradient.place for gradient in timeline.gradients}) < len(timeline.gradients):
         raise ValueError("two gradients are of one parameter")
@@ -166,19 +180,24 @@ def _check(timeline: Timeline) -> None:
 
 
 def read_timeline(path: Path) -> Timeline:
-    """Raises InputError for a file that is missing, damaged, or of another schema."""
+    """Return the timeline of a file.
+
+    Raises InputError for a file that is missing, damaged, or of another schema.
+    """
     try:
         values = json.loads(path.read_text())
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}). A timeline is made by: benchmarks/ddp_lab.py record"
+            f"{path} cannot be read ({error.strerror}). A timeline is made by: "
+            "benchmarks/ddp_lab.py record"
         ) from None
     except ValueError as error:
         raise InputError(f"{path} is no timeline: {error}. Record it again.") from None
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         found = values.get("schema") if isinstance(values, dict) else None
         raise InputError(
-            f"{path} has schema {found}, and this version reads timelines of schema {SCHEMA}. Record it again."
+            f"{path} has schema {found}, and this version reads timelines of schema {SCHEMA}. "
+            "Record it again."
         )
     try:
         timeline = Timeline(

@@ -1,1 +1,1 @@
-"""Who makes a model fast: our backend, peers, a tuner by hand."""
+"""Variants of a measurement: our backend, its peers, and a user who tunes by hand."""

@@ -1,12 +1,13 @@
-"""How somebody who tunes PyTorch by hand uses it: what the best form of each peer adds to what its documentation shows.
+"""Tuning of PyTorch by hand: what the best form of each peer adds to its documentation.
 
-- torch's fused optimizer, where torch has one of that class; else the optimizer as it comes
-- channels_last for weights and images, where convolutions gain from it and the model's own code takes it
+- torch's fused optimizer, where torch has one of that class; otherwise the optimizer as it comes
+- channels_last for weights and images, where convolutions gain from it and the model's own code
+  takes it
 - on the CPU, glibc's tunables, with which it keeps large blocks
 - the fastest of torch.compile's modes (compile_mode.py)
 
-Each is a flag or an environment variable of torch or of the C library. Nothing of this backend is used: not its optimizers in one
-pass over memory, not its passes in the compiler, not its way of loading.
+Each is a flag or an environment variable of torch or of the C library. Nothing of this backend is
+used: not its one-pass optimizers, not its compiler passes, not its way of loading.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ MODES = {
     "cpu": (DEFAULT_MODE, "max-autotune-no-cudagraphs"),
     "cuda": (DEFAULT_MODE, "max-autotune"),
 }
-"""torch.compile's modes that may be the fastest, by kind of device."""
+"""Modes of torch.compile that may be the fastest, by kind of device."""
 
 
 @dataclass
 class Form:
-    """How a peer is used. `done` says what was done beyond its documentation, by technique."""
+    """How a peer is used; `done` tells, by technique, what was done beyond its documentation."""
 
     build_optimizer: Callable[[], torch.optim.Optimizer]
-    layout: torch.memory_format = torch.contiguous_format  # of images
+    layout: torch.memory_format = torch.contiguous_format  # layout of images
     mode: str = DEFAULT_MODE
     done: dict[str, str] = field(default_factory=dict)
 
@@ -55,7 +56,7 @@ def at_its_best(plain: Plain, device: torch.device, mode: str) -> Form:
 
 
 def environment(device_type: str) -> dict[str, str]:
-    """Return the variables that a process is started with: on the CPU, those that have glibc keep large blocks."""
+    """Return the variables of a process: on the CPU, those that have glibc keep large blocks."""
     return allocator.environment() if device_type == "cpu" else {}
 
 

@@ -1,8 +1,9 @@
-"""Which of torch.compile's modes is the fastest for a task on this machine: found by measurement, then kept.
+"""Search for torch.compile's fastest mode for a task on this machine: measured once, then kept.
 
-`torch.compile-best` takes turns with itself in another mode for a few steps. A mode that fails is dropped with the reason, and so is one
-other than the default whose start-up takes too long. The default mode stays unless another is faster by more than noise. What was
-found is kept in the cache folder for the same options, code, versions and machine; delete the file to have it measured anew.
+`torch.compile-best` takes turns with itself in another mode for a few steps. A mode that fails is
+dropped with the reason. So is a mode other than the default whose start-up takes too long. The
+default mode stays unless another is faster by more than noise. The choice is kept in the cache
+folder for the same options, code, versions and machine. Delete the file to have it measured anew.
 """
 
 from __future__ import annotations
@@ -29,15 +30,21 @@ from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, set_aside, write_json
 
 START_UP_LIMIT_SECONDS = 300.0
-"""Of a mode other than the default, which takes 15 to 90 s on two cores when a model is compiled for the first time."""
+"""Longest start-up of a mode other than the default.
+
+The default takes 15 to 90 s on two cores when a model is compiled for the first time.
+"""
 LEAST_GAIN = 1.02
-"""How many times as fast as the default mode another one has to be: less is within the noise of these few steps."""
+"""Speed that another mode must reach relative to the default; less is noise of these few steps."""
 TURNS = Turns(warmup_steps=4, rounds=4, block_steps=4, probe_batches=1)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The mode to use, and what was found of each: `default 210.0 ms, max-autotune 205.0 ms (1.01 times as fast)`."""
+    """The mode to use, and what was measured of each mode.
+
+    An example of `said`: `default 210.0 ms, max-autotune 205.0 ms (1.01 times as fast)`.
+    """
 
     mode: str
     said: str
@@ -59,11 +66,19 @@ def key(config: TrainConfig, modes: Mapping[str, Variant]) -> str:
 
 
 def decide(measured: Mapping[str, list[list[float]]], dropped: Mapping[str, str]) -> Choice:
-    """Return the choice among `measured`, modes with their step times in seconds by turn; `dropped` says why the others have none."""
+    """Return the choice among the modes of `measured`.
+
+    Args:
+        measured: step times in seconds by turn, of each mode.
+        dropped: why the other modes have none.
+    """
     first = next(iter(measured), DEFAULT_MODE)  # the default mode, unless it was dropped
     best, gain, said = first, LEAST_GAIN, []
     for mode, rounds in measured.items():
-        text = f"{mode} {seconds(stats.percentiles([step for block in rounds for step in block])['p50'])}"
+        text = (
+            f"{mode} "
+            f"{seconds(stats.percentiles([step for block in rounds for step in block])['p50'])}"
+        )
         if mode != first:
             ratio = stats.ratio_of_medians(measured[first], rounds).ratio
             text += f" ({ratio:.2f} times as fast)"
@@ -75,7 +90,10 @@ def decide(measured: Mapping[str, list[list[float]]], dropped: Mapping[str, str]
 
 
 def _kept(path: Path, modes: Mapping[str, Variant]) -> Choice | None:
-    """Return the choice of an earlier bench; None where there is none, or one that is damaged, which is set aside."""
+    """Return the choice of an earlier bench, or None.
+
+    A damaged one is set aside and counts as none.
+    """
     try:
         choice = read_json(path, Choice, again="")
         if choice.mode not in modes:
@@ -95,7 +113,10 @@ def _path(config: TrainConfig, modes: Mapping[str, Variant]) -> Path:
 def choose(
     config: TrainConfig, modes: Mapping[str, Variant], folder: Path, progress: Progress, label: str
 ) -> Choice:
-    """Return the kept choice among `modes`, or measure now, with runs in `folder`, and keep it where a mode could be measured."""
+    """Return the kept choice among `modes`, or measure now, with runs in `folder`.
+
+    A new choice is kept if some mode could be measured.
+    """
     path = _path(config, modes)
     if kept := _kept(path, modes):
         return kept
@@ -111,9 +132,8 @@ def choose(
     rounds = {mode: found[mode].rounds for mode in modes if mode in found}
     choice = decide(rounds, {mode: interleaved.reason_of(error) for mode, error in failed.items()})
     if found:
-        with contextlib.suppress(
-            OSError
-        ):  # a cache that cannot be written: they are measured again next time
+        # If the cache cannot be written, the next bench measures again.
+        with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, dataclasses.asdict(choice))
     return choice

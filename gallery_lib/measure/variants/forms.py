@@ -1,4 +1,4 @@
-"""The variants of a bench by name: each peer as its documentation shows it and at its best, and which best form is the fastest.
+"""Names of a bench's variants: each peer as documented and at its best; the fastest best form.
 
 Needs no torch.
 """
@@ -12,29 +12,33 @@ PEERS = ("torch.compile", "accelerate", "fabric")
 _BEST = "-best"
 EAGER_BEST = f"eager{_BEST}"
 BEST = (*(f"{peer}{_BEST}" for peer in PEERS), EAGER_BEST)
-"""The same, and eager PyTorch, as somebody who tunes by hand uses them (by_hand.py)."""
+"""The peers, and eager PyTorch, as somebody who tunes by hand uses them (by_hand.py)."""
 VARIANTS = (
     *EAGER.values(),
     EAGER_BEST,
     *(name for peer in PEERS for name in (peer, f"{peer}{_BEST}")),
     OURS,
 )
-"""All, in the order of tables."""
+"""All variants, in the order of tables."""
 TURN_ORDER = (OURS, *BEST, *PEERS, *EAGER.values())
-"""All, in the order in which they get a place beside the baseline: what a headline compares is alive at the same time if memory allows."""
+"""All variants, in the order in which they get a place beside the baseline.
+
+What a headline compares is alive at the same time if memory allows.
+"""
 GROUPS = {"as-it-comes": PEERS, "best": BEST}
-"""Words that stand for several of them."""
+"""Words that stand for several variants."""
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a variant without the mark of its best form: `fabric` for `fabric-best`."""
+    """Return a variant's name without the mark of its best form: `fabric` for `fabric-best`."""
     return name.removesuffix(_BEST)
 
 
 def best_of_others(outcome: Outcome, among: tuple[str, ...] = BEST) -> str | None:
-    """Return the variant of `among` that ours has the smallest lead over; None where ours has a ratio over none of them.
+    """Return the variant of `among` that ours has the smallest lead over.
 
-    Taken from the ratios of the turns, in which drift of the machine cancels. So no other ratio of ours in the table is smaller.
+    None comes back if ours has a ratio over none of them. The ratios are those of the turns, in
+    which drift of the machine cancels. So no other ratio of ours in the table is smaller.
     """
     ratios = {
         name: ratio.ratio for name in among if (ratio := outcome.ratio(name, OURS)) is not None

@@ -1,13 +1,16 @@
-"""What a user could pick instead of this backend, in two forms: as its own documentation shows it, and at its best.
+"""Peers of this backend that a user could pick, as their documentation shows them and at best.
 
-As it comes, in bfloat16, or in fp32 with what is said of bfloat16 left out:
+As they come, in bfloat16, or in fp32 without what is said of bfloat16:
 
 - `torch.compile`: `model.compile()`, and autocast around forward pass and loss.
-- `accelerate`, Hugging Face's: mixed precision bf16, the dynamo plugin with Inductor, `prepare`, `accelerator.backward(loss)`.
-- `fabric`, Lightning's: precision bf16-mixed, `torch.compile(model)`, `setup`, `setup_dataloaders`, `fabric.backward(loss)`.
+- `accelerate`, Hugging Face's: mixed precision bf16, the dynamo plugin with Inductor, `prepare`,
+  `accelerator.backward(loss)`.
+- `fabric`, Lightning's: precision bf16-mixed, `torch.compile(model)`, `setup`, `setup_dataloaders`,
+  `fabric.backward(loss)`.
 
-At its best each gets what by_hand.py says, and so does `eager`, which is autocast alone. None gets loading at low priority or anything
-else of this backend. The last two are optional: the extra `bench` installs them.
+At its best each gets what by_hand.py says, and so does `eager`, which is autocast alone. None gets
+loading at low priority or anything else of this backend. `accelerate` and `fabric` are optional:
+the extra `bench` installs them.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ MODULES = {
     "accelerate": "accelerate",
     "fabric": "lightning_fabric",
 }
-"""The module that each needs."""
+"""The Python module that each peer needs."""
 
 
 def missing(name: str) -> str | None:
@@ -45,19 +48,25 @@ def missing(name: str) -> str | None:
 
 
 def _batches(loader: Any, device: torch.device, form: Form) -> DeviceLoader:
-    """Return the peer's loader with what is the data set's own: its epochs, and its batches finished on the device."""
+    """Wrap the peer's loader with what is the data set's own.
+
+    That is its epochs, and its batches finished on the device.
+    """
     return DeviceLoader(loader, device, form.layout, Loader(prefetch=0, nice=0), shard=False)
 
 
 class Peer(Recipe):
-    """The peer `name`: as it comes, or, where a `mode` of torch.compile is given, at its best."""
+    """The peer `name`: as it comes, or at its best where a `mode` of torch.compile is given."""
 
     def __init__(self, name: str, *, mode: str | None = None) -> None:
         self.name, self.mode = name, mode
         self.keeps_loader = name in (EAGER, "torch.compile")
 
     def prepare(self, plain: Plain) -> Prepared:
-        """Return the model, ready. Raises InputError in float16, which needs a scaler, of which the others have their own."""
+        """Return the model ready to train.
+
+        Raises InputError in float16, which needs a loss scaler: the other libraries have their own.
+        """
         dtype = plain.autocast_dtype
         if dtype not in (None, torch.bfloat16):
             raise InputError(

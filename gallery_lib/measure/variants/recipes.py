@@ -1,7 +1,9 @@
-"""How each process of a measurement makes its model ready: by words that travel in an environment variable.
+"""Recipes by words: how each process of a measurement makes its model ready.
 
-No words: accelerate(), as the run's options ask. The name of a peer (peers.py): that library as it comes, or, with `best` and a mode of
-torch.compile, at its best. Techniques of the backend: those and no others, which is what a waterfall is made of.
+The words travel in an environment variable. No words mean `accelerate()`, as the run's options ask.
+The name of a peer (peers.py) means that library as it comes, or at its best with `best` and a mode
+of torch.compile. Names of techniques mean these techniques of the backend and no others, as in a
+waterfall (ablation).
 """
 
 from __future__ import annotations
@@ -36,25 +38,25 @@ TECHNIQUES = (
     NICE_LOADING,
     FUSED,
 )
-"""In the order in which a waterfall adds them."""
+"""All techniques, in the order in which a waterfall adds them."""
 
 
 _BEST = "best"
 
 
 def best_form(peer: str, mode: str = by_hand.DEFAULT_MODE) -> list[str]:
-    """Return the words for a peer at its best, compiled in that mode."""
+    """Return the words for a peer at its best, compiled in `mode`."""
     return [peer, _BEST, mode]
 
 
 class Techniques(Recipe):
-    """accelerate() with the techniques that are named, and none of the others."""
+    """Preparation by `accelerate()` with the named techniques, and none of the others."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
 
     def prepare(self, plain: Plain) -> Prepared:
-        """The model with these techniques."""
+        """Return the model ready to train with these techniques."""
         asked = Config.plain()
         asked.memory.layout = "auto" if "layout" in self.names else "contiguous"
         asked.memory.allocator = "allocator" in self.names
@@ -73,7 +75,7 @@ class Techniques(Recipe):
 
 
 def recipe(words: Sequence[str]) -> Recipe:
-    """What the words stand for."""
+    """Return the recipe that the words stand for."""
     if not words:
         return Recipe()
     if words[0] in MODULES:
@@ -83,14 +85,17 @@ def recipe(words: Sequence[str]) -> Recipe:
 
 
 def environment(words: Sequence[str]) -> dict[str, str]:
-    """Return what the processes get: where compiled code is kept, which is the same for all, and the allocator's variables."""
+    """Return the variables of the processes: the folder of compiled code, the allocator's settings.
+
+    The folder of compiled code is the same for all.
+    """
     if _BEST in words:
         return cache.environment() | by_hand.environment(hardware.device_type())
     return cache.environment() | (allocator.environment() if "allocator" in words else {})
 
 
 def reason_not_applied(technique: str, amp_level: str) -> str | None:
-    """Why a technique would do nothing on this machine, or None."""
+    """Return why a technique would do nothing on this machine, or None."""
     on_cpu = hardware.device_type() == "cpu"
     if technique == "layout" and not hardware.prefers_channels_last(hardware.device_type()):
         return "convolutions on a CPU without AVX-512 gain nothing from channels_last"

@@ -1,9 +1,10 @@
-"""What changed between two batches of notebooks, or two single ones, on one machine or on two: `gallery compare BEFORE AFTER`.
+"""Comparison of two batches, or of two single notebooks: `gallery compare BEFORE AFTER`.
 
-A speed-up comes with an interval, so its change has one too, and only a change whose interval does not hold 1 is
-marked: the rest is noise. Parity that is lost and a notebook that no longer passes are regressions as well. Speed-ups
-of other parameters are other figures: they are shown and not judged, and so is the duration of a notebook, which is
-measured once and has no interval.
+Both may come from one machine or from two. A speed-up has an interval, so its change has one too. A
+change is marked only if its interval excludes 1; other changes are noise. Lost parity and a
+notebook that no longer passes are regressions as well. Speed-ups under other parameters are
+different figures: they are shown and not judged. The duration of a notebook is not judged either,
+since one measurement has no interval.
 """
 
 from __future__ import annotations
@@ -25,32 +26,37 @@ from gallery_lib.system.json_files import Misfit, converted, read_json
 
 @dataclass(frozen=True)
 class Change:
-    """One line: a notebook, or one of its comparisons, before and after."""
+    """One line of the report: a notebook, or one of its comparisons, before and after."""
 
     what: str
     before: str
     after: str
-    change: str  # "" where there is nothing to compute
-    mark: str  # "regression: …", "improvement", or "" for noise and for what is equal
+    change: str  # "" if there is nothing to compute
+    mark: str  # "regression: …", "improvement", or "" for noise and for equal values
 
     @property
     def regression(self) -> bool:
-        """Whether it is worse, beyond the noise."""
+        """Return whether the change is a regression beyond the noise."""
         return self.mark.startswith("regression")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What is compared: status, seconds, parameters and comparisons of each notebook, and where they were measured."""
+    """One of the two batches to compare.
+
+    `notebooks` holds status, seconds, parameters and comparisons of each notebook. `machine` says
+    where they were measured.
+    """
 
     notebooks: dict[str, dict[str, Any]]
     machine: dict[str, Any]
 
 
 def read_batch(path: Path | str) -> Batch:
-    """Return the batch in a folder of `gallery run` or `prepare.sh --run`, in a `report.json`, or in a file of `benchmarks/gallery.py`.
+    """Return the batch stored at `path`.
 
-    Raises InputError for anything else.
+    `path` is a folder of `gallery run` or `prepare.sh --run`, a `report.json`, or a file of
+    `benchmarks/gallery.py`. Raises InputError for anything else.
     """
     file = Path(path) / REPORT_FILE if Path(path).is_dir() else Path(path)
     executed = None if file.exists() else executed_notebook(Path(path))
@@ -69,20 +75,23 @@ def read_batch(path: Path | str) -> Batch:
         }
     except FileNotFoundError:
         raise InputError(
-            f"{file} does not exist: give two folders of `gallery run` or `prepare.sh --run`, or two files of benchmarks/gallery.py."
+            f"{file} does not exist: give two folders of `gallery run` or `prepare.sh --run`, or "
+            "two files of benchmarks/gallery.py."
         ) from None
     except (Misfit, InputError) as error:
         raise InputError(f"{file} holds no batch of notebooks: {error}") from None
     if not notebooks:
         raise InputError(f"{file} holds no figures: no notebook is in it.")
     facts = {name: machine.get(name) for name in ("cpu", "cores", "python")}
-    return Batch(
-        notebooks, {**facts, "torch": str(machine.get("torch", "")).partition("+")[0]}
-    )  # less the name of its build
+    # torch's version without the name of its build, such as `+cpu`.
+    return Batch(notebooks, {**facts, "torch": str(machine.get("torch", "")).partition("+")[0]})
 
 
 def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return status, seconds, parameters and comparisons of a notebook; raises Misfit for what is none."""
+    """Return status, seconds, parameters and comparisons of a notebook.
+
+    Raises Misfit, which names the `place`, for values of another form.
+    """
     status = (
         values["status"]
         if "status" in values
@@ -111,7 +120,7 @@ def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> di
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What is read of a comparison."""
+    """Fields of a comparison that `gallery compare` reads."""
 
     processes: int
     amp_level: str
@@ -168,7 +177,10 @@ def _by_conditions(side: dict[str, Any] | None) -> dict[tuple[int, str], dict[st
 
 
 def changes(before: Batch, after: Batch) -> list[Change]:
-    """A line per notebook of either batch, and one per comparison that both have made under the same conditions."""
+    """Return a line per notebook of either batch, and one per comparison present in both.
+
+    Two comparisons of a notebook match if their number of processes and AMP level are the same.
+    """
     found = []
     for name in dict.fromkeys([*before.notebooks, *after.notebooks]):
         sides = before.notebooks.get(name), after.notebooks.get(name)
@@ -186,7 +198,10 @@ def changes(before: Batch, after: Batch) -> list[Change]:
 
 
 def text(before: Batch, after: Batch) -> str:
-    """The lines as a table, how many regressions there are, and whether it was the same machine."""
+    """Return the changes as a table, followed by the number of regressions.
+
+    A last line names differences between the two machines, if there are any.
+    """
     found = changes(before, after)
     rows = [
         ["notebook", "before", "after", "after / before", ""],

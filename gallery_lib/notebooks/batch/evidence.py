@@ -1,9 +1,10 @@
-"""Whether a notebook really ran, from what it left behind; papermill's own metadata is not read.
+"""Judgement of whether a notebook really ran, from the evidence that it left behind.
 
-papermill marks dead and never-run cells `completed`, and ends with exit code 0 when a cell leaves with SystemExit.
-What counts instead: how the process ended and who ended it, the error outputs, an execution count in every code cell,
-and, for every training run that the notebook started, valid results with the asked number of steps and a loss that
-fell. A notebook passes when none of these speaks against it.
+papermill's own metadata is not read. papermill marks dead and never-run cells `completed`, and ends
+with exit code 0 when a cell leaves with SystemExit. What counts is how the process ended and who
+ended it, the error outputs, and an execution count in every code cell. Every training run that the
+notebook started must have valid results, with the requested number of steps and a loss that fell. A
+notebook passes when none of these speaks against it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from gallery_lib.train.run_log import last_step
 Status = Literal["passed", "failed", "timeout", "kernel died", "out of memory", "not run"]
 
 DEAD_KERNEL_EXIT_CODE = 138
-"""What papermill ends with when the kernel is gone."""
+"""Exit code of papermill when the kernel is gone."""
 PORT_TAKEN = "ZMQError: Address already in use"
 LOG_FILE = "papermill.txt"
 RUNS_FOLDER = "runs"
 TAIL_LINES = 20
 MINIMUM_STEPS_TO_JUDGE = 8
-"""Shorter runs may end before their loss falls."""
+"""Number of steps from which on the loss must fall; shorter runs may end before it does."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NO_MEMORY = re.compile(
@@ -41,17 +42,21 @@ _REASON_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class Ended:
-    """How the process of a notebook ended. `ended_by` is what the runner ended it for, in its words; None: by itself."""
+    """How the process of a notebook ended.
+
+    `ended_by` is the runner's reason for ending the process, and `because` says it in words.
+    `ended_by` is None if the process ended by itself.
+    """
 
     exit_code: int
     ended_by: Literal["timeout", "out of memory", "not run"] | None
     because: str
-    oom_kills: int  # processes of this machine that Linux ended meanwhile because memory ran out
+    oom_kills: int  # number of OOM kills on this machine meanwhile
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the evidence says."""
+    """Status of a notebook according to the evidence, with the reason and the end of the log."""
 
     status: Status
     reason: str | None  # None for a notebook that passed
@@ -61,7 +66,7 @@ class Outcome:
 
 
 def oom_kills() -> int:
-    """How many processes Linux has ended since the machine started because memory ran out; 0 where it does not say."""
+    """Return the number of OOM kills since the machine started; 0 where Linux does not say."""
     try:
         counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     except (OSError, ValueError):
@@ -70,14 +75,17 @@ def oom_kills() -> int:
 
 
 def read_log(folder: Path) -> list[str]:
-    """What papermill and the cells printed, without terminal escapes."""
+    """Return the lines that papermill and the cells printed, without terminal escapes."""
     path = folder / LOG_FILE
     text = path.read_text(errors="replace") if path.exists() else ""
     return [line for line in (without_escapes(raw).rstrip() for raw in text.splitlines()) if line]
 
 
 def started_cell(log: list[str]) -> int | None:
-    """Number, from 1 and with text cells, of the last cell that papermill began; None before the first."""
+    """Return the number of the last cell that papermill began; None before the first.
+
+    Numbers start at 1, and text cells count as well.
+    """
     for line in reversed(log):
         if match := re.match(r"Executing Cell (\d+)-*$", line):
             return int(match[1])
@@ -85,12 +93,15 @@ def started_cell(log: list[str]) -> int | None:
 
 
 def lost_a_port(log: list[str]) -> bool:
-    """Whether the kernel cannot have started, because another process took a port that Jupyter had chosen for it."""
+    """Return whether the kernel cannot have started because a port was taken.
+
+    Jupyter had chosen the port for the kernel, and another process was quicker.
+    """
     return started_cell(log) is None and any(PORT_TAKEN in line for line in log)
 
 
 def _tail(log: list[str]) -> list[str]:
-    """The last lines of the log; where a kernel died, those before papermill's own traceback."""
+    """Return the last lines of the log; for a dead kernel, those before papermill's traceback."""
     if any("DeadKernelError" in line for line in log):
         ended = max((i for i, line in enumerate(log) if line.startswith("Ending Cell")), default=0)
         log = log[
@@ -103,7 +114,10 @@ def _tail(log: list[str]) -> list[str]:
 
 
 def without_escapes(text: str) -> str:
-    """Return the text without what a terminal would obey, and XML cannot hold."""
+    """Return `text` without terminal control sequences.
+
+    Control characters go as well, since XML cannot hold them.
+    """
     return _ESCAPES.sub("", text)
 
 
@@ -120,10 +134,10 @@ def _where(cells: list[Cell], number: int | None) -> str:
 
 
 def _error_of(cells: list[Cell], oom_kills: int) -> tuple[Status, str] | None:
-    """The first error that a cell shows."""
+    """Return status and reason for the first error that a cell shows; None without errors."""
     for name, value in [cell.error for cell in cells if cell.error]:
         if name == "SystemExit":
-            continue  # what it left out tells
+            continue  # cells that never ran are the evidence for it
         no_memory = name in ("MemoryError", "OutOfMemoryError") or _NO_MEMORY.search(value)
         killed = oom_kills > 0 and "SIGKILL" in value
         return (
@@ -133,7 +147,10 @@ def _error_of(cells: list[Cell], oom_kills: int) -> tuple[Status, str] | None:
 
 
 def _fell(losses: list[float]) -> bool:
-    """Whether the last quarter of the steps has a lower mean loss than the first; single steps are too noisy to ask."""
+    """Return whether the last quarter of the steps has a lower mean loss than the first.
+
+    Single steps are too noisy to compare.
+    """
     quarter = max(1, len(losses) // 4)
     return sum(losses[-quarter:]) < sum(losses[:quarter])
 
@@ -144,19 +161,27 @@ def _problem_of_run(run_dir: Path, name: str, asked: int) -> str | None:
     except InputError as error:
         return f"the run {name} left no valid results: {error}"
     if not results.steps == last_step(run_dir) == asked:
-        return f"the run {name} was to take {asked} steps, its results say {results.steps}, its log {last_step(run_dir)}"
+        return (
+            f"the run {name} was to take {asked} steps, its results say {results.steps}, its log "
+            f"{last_step(run_dir)}"
+        )
     losses = [loss for _, loss in results.loss["curve"]]
     if any(loss is None for loss in losses):
         return f"the loss of the run {name} is not finite"
     if len(losses) >= MINIMUM_STEPS_TO_JUDGE and not _fell(losses):
-        return f"the loss of the run {name} did not fall ({losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps)"
+        return (
+            f"the loss of the run {name} did not fall ({losses[0]:.3f} → {losses[-1]:.3f} in "
+            f"{len(losses)} steps)"
+        )
     return None
 
 
 def problem_of_runs(folder: Path, measures: bool) -> str | None:
-    """What is wrong with the training runs below `folder`; None when nothing is.
+    """Return what is wrong with the training runs below `folder`; None when nothing is.
 
-    `measures`: the notebook compares two variants, so that there must be a comparison.
+    Args:
+        folder: the folder of the notebook's runs.
+        measures: whether the notebook compares two variants, so that there must be a comparison.
     """
     for path in sorted(folder.rglob("config.json")):
         asked = asked_steps(path)
@@ -175,7 +200,10 @@ def problem_of_runs(folder: Path, measures: bool) -> str | None:
 
 
 def asked_steps(config: Path) -> int | None:
-    """Return how many steps a run was to take, by its `config.json`; None for a file of something else: a model's own, say."""
+    """Return how many steps a run was to take, according to its `config.json`.
+
+    Returns None for another kind of file, such as a model's own `config.json`.
+    """
     try:
         asked = read_json(config, dict[str, Any], again="").get("max_steps")
     except (InputError, FileNotFoundError):
@@ -184,12 +212,18 @@ def asked_steps(config: Path) -> int | None:
 
 
 def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
-    """The status of the notebook that papermill wrote to `executed`, whose folder holds its log and its runs."""
+    """Return the outcome of the notebook that papermill wrote to `executed`.
+
+    Args:
+        executed: the executed notebook; its folder holds its log and its runs.
+        ended: how the notebook's process ended.
+        measures: whether the notebook compares two variants, so that there must be a comparison.
+    """
     log = read_log(executed.parent)
     try:
         notebook = read_notebook(executed)
         cells, code = notebook.cells, notebook.code
-    except InputError:  # nothing was written, or only half of it
+    except InputError:  # papermill wrote nothing, or only half of it
         cells, code = [], []
     missing = [cells.index(cell) + 1 for cell in code if cell.execution_count is None]
     at, said = _where(cells, started_cell(log)), log[-1] if log else "it said nothing"
@@ -206,7 +240,10 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
         if (number := ended.exit_code - 128) in set(signal.Signals):
             return (
                 "failed",
-                f"papermill was killed by {signal.Signals(number).name}, by someone or because memory ran out, {at}",
+                (
+                    f"papermill was killed by {signal.Signals(number).name}, by someone or because "
+                    f"memory ran out, {at}"
+                ),
             )
         if error := _error_of(cells, ended.oom_kills):
             return error
@@ -236,7 +273,10 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
 
 
 def signature(status: Status, reason: str | None) -> str:
-    """What failures of the same kind have in common: the reason without paths, numbers and the place."""
+    """Return what failures of the same kind have in common.
+
+    This is the status, and the reason without paths, numbers and the place.
+    """
     text = re.sub(r"(in|is) cell \d+.*$", "", reason or "")
     text = re.sub(r"(/[\w.+-]+){2,}", "PATH", text)
     return f"{status}: " + re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "#", text).strip(" ,")

@@ -1,12 +1,14 @@
-"""One notebook on its way: papermill in a process of its own, in its own session, under the supervisor.
+"""Execution of one notebook: papermill in its own process and session, under the supervisor.
 
-The supervisor ends every descendant (kernel, torchrun, workers, loaders) when papermill ends, when it is told to, and
-when this process is gone, however it went. The whole of a notebook has one deadline, and one memory limit: the bytes
-of all its processes together, shared pages counted once. The limit is watched, not enforced by Linux (that would take
-rights that a user seldom has), so a process can be over it for a tenth of a second, a new one for a second.
+The supervisor ends every descendant (kernel, torchrun, workers, loaders) when papermill ends, on
+request, and when this process is gone for whatever reason. A notebook has one deadline and one
+memory limit. The limit covers the bytes of all its processes together, with shared pages counted
+once. The limit is watched, not enforced by Linux, since enforcement takes rights that a user seldom
+has. So a process can exceed the limit for a tenth of a second, and a new process for a second.
 
-Jupyter chooses a kernel's ports before the kernel takes them, so another process can be quicker. A kernel that never
-started for that reason, and for no other, is started anew: nothing of the notebook has been executed then.
+Jupyter chooses a kernel's ports before the kernel binds them, so another process can be quicker. A
+kernel that never started for that reason alone is started again: nothing of the notebook has been
+executed by then.
 """
 
 from __future__ import annotations
@@ -32,25 +34,35 @@ from gallery_lib.system.processes import end_supervised, search_path
 from gallery_lib.train.run_log import last_step
 
 LOOK_FOR_PROCESSES_SECONDS = 1.0
-"""How often a watched notebook's processes are listed anew; listing them takes milliseconds, asking each microseconds."""
+"""Interval at which a watched notebook's processes are listed anew.
+
+Listing the processes takes milliseconds; asking one of them takes microseconds.
+"""
 LOOK_FOR_KERNEL_SECONDS = 0.5
-"""How often the log of a notebook is read until its first cell has begun."""
+"""Interval at which a notebook's log is read until the first cell has begun."""
 KERNEL_STARTS = 3
 PARAMETERS_FILE = "parameters.yaml"
 
 
 def _held_bytes(process: psutil.Process, *, shared_once: bool = False) -> int:
-    """Resident memory of a process, 0 once it is gone; its share of shared pages is divided where that is asked, at a cost."""
+    """Return the resident memory of a process; 0 once the process is gone.
+
+    With `shared_once`, the size of shared pages is divided among their processes (PSS). This takes
+    longer.
+    """
     with contextlib.suppress(psutil.Error):
         if not shared_once:
             return process.memory_info().rss
         full = process.memory_full_info()
-        return getattr(full, "pss", full.uss)  # only Linux counts shared pages
+        return getattr(full, "pss", full.uss)  # only Linux reports the PSS
     return 0
 
 
 def _run_at_work(folder: Path) -> Path | None:
-    """Return the directory of the run below the folder whose phase is the newest, among those that have not ended."""
+    """Return the directory of the run below `folder` that is at work; None without one.
+
+    Among the runs that have not ended, it is the one with the newest phase.
+    """
     begun = {
         file.parent: phases[-1].began
         for file in folder.rglob(PHASES_FILE)
@@ -61,7 +73,10 @@ def _run_at_work(folder: Path) -> Path | None:
 
 
 def progress(folder: Path, cells: int) -> str:
-    """How far the notebook of that folder is, of `cells` cells: `cell 5 of 24, training, step 40 of 66`, say."""
+    """Return the progress of the notebook in `folder`, which has `cells` cells.
+
+    For example: `cell 5 of 24, training, step 40 of 66`.
+    """
     cell = evidence.started_cell(evidence.read_log(folder))
     if cell is None:
         return "starting"
@@ -76,15 +91,18 @@ def progress(folder: Path, cells: int) -> str:
 
 
 class Execution:
-    """The processes of one notebook. Owns them: `stop` ends them all, and so does the end of this process."""
+    """Owner of the processes of one notebook.
+
+    `stop` ends all of them, and so does the end of this process.
+    """
 
     def __init__(self, planned: Planned, folder: Path, config: BatchConfig, share: Share) -> None:
+        """Create the notebook's folder and start papermill on the given share of the machine."""
         self.planned, self.folder, self.config, self.share = planned, folder, config, share
         self.executed = folder / f"{planned.name}.ipynb"
         folder.mkdir(parents=True)
-        (folder / PARAMETERS_FILE).write_text(
-            yaml.safe_dump(planned.parameters)
-        )  # the values keep their types
+        # In YAML the values keep their types.
+        (folder / PARAMETERS_FILE).write_text(yaml.safe_dump(planned.parameters))
         command = [
             sys.executable,
             "-m",
@@ -132,11 +150,15 @@ class Execution:
 
     @property
     def seconds(self) -> float:
-        """Time since it was started, for the last time."""
+        """Return the seconds since the last start."""
         return time.monotonic() - self._began
 
     def running(self) -> bool:
-        """Whether it has not ended yet; ends it when it is over its deadline or its memory limit."""
+        """Return whether the notebook still runs.
+
+        Ends the notebook if it exceeds its deadline or memory limit, and restarts it if its kernel
+        lost a port.
+        """
         if self._kernel_lost_a_port():
             end_supervised(self._process)
             log = self.folder / LOG_FILE
@@ -171,28 +193,30 @@ class Execution:
             return
         held = sum(_held_bytes(process, shared_once=True) for process in self._processes)
         if held > limit:
-            with contextlib.suppress(
-                psutil.NoSuchProcess
-            ):  # at once: it may go on growing while it is asked to end
+            # Kill the largest process at once: it may go on growing while it is asked to end.
+            with contextlib.suppress(psutil.NoSuchProcess):
                 max(self._processes, key=_held_bytes).kill()
             self.stop(
                 "out of memory",
-                f"its processes held {held / 2**30:.2f} GiB together, and {limit_gibibytes:g} are allowed",
+                (
+                    f"its processes held {held / 2**30:.2f} GiB together, and {limit_gibibytes:g} "
+                    "are allowed"
+                ),
             )
 
     def progress(self) -> str:
-        """How far it is."""
+        """Return the notebook's progress in words."""
         return progress(self.folder, self.planned.cells + bool(self.planned.parameters))
 
     def stop(self, ended_by: Literal["timeout", "out of memory", "not run"], because: str) -> None:
-        """End every process of the notebook, for the reason given; returns when they are gone."""
+        """End every process of the notebook for the given reason; return when they are gone."""
         if self._process.poll() is not None:
             return
         self._ended_by, self._because = ended_by, because
         end_supervised(self._process)
 
     def outcome(self) -> Outcome:
-        """What the evidence says, once it has ended."""
+        """Wait for the end of the process, and return the outcome according to the evidence."""
         code = self._process.wait()
         ended = Ended(
             code if code >= 0 else 128 - code,

@@ -1,4 +1,4 @@
-"""The report of a batch as files: JSON for programs, JUnit XML for continuous integration, HTML for people."""
+"""Report files of a batch: JSON for programs, JUnit XML for CI, HTML for people."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PAGE_FILE = "report.html"
 
 
 def write(folder: Path, report: Report) -> None:
-    """All three, JSON last: --resume goes by that one."""
+    """Write the three report files, JSON last because --resume goes by that one."""
     (folder / JUNIT_FILE).write_bytes(junit.document(report))
     (folder / PAGE_FILE).write_text(page.html(report), encoding="utf-8")
     write_report(folder, report)
 
 
 def named(folder: Path) -> str:
-    """Where they are, in a line."""
+    """Return a line that names the report files."""
     return (
         f"reports: {', '.join(str(folder / name) for name in (REPORT_FILE, JUNIT_FILE, PAGE_FILE))}"
     )

@@ -1,6 +1,7 @@
-"""A batch as JUnit XML, which continuous integration reads: a test case per notebook.
+"""JUnit XML report of a batch, for continuous integration: one test case per notebook.
 
-`failed` is a failure; `timeout`, `kernel died` and `out of memory` are errors; `not run` is skipped.
+`failed` is a failure; `timeout`, `kernel died` and `out of memory` are errors; `not run` is
+skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _ELEMENTS = {
 
 
 def document(report: Report) -> bytes:
-    """The XML, in UTF-8."""
+    """Return the report as JUnit XML in UTF-8."""
     counts = {
         "tests": len(report.notebooks),
         "failures": report.count("failed"),

@@ -1,7 +1,8 @@
-"""What was measured last, notebook by notebook: on this machine where it was, else as committed from the machine nearest to it.
+"""Newest measurement of each notebook, on this machine or committed from the one nearest to it.
 
-A notebook, a batch and `gallery compare` all leave a `comparison.json` below the folder of runs. The newest one of each
-notebook counts. A run of another machine (the folder may be shared) counts where there is none from here, and is named.
+A notebook, a batch and `gallery compare` all leave a `comparison.json` below the folder of runs.
+The newest one of each notebook counts. The folder may be shared, so a run of another machine counts
+where this machine has none, and the machine is named.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from gallery_lib.stats import Ratio
 from gallery_lib.system import hardware
 
 _MOST_FILES = 500
-"""Comparisons that are read, the newest: a folder of runs may hold years."""
+"""Maximum number of comparisons to read, the newest first: a folder of runs may hold years."""
 _YOUR_MODEL = re.compile(r"-your-model[^/]*/task\.py:TASK$")
 
 
 def notebook_of(task: str) -> str:
-    """Return the notebook that trains a task, as its comparison names it."""
+    """Return the notebook that trains `task`, which is named as in a comparison."""
     return "your_model" if _YOUR_MODEL.search(task.replace("\\", "/")) else task
 
 
 def _is_here(environment: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Whether two descriptions are of one machine, or of machines of one kind."""
+    """Return whether two environments describe one machine, or machines of one kind."""
     return all(
         environment.get(name) == here.get(name) for name in ("cpu", "isa", "device", "cores")
     )
@@ -60,9 +61,11 @@ def _speedup(
 def own_results(
     folder: Path, titles: Mapping[str, str], here: Mapping[str, Any]
 ) -> dict[str, Speedup]:
-    """Return the newest comparison on one process below `folder` of each notebook in `titles`, those of this machine first.
+    """Return the newest comparison on one process of each notebook in `titles`.
 
-    What cannot be read is left out: a comparison that another version wrote is no reason to show nothing.
+    Comparisons are read from below `folder`. One of this machine, `here`, counts before a newer one
+    of another machine. An unreadable comparison is left out: one that another version wrote is no
+    reason to show nothing.
     """
     dated = sorted(
         ((path.stat().st_mtime, path) for path in folder.rglob("comparison.json")), reverse=True
@@ -82,8 +85,8 @@ def own_results(
     return found
 
 
-# --------------------------------------------------------------------------------------------------------------
-# Committed
+# --------------------------------------------------------------------------------------------------
+# Committed results
 
 
 @dataclass(frozen=True)
@@ -95,13 +98,16 @@ class Committed:
 
     @property
     def described(self) -> str:
-        """When, where and with which code it was measured: half a sentence."""
+        """Return when, where and with which code it was measured, as half a sentence."""
         environment = self.content["environment"]
         code = environment.get("git") or "not recorded"
-        return f"measured on {self.content['date']} on {hardware.describe(environment)}, with code version {code}"
+        return (
+            f"measured on {self.content['date']} on {hardware.describe(environment)}, with code "
+            f"version {code}"
+        )
 
     def speedups(self, titles: Mapping[str, str]) -> dict[str, Speedup]:
-        """The comparison on one process of each notebook in `titles` that ran."""
+        """Return the comparison on one process of each notebook in `titles` that ran."""
         environment, profile = (
             self.content["environment"],
             self.content.get("parameters", {}).get("profile"),
@@ -141,7 +147,10 @@ def _precision(comparison: Mapping[str, Any], environment: Mapping[str, Any]) ->
 
 
 def nearest(folder: Path, here: Mapping[str, Any]) -> Committed | None:
-    """Return the committed results of the machine that is most like this one; of several such, the newest."""
+    """Return the committed results of the machine that is most like this one.
+
+    Of several such files, the newest counts. Returns None for a folder without results.
+    """
 
     def nearness(item: tuple[Path, Mapping[str, Any]]) -> tuple[Any, ...]:
         path, content = item
@@ -163,12 +172,15 @@ def nearest(folder: Path, here: Mapping[str, Any]) -> Committed | None:
     return Committed(*max(files.items(), key=nearness)) if files else None
 
 
-# --------------------------------------------------------------------------------------------------------------
-# Words
+# --------------------------------------------------------------------------------------------------
+# Notes for the reader
 
 
 def code_note(speedups: Iterable[Speedup], here: str | None) -> str:
-    """Return, in one line, which versions of the code were measured, where it is not the one that is here; else ''."""
+    """Return a line that names the versions of the code that were measured.
+
+    Returns '' if all are the version `here`.
+    """
     by_code: dict[str, list[str]] = {}
     for one in speedups:
         by_code.setdefault(one.code or "not recorded", []).append(one.title)
@@ -181,6 +193,6 @@ def code_note(speedups: Iterable[Speedup], here: str | None) -> str:
 
 
 def busy_note(speedups: Iterable[Speedup]) -> str:
-    """Return which figures are from a busy machine; '' for none."""
+    """Return a line that names the figures from a busy machine; '' for none."""
     busy = [one.title for one in speedups if one.busy]
     return f"The machine was busy, so repeat when it is quiet: {', '.join(busy)}." if busy else ""

@@ -1,4 +1,4 @@
-"""How a batch goes, while it goes: a table that is kept up to date on a terminal, plain lines anywhere else."""
+"""Live progress of a batch: an updated table on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -16,39 +16,52 @@ from gallery_lib.notebooks.batch.record import Record, Report
 from gallery_lib.notebooks.batch.schedule import Observer
 
 LINE_SECONDS = 15.0
-REDRAW_SECONDS = 1.0  # drawing takes time from what is measured
+REDRAW_SECONDS = 1.0  # drawing takes CPU time from the measured notebooks
 
 
 def heading(running: Sequence[str], report: Report, seconds: float) -> str:
-    """`1 running, 3 waiting, 2 passed, 1 failed; 4 min 3 s`: what the notebooks of a batch do at this moment."""
+    """Return what the notebooks of a batch do at this moment.
+
+    For example: `1 running, 3 waiting, 2 passed, 1 failed; 4 min 3 s`.
+    """
     counts: dict[str, int] = {"running": len(running), "waiting": 0}
     for name, record in report.notebooks.items():
         if name not in running:
             state = "waiting" if record.date is None else record.status
             counts[state] = counts.get(state, 0) + 1
-    return f"{', '.join(f'{count} {state}' for state, count in counts.items() if count)}; {duration(seconds)}"
+    return (
+        f"{', '.join(f'{count} {state}' for state, count in counts.items() if count)}; "
+        f"{duration(seconds)}"
+    )
 
 
 class Lines(Observer):
-    """A line at every start and end, and now and then one for what runs."""
+    """Observer that prints a line at every start and end, and progress lines in between."""
 
     def __init__(self, count: int) -> None:
+        """Prepare the output for a batch of `count` notebooks."""
         self._count, self._said = count, time.monotonic()
         self._ended: set[str] = set()
 
     def started(self, name: str) -> None:
+        """Print that a notebook has started."""
         print(f"{name}: started", flush=True)
 
     def ended(self, name: str, record: Record) -> None:
+        """Print the status of a notebook, with its reason or its speed-ups."""
         self._ended.add(name)
         details = "; ".join(filter(None, [record.reason, summary.speedups(record)]))
         after = "" if record.kept else f" after {duration(record.seconds)}"
         print(
-            f"[{len(self._ended)}/{self._count}] {name}: {summary.status(record)}{after}{': ' if details else ''}{details}",
+            (
+                f"[{len(self._ended)}/{self._count}] {name}: "
+                f"{summary.status(record)}{after}{': ' if details else ''}{details}"
+            ),
             flush=True,
         )
 
     def goes_on(self, running: Sequence[Execution], report: Report) -> None:
+        """Print the progress of each running notebook, every LINE_SECONDS."""
         if time.monotonic() - self._said < LINE_SECONDS:
             return
         self._said = time.monotonic()
@@ -60,12 +73,17 @@ class Lines(Observer):
 
 
 class Table(Observer):
-    """The table on a terminal; it goes when the batch has ended, since the summary follows. NO_COLOR is heeded."""
+    """Observer that draws a table on a terminal.
+
+    The table disappears when the batch has ended, since the summary follows. NO_COLOR is respected.
+    """
 
     def __init__(self, live: Any) -> None:
+        """Prepare the table for drawing on `live`, a `rich.live.Live`."""
         self._live, self._drawn, self._began = live, 0.0, time.monotonic()
 
     def goes_on(self, running: Sequence[Execution], report: Report) -> None:
+        """Redraw the table, every REDRAW_SECONDS."""
         if time.monotonic() - self._drawn < REDRAW_SECONDS:
             return
         from rich.markup import escape
@@ -104,7 +122,7 @@ class Table(Observer):
 
 @contextlib.contextmanager
 def shown(count: int) -> Iterator[Observer]:
-    """The observer that suits standard output, for a batch of `count` notebooks."""
+    """Yield the observer that suits standard output, for a batch of `count` notebooks."""
     if not redraws(sys.stdout):
         yield Lines(count)
         return

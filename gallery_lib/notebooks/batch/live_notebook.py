@@ -1,7 +1,9 @@
-"""papermill that shows a cell's progress while it goes on: `python -m gallery_lib.notebooks.batch.live_notebook` takes papermill's arguments.
+"""Run papermill with live progress of the running cell; the arguments are those of papermill.
 
-papermill logs an output when it appears. A progress line is one output that is updated in place, of which papermill logs the first
-state alone, and then nothing for as long as the cell trains.
+    python -m gallery_lib.notebooks.batch.live_notebook INPUT OUTPUT [options of papermill]
+
+papermill logs an output when it appears. A progress line is one output that is updated in place.
+papermill logs only its first state, and then nothing for as long as the cell trains.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ LINE_SECONDS = 10.0
 
 
 class _Client(PapermillNotebookClient):
-    """Shows each new state of an output where it suits (outlets.py), and logs whatever is new as papermill does."""
+    """Notebook client that shows each new state of an output and logs as papermill does.
+
+    The outlet (console/outlets.py) decides where and how often a state is shown.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,7 +37,10 @@ class _Client(PapermillNotebookClient):
         self._last, self._drawn, self._drawn_at = "", "", 0.0
 
     def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
-        """Show what an update brings, and return what nbclient does: the output, if the message is a new one."""
+        """Show what an update brings, and return what nbclient returns.
+
+        nbclient returns the output, if the message is a new one.
+        """
         kind, content = msg["msg_type"], msg["content"]
         if kind == "update_display_data":
             self._updated(without_escapes("".join(content["data"].get("text/plain", ""))))
@@ -41,7 +49,7 @@ class _Client(PapermillNotebookClient):
         return super().process_message(msg, cell, cell_index)
 
     def log_output_message(self, output: Any) -> None:
-        """Log an output as papermill does, below what was drawn."""
+        """Log an output as papermill does, below the last drawn line."""
         self._settled()
         super().log_output_message(output)
 
@@ -53,7 +61,10 @@ class _Client(PapermillNotebookClient):
             self._drawn, self._drawn_at = text, now
 
     def _settled(self) -> None:
-        """Leave the last state as a line, where it is none yet: a terminal draws over its last line."""
+        """Leave the last state as a line, unless it is one already.
+
+        A terminal draws over its last line, so the state would be lost there.
+        """
         if self._last:
             is_a_line = self._outlet.width() is None and self._last == self._drawn
             self._outlet.end(None if is_a_line else self._last, "")
@@ -61,7 +72,7 @@ class _Client(PapermillNotebookClient):
 
 
 class _Engine(Engine):
-    """papermill's own way to execute a notebook, with the client above."""
+    """papermill's own engine, with `_Client` as its client."""
 
     @classmethod
     def execute_managed_notebook(
@@ -79,7 +90,10 @@ class _Engine(Engine):
 
 
 def _harmless(record: logging.LogRecord) -> bool:
-    """Take out of a message what a terminal would obey: a notebook's output is not to move its cursor or name its window."""
+    """Remove terminal control sequences from a log message; return True to keep the message.
+
+    A notebook's output must not move the cursor or name the window of a terminal.
+    """
     record.msg, record.args = without_escapes(record.getMessage()), ()
     return True
 

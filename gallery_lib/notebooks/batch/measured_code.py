@@ -1,9 +1,10 @@
-"""The code that a figure was measured with, as a digest kept beside it: where the digest differs, the figure is stale.
+"""Digest of the code behind a measured figure; where the digest differs, the figure is stale.
 
-What counts is what decides how long a notebook takes and what it measures: its code cells, the scripts beside it, and
-the package less what only shows, runs and packs notebooks, and less what other notebooks measure. A stale figure is not wrong: it
-was true of the code that it names. Versions of libraries do not count: they stand beside the figures, and change with
-the machine.
+The digest covers the code that decides how long a notebook takes and what it measures. That is its
+code cells, the scripts beside it, and the package. Parts of the package that only show, run or pack
+notebooks do not count, nor do parts that only other notebooks measure. A stale figure is not wrong:
+it was true of the code that it names. Versions of libraries do not count: they stand beside the
+figures, and change with the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import gallery_lib
 from gallery_lib.notebooks.batch.notebook_file import read_notebook
 
 STALE = " (stale)"
-"""The mark of a figure that was measured with other code than what is here, or with code that was not recorded."""
+"""Mark of a figure that was measured with other code than the present, or with unrecorded code."""
 _SOURCES = (".py", ".cu", ".cuh")
 _NOT_MEASURED = (
     *("cli", "report", "notebooks/batch", "notebooks/site", "measure/replay", "__main__.py"),
@@ -34,20 +35,19 @@ _ONLY_FOR = {
         *("notebooks/cells/communication.py", "measure/communication", "cluster"),
         "config/communication.py",
     ),
-    "performance_data": (
-        "notebooks/cells/performance_data.py",
-    ),  # it shows what measure/replay measured
+    # It shows figures that measure/replay has measured.
+    "performance_data": ("notebooks/cells/performance_data.py",),
 }
-"""What one notebook measures and no other."""
+"""Parts of the package that only the named notebook measures."""
 
 
 def package_sources(package: Path) -> list[Path]:
-    """Every source file of the package."""
+    """Return every source file of the package, sorted."""
     return sorted(path for path in package.rglob("*") if path.suffix in _SOURCES)
 
 
 def scripts_of(notebook: Path) -> list[Path]:
-    """The scripts in the folder that has the notebook's name."""
+    """Return the scripts in the folder that has the notebook's name, sorted."""
     return sorted((notebook.parent / notebook.stem).glob("*.py"))
 
 
@@ -65,7 +65,7 @@ def _measured(package: Path, notebook: Path) -> Iterator[Path]:
 
 
 def add_files(result: Any, paths: Iterable[Path], folder: Path) -> None:
-    """Add the files, by their names from `folder` on and their contents, to a hash."""
+    """Add each file to a hash, by its name relative to `folder` and its content."""
     for path in paths:
         result.update(
             path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
@@ -73,7 +73,11 @@ def add_files(result: Any, paths: Iterable[Path], folder: Path) -> None:
 
 
 def code_digest(notebook: Path, package: Path | None = None) -> str:
-    """Names the code that the notebook measures. Raises InputError for a notebook that cannot be read."""
+    """Return a digest that identifies the code that the notebook measures.
+
+    `package` is the folder of the package; by default, that of `gallery_lib`. Raises InputError for
+    a notebook that cannot be read.
+    """
     package = package or Path(gallery_lib.__file__).parent
     result = hashlib.sha256(
         "\0".join(cell.source for cell in read_notebook(notebook).code).encode()
@@ -84,18 +88,21 @@ def code_digest(notebook: Path, package: Path | None = None) -> str:
 
 
 def is_stale(measured: Mapping[str, Any], notebook: Path) -> bool:
-    """Whether the entry of a results file was measured with other code than what is here, or does not say with which."""
+    """Return whether a results entry was measured with other code, or with unrecorded code."""
     return measured.get("code") != code_digest(notebook)
 
 
 def gallery_files(folder: Path) -> dict[Path, dict[str, Any]]:
-    """What benchmarks/gallery.py has written into the folder of results: a file for each machine, and its content."""
+    """Return the files of `benchmarks/gallery.py` in the results folder, with their content.
+
+    There is one file for each machine.
+    """
     paths = [*folder.glob("*/gallery.json"), *folder.glob("gallery-*.json")]
     return {path: json.loads(path.read_text()) for path in sorted(paths)}
 
 
 def newest_results(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the newest of these files, and its content."""
+    """Return the newest file of `benchmarks/gallery.py` with its content; None without files."""
     files = gallery_files(folder)
     return (
         max(files.items(), key=lambda item: (item[1]["date"], item[0].parent.name))

@@ -1,7 +1,7 @@
-"""A notebook file as plain data: what a batch has to know of it.
+"""Notebook file as plain data, with the parts that a batch needs.
 
-Read as the JSON that it is: importing nbformat takes two seconds (it brings a schema validator), and a wrong
-parameter is to be refused sooner than that.
+The file is read as plain JSON. Importing nbformat would take two seconds, because it brings a
+schema validator, and a wrong parameter must be refused sooner than that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cell:
 
     @property
     def error(self) -> tuple[str, str] | None:
-        """Name and value of the exception that the outputs show, if there is one."""
+        """Return name and value of the first exception in the outputs; None without one."""
         shown = [output for output in self.outputs if output["output_type"] == "error"]
         return (shown[0]["ename"], shown[0]["evalue"]) if shown else None
 
@@ -40,24 +40,31 @@ class NotebookFile:
 
     @property
     def code(self) -> list[Cell]:
-        """The code cells that hold anything."""
+        """Return the code cells that are not blank."""
         return [cell for cell in self.cells if cell.is_code and cell.source.strip()]
 
     @property
     def parameters_source(self) -> str | None:
-        """The cell that papermill puts its parameters behind."""
+        """Return the source of the cell tagged `parameters`; None without one.
+
+        papermill inserts the given parameters behind this cell.
+        """
         return next(
             (cell.source for cell in self.cells if cell.is_code and "parameters" in cell.tags), None
         )
 
 
 def read_notebook(path: Path) -> NotebookFile:
-    """The notebook at `path`. Raises InputError when there is none, or a damaged one, or one older than format 4."""
+    """Return the notebook at `path`.
+
+    Raises InputError for a missing or damaged notebook, and for a format older than 4.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["nbformat"] != 4:
             raise InputError(
-                f"{path} has notebook format {values['nbformat']}; open and save it in JupyterLab to bring it to 4."
+                f"{path} has notebook format {values['nbformat']}; open and save it in JupyterLab "
+                "to bring it to 4."
             )
         cells = [
             Cell(

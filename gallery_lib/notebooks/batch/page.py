@@ -1,6 +1,7 @@
-"""A batch as one HTML page that needs nothing else: no script, no picture, nothing from the network.
+"""HTML report of a batch: one self-contained page without scripts, pictures or network access.
 
-Figures stand in tables, which become cards on a phone; colours follow the reader's choice of light or dark.
+Figures stand in tables, which become cards on a phone. Colours follow the reader's choice of light
+or dark.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _machine(report: Report) -> str:
-    """The machine in a sentence; its GPUs are known once a run has recorded them."""
+    """Return a description of the machine; its GPUs are known once a run has recorded them."""
     devices = [c["device"] for record in report.notebooks.values() for c in record.comparisons]
     return hardware.describe(
         {**report.machine, "device": next(iter(devices), "GPUs not asked about")}
@@ -32,7 +33,7 @@ def _machine(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """The page."""
+    """Return the report as an HTML page."""
     template = _environment().get_template("report.html.jinja")
     return template.render(
         report=report, groups=summary.groups(report), summary=summary, machine=_machine(report)

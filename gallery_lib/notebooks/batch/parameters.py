@@ -1,11 +1,14 @@
-"""What parameters a notebook has, and whether given values fit, without starting a kernel and without torch.
+"""Validation of notebook parameters, without starting a kernel and without torch.
 
-papermill takes any name and any type: a misspelt one is a warning in its log, and `batch_size=abc` is run. The cell tagged
-`parameters` says what there is: where it declares one of the gallery's options classes, that class is asked, ranges
-included; in any other notebook the names, annotations and defaults of the cell itself are.
+papermill takes any name and any type: a misspelt name is a warning in its log, and `batch_size=abc`
+is run. The cell tagged `parameters` says which parameters exist. Where the cell declares one of the
+gallery's options classes, that class validates the values, ranges included. In any other notebook,
+the names, annotations and defaults of the cell itself are used.
 
-`python -m gallery_lib.notebooks.batch.parameters NOTEBOOK -p NAME VALUE …` checks them with the standard library alone, which is how
-`prepare.sh --run` does it before there is an environment.
+    python -m gallery_lib.notebooks.batch.parameters NOTEBOOK -p NAME VALUE …
+
+This command validates parameters with the standard library alone. `prepare.sh --run` uses it before
+there is an environment.
 """
 
 from __future__ import annotations
@@ -36,11 +39,14 @@ _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 @dataclasses.dataclass(frozen=True)
 class NoParameters:
-    """The parameters of a notebook without a parameters cell."""
+    """Empty options class for a notebook without a parameters cell."""
 
 
 def _declarations(source: str, path: Path) -> list[tuple[str, Any, dataclasses.Field[Any]]]:
-    """(name, type, field) of every assignment in a parameters cell, as `make_dataclass` takes them."""
+    """Return (name, type, field) of every assignment in a parameters cell.
+
+    This is the form that `make_dataclass` takes. Raises InputError for a parameter of unknown type.
+    """
     found = []
     for statement in ast.parse(source).body:
         if (
@@ -65,14 +71,18 @@ def _declarations(source: str, path: Path) -> list[tuple[str, Any, dataclasses.F
         kind = _TYPES.get(annotation.partition("|")[0].strip(), type(default))
         if kind not in _TYPES.values():
             raise InputError(
-                f"{path}: the type of its parameter `{name}` is not known; annotate it with one of {', '.join(_TYPES)}."
+                f"{path}: the type of its parameter `{name}` is not known; annotate it with one of "
+                f"{', '.join(_TYPES)}."
             )
         found.append((name, kind if default is not None else kind | None, option(default, name)))
     return found
 
 
 def options_class(notebook: NotebookFile, path: Path) -> type:
-    """The options class that the notebook's parameters cell declares. Raises InputError for a cell that cannot be read."""
+    """Return the options class that the notebook's parameters cell declares.
+
+    Raises InputError, which names `path`, for a cell that cannot be read.
+    """
     source = notebook.parameters_source
     if source is None:
         return NoParameters
@@ -89,7 +99,7 @@ def options_class(notebook: NotebookFile, path: Path) -> type:
 
 
 def names(cls: type) -> list[str]:
-    """The parameters of an options class."""
+    """Return the parameter names of an options class."""
     return [f.name for f in dataclasses.fields(cls)]
 
 
@@ -105,14 +115,20 @@ def check_names(given: Mapping[str, Any], classes: Sequence[type]) -> None:
 
 
 def fitting(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `values` that the notebook has, with the types that it expects. InputError for one that does not fit."""
+    """Return those of `values` that the notebook has, converted to the types that it expects.
+
+    Raises InputError for a value that does not fit.
+    """
     return {
         name: check_value(cls, name, value) for name, value in values.items() if name in names(cls)
     }
 
 
 def main() -> None:
-    """Check the parameters on the command line. Raises InputError for one that the notebook does not take."""
+    """Check the parameters on the command line.
+
+    Raises InputError for a parameter that the notebook does not take.
+    """
     parser = argparse.ArgumentParser(description="Check parameters of a notebook.")
     parser.add_argument("notebook", type=Path)
     parser.add_argument(

@@ -1,6 +1,7 @@
-"""Which notebooks a batch runs, with which parameters, and what identifies each: everything that is settled beforehand.
+"""Plan of a batch: which notebooks run, with which parameters, and what identifies each.
 
-Bad input is refused here, within a second or two: no kernel has been started yet, and torch is not imported.
+Bad input is refused here within a second or two: no kernel has been started yet, and torch is not
+imported.
 """
 
 from __future__ import annotations
@@ -44,29 +45,40 @@ _LIBRARIES = (
 
 @dataclass(frozen=True)
 class Planned:
-    """One notebook of a batch. `digest` is the same where notebook, parameters, package and versions are."""
+    """One notebook of a batch.
+
+    `digest` is the same where notebook, parameters, package and versions are the same.
+    """
 
     name: str
     path: Path
     parameters: dict[str, Any]
     cells: int
-    measures: bool  # whether it compares two variants, and so must leave results
+    measures: bool  # whether it compares two variants, so that it must leave results
     digest: str
-    code: str  # measured_code.code_digest
+    code: str  # digest by `measured_code.code_digest`
 
 
 def notebooks_dir() -> Path:
-    """The folder of the gallery's notebooks. Raises InputError for a package that is installed without them."""
+    """Return the folder of the gallery's notebooks.
+
+    Raises InputError if the package is installed without its notebooks.
+    """
     root = paths.checkout()
     if root is None:
         raise InputError(
-            "the notebooks lie in a checkout of the gallery; gallery_lib is installed without one here. Give paths of notebooks."
+            "the notebooks lie in a checkout of the gallery; gallery_lib is installed without one "
+            "here. Give paths of notebooks."
         )
     return root / "notebooks"
 
 
 def _found(names: Sequence[str]) -> list[Path]:
-    """The notebooks that are meant: names, or paths of `.ipynb` files; all of the gallery's when there are none."""
+    """Return the paths of the notebooks called `names`; all of the gallery's if `names` is empty.
+
+    A name is that of a gallery notebook, or the path of an `.ipynb` file. Raises InputError for an
+    unknown name, and for two notebooks of the same name.
+    """
     own: dict[str, Path] = {}
     chosen: dict[str, Path] = {}
     if not names or not all(name.endswith(".ipynb") and Path(name).is_file() for name in names):
@@ -76,17 +88,22 @@ def _found(names: Sequence[str]) -> list[Path]:
         path = Path(name).resolve() if is_path else own.get(name.removesuffix(".ipynb"))
         if path is None:
             raise InputError(
-                f"there is no notebook `{name}`.{did_you_mean(name, own)} Known: {', '.join(sorted(own))}; or a path."
+                f"there is no notebook `{name}`.{did_you_mean(name, own)} Known: "
+                f"{', '.join(sorted(own))}; or a path."
             )
         if chosen.setdefault(path.stem, path) != path:
             raise InputError(
-                f"two notebooks are called {path.stem}: {chosen[path.stem]} and {path}. Run them in two batches."
+                f"two notebooks are called {path.stem}: {chosen[path.stem]} and {path}. Run them "
+                "in two batches."
             )
     return list(chosen.values())
 
 
 def profile_values(profile: str | None) -> dict[str, Any]:
-    """The parameters in `notebooks/profiles/PROFILE.yaml`, a parameter file as `papermill -f` takes it."""
+    """Return the parameters in `notebooks/profiles/PROFILE.yaml`; none without a profile.
+
+    The file is a parameter file as `papermill -f` takes it.
+    """
     return (
         yaml.safe_load((notebooks_dir() / "profiles" / f"{profile}.yaml").read_text())
         if profile
@@ -95,7 +112,11 @@ def profile_values(profile: str | None) -> dict[str, Any]:
 
 
 def digest(path: Path, values: Mapping[str, Any]) -> str:
-    """Names what a run of the notebook depends on: its file and the scripts beside it, parameters, package and versions."""
+    """Return a digest of everything that a run of the notebook depends on.
+
+    That is the notebook's file, the scripts beside it, parameters, package, and versions of Python
+    and libraries.
+    """
     package = Path(gallery_lib.__file__).parent
     facts: dict[str, Any] = {"parameters": dict(values), "python": platform.python_version()}
     for library in _LIBRARIES:
@@ -116,23 +137,26 @@ def _check_kernels(notebooks: Mapping[Path, NotebookFile]) -> None:
     for path, notebook in notebooks.items():
         if notebook.kernel not in known:
             raise InputError(
-                f"{path.name} asks for the Jupyter kernel `{notebook.kernel}`, which is not known here "
-                f"(known: {', '.join(sorted(known)) or 'none'}). "
-                "`bash prepare.sh` registers it in the environment that it makes."
+                f"{path.name} asks for the Jupyter kernel `{notebook.kernel}`, which is not known "
+                f"here (known: {', '.join(sorted(known)) or 'none'}). `bash prepare.sh` registers "
+                "it in the environment that it makes."
             )
 
 
 def plan(
     names: Sequence[str], profile: str | None = None, given: Mapping[str, Any] | None = None
 ) -> list[Planned]:
-    """The notebooks called `names` (all when there are none), each with its share of the parameters.
+    """Return the notebooks called `names` (all if empty), each with its parameters.
+
+    Raises InputError for an unknown notebook or kernel, and for a parameter that is unknown, badly
+    typed or out of range.
 
     Args:
         names: names of the gallery's notebooks, or paths.
-        profile: name of a parameter file in `notebooks/profiles/`; a value goes to the notebooks that have the parameter.
-        given: more parameters, which win. At least one of the notebooks must have each; the others do not get it.
-
-    Raises InputError for an unknown notebook or kernel, and for a parameter that is unknown, badly typed or out of range.
+        profile: name of a parameter file in `notebooks/profiles/`; a notebook gets those values
+            that it has a parameter for.
+        given: more parameters, which win. At least one of the notebooks must have each parameter;
+            the others do not get it.
     """
     notebooks = {path: read_notebook(path) for path in _found(names)}
     classes = {

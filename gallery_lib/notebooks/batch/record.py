@@ -1,6 +1,7 @@
-"""The shape of a batch's `report.json` (schema 1), and how it is written: after every notebook, and atomically.
+"""Format of a batch's `report.json` (schema 1), and its atomic rewrite after every notebook.
 
-So it is there, and true, also when the runner was killed; `ended` is then null, and what had not run says so.
+So the file exists and is true even if the runner was killed. `ended` is null then, and a notebook
+that had not run says so.
 """
 
 from __future__ import annotations
@@ -24,32 +25,31 @@ REPORT_FILE = "report.json"
 
 @dataclass(frozen=True)
 class Record:
-    """What came out of one notebook."""
+    """Result of one notebook in a batch."""
 
     status: Status
     reason: str | None
     seconds: float  # of the last attempt, from the start of its process to its end
-    date: str | None  # when it began, ISO 8601; None: not run
-    attempts: int  # in this batch, retries and what --resume ran again included
-    kept: bool  # by --resume, from before
+    date: str | None  # start time, ISO 8601; None: not run
+    attempts: int  # in this batch, including retries and repeats by --resume
+    kept: bool  # whether --resume kept the earlier result
     parameters: dict[str, Any]
-    digest: str  # of what ran (`plan.digest`), unless it was changed meanwhile
+    digest: str  # of the notebook that ran (`plan.digest`), unless it was changed meanwhile
     folder: str | None  # of the last attempt, in the folder of the batch
     cells_run: int = 0
     cells: int = 0
     log_tail: list[str] = field(default_factory=list)
-    comparisons: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # as `comparisons_in` gives them
-    code: str | None = (
-        None  # digest of the code that was measured (`measured_code`); None: unknown, or changed meanwhile
-    )
-    kernel_starts: int = 1  # of the last attempt; more than 1: its kernel had lost a port to another process, and was started anew
+    # As `comparisons_in` returns them.
+    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    # Digest of the measured code (`measured_code`); None: unknown, or changed meanwhile.
+    code: str | None = None
+    # Of the last attempt. More than 1: the kernel lost a port to another process and was restarted.
+    kernel_starts: int = 1
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came out of a batch, notebooks in the order in which they run."""
+    """Result of a batch; notebooks stand in the order in which they run."""
 
     command: str
     began: str  # ISO 8601
@@ -61,17 +61,20 @@ class Report:
     notebooks: dict[str, Record]
 
     def count(self, status: Status) -> int:
-        """How many notebooks have that status."""
+        """Return how many notebooks have the given status."""
         return sum(record.status == status for record in self.notebooks.values())
 
     @property
     def passed(self) -> bool:
-        """Whether every notebook passed."""
+        """Return whether every notebook passed."""
         return self.count("passed") == len(self.notebooks)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures must be read with. Without torch, so it does not name the GPUs; the runs' own results do."""
+    """Return the facts about the machine that figures must be read with.
+
+    torch is not imported, so GPUs are not named here; the results of the runs name them.
+    """
     return {
         "python": platform.python_version(),
         "torch": version("torch"),
@@ -83,7 +86,10 @@ def machine() -> dict[str, Any]:
 
 
 def comparisons_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the comparisons below a folder, each reduced to its conditions and its verdict. Raises InputError for a damaged one."""
+    """Return the comparisons below a folder, each reduced to its conditions and its verdict.
+
+    Raises InputError for a damaged comparison.
+    """
     return [
         _reduced(read_comparison(path.parent)) for path in sorted(folder.rglob("comparison.json"))
     ]
@@ -106,12 +112,15 @@ def _reduced(comparison: Comparison) -> dict[str, Any]:
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """`report.json` in the folder of the batch."""
+    """Write `report.json` into the folder of the batch."""
     write_json(folder / REPORT_FILE, {"schema": SCHEMA, **dataclasses.asdict(report)})
 
 
 def read_report(folder: Path) -> Report:
-    """The report of the batch in `folder`. Raises InputError when there is none, or one that cannot be read."""
+    """Return the report of the batch in `folder`.
+
+    Raises InputError for a missing report, and for one that cannot be read.
+    """
     path = folder / REPORT_FILE
     try:
         return read_json(path, Report, schema=SCHEMA, again="Run the batch again.")

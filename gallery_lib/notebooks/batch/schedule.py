@@ -1,8 +1,9 @@
-"""Runs the notebooks of a plan: one after another, or as many at a time as were asked for.
+"""Scheduler of a batch: run the planned notebooks one after another, or several at a time.
 
-One thread, one loop: it starts what there is room for, looks after what runs, and after every end brings the report up
-to date. SIGINT and SIGTERM only set a mark that the loop sees, so nothing is ever left half done: what runs is ended,
-what waits is `not run`, and the report says so.
+One thread runs one loop. The loop starts as many notebooks as there is room for, watches the
+running ones, and updates the report after every end. SIGINT and SIGTERM only set a mark that the
+loop sees, so nothing is ever left half done. Running notebooks are then ended, waiting ones become
+`not run`, and the report says so.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ TICK_SECONDS = 0.1
 
 
 class Observer:
-    """What is told how a batch goes; nothing is done with it here."""
+    """Receiver of a batch's events; this one ignores them all."""
 
     def started(self, name: str) -> None:
-        """A notebook's process was started."""
+        """Receive the start of a notebook's process."""
 
     def ended(self, name: str, record: Record) -> None:
-        """A notebook has its outcome, or keeps the one that it had."""
+        """Receive the outcome of a notebook, or its earlier outcome if that one is kept."""
 
     def goes_on(self, running: Sequence[Execution], report: Report) -> None:
-        """Called several times a second."""
+        """Receive the state of the batch, several times a second."""
 
 
 def _now() -> str:
@@ -70,7 +71,11 @@ def _waiting(planned: Planned) -> Record:
 
 @contextlib.contextmanager
 def _only_runner(folder: Path) -> Iterator[None]:
-    """Keeps a second runner out of the folder; the lock goes with the process, however it ends."""
+    """Lock the folder against a second runner.
+
+    The lock goes with the process, however the process ends. Raises InputError if another runner
+    has the lock.
+    """
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,7 +88,7 @@ def _only_runner(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noted_signals() -> Iterator[list[str]]:
-    """Names of the SIGINTs and SIGTERMs that have arrived."""
+    """Yield a list of names, which grows with every SIGINT and SIGTERM that arrives."""
     arrived: list[str] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -98,7 +103,10 @@ def _noted_signals() -> Iterator[list[str]]:
 
 
 def _earlier(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, Record]:
-    """What an interrupted batch in the folder has of the plan: passed notebooks are kept, of others the attempts count."""
+    """Return what an interrupted batch in the folder has of the plan.
+
+    Passed notebooks are kept. Of other notebooks, only the number of attempts counts.
+    """
     if not resume or not (folder / REPORT_FILE).exists():
         return {}
     before = read_report(folder).notebooks
@@ -120,7 +128,7 @@ def _earlier(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, R
 
 
 class _Batch:
-    """The state of a batch that runs."""
+    """State of a running batch."""
 
     def __init__(
         self,
@@ -155,7 +163,7 @@ class _Batch:
         self.bring_up_to_date()
 
     def bring_up_to_date(self, **changes: object) -> None:
-        """Write the report with `changes`."""
+        """Apply `changes` to the report and write it."""
         values = {"seconds": time.monotonic() - self._began, **changes}
         self.report = dataclasses.replace(self.report, **values)  # type: ignore[arg-type]
         files.write(self.folder, self.report)
@@ -171,7 +179,7 @@ class _Batch:
         self.observer.started(planned.name)
 
     def collect_ended(self) -> None:
-        """Judge what has ended, and put it in line again where a retry is left."""
+        """Judge notebooks that have ended, and queue those again that have a retry left."""
         for execution, date in [pair for pair in self.running if not pair[0].running()]:
             self.running.remove((execution, date))
             self.free.append(execution.share)
@@ -218,10 +226,13 @@ class _Batch:
 
 
 def _judged(execution: Execution) -> tuple[Outcome, list[dict[str, Any]]]:
-    """Return what became of a notebook, and its comparisons. What fails while it is judged makes this notebook failed, not the batch."""
+    """Return the outcome and the comparisons of a notebook.
+
+    An exception while a notebook is judged makes this notebook `failed`; the batch goes on.
+    """
     try:
         outcome = execution.outcome()
-        with contextlib.suppress(InputError):  # of which the outcome tells
+        with contextlib.suppress(InputError):  # the outcome reports a damaged comparison
             return outcome, comparisons_in(execution.folder / RUNS_FOLDER)
         return outcome, []
     except Exception as error:
@@ -236,10 +247,10 @@ def run(
     command: Sequence[str] = ("gallery", "run"),
     observer: Observer | None = None,
 ) -> tuple[Path, Report]:
-    """Run the plan to its end; returns the folder of the batch and its report.
+    """Run the plan to its end; return the folder of the batch and its report.
 
-    Raises InputError, before anything is started, when the folder or the number of jobs will not do. An interrupt is
-    no exception: `interrupted_by` of the report names the signal.
+    Raises InputError, before anything starts, for an unsuitable folder or number of jobs. An
+    interrupt raises no exception: `interrupted_by` of the report names the signal.
     """
     shares.check(config, [(planned.name, planned.parameters) for planned in plan])
     folder = paths.output_folder(

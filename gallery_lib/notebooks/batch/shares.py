@@ -1,9 +1,10 @@
-"""What each of several notebooks at a time gets of the machine, and that nobody asks for more than there is.
+"""Division of the machine among notebooks that run at the same time.
 
     python -m gallery_lib.notebooks.batch.shares 0,1 COMMAND …     COMMAND on the cores 0 and 1
 
-One notebook at a time has the whole machine. With more, each gets GPUs of its own, or else cores of its own; they
-still share memory bandwidth, power and disk, so what they measure is disturbed.
+A single notebook at a time has the whole machine. With more, each gets GPUs of its own, or else
+cores of its own. They still share memory bandwidth, power and disk, which disturbs their
+measurements. A request for more than the machine has is refused.
 """
 
 from __future__ import annotations
@@ -19,19 +20,25 @@ from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
 
 CPU_ONLY = ("communication", "performance_data")
-"""Notebooks that use no GPU, also where there are some."""
+"""Notebooks that use no GPU, even where there are some."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """One job's part: a prefix of its command line, and variables of its environment. Both empty: the whole machine."""
+    """One job's part of the machine: a command-line prefix and environment variables.
+
+    Both are empty for the whole machine.
+    """
 
     prefix: list[str]
     environment: dict[str, str]
 
 
 def _estimated_bytes(name: str, parameters: dict[str, object]) -> int:
-    """What the notebook of a task needs at its peak, with two variants alive; 0 for a notebook that is not a task's."""
+    """Return the estimated peak memory of a task's notebook, with two variants alive.
+
+    Returns 0 for a notebook that is not a task's.
+    """
     from gallery_lib import tasks
     from gallery_lib.tasks import memory_estimate
 
@@ -50,14 +57,22 @@ def _estimated_bytes(name: str, parameters: dict[str, object]) -> int:
 
 
 def check(config: BatchConfig, notebooks: Sequence[tuple[str, dict[str, object]]]) -> None:
-    """InputError when `config.jobs` of the notebooks, (name, parameters) each, need more devices or memory than this host has."""
+    """Raise InputError if `config.jobs` notebooks need more than this host has.
+
+    Devices and memory are checked.
+
+    Args:
+        config: options of the batch.
+        notebooks: (name, parameters) of each notebook.
+    """
     jobs, gibibyte, total = min(config.jobs, len(notebooks)), 2**30, hardware.memory_bytes()
     if config.memory_limit is not None and jobs * config.memory_limit * gibibyte > total:
         raise InputError(
-            f"jobs={jobs} × memory_limit={config.memory_limit} GiB: this host has {total / gibibyte:.1f} GiB of memory."
+            f"jobs={jobs} × memory_limit={config.memory_limit} GiB: this host has "
+            f"{total / gibibyte:.1f} GiB of memory."
         )
     if jobs == 1:
-        return  # asks nothing that would take torch
+        return  # without counting GPUs, which would import torch
     gpus = hardware.gpu_count()
     devices, what = (
         (gpus, f"{gpus} GPU(s)")
@@ -74,13 +89,14 @@ def check(config: BatchConfig, notebooks: Sequence[tuple[str, dict[str, object]]
         )
         if needed > total:
             raise InputError(
-                f"jobs={jobs}: the {jobs} largest of these notebooks need about {needed / gibibyte:.1f} GiB of memory together, and this "
-                f"host has {total / gibibyte:.1f}. Run fewer at a time."
+                f"jobs={jobs}: the {jobs} largest of these notebooks need about "
+                f"{needed / gibibyte:.1f} GiB of memory together, and this host has "
+                f"{total / gibibyte:.1f}. Run fewer at a time."
             )
 
 
 def shares(jobs: int) -> list[Share]:
-    """One share per job: consecutive GPUs or cores, as many for each as go evenly."""
+    """Return one share per job: consecutive GPUs or cores, divided as evenly as possible."""
     if jobs == 1:
         return [Share([], {})]
     gpus = hardware.gpu_count()

@@ -1,7 +1,8 @@
-"""What one executed notebook left, in the shape of a batch of one: `prepare.sh --run` leaves such a folder.
+"""Results of one executed notebook, in the form of a batch of one.
 
-The folder holds the notebook that papermill wrote and, below it, the runs and comparisons that its cells started. A notebook's
-own folder in a batch (`runs/night/resnet50`) can be read as well.
+`prepare.sh --run` leaves such a folder. It holds the notebook that papermill wrote and, below it,
+the runs and comparisons that the cells started. A notebook's own folder in a batch
+(`runs/night/resnet50`) can be read as well.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gallery_lib.system.json_files import converted, read_json
 
 
 def executed_notebook(folder: Path) -> Path | None:
-    """Return the notebook that papermill wrote into `folder`; None where there is none, or more than one."""
+    """Return the notebook that papermill wrote into `folder`; None unless there is exactly one."""
     notebooks = list(folder.glob("*.ipynb"))
     return notebooks[0] if len(notebooks) == 1 else None
 
@@ -28,9 +29,11 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def read_single(executed: Path) -> dict[str, Any]:
-    """Return the notebook's status, seconds, parameters and comparisons, and where they were measured, as `report.json` names them.
+    """Return the results of one executed notebook, under the names of `report.json`.
 
-    The status comes from the notebook's cells and from its runs. The seconds and parameters are those that papermill noted.
+    These are the notebook's status, seconds, parameters and comparisons, and the machine that they
+    were measured on. The status comes from the notebook's cells and its runs. papermill noted the
+    seconds and the parameters.
     """
     folder = executed.parent
     notebook = read_json(executed, dict[str, Any], again="Run it again.")

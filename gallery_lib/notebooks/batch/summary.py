@@ -1,4 +1,4 @@
-"""What a batch came to, in text: a table, and failures of the same kind together."""
+"""Text summary of a batch: a table, and failures grouped by kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _LOG_LINES_SHOWN = 6
 
 
 def groups(report: Report) -> list[tuple[str, list[str]]]:
-    """(signature, notebooks) of all that ran and did not pass, the largest group first."""
+    """Return (signature, notebooks) of each kind of failure, the largest group first.
+
+    Notebooks that passed or have not run are in no group.
+    """
     found: dict[str, list[str]] = {}
     for name, record in report.notebooks.items():
         if record.status not in ("passed", "not run"):
@@ -25,18 +28,18 @@ def groups(report: Report) -> list[tuple[str, list[str]]]:
 
 
 def speedup(comparison: Mapping[str, Any]) -> str:
-    """`1.47× (1.44 to 1.54)`, or the verdict where there is no speed-up."""
+    """Return `1.47× (1.44 to 1.54)`, or the verdict where there is no speed-up."""
     ratio = comparison["speedup"]
     return str(Ratio(**ratio)) if ratio else str(comparison["verdict"])
 
 
 def speedups(record: Record) -> str:
-    """The comparisons of a notebook in one cell of a table."""
+    """Return the comparisons of a notebook as one table cell."""
     return "; ".join(f"{c['processes']}p {c['amp_level']} {speedup(c)}" for c in record.comparisons)
 
 
 def status(record: Record) -> str:
-    """The status with what a reader must know about it."""
+    """Return the status, with notes on a kept result, repeated attempts and kernel restarts."""
     notes = ["kept"] if record.kept else []
     if record.attempts > 1:
         notes.append(f"attempt {record.attempts}")
@@ -46,7 +49,10 @@ def status(record: Record) -> str:
 
 
 def totals(report: Report) -> str:
-    """`11 of 13 passed; 1 failed, 1 timeout, in 12 min 3 s.`"""
+    """Return the totals of a batch as a sentence.
+
+    For example: `11 of 13 passed; 1 failed, 1 timeout, in 12 min 3 s.`
+    """
     others = ", ".join(
         f"{n} {kind}"
         for kind in ("failed", "timeout", "kernel died", "out of memory", "not run")
@@ -58,7 +64,7 @@ def totals(report: Report) -> str:
 
 
 def text(report: Report) -> str:
-    """The report for a terminal."""
+    """Return the report as text for a terminal."""
     rows = [["notebook", "status", "duration", "cells", "speed-up"]]
     for name, record in report.notebooks.items():
         ran = record.date is not None

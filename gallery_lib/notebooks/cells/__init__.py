@@ -1,1 +1,1 @@
-"""What cells of the notebooks call."""
+"""Functions that the cells of the notebooks call."""

@@ -1,6 +1,8 @@
-"""What the notebook communication calls: bytes on the wire, the effect of each technique on a lab, and what each format learns.
+"""Functions for the notebook `communication`: bytes on the wire, step times on a lab, learning.
 
-Where this machine cannot have a lab, what would come from it is shown as not measured, with the reason, and the rest goes on.
+Step times show the effect of each technique on a lab. Learning shows what a model learns with each
+wire format. Where this machine cannot have a lab, the lab's figures are shown as not measured, with
+the reason, and the other cells go on.
 """
 
 from __future__ import annotations
@@ -20,20 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NotMeasured:
-    """In place of figures, and why there are none."""
+    """Placeholder for figures that were not measured, with the reason."""
 
     reason: str
 
     def __str__(self) -> str:
+        """Return the reason as Markdown."""
         return f"**Not measured**: {self.reason}"
 
 
 def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
-    """Check the notebook's parameters (those of this kernel when left out). Raises InputError for what cannot be."""
+    """Check the notebook's parameters, show them and return them.
+
+    Without `parameters`, those of this kernel are used. Raises InputError for an impossible value.
+    """
     asked = options.from_mapping(
         WireConfig, given_parameters() if parameters is None else parameters
     )
-    from gallery_lib import tasks  # not before the parameters are checked
+    from gallery_lib import tasks  # imported only after the parameters are checked
     from gallery_lib.cluster import link_rate
 
     link_rate.bits_per_second(asked.rate)
@@ -47,7 +53,10 @@ def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
 
 
 def show_bytes(settings: WireConfig) -> None:
-    """What each host sends in a step of the task, by wire format, counted from the shapes of its parameters."""
+    """Show what each host sends in a step of the task, by wire format.
+
+    The bytes are computed from the shapes of the task's parameters.
+    """
     import torch
 
     from gallery_lib import tasks
@@ -77,13 +86,17 @@ def show_bytes(settings: WireConfig) -> None:
         communication_plots.bytes_rows(counted),
     )
     display_markdown(
-        f"{parameters:,} parameters in {len(shapes)} tensors; one process on each of {settings.hosts} hosts. Computed, not measured: "
-        "without what TCP adds, and without the time that rounding takes."
+        f"{parameters:,} parameters in {len(shapes)} tensors; one process on each of "
+        f"{settings.hosts} hosts. Computed, not measured: without what TCP adds, and without the "
+        "time that rounding takes."
     )
 
 
 def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
-    """Let the techniques take turns on a lab that is made for it and taken down again."""
+    """Measure the techniques in turns on a lab, which is created for it and removed afterwards.
+
+    Returns NotMeasured where this machine cannot have a lab.
+    """
     from gallery_lib.cluster import Lab, LabUnavailable
     from gallery_lib.measure.communication import strategies
     from gallery_lib.measure.communication.launch import run_on_lab
@@ -94,7 +107,10 @@ def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
     try:
         with Lab(hosts=settings.hosts, rate=settings.rate) as lab:
             print(
-                f"a lab of {settings.hosts} hosts at {settings.rate} each (emulated links), CPU shares: {lab.cpu_share}",
+                (
+                    f"a lab of {settings.hosts} hosts at {settings.rate} each (emulated links), "
+                    f"CPU shares: {lab.cpu_share}"
+                ),
                 flush=True,
             )
             return strategies.Effects.of(
@@ -105,7 +121,7 @@ def measure_effects(settings: WireConfig) -> Effects | NotMeasured:
 
 
 def show_effects(effects: Effects | NotMeasured) -> None:
-    """Step times, technique by technique."""
+    """Show the step times of each technique."""
     if isinstance(effects, NotMeasured):
         display_markdown(str(effects))
         return
@@ -117,17 +133,21 @@ def show_effects(effects: Effects | NotMeasured) -> None:
         communication_plots.waterfall_rows(effects),
     )
     notes = [
-        f"{effects.parameters:,} parameters; {effects.hosts}, an {communication_plots.EMULATED}. {hardware.describe(hardware.environment())}."
+        (
+            f"{effects.parameters:,} parameters; {effects.hosts}, an "
+            f"{communication_plots.EMULATED}. {hardware.describe(hardware.environment())}."
+        )
     ]
     if effects.processes_on_each == 1:
         notes.append(
-            "Hierarchical averaging does not apply: there is one process on each host (parameter `processes`)."
+            "Hierarchical averaging does not apply: there is one process on each host (parameter "
+            "`processes`)."
         )
     display_markdown(" ".join(notes))
 
 
 def show_parity(effects: Effects | NotMeasured) -> None:
-    """Bytes, computed and counted, and whether the gradients are right."""
+    """Show bytes, computed and counted, and whether the gradients are right, by technique."""
     if isinstance(effects, NotMeasured):
         display_markdown(str(effects))
         return
@@ -137,7 +157,7 @@ def show_parity(effects: Effects | NotMeasured) -> None:
 
 
 def show_buckets(effects: Effects | NotMeasured) -> None:
-    """The buckets of a step over time."""
+    """Show the buckets of a step over time."""
     if isinstance(effects, NotMeasured):
         display_markdown(str(effects))
         return
@@ -151,14 +171,14 @@ def show_buckets(effects: Effects | NotMeasured) -> None:
 
 
 def learn_digits(settings: WireConfig) -> list[Scores]:
-    """Train with every wire format, in two processes on this host."""
+    """Train with every wire format, in two processes on this host; return the scores."""
     from gallery_lib.measure.communication import convergence
 
     return convergence.measured(ConvergenceConfig(seeds=settings.seeds, epochs=settings.epochs))
 
 
 def show_learned(trainings: list[Scores]) -> None:
-    """What each format has learned, and whether that is within the noise of fp32."""
+    """Show what each wire format has learned, and whether that is within the noise of fp32."""
     from gallery_lib.report import communication_plots
 
     display_figure(

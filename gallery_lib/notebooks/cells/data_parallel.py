@@ -1,6 +1,7 @@
-"""What the notebook data_parallel calls: its scripts shown, compared line by line, and run.
+"""Functions for the notebook `data_parallel`: show its scripts, compare them by line, run them.
 
-The scripts are files in `notebooks/data_parallel/`, so that what is shown is what runs, and what can be copied.
+The scripts are files in `notebooks/data_parallel/`. So the shown text is what runs, and it can be
+copied.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Settings:
-    """The parameters with everything decided."""
+    """The notebook's parameters with everything decided."""
 
     images: int
     image_size: int
@@ -35,14 +36,18 @@ class Settings:
     processes: int
 
     def arguments(self) -> list[str]:
-        """The scripts' command-line options."""
+        """Return the command-line options for the scripts."""
         names = ("images", "image_size", "batch_size", "epochs", "log_steps")
         return [f"--{name}={getattr(self, name)}" for name in names]
 
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """One run: (epoch, step, loss, samples per second of all processes) of every line that its log has."""
+    """One run of a script.
+
+    `lines` holds (epoch, step, loss, samples per second of all processes) for every line that the
+    script logged.
+    """
 
     title: str
     processes: int
@@ -50,7 +55,10 @@ class ScriptRun:
 
 
 def settings(parameters: dict[str, Any] | None = None) -> Settings:
-    """Check the notebook's parameters (those of this kernel when left out). Raises InputError for what cannot be."""
+    """Check the notebook's parameters, settle what they leave open, and show the result.
+
+    Without `parameters`, those of this kernel are used. Raises InputError for an impossible value.
+    """
     asked = options.from_mapping(
         WalkConfig, given_parameters() if parameters is None else parameters
     )
@@ -70,8 +78,9 @@ def settings(parameters: dict[str, Any] | None = None) -> Settings:
     steps = result.images // (result.batch_size * result.processes)
     if steps < result.log_steps:
         raise InputError(
-            f"images={result.images} make {steps} steps an epoch of {result.batch_size} × {result.processes} samples, fewer than "
-            f"log_steps={result.log_steps}, so nothing would be logged. Use more images or smaller steps."
+            f"images={result.images} make {steps} steps an epoch of {result.batch_size} × "
+            f"{result.processes} samples, fewer than log_steps={result.log_steps}, so nothing "
+            "would be logged. Use more images or smaller steps."
         )
     display_markdown(
         markdown_table(
@@ -85,26 +94,31 @@ def _script(name: str) -> Path:
     root = checkout()
     if root is None:
         raise InputError(
-            "the scripts of this notebook lie beside it in a checkout; gallery_lib is installed without one here."
+            "the scripts of this notebook lie beside it in a checkout; gallery_lib is installed "
+            "without one here."
         )
     return root / "notebooks" / "data_parallel" / f"{name}.py"
 
 
 def show_script(name: str) -> None:
-    """The script, whole."""
+    """Show the whole script."""
     display_markdown(f"`{name}.py`\n\n```python\n{_script(name).read_text()}```")
 
 
 def show_diff(before: str, after: str) -> None:
-    """What changes from one script to the next."""
+    """Show the differences between two scripts as a unified diff."""
     old, new = (_script(name).read_text().splitlines(keepends=True) for name in (before, after))
     difference = "".join(difflib.unified_diff(old, new, f"{before}.py", f"{after}.py", n=1))
     display_markdown(f"```diff\n{difference}```")
 
 
 def run(name: str, settings: Settings, processes: int | None = None) -> ScriptRun:
-    """Run the script with plain python, or over torchrun on `processes`. Raises RunFailed when it fails."""
-    from gallery_lib.launcher.script import run_script  # brings torch
+    """Run the script and return what it logged.
+
+    It runs with plain Python, or with torchrun if `processes` are given. Raises RunFailed when the
+    script fails.
+    """
+    from gallery_lib.launcher.script import run_script  # imports torch
 
     found = [
         _LINE.match(line)
@@ -115,7 +129,7 @@ def run(name: str, settings: Settings, processes: int | None = None) -> ScriptRu
 
 
 def show_table(*runs: ScriptRun) -> None:
-    """Start and end of every run, and the steps of an epoch."""
+    """Show the first and last logged line of every run, and the last step of an epoch."""
     rows = [
         [
             "script",

@@ -1,4 +1,4 @@
-"""A notebook's cell with the reader's own functions, written to a file that training processes import as a task."""
+"""The reader's own functions from a notebook cell, as a task file for the training processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ def _names_bound(source: str) -> Iterator[str]:
 
 
 def source_of(build_model: Any) -> str:
-    """Return the source of the cell that defines the function. Raises InputError where it does not define all three."""
+    """Return the source of the cell that defines `build_model`.
+
+    Raises InputError if `build_model` is no function of the notebook, and if the cell does not
+    define all of FUNCTIONS.
+    """
     if not isinstance(build_model, types.FunctionType):
         kind = (
             f"the class {build_model.__name__}"
@@ -37,12 +41,14 @@ def source_of(build_model: Any) -> str:
             else f"a {type(build_model).__name__}"
         )
         raise InputError(
-            f"build_model must be a function that returns the model, and is {kind}. Write `def build_model(): return …`."
+            f"build_model must be a function that returns the model, and is {kind}. Write "
+            "`def build_model(): return …`."
         )
     if build_model.__module__ != "__main__":
         origin = f"{build_model.__module__}.{build_model.__name__}"
         raise InputError(
-            f"build_model is {origin}, of a module. Define one in the cell: `def build_model(): return {origin}()`."
+            f"build_model is {origin}, of a module. Define one in the cell: "
+            f"`def build_model(): return {origin}()`."
         )
     source = "".join(linecache.getlines(build_model.__code__.co_filename))
     bound = set(_names_bound(source))
@@ -66,19 +72,26 @@ def refuse_names_of_other_cells(source: str, names: Sequence[str]) -> None:
         )
         if used and name not in set(_names_bound(source)):
             raise InputError(
-                f"`{name}` is set in another cell, which the training processes do not run. Set it in the cell of the three functions.\n"
-                f"  your cell, line {used}: {source.splitlines()[used - 1].strip()}"
+                f"`{name}` is set in another cell, which the training processes do not run. Set it "
+                f"in the cell of the three functions.\n  your cell, line {used}: "
+                f"{source.splitlines()[used - 1].strip()}"
             )
 
 
 def write_task(
     folder: Path, source: str, batch_size: int | None, optimizer: str, lr: float | None
 ) -> Path:
-    """Write the cell and the task that it makes, as `TASK`, to a file in the folder; return its path."""
+    """Write the cell and its task, as `TASK`, to a file in the folder; return the file's path."""
     path = folder / CELL_FILE
-    call = f"task_from(build_model, loss, make_batch, batch_size={batch_size!r}, optimizer={optimizer!r}, lr={lr!r})"
+    call = (
+        f"task_from(build_model, loss, make_batch, batch_size={batch_size!r}, "
+        f"optimizer={optimizer!r}, lr={lr!r})"
+    )
     path.write_text(
-        f"{source}\n\nfrom gallery_lib.tasks.domains.own_functions import task_from\n\nTASK = {call}\n",
+        (
+            f"{source}\n\nfrom gallery_lib.tasks.domains.own_functions import task_from\n\n"
+            f"TASK = {call}\n"
+        ),
         encoding="utf-8",
     )
     return path

@@ -1,6 +1,7 @@
-"""What the notebook performance_data calls: a sweep's table read, and shown model by model and as a whole.
+"""Functions for the notebook `performance_data`: read a sweep, show it by model and as a whole.
 
-Nothing is measured here. Where there is no sweep, the notebook says so, with the command that makes one, and goes on.
+Nothing is measured here. Without a sweep, the notebook says so, shows the command that makes one,
+and goes on.
 """
 
 from __future__ import annotations
@@ -16,27 +17,37 @@ from gallery_lib.system import paths
 if TYPE_CHECKING:
     from gallery_lib.measure.replay.sweep import Cell, Sweep
 
-HOW = """**Not measured**: there is no sweep in {place}. From the checkout's folder, this makes one (hours for eleven models):
+HOW = """**Not measured**: there is no sweep in {place}. \
+From the checkout's folder, this makes one (hours for eleven models):
 
 ```
 python3 benchmarks/ddp_lab.py record --model alexnet --out timelines/alexnet.json
-python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 --out runs/sweep
+python3 benchmarks/ddp_lab.py sweep timelines/*.json --ranks 2 --rate 10gbit --stretch 8 \
+--out runs/sweep
 ```
 
-The first line is repeated for each model; `--batch_size` and `--image_size` are those of its quick profile unless given. Then run this
+The first line is repeated for each model; `--batch_size` and `--image_size` are those of its \
+quick profile unless given. Then run this
 notebook with the parameter `sweep="runs/sweep"`."""
 NONE = "**Not measured**: no sweep was read above."
 
 
 def settings(parameters: dict[str, Any] | None = None) -> PerformanceDataConfig:
-    """Check the notebook's parameters (those of this kernel when left out). Raises InputError for what cannot be."""
+    """Check the notebook's parameters and return them.
+
+    Without `parameters`, those of this kernel are used. Raises InputError for an impossible value.
+    """
     return options.from_mapping(
         PerformanceDataConfig, given_parameters() if parameters is None else parameters
     )
 
 
 def _place(asked: str | None) -> Path:
-    """Where the table is looked for; a relative path is one from here or, where there is nothing, from the checkout."""
+    """Return the path where the sweep's table is looked for.
+
+    A relative path starts at the working directory or, if nothing is there, at the checkout.
+    Without a path, it is `benchmarks/results` in the checkout.
+    """
     root = paths.checkout() or Path.cwd()
     if asked is None:
         return root / "benchmarks" / "results"
@@ -45,7 +56,10 @@ def _place(asked: str | None) -> Path:
 
 
 def read(settings: PerformanceDataConfig) -> Sweep | None:
-    """The sweep that is shown, with the conditions of its figures; None where nothing has been measured. InputError for a bad file."""
+    """Return the sweep to show, and show the conditions of its figures.
+
+    Returns None where nothing has been measured. Raises InputError for a bad file.
+    """
     from gallery_lib.measure.replay.sweep import find_sweep
 
     place = _place(settings.sweep)
@@ -79,7 +93,7 @@ def read(settings: PerformanceDataConfig) -> Sweep | None:
 
 
 def show_scatter(sweep: Sweep | None) -> None:
-    """All models: what is gained, by how well DDP scales."""
+    """Show all models: the gain over plain DDP against how well DDP scales."""
     if sweep is None:
         display_markdown(NONE)
         return
@@ -98,7 +112,10 @@ def show_scatter(sweep: Sweep | None) -> None:
 
 
 def show_model(sweep: Sweep | None, model: str) -> None:
-    """One model: its settings, and its throughput by number of hosts, for each of its timelines."""
+    """Show one model: its settings, and its throughput by number of hosts.
+
+    There is a table and a figure for each timeline of the model.
+    """
     if sweep is None:
         display_markdown(NONE)
         return
@@ -122,7 +139,7 @@ def show_model(sweep: Sweep | None, model: str) -> None:
 
 
 def show_other_models(sweep: Sweep | None) -> None:
-    """Models of the sweep that are none of the gallery's."""
+    """Show the models of the sweep that are not in the gallery."""
     from gallery_lib import tasks
 
     others = [model for model in sweep.models if model not in tasks.names()] if sweep else []
@@ -150,6 +167,9 @@ def _settings_of(cell: Cell) -> list[list[str]]:
         ["gradients", f"{cell.gradient_bytes / 1e6:.1f} MB"],
         [
             "timeline",
-            f"{cell.timeline}; {cell.device}; {1000 * cell.step_seconds_alone:.3g} ms a step without communication",
+            (
+                f"{cell.timeline}; {cell.device}; {1000 * cell.step_seconds_alone:.3g} ms a step "
+                "without communication"
+            ),
         ],
     ]

@@ -1,9 +1,10 @@
-"""What the notebooks call: each cell is one line of this module.
+"""Functions for the notebooks of tasks: each cell is one line that calls this module.
 
-`settings` checks the parameters and settles what they leave open; `compare` measures; the `show_…` functions display
-a table as Markdown and a figure as PNG with alternative text, which need neither JavaScript nor trust. What not every reader
-needs is folded (report/folded.py). What brings torch is imported where it is needed: a wrong parameter is to be refused before
-the seconds that this takes.
+`settings` checks the parameters and settles what they leave open. `compare` measures. The `show_…`
+functions display a table as Markdown and a figure as PNG with alternative text, which need neither
+JavaScript nor a trusted notebook. Details that not every reader needs are folded
+(report/folded.py). Modules that import torch are imported inside functions. The import takes
+seconds, and a wrong parameter must be refused before that.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """The parameters with everything decided."""
+    """The notebook's parameters with everything decided."""
 
     task: Task
     profile: str
@@ -50,16 +51,22 @@ class Settings:
 
 
 def display_markdown(text: str) -> None:
-    """Show Markdown, with itself as the plain-text form, unfolded."""
+    """Show Markdown; its plain-text form is the same text, unfolded."""
     from IPython.display import display
 
     display({"text/markdown": text, "text/plain": unfolded(text)}, raw=True)
 
 
 def display_figure(figure: Any, alternative: str, rows: Rows | None) -> None:
-    """Show a matplotlib figure as PNG with alternative text; below it, folded, that text and the rows of a table that says the same.
+    """Show a matplotlib figure as PNG with alternative text, and a folded part below it.
 
-    JupyterLab leaves alternative text out, so it stands there for those who need it. `rows` is None where the table follows.
+    The folded part holds the alternative text and a table. JupyterLab leaves out the alternative
+    text of an image, so the text stands there for readers who need it.
+
+    Args:
+        figure: the matplotlib figure.
+        alternative: the alternative text.
+        rows: rows of a table with the same content; None where the table follows.
     """
     from IPython.display import display
 
@@ -74,7 +81,10 @@ def display_figure(figure: Any, alternative: str, rows: Rows | None) -> None:
 
 
 def _assigned_names(source: str) -> list[str] | None:
-    """Names assigned in a cell that holds nothing but assignments of literals; None for any other cell."""
+    """Return the names that a cell assigns, if it holds only assignments of literals.
+
+    Returns None for any other cell.
+    """
     try:
         statements = ast.parse(source).body
     except SyntaxError:
@@ -103,7 +113,10 @@ def _assigned_names(source: str) -> list[str] | None:
 
 
 def given_parameters() -> dict[str, Any]:
-    """What the parameters cell, and the one that papermill puts behind it, assign in this kernel."""
+    """Return the parameters that are set in this kernel.
+
+    The parameters cell assigns them, and so does the cell that papermill inserts behind it.
+    """
     from IPython import get_ipython
 
     shell = get_ipython()  # type: ignore[no-untyped-call]
@@ -116,9 +129,10 @@ def given_parameters() -> dict[str, Any]:
 
 
 def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settings:
-    """Check the notebook's parameters (those of this kernel when left out) and settle what they leave open.
+    """Check the notebook's parameters, settle what they leave open, and show the result.
 
-    Raises InputError, which stops the notebook, for an unknown parameter, a wrong type or an impossible value.
+    Without `parameters`, those of this kernel are used. Raises InputError, which stops the
+    notebook, for an unknown parameter, a wrong type or an impossible value.
     """
     return _settled(
         task_name,
@@ -132,7 +146,7 @@ def _settled(
     task_name: str, asked: NotebookConfig | YourModelConfig, more_rows: Sequence[Sequence[str]] = ()
 ) -> Settings:
     """Return the settings that follow from checked parameters, and show them with `more_rows`."""
-    from gallery_lib import tasks  # not before the parameters are checked
+    from gallery_lib import tasks  # imported only after the parameters are checked
     from gallery_lib.train import precision
 
     task = tasks.get(task_name)
@@ -187,11 +201,12 @@ def _settled(
 def your_settings(
     build_model: Callable[[], Any], batch_size: int, parameters: dict[str, Any] | None = None
 ) -> Settings:
-    """Make a task of the cell that defines `build_model`, `loss` and `make_batch`, try it, and settle the parameters for it.
+    """Make a task of the reader's cell, try the task, and return the settings for it.
 
-    The cell's source is written to a file in a new run directory, where the training processes import it from. One forward
-    and backward pass is made in this kernel. Raises InputError, with the cell's line, for a mistake in the functions; then
-    nothing is left of the directory.
+    The cell defines `build_model`, `loss` and `make_batch`. Its source is written to a file in a
+    new run directory, and the training processes import that file. One forward and backward pass
+    runs in this kernel. Raises InputError, with the cell's line, for a mistake in the functions;
+    the directory is removed then.
     """
     given = given_parameters() if parameters is None else parameters
     source = own_cell.source_of(build_model)
@@ -211,7 +226,10 @@ def your_settings(
 
 
 def _tried(task_name: str, asked: YourModelConfig) -> Settings:
-    """Settle the parameters after a pass of the task, and show them with what it trains with and the first loss."""
+    """Try one pass of the task and return its settings.
+
+    The settings are shown together with the optimizer, the learning rate and the first loss.
+    """
     import torch
 
     from gallery_lib import tasks
@@ -234,7 +252,7 @@ def _tried(task_name: str, asked: YourModelConfig) -> Settings:
 
 
 def show_machine() -> None:
-    """What this machine is, and what follows from it."""
+    """Show a description of this machine, and what follows from it."""
     environment = hardware.environment()
     shown = {
         **environment,
@@ -249,7 +267,8 @@ def show_machine() -> None:
     notes = []
     if environment["device"] == "cpu" and not hardware.computes_in_bf16("cpu"):
         notes.append(
-            "This CPU has no bfloat16 units: O1 is slower than O0 here, so `amp_level=auto` chooses O0."
+            "This CPU has no bfloat16 units: O1 is slower than O0 here, so `amp_level=auto` "
+            "chooses O0."
         )
     if environment["device"] == "cpu":
         notes.append("There is no GPU here: GPU figures are **not measured**.")
@@ -261,7 +280,11 @@ def show_machine() -> None:
 
 
 def show_results() -> None:
-    """The newest result of each notebook that measures: this machine's own, else the committed one of the machine nearest to it."""
+    """Show the newest result of each notebook that measures.
+
+    Results in the folder of runs come first. For other notebooks, the committed result of the
+    machine nearest to this one is shown.
+    """
     from gallery_lib import tasks
     from gallery_lib.notebooks.batch import latest
     from gallery_lib.report import speedups
@@ -286,7 +309,10 @@ def show_results() -> None:
     display_figure(speedups.figure(shown), speedups.figure_text(shown), None)
     measured_here = sum(one.machine == speedups.HERE for one in shown)
     notes = [
-        f"Measured on this machine: {measured_here or 'none'} of {len(titles)} notebooks. Run one, then this cell again."
+        (
+            f"Measured on this machine: {measured_here or 'none'} of {len(titles)} notebooks. Run "
+            "one, then this cell again."
+        )
     ]
     notes += [latest.code_note(own.values(), here["git"]), latest.busy_note(shown)]
     if committed and others:
@@ -294,13 +320,14 @@ def show_results() -> None:
             "All figures here" if len(others) == len(shown) else f"Those of the other {len(others)}"
         )
         notes.append(
-            f"{which} were {committed.described}: the machine nearest to this one in the repository."
+            f"{which} were {committed.described}: the machine nearest to this one in the "
+            "repository."
         )
     display_markdown("\n\n".join([markdown_table(speedups.rows(shown)), *filter(None, notes)]))
 
 
 def show_examples(shown: Examples) -> None:
-    """A figure with its table, or a table alone."""
+    """Show examples as a figure with its table, or as a table alone."""
     from gallery_lib.report import examples
     from gallery_lib.tasks.examples import Matrices, Pictures
 
@@ -312,7 +339,7 @@ def show_examples(shown: Examples) -> None:
 
 
 def show_data(settings: Settings) -> None:
-    """Some of the training data, as the model sees it."""
+    """Show some of the training data as the model sees it."""
     from gallery_lib import tasks
 
     splits: Any = tasks.data_of(settings.train)
@@ -326,7 +353,11 @@ def show_data(settings: Settings) -> None:
 
 
 def show_predictions(settings: Settings, comparison: Comparison) -> None:
-    """What the model makes of held-out data with its initial weights, and with those that compiler-opt trained."""
+    """Show the model's predictions on held-out data, before and after training.
+
+    Before training, the model has its initial weights; afterwards, the weights that compiler-opt
+    trained.
+    """
     import torch
 
     from gallery_lib import tasks
@@ -342,11 +373,11 @@ def show_predictions(settings: Settings, comparison: Comparison) -> None:
         models[title] = tasks.of(settings.train).build_model()
     models["after"].load_state_dict(torch.load(path, weights_only=True))
     show_examples(settings.task.predictions(models, tasks.data_of(settings.train)))
-    path.unlink()  # up to half a gigabyte, and made for this picture
+    path.unlink()  # up to half a gigabyte, written only for this picture
 
 
 def compare(settings: Settings, processes: int) -> Comparison:
-    """Baseline against accelerated backend on `processes` processes, in turns."""
+    """Compare the baseline with the accelerated backend on `processes` processes, in turns."""
     from gallery_lib.measure.comparison.compare import compare_backend
 
     train = dataclasses.replace(settings.train, save_weights=settings.task.predictions is not None)
@@ -354,9 +385,10 @@ def compare(settings: Settings, processes: int) -> Comparison:
 
 
 def compare_on_several(settings: Settings) -> Comparison | None:
-    """The same on all devices, in half as many turns and without evaluation; None where there is only one device.
+    """Compare on all devices, in half as many turns and without evaluation.
 
     Each GPU takes a whole batch. Processes that share the cores of one CPU share the batch as well.
+    Returns None where there is only one device.
     """
     from gallery_lib import tasks
     from gallery_lib.measure.comparison.compare import compare_backend
@@ -379,7 +411,7 @@ def compare_on_several(settings: Settings) -> Comparison | None:
 
 
 def show_comparison(comparison: Comparison | None) -> None:
-    """The verdict, and the tables folded."""
+    """Show the verdict, with the tables folded."""
     if comparison is None:
         display_markdown(
             "**Not measured**: this machine has one device, so there is no run on several."
@@ -389,7 +421,7 @@ def show_comparison(comparison: Comparison | None) -> None:
 
 
 def show_throughput(comparison: Comparison) -> None:
-    """Throughput since launch."""
+    """Show the throughput since launch."""
     from gallery_lib.report import plots
 
     display_figure(
@@ -400,7 +432,7 @@ def show_throughput(comparison: Comparison) -> None:
 
 
 def show_losses(comparison: Comparison) -> None:
-    """Loss curves."""
+    """Show the loss curves of both variants."""
     from gallery_lib.report import plots
 
     display_figure(
@@ -409,7 +441,7 @@ def show_losses(comparison: Comparison) -> None:
 
 
 def show_step_times(comparison: Comparison) -> None:
-    """Step-time distributions."""
+    """Show the distributions of step times."""
     from gallery_lib.report import plots
 
     display_figure(
@@ -420,7 +452,7 @@ def show_step_times(comparison: Comparison) -> None:
 
 
 def show_break_even(comparison: Comparison) -> None:
-    """When the longer start-up has paid, or why it has not."""
+    """Show when the longer start-up has paid off, or why it has not."""
     from gallery_lib.report import plots, verdict
 
     if comparison.break_even_steps is None:
@@ -434,7 +466,7 @@ def show_break_even(comparison: Comparison) -> None:
 
 
 def show_scaling(one: Comparison, several: Comparison | None) -> None:
-    """One process beside several: rates of all processes together, and how well they add up."""
+    """Show one process beside several: total rates, and how well the rates add up."""
     if several is None:
         show_comparison(None)
         return
@@ -442,5 +474,5 @@ def show_scaling(one: Comparison, several: Comparison | None) -> None:
 
 
 def show_techniques(comparison: Comparison) -> None:
-    """What the backend did in this run."""
+    """Show what the backend did in this run."""
     display_markdown(markdown_table(tables.techniques_rows(comparison.candidate.techniques)))

@@ -1,6 +1,7 @@
-"""`gallery site`: the gallery as a folder of pages that need nothing but a browser.
+"""Website of the gallery (`gallery site`): a folder of pages that need nothing but a browser.
 
-`build` puts the others together and runs Sphinx. `notebooks`, `index` and `reference` write pages; `documents` brings those that lie
-in the checkout, results and notes above all; `measured` reads what was measured; `docstrings` is what Sphinx needs to read the
-package's; `check` looks at every finished page. What stands in `docs/` is taken as it is.
+`build` combines the other modules and runs Sphinx. `notebooks`, `index` and `reference` write
+pages. `documents` copies documents from the checkout, mostly results and notes. `measured` reads
+measurements. `docstrings` converts the package's docstrings for Sphinx. `check` inspects every
+finished page. The content of `docs/` is used as it is.
 """

@@ -1,8 +1,9 @@
-"""Builds the site: a folder of sources is made of `docs/` and of written pages, Sphinx reads it, every page is checked.
+"""Build of the website: collect sources, run Sphinx over them, and check every page.
 
-Nothing is executed but the imports that the reference takes. The build is strict: a warning of Sphinx, a link that leads
-nowhere and a page that wants something from the network each make it fail. Then the folder is put in its place, whole:
-until then, and when it fails, what stood there stays.
+The sources are `docs/` and the pages that the other modules write. Nothing is executed except the
+imports that the reference takes. The build is strict. It fails on a Sphinx warning, on a broken
+link, and on a page that loads something from the network. A finished site replaces the old one as a
+whole. Until then, and after a failure, the old site stays.
 """
 
 from __future__ import annotations
@@ -28,21 +29,26 @@ from gallery_lib.system.processes import die_with_parent
 
 TOOLS = ("sphinx", "myst_nb", "furo")
 MARK_FILE = "gallery-site.json"
-"""Lies in every site, and says when it was built, and of which batch of notebooks."""
+"""File in every site; it says when the site was built, and from which batch of notebooks."""
 _SHOWN_PROBLEMS = 40
 
 
 def _checked_out(config: SiteConfig) -> tuple[Path, Path, Path | None]:
-    """The checkout, the folder to write and the folder of the batch, if they will do."""
+    """Return the checkout, the folder to write, and the folder of the batch.
+
+    Raises InputError for missing tools, a missing checkout, or an output folder with other content.
+    """
     missing = [name for name in TOOLS if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(
-            f"building the site takes tools that are not installed here ({', '.join(missing)}). Install them: {install_command('site')}"
+            f"building the site takes tools that are not installed here ({', '.join(missing)}). "
+            f"Install them: {install_command('site')}"
         )
     root = paths.checkout()
     if root is None:
         raise InputError(
-            "gallery_lib is installed without its checkout, which holds the sources of the site: run this in the checkout."
+            "gallery_lib is installed without its checkout, which holds the sources of the site: "
+            "run this in the checkout."
         )
     out = Path(config.out).absolute() if config.out else root / "build" / "site"
     if (
@@ -51,15 +57,17 @@ def _checked_out(config: SiteConfig) -> tuple[Path, Path, Path | None]:
         and (not out.is_dir() or any(out.iterdir()))
     ):
         raise InputError(
-            f"{out} is there already and is not a site, so it is left alone. Name another folder with --out."
+            f"{out} is there already and is not a site, so it is left alone. Name another folder "
+            "with --out."
         )
     return root, out, Path(config.run).absolute() if config.run else None
 
 
 def write_sources(root: Path, run: Path | None, folder: Path) -> None:
-    """All that Sphinx reads, in `folder`: the checkout's documents, and pages made of notebooks, figures and options.
+    """Write everything that Sphinx reads into `folder`.
 
-    Raises InputError for a `run` that is not the folder of a batch.
+    These are the checkout's documents, and pages made of notebooks, figures and options. Raises
+    InputError for a `run` that is not the folder of a batch.
     """
     chosen = notebooks.sources(root / "notebooks", run)
     shutil.copytree(root / "docs", folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -80,7 +88,10 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
 
 
 def run_sphinx(sources: Path, pages: Path) -> None:
-    """Turn the folder `sources` into HTML. Raises RunFailed with the warnings when there are any."""
+    """Build HTML in the folder `pages` from the folder `sources`.
+
+    Raises RunFailed, with the warnings, when there are any.
+    """
     package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
     environment = {
         **os.environ,
@@ -121,7 +132,10 @@ def run_sphinx(sources: Path, pages: Path) -> None:
 
 
 def _put_in_place(pages: Path, out: Path) -> None:
-    """`pages` becomes `out`; on the same file system, so that `out` is never half there."""
+    """Rename `pages` to `out`, and move an old site out of the way first.
+
+    Both are on the same file system, so `out` is never incomplete.
+    """
     old = pages.with_name("old")
     if out.exists():
         out.rename(old)
@@ -129,10 +143,10 @@ def _put_in_place(pages: Path, out: Path) -> None:
 
 
 def build(config: SiteConfig) -> Path:
-    """Build the site and return its folder; a site that stands there is replaced.
+    """Build the site and return its folder; an existing site is replaced.
 
-    Raises InputError when tools are missing, when the folder to write holds something else, or when the folder of the
-    batch holds none; RunFailed when a page is not as it should be.
+    Raises InputError when tools are missing, when the folder to write holds something else, or when
+    the folder of the batch holds none. Raises RunFailed when a page is faulty.
     """
     root, out, run = _checked_out(config)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""Looks at every page of a finished site: what it loads lies in the site, every link leads somewhere, pictures have words.
+"""Check of a finished site: its pages load only its own files, links work, pictures have alt text.
 
-Links into the network are not followed; a script, style, font or picture from there is a fault.
+Links into the network are not followed. A script, style, font or picture from the network is a
+fault.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _STYLE_ADDRESS = re.compile(r"""url\(\s*['"]?([^'")]+)|@import\s+['"]([^'"]+)"""
 
 @dataclass
 class Page:
-    """What matters of one page: the addresses that it loads, those that it links to, its anchors, its mute pictures."""
+    """Loaded addresses, links and anchors of a page, and its pictures without alternative text."""
 
     loaded: list[str] = field(default_factory=list)
     linked: list[str] = field(default_factory=list)
@@ -79,7 +80,7 @@ def _addresses_in_style(text: str) -> list[str]:
 
 
 def read_page(path: Path) -> Page:
-    """The page at `path`."""
+    """Return the addresses, anchors and pictures of the page at `path`."""
     reader = _Reader()
     reader.feed(path.read_text(encoding="utf-8"))
     return reader.page
@@ -91,7 +92,7 @@ def _outside(address: str) -> bool:
 
 
 def _missing(address: str, start: Path, site: Path) -> bool:
-    """Whether the file that is loaded from `start` is not in the site."""
+    """Return whether the file that `start` loads from `address` is not in the site."""
     if address.startswith("data:"):
         return False
     target = (start.parent / unquote(urlsplit(address).path)).resolve()
@@ -99,7 +100,7 @@ def _missing(address: str, start: Path, site: Path) -> bool:
 
 
 def problems(site: Path) -> list[str]:
-    """A message for each fault; an empty list for a site without one."""
+    """Return a message for each fault; an empty list for a site without faults."""
     site = site.resolve()
     pages = {path: read_page(path) for path in sorted(site.rglob("*.html"))}
     found = []

@@ -1,7 +1,8 @@
-"""A Sphinx extension that makes reStructuredText of the package's docstrings, which are plain prose.
+"""Sphinx extension that converts the package's docstrings, plain prose, to reStructuredText.
 
-In the prose stand `code` in single backticks, *emphasis*, code in indented blocks, lists with dashes or numbers, and an `Args:`
-section. Everything else is text: what reStructuredText would take for markup (a trailing underscore, a bar) is escaped.
+The prose may contain `code` in single backticks, *emphasis*, code in indented blocks, lists with
+dashes or numbers, and an `Args:` section. Everything else is text. Characters that reStructuredText
+would take for markup (a trailing underscore, a bar) are escaped.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ _ITEM = re.compile(r"- |\d+\. ")
 
 
 def _prose(text: str) -> str:
-    """Running text, over one or more lines, with its code marked and all else taken literally."""
+    """Return running text, of one or more lines, with code marked and everything else escaped."""
     parts: list[str] = []
     end = 0
     for match in _CODE.finditer(text):
         before, after = text[end : match.start()], text[match.end() : match.end() + 1]
-        # A literal has to stand apart from the letters around it; an escaped space is not shown.
+        # A literal must stand apart from adjacent letters; an escaped space is not shown.
         joint = "\\ " if (before or "".join(parts[-1:]))[-1:].isalnum() else ""
         parts += [
             _escaped(before),
@@ -49,7 +50,10 @@ def _literal(text: str) -> str:
 
 
 def _arguments(lines: Sequence[str]) -> Iterator[str]:
-    """The indented lines below `Args:` as fields; a line that is indented further goes on with the one before."""
+    """Yield the indented lines below `Args:` as fields.
+
+    A line with a deeper indentation continues the line before.
+    """
     indent = len(lines[0]) - len(lines[0].lstrip())
     joined: list[str] = []
     for line in lines:
@@ -63,7 +67,7 @@ def _arguments(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _paragraph(lines: Sequence[str]) -> Iterator[str]:
-    """A paragraph, or a list with the text in front of it."""
+    """Yield the lines of a paragraph, or of a list with the text in front of it."""
     items: list[list[str]] = []
     for line in lines:
         in_list = bool(items) and _ITEM.match(items[-1][0]) is not None
@@ -91,7 +95,7 @@ def _kind(line: str) -> str:
 
 
 def restructured(lines: Sequence[str]) -> list[str]:
-    """The lines of a docstring, as reStructuredText."""
+    """Return the lines of a docstring as reStructuredText."""
     result: list[str] = []
     arguments = False
     for kind, group in itertools.groupby(lines, _kind):
@@ -109,7 +113,7 @@ def restructured(lines: Sequence[str]) -> list[str]:
 
 
 def setup(app: Any) -> dict[str, Any]:
-    """What Sphinx calls."""
+    """Register the conversion of docstrings; Sphinx calls this function."""
 
     def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
         lines[:] = restructured(lines)

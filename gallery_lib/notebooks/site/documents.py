@@ -1,7 +1,8 @@
-"""Documents that lie elsewhere in the checkout, put among the site's sources with their pictures and raw files.
+"""Copy the checkout's documents into the site's sources, with their pictures and raw files.
 
-They keep their places, so that links between them, and those of notebooks, hold. A link to what is no part of the site (code, most of
-all) becomes its plain text. The `README.md` of a folder gets the navigation to the other pages of the folder and to those below it.
+The documents keep their relative places, so links between them, and links from notebooks, still
+work. A link to something outside the site, mostly code, becomes plain text. The `README.md` of a
+folder gets navigation to the other pages of the folder and to those below it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
 def without_links_outside(text: str, page: Path) -> str:
-    """Return the text of `page` with plain words in place of links to files that are not there."""
+    """Return the text of `page`, with links to missing files replaced by their words."""
 
     def kept(link: re.Match[str]) -> str:
         words, target = link[1], link[2]
@@ -28,7 +29,10 @@ def without_links_outside(text: str, page: Path) -> str:
 
 
 def _navigation(page: Path, text: str) -> str:
-    """The pages below `page`, in the order in which its text links to them."""
+    """Return a hidden toctree of the pages below `page`; '' for none.
+
+    The pages stand in the order in which the text of `page` links to them.
+    """
     below = [*page.parent.glob("*.md"), *page.parent.glob(f"*/{PAGE}")]
     names = [path.relative_to(page.parent).as_posix() for path in below if path != page]
     found = sorted(names, key=lambda name: (f"]({name}" not in text, text.find(f"]({name}"), name))
@@ -49,7 +53,7 @@ def _navigation(page: Path, text: str) -> str:
 
 
 def write(root: Path, folder: Path) -> None:
-    """Put the documents of the checkout `root` into `folder`, the site's sources."""
+    """Copy the documents of the checkout `root` into `folder`, the site's sources."""
     found = [root / name for name in DOCUMENTS]
     found += [
         path

@@ -1,8 +1,9 @@
-"""The front page: every notebook with what came out as a picture, what it needs, and what helped.
+"""Front page of the site: every notebook with a picture of its result, its needs, and what helped.
 
-It is a plain list; `docs/static/gallery.js` adds the filter, from the values that each item carries. What a notebook
-needs is estimated from its task's own declarations; what helped is only said where it was measured. The picture is drawn of
-the measurement that the item names; without one it is the first figure of the executed notebook.
+The page is a plain list. `docs/static/gallery.js` adds the filter, which uses the values of each
+item. The needs of a notebook are estimated from its task's own declarations. What helped is only
+said where it was measured. The picture shows the measurement that the item names; without a
+measurement, it is the first figure of the executed notebook.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ ANY_MODEL = "any model"
 
 @dataclass(frozen=True)
 class Entry:
-    """One notebook on the front page. `hardware` names every kind of machine that will do, the smallest first."""
+    """One notebook on the front page.
+
+    `hardware` names every kind of machine that suffices, the smallest first.
+    """
 
     name: str
     title: str
@@ -41,10 +45,10 @@ class Entry:
     needs: str
     measured: str
     helped: tuple[str, ...]
-    picture: str | None  # as the page links to it
-    alternative: str  # text of the picture
+    picture: str | None  # address in the page's link
+    alternative: str  # alternative text of the picture
     executed: bool
-    other_code: bool  # was measured with other code than what is here
+    other_code: bool  # whether it was measured with other code than the present
 
 
 def _host(gibibytes: int) -> str:
@@ -56,9 +60,10 @@ def _gpu(gibibytes: int) -> str:
 
 
 def hardware_of(name: str) -> tuple[tuple[str, ...], str]:
-    """The machines that the notebook `name` runs on, and its need in words.
+    """Return the machines that the notebook `name` runs on, and its need in words.
 
-    A comparison holds two variants at a time. On a GPU only the model's memory counts, not that of Python and its libraries.
+    A comparison holds two variants at a time. On a GPU only the model's memory counts, without that
+    of Python and its libraries.
     """
     if name not in tasks.names():
         gpus = "GPUs are not used" if name in CPU_ONLY else "GPUs are used where there are any"
@@ -82,15 +87,19 @@ def hardware_of(name: str) -> tuple[tuple[str, ...], str]:
 
 
 def counted(measurements: list[Measurement]) -> Measurement | None:
-    """The measurement that the front page shows: the first on one process, of a notebook rather than of a waterfall."""
+    """Return the measurement that the front page shows; None without any on one process.
+
+    It is the first on one process. A measurement of a notebook is preferred to one of a waterfall.
+    """
     alone = [m for m in measurements if m.processes == 1]
     return next((m for m in alone if not m.told_apart), next(iter(alone), None))
 
 
 def outcome(measurements: list[Measurement]) -> tuple[str, tuple[str, ...]]:
-    """What came out on one process, and what helped.
+    """Return the result on one process, and what helped.
 
-    Where a waterfall was measured, it says which techniques did it. Else they are named together where the backend was faster.
+    A measured waterfall tells which techniques helped. Otherwise all techniques are named together,
+    if the backend was faster.
     """
     first, alone = counted(measurements), [m for m in measurements if m.processes == 1]
     if first is None:
@@ -104,7 +113,10 @@ def outcome(measurements: list[Measurement]) -> tuple[str, tuple[str, ...]]:
 
 
 def _draw(source: Source, first: Measurement | None, picture: Path) -> str | None:
-    """Write the picture of an item and return its alternative text; None where there is nothing to show."""
+    """Write the picture of an item and return its alternative text.
+
+    Returns None where there is nothing to show.
+    """
     if first is not None:
         one = Speedup(
             source.name,
@@ -128,9 +140,13 @@ def _draw(source: Source, first: Measurement | None, picture: Path) -> str | Non
 def entry(
     source: Source, measurements: list[Measurement], digests: Mapping[str, str], pictures: Path
 ) -> Entry:
-    """The front page's item for a notebook; its picture is written into the folder `pictures`.
+    """Return the front page's item for a notebook, and write the item's picture.
 
-    `measurements` are of all notebooks, those that count first in front; `digests` name the code that is here, by notebook.
+    Args:
+        source: the notebook.
+        measurements: measurements of all notebooks, in order of preference.
+        digests: digest of the present code, by notebook.
+        pictures: folder that the picture is written into.
     """
     hardware, needs = hardware_of(source.name)
     own = [m for m in measurements if m.name == source.name]
@@ -154,7 +170,10 @@ def entry(
 
 
 def page(entries: list[Entry], documents: list[str]) -> str:
-    """The front page as Markdown, with the list as HTML; `documents` are the files of pages about the project."""
+    """Return the front page as Markdown, with the list as HTML.
+
+    `documents` are the files of pages about the project.
+    """
     loader = jinja2.PackageLoader("gallery_lib.notebooks.site", package_path="")
     environment = jinja2.Environment(
         loader=loader,

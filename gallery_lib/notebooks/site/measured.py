@@ -1,7 +1,8 @@
-"""What was measured, on whichever machine: the files in `benchmarks/results/`, and the comparisons of a batch.
+"""Measurements from any machine: files in `benchmarks/results/`, and the comparisons of a batch.
 
-Three shapes hold comparisons: that of `benchmarks/gallery.py` (a list for each notebook), that of `benchmarks/resnet50.py`
-(a list of whole comparisons) and that of `gallery bench` (variants beside each other). A file of any other shape holds none.
+Three file formats hold comparisons. `benchmarks/gallery.py` writes a list for each notebook,
+`benchmarks/resnet50.py` a list of whole comparisons, and `gallery bench` variants beside each
+other. A file of any other format holds none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gallery_lib.system.hardware import machine_name
 
 @dataclass(frozen=True)
 class Measurement:
-    """One comparison: baseline and candidate of a task, on one machine."""
+    """One comparison of a task's baseline and candidate on one machine."""
 
     name: str  # of the notebook or task
     precision: str
@@ -33,19 +34,21 @@ class Measurement:
     verdict: str
     techniques: tuple[str, ...] | None  # that the candidate used; None: not recorded
     machine: str
-    told_apart: bool = (
-        False  # whether `techniques` were measured one after another: those that made it faster
-    )
+    # Whether techniques were measured one by one; `techniques` are then those that made it faster.
+    told_apart: bool = False
     code: str | None = None  # digest of the code that was measured; None: not recorded
     date: str = ""
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Reading
 
 
 def techniques_used(recorded: dict[str, str] | None) -> tuple[str, ...] | None:
-    """Names of the techniques that a candidate's run says it used; None where a record says nothing of them."""
+    """Return the techniques that a candidate's run says it used.
+
+    Returns None where a record says nothing about techniques.
+    """
     if recorded is None:
         return None
     said = {
@@ -84,7 +87,7 @@ def _of_notebook(
 
 
 def _of_comparison(values: dict[str, Any], machine: str) -> Measurement:
-    """A whole comparison, as `comparison.json` has it."""
+    """Return the measurement of a whole comparison, in the form of `comparison.json`."""
     before, after = list(values["variants"].values())
     levels = [variant["config"]["amp_level"] for variant in (before, after)]
     precision = levels[0] if levels[0] == levels[1] else f"{levels[0]} against {levels[1]}"
@@ -94,7 +97,7 @@ def _of_comparison(values: dict[str, Any], machine: str) -> Measurement:
 
 
 def _separated(outcome: Outcome) -> tuple[str, ...]:
-    """The techniques of a waterfall that made it faster than it was without them."""
+    """Return the techniques that made a waterfall faster than it was without them."""
     helped: list[str] = []
     before = outcome.baseline
     for name, row in outcome.rows.items():
@@ -106,7 +109,10 @@ def _separated(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _of_bench(bench: Bench) -> list[Measurement]:
-    """Ours, or all techniques of a waterfall, against the eager one of the same precision."""
+    """Return one measurement per task, over eager PyTorch in the same precision.
+
+    The candidate is ours or, in a waterfall, the variant with all techniques.
+    """
     machine = machine_name(bench.environment)
     found: list[Measurement] = []
     for name, outcome in bench.tasks.items():
@@ -136,7 +142,11 @@ def _is_comparison(value: Any) -> bool:
 
 
 def _read(path: Path) -> tuple[tuple[bool, str], list[Measurement]]:
-    """The comparisons of one file, after what it is sorted by: whether it is no bench, and its date."""
+    """Return the sort key and the comparisons of one file.
+
+    The sort key is whether the file is no bench, and its date. Raises InputError for an unreadable
+    file.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("kind") in ("bench", "waterfall"):
@@ -166,9 +176,10 @@ def _read(path: Path) -> tuple[tuple[bool, str], list[Measurement]]:
 
 
 def read_results(folder: Path) -> list[Measurement]:
-    """Return every comparison in the machines' folders of `folder`, the newest first, those of `gallery bench` behind the others.
+    """Return every comparison in the machines' folders of `folder`, the newest first.
 
-    Raises InputError for a file that does not name its conditions.
+    Comparisons of `gallery bench` stand behind the others. Raises InputError for a file that does
+    not name its conditions.
     """
     files = sorted(
         map(_read, sorted(folder.glob("*/*.json"))), key=lambda file: file[0], reverse=True
@@ -177,7 +188,7 @@ def read_results(folder: Path) -> list[Measurement]:
 
 
 def measured_in_batch(folder: Path) -> list[Measurement]:
-    """The comparisons of the notebooks that passed in the batch in `folder`."""
+    """Return the comparisons of the notebooks that passed in the batch in `folder`."""
     report = read_report(folder)
     found = []
     for name, record in report.notebooks.items():
@@ -189,16 +200,19 @@ def measured_in_batch(folder: Path) -> list[Measurement]:
     return found
 
 
-# --------------------------------------------------------------------------------------------------------------
-# Words
+# --------------------------------------------------------------------------------------------------
+# Texts
 
 
 def speedup_text(measurement: Measurement) -> str:
-    """`1.44× (1.24 to 1.59)`, or the verdict where there is no figure."""
+    """Return `1.44× (1.24 to 1.59)`, or the verdict where there is no figure."""
     ratio = measurement.speedup
     return str(ratio) if ratio else measurement.verdict
 
 
 def mark(measurement: Measurement, digests: Mapping[str, str]) -> str:
-    """What is put behind a figure that was measured with other code than what is here; `digests` are by notebook."""
+    """Return the mark of a figure that was measured with other code than the present, else ''.
+
+    `digests` names the present code by notebook.
+    """
     return STALE if measurement.code != digests.get(measurement.name) else ""

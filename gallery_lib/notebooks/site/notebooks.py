@@ -1,8 +1,9 @@
-"""The notebooks as pages: executed ones from a batch of `gallery run`, else as they are committed, and labelled so.
+"""Notebook pages of the site: executed ones from a batch of `gallery run`, else the committed ones.
 
-A page never claims more than there is evidence for: outputs are shown of notebooks that passed, with the date and the
-machine; any other stands there without outputs and says why. Figures are taken out into files, since in a page their
-alternative text stands with them and not in a notebook's metadata.
+A page never claims more than there is evidence for. Outputs are shown only of notebooks that
+passed, with the date and the machine. Any other notebook appears without outputs, and its page says
+why. Figures are written to files. A page keeps their alternative text beside them, and not in a
+notebook's metadata.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from gallery_lib.notebooks.batch.record import Record, Report, read_report
 from gallery_lib.system import hardware
 
 LEFT_OUT = ("index",)
-"""The site has an index of its own."""
+"""Notebooks that get no page, since the site has an index of its own."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One notebook and what is said of it: Markdown that tells whether, where and when it was run."""
+    """One notebook and its description.
+
+    `note` is Markdown that says whether, where and when the notebook was run.
+    """
 
     name: str
     path: Path
@@ -37,7 +41,10 @@ class Source:
 
 
 def _title_and_summary(path: Path) -> tuple[str, str]:
-    """The first heading of a notebook, and the paragraph below it as plain text."""
+    """Return the first heading of a notebook, and the paragraph below it as plain text.
+
+    Raises InputError for a notebook that does not begin with a title.
+    """
     text = next((cell.source for cell in read_notebook(path).cells if not cell.is_code), "")
     paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
     if not paragraphs or not paragraphs[0].startswith("# "):
@@ -61,15 +68,16 @@ def _note_of_run(report: Report, record: Record) -> str:
     )
     when, where = (record.date or "")[:10], _machine(report, record)
     return (
-        f"**Run on {when}** in {duration(record.seconds)} with {values}, on {where}. Every figure on this page is of that run; "
-        "on your machine they will be others."
+        f"**Run on {when}** in {duration(record.seconds)} with {values}, on {where}. Every figure "
+        "on this page is of that run; on your machine they will be others."
     )
 
 
 def _note_without_run(name: str, because: str) -> str:
     return (
-        f"**Not run here**: {because}. The page shows the notebook as it is in the repository, without outputs, so nothing on it has been "
-        f"measured. `gallery run {name}` runs it on your machine, and `gallery site --run FOLDER` shows what came out."
+        f"**Not run here**: {because}. The page shows the notebook as it is in the repository, "
+        f"without outputs, so nothing on it has been measured. `gallery run {name}` runs it on "
+        "your machine, and `gallery site --run FOLDER` shows what came out."
     )
 
 
@@ -84,7 +92,7 @@ def _why_not(report: Report | None, record: Record | None) -> str:
 
 
 def sources(committed: Path, run: Path | None) -> list[Source]:
-    """Every notebook in the folder `committed`, from the batch in the folder `run` where it passed there.
+    """Return every notebook in the folder `committed`, from the batch `run` where it passed there.
 
     Raises InputError when `run` holds no batch, or names an executed notebook that is gone.
     """
@@ -110,7 +118,7 @@ def sources(committed: Path, run: Path | None) -> list[Source]:
     return chosen
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Pages
 
 
@@ -119,19 +127,24 @@ def _markdown_cell(text: str) -> dict[str, Any]:
 
 
 def _escaped(text: str) -> str:
-    """`text` for the brackets of a Markdown picture."""
+    """Return `text` escaped for the brackets of a Markdown picture."""
     return re.sub(r"([\\`*_\[\]<>])", r"\\\1", " ".join(text.split()))
 
 
 def _as_page(output: dict[str, Any], figure_name: str, folder: Path, where: str) -> dict[str, Any]:
-    """The output; where it is a figure, as Markdown that shows the file `figure_name`, which is written."""
+    """Return the output; a figure is replaced by Markdown that shows a file.
+
+    The file `figure_name` is written into `folder`. Raises RunFailed, which names `where`, for a
+    figure without alternative text.
+    """
     png = output.get("data", {}).get("image/png")
     if png is None:
         return output
     alternative = output.get("metadata", {}).get("image/png", {}).get("alt", "").strip()
     if not alternative:
         raise RunFailed(
-            f"{where} shows a figure without alternative text: show it with a function of gallery_lib.notebooks.cells.task."
+            f"{where} shows a figure without alternative text: show it with a function of "
+            "gallery_lib.notebooks.cells.task."
         )
     (folder / figure_name).write_bytes(base64.b64decode("".join(png)))
     return {
@@ -142,7 +155,10 @@ def _as_page(output: dict[str, Any], figure_name: str, folder: Path, where: str)
 
 
 def first_figure(path: Path) -> tuple[bytes, str] | None:
-    """The first figure that a notebook shows, as PNG, with its alternative text; None without outputs."""
+    """Return the first figure that a notebook shows, as PNG with its alternative text.
+
+    Returns None for a notebook without such an output.
+    """
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     for output in (output for cell in cells for output in cell.get("outputs", [])):
         alternative = output.get("metadata", {}).get("image/png", {}).get("alt")
@@ -152,7 +168,10 @@ def first_figure(path: Path) -> tuple[bytes, str] | None:
 
 
 def write_page(source: Source, folder: Path) -> None:
-    """`NAME.ipynb` in `folder`, for MyST-NB, with its figures beside it. Raises RunFailed for a figure without words."""
+    """Write `NAME.ipynb` for MyST-NB into `folder`, with its figures beside it.
+
+    Raises RunFailed for a figure without alternative text.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     notebook = json.loads(source.path.read_text(encoding="utf-8"))
     figures = 0
@@ -178,5 +197,5 @@ def write_page(source: Source, folder: Path) -> None:
         "kernelspec": notebook["metadata"].get("kernelspec", {}),
         "language_info": {"name": "python", "pygments_lexer": "ipython3"},
     }
-    notebook["nbformat_minor"] = 4  # which knows no cell ids
+    notebook["nbformat_minor"] = 4  # format 4.4 has no cell ids
     (folder / f"{source.name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")

@@ -1,4 +1,7 @@
-"""Reference pages: every option as `config/` declares it, and what the docstrings say, a page for each room of the package."""
+"""Reference pages of the site: options that `config/` declares, and the package's docstrings.
+
+The docstrings have a page for each room of the package.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,17 @@ from gallery_lib.config import options
 from gallery_lib.console.table import markdown_table
 
 _USED_BY = {
-    config.TrainConfig: "`python3 launch_single_task.py`, `gallery compare`, and `launch()` in Python.",
-    config.LaunchConfig: "`python3 launch_single_task.py`, `gallery compare`, and `launch()` in Python.",
+    config.TrainConfig: (
+        "`python3 launch_single_task.py`, `gallery compare`, and `launch()` in Python."
+    ),
+    config.LaunchConfig: (
+        "`python3 launch_single_task.py`, `gallery compare`, and `launch()` in Python."
+    ),
     config.CompareConfig: "`gallery compare`.",
-    config.NotebookConfig: "The notebooks of tasks: in their parameters cell, or with `-p NAME VALUE` of `papermill` and `gallery run`.",
+    config.NotebookConfig: (
+        "The notebooks of tasks: in their parameters cell, or with `-p NAME VALUE` of `papermill` "
+        "and `gallery run`."
+    ),
     config.YourModelConfig: "The notebook `your_model`, likewise.",
     config.WalkConfig: "The notebook `data_parallel`, likewise.",
     config.WireConfig: "The notebook `communication`, likewise.",
@@ -32,24 +42,27 @@ _USED_BY = {
 }
 _OPTIONS_HEAD = """# Options
 
-Every option, as `gallery_lib/config/` declares it. On a command line, `batch_size` is `--batch_size` or `--batch-size`; a switch
-that is on by default is put off with `--no-…`. A name or a value that does not exist is refused, with the closest one.
+Every option, as `gallery_lib/config/` declares it. On a command line, `batch_size` is \
+`--batch_size` or `--batch-size`; a switch
+that is on by default is put off with `--no-…`. \
+A name or a value that does not exist is refused, with the closest one.
 """
 _REFERENCE_HEAD = """# Reference
 
 What the docstrings say, a page for each room of the package; {ref}`genindex` has every name.
 
-What most readers need is in `gallery_lib` itself: `accelerate` (in {doc}`acceleration`), its `Config` and the configurations of
+What most readers need is in `gallery_lib` itself: `accelerate` (in {doc}`acceleration`), its \
+`Config` and the configurations of
 runs (in {doc}`config`; {doc}`../options` has their tables), and `launch` (in {doc}`launcher`).
 """
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Options
 
 
 def options_page() -> str:
-    """A table for each class of options, file by file of `config/`."""
+    """Return a page with a table for each class of options, file by file of `config/`."""
     tree = {type(options.default_of(f)): f.name for f in dataclasses.fields(config.Config)}
     parts = [_OPTIONS_HEAD]
     for cls in vars(config).values():
@@ -65,12 +78,15 @@ def options_page() -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Docstrings
 
 
 def rooms(package: Path) -> dict[str, list[str]]:
-    """The dotted names of the modules in each room: a module, or a package with what is in it."""
+    """Return the dotted names of the modules in each room of the package.
+
+    A room is a top-level module, or a top-level subpackage with everything in it.
+    """
     found: dict[str, list[str]] = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
@@ -86,25 +102,26 @@ def _file(package: Path, module: str) -> Path:
 
 
 def about(path: Path) -> str:
-    """The first paragraph of a module's docstring, on one line."""
+    """Return the first paragraph of a module's docstring, on one line."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return " ".join(text.partition("\n\n")[0].split())
 
 
 def room_page(room: str, modules: list[str]) -> str:
-    """The page of one room; Sphinx's autodoc fills it in."""
+    """Return the page of one room; Sphinx's autodoc fills it in."""
     parts = [f"# `{room}`"]
     for module in modules:
-        if module != modules[0]:  # whose own text stands below the title
+        if module != modules[0]:  # the first module's text stands below the title
             parts.append(f"## `{module.partition('.')[2]}`")
         parts.append(
-            f"```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :ignore-module-all:\n   :member-order: bysource\n```"
+            f"```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :ignore-module-all:\n   "
+            ":member-order: bysource\n```"
         )
     return "\n\n".join(parts) + "\n"
 
 
 def write_pages(package: Path, folder: Path) -> None:
-    """`options.md` and `api/` in `folder`."""
+    """Write `options.md` and the pages of `api/` into `folder`."""
     (folder / "options.md").write_text(options_page(), encoding="utf-8")
     (folder / "api").mkdir()
     found = rooms(package)

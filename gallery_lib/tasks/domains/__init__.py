@@ -1,1 +1,1 @@
-"""What the tasks of one domain share: their data, loss, metrics, and what they show of both. One file per domain."""
+"""What the tasks of one domain share, one file per domain: data, loss, metrics, and examples."""

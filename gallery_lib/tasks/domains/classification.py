@@ -1,4 +1,4 @@
-"""What the image-classification tasks share: mock or real ImageNet, cross-entropy, top-1 and top-5."""
+"""Shared parts of image classification: mock or real ImageNet, cross-entropy, top-1, top-5."""
 
 from __future__ import annotations
 
@@ -24,29 +24,38 @@ IMAGENET_CLASSES = 1000
 
 
 def classes(config: TrainConfig) -> int:
-    """The class folders of `config.data_dir`; ImageNet's 1000 for the mock data, which has images of some of them."""
+    """Return the number of class folders of `config.data_dir`.
+
+    For the mock data it is ImageNet's 1000, of some of which the data has images.
+    """
     return len(list_classes(config.data_dir, "train")) if config.data_dir else IMAGENET_CLASSES
 
 
 def head(features: int) -> Head:
-    """A linear layer with bias on so many features, for ImageNet's classes unless the data has others."""
+    """Return the head for a linear layer with bias on so many features.
+
+    It has ImageNet's classes unless the data has others.
+    """
     return Head(outputs=IMAGENET_CLASSES, parameters_per_output=features + 1, wanted=classes)
 
 
 def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> Splits:
-    """The folder `config.data_dir` (ImageNet's layout), else the small mock ImageNet, at `config.image_size`.
+    """Return the images of `config.data_dir` (ImageNet's layout), else of the small mock ImageNet.
 
-    Raises InputError for an image size in pixels that the model cannot take: below `smallest`, or not a `multiple_of`.
+    They have the size `config.image_size`. Raises InputError for an image size in pixels that the
+    model cannot take: below `smallest`, or not a `multiple_of`.
     """
     root = config.data_dir or str(paths.data_dir("imagenet-small"))
     assert config.image_size is not None
     if config.image_size < smallest:
         raise InputError(
-            f"image_size={config.image_size}: {config.model} needs images of at least {smallest} pixels."
+            f"image_size={config.image_size}: {config.model} needs images of at least {smallest} "
+            "pixels."
         )
     if config.image_size % multiple_of:
         raise InputError(
-            f"image_size={config.image_size}: {config.model} needs a multiple of {multiple_of} pixels."
+            f"image_size={config.image_size}: {config.model} needs a multiple of {multiple_of} "
+            "pixels."
         )
     train = ImageFolder(root, "train", config.image_size, train=True, seed=config.seed)
     held_out = ImageFolder(
@@ -56,13 +65,16 @@ def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> 
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of logits [N, classes], in fp32 under autocast too."""
+    """Return the cross-entropy of logits [N, classes], in fp32 under autocast too."""
     inputs, labels = batch
     return cross_entropy(model(inputs), labels)
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
-    """Top-1 and top-5 hits of one batch; with fewer than five outputs each label is among the top five."""
+    """Return the top-1 and top-5 hits of one batch.
+
+    With fewer than five outputs each label is among the top five.
+    """
     inputs, labels = batch
     logits = model(inputs)
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices  # [N, 5]
@@ -71,14 +83,14 @@ def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
 
 
 def chance(splits: Splits) -> dict[str, float]:
-    """Accuracy of guessing among the classes that the data has."""
+    """Return the accuracy of guessing among the classes that the data has."""
     held_out: Any = splits.held_out
     classes = len(held_out.classes)
     return {"top1": 1.0 / classes, "top5": min(1.0, 5.0 / classes)}
 
 
 def examples(splits: Splits, count: int = 16) -> Pictures:
-    """Training images as the model sees them, one class after the other."""
+    """Return training images as the model sees them, one class after the other."""
     data: Any = splits.train
     chosen = [data[int(i)] for i in range(0, len(data), max(1, len(data) // count))][:count]
     labels = [data.classes[int(label)] for _, label in chosen]
@@ -86,13 +98,16 @@ def examples(splits: Splits, count: int = 16) -> Pictures:
     return Pictures(
         [image.numpy() for image, _ in chosen],
         labels,
-        f"{len(chosen)} of {len(data)} training images, augmented, {size}×{size}, of {len(data.classes)} classes",
+        (
+            f"{len(chosen)} of {len(data)} training images, augmented, {size}×{size}, of "
+            f"{len(data.classes)} classes"
+        ),
     )
 
 
 @torch.no_grad()
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8) -> Pictures:
-    """Held-out images with what each model takes them for."""
+    """Return held-out images with what each model takes them for."""
     data: Any = splits.held_out
     chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, count)]
     batch, labels = data.finish_batch(
@@ -122,4 +137,4 @@ image_classifier = partial(
     data_examples=examples,
     predictions=predictions,
 )
-"""An image classifier's Task, but for its name, model, sizes and optimizer."""
+"""Task of an image classifier, complete but for its name, model, sizes and optimizer."""

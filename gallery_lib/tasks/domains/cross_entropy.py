@@ -1,6 +1,7 @@
-"""The cross-entropy of the tasks whose model gives a row of logits for each label: torch's, or our kernel where a run uses it.
+"""Cross-entropy of a row of logits for each label: torch's, or our kernel where a run uses it.
 
-Ours reads 16-bit logits as they are, and computes in fp32; for torch's they are made fp32 first. Float64 stays float64.
+Our kernel reads 16-bit logits as they are, and computes in fp32. For torch's function they are
+converted to fp32 first. float64 stays float64.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """The loss of logits [N, C] and labels int64 [N], at least in fp32; the arguments are those of `F.cross_entropy`."""
+    """Return the loss of logits [N, C] and labels int64 [N], at least in fp32.
+
+    The keyword arguments are those of `F.cross_entropy`.
+    """
     names = {
         "ignore_index": ignore_index,
         "label_smoothing": label_smoothing,

@@ -1,4 +1,4 @@
-"""What the language-modelling tasks share: text with gaps, cross-entropy, and how well the gaps are filled."""
+"""Shared parts of language modelling: text with gaps, cross-entropy, accuracy in the gaps."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ _MODEL_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
 def _left_undrawn(module: nn.Module) -> None:
-    """In place of `reset_parameters`."""
+    """Draw nothing: stand-in for `reset_parameters`."""
 
 
 @contextlib.contextmanager
 def weights_drawn_once() -> Iterator[None]:
-    """A model of transformers that is built meanwhile has each of its weights drawn once, in transformers' way, when it is complete.
+    """Context: draw each weight of a transformers model once, when the model is complete.
 
-    Otherwise torch draws them as well, and transformers draws those that share a tensor (BART's embeddings and its head: 39 million
-    each of four times) before they share it. Linear layers and embeddings only; what is built without transformers stays undrawn.
+    The weights are drawn in transformers' way. Without this context torch draws them as well.
+    transformers also draws those that share a tensor before they share it (BART's embeddings and
+    its head: 39 million each of four times). This is for linear layers and embeddings only. What is
+    built without transformers stays undrawn.
     """
     from transformers import PreTrainedModel
 
@@ -60,7 +62,10 @@ def weights_drawn_once() -> Iterator[None]:
 
 @torch.no_grad()
 def _draw_once(draw: Callable[..., None], undrawn: Sequence[tuple[Any, ...]]) -> None:
-    """`draw(model, module, …)` for all, each parameter for the first module that has it: the others get an empty one meanwhile."""
+    """Call `draw(model, module, …)` for all, each parameter for the first module that has it.
+
+    Other modules that share a parameter have an empty one in its place during the call.
+    """
     drawn: set[nn.Parameter] = set()
     for model, module, *rest in undrawn:
         shared = {
@@ -78,12 +83,18 @@ def _draw_once(draw: Callable[..., None], undrawn: Sequence[tuple[Any, ...]]) ->
 
 
 def masked_text(config: TrainConfig) -> Splits:
-    """Text for BERT: `config.data_dir` (see data/text/tokenized.py), else the English at hand; at most 512 tokens a sample."""
+    """Return text for BERT, at most 512 tokens a sample.
+
+    The text is `config.data_dir` (see data/text/tokenized.py), else the English at hand.
+    """
     return _splits(config, "wordpiece", mask_tokens, positions=512)
 
 
 def infilled_text(config: TrainConfig) -> Splits:
-    """Text for BART: the same, at most 1024 tokens a sample."""
+    """Return text for BART, at most 1024 tokens a sample.
+
+    The text is `config.data_dir` (see data/text/tokenized.py), else the English at hand.
+    """
     return _splits(config, "byte-bpe", infill, positions=1024)
 
 
@@ -92,7 +103,8 @@ def _splits(config: TrainConfig, kind: str, hide: Hide, positions: int) -> Split
     assert length is not None
     if length > positions:
         raise InputError(
-            f"sequence_length={length}: {config.model} has {positions} positions. Use at most {positions} tokens."
+            f"sequence_length={length}: {config.model} has {positions} positions. Use at most "
+            f"{positions} tokens."
         )
     tokens = text.find(config.data_dir, kind)
     return Splits(
@@ -104,24 +116,30 @@ def _splits(config: TrainConfig, kind: str, hide: Hide, positions: int) -> Split
 
 
 def _logits(model: nn.Module, batch: Batch) -> Tensor:
-    """[N, L, vocabulary]."""
+    """Return the logits [N, L, vocabulary] of a batch."""
     return model(**{name: batch[name] for name in _MODEL_INPUTS if name in batch}).logits
 
 
 def _hidden(batch: Batch) -> Tensor:
-    """Where the model has to guess, bool [N, L]: the decoder of BART also has to write what its encoder sees."""
+    """Return where the model has to guess, bool [N, L].
+
+    The decoder of BART also has to write what its encoder sees.
+    """
     return batch["hidden"].bool() if "hidden" in batch else batch["labels"] != IGNORED
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy over the labels, in fp32 under autocast too (the models' own would make float64 float32)."""
+    """Return the mean cross-entropy over the labels, in fp32 under autocast too.
+
+    The models' own loss would make float64 float32.
+    """
     return cross_entropy(
         _logits(model, batch).flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED
     )
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
-    """Hits and negative log-likelihood (in nats) of the hidden tokens."""
+    """Return hits and negative log-likelihood (in nats) of the hidden tokens."""
     hidden = _hidden(batch)
     logits, labels = _logits(model, batch)[hidden], batch["labels"][hidden]  # [M, vocabulary], [M]
     return {
@@ -131,7 +149,10 @@ def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
 
 
 def summary(means: Mapping[str, Tensor]) -> dict[str, float]:
-    """Share of hidden tokens that were guessed, and perplexity: among how many equally likely ones the model wavers."""
+    """Return the share of hidden tokens that were guessed, and the perplexity.
+
+    Perplexity says among how many equally likely tokens the model wavers.
+    """
     return {
         "masked_accuracy": float(means["masked_accuracy"]),
         "perplexity": math.exp(min(700.0, float(means["negative_log_likelihood"]))),
@@ -139,7 +160,10 @@ def summary(means: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def chance(splits: Splits) -> dict[str, float]:
-    """Accuracy of always guessing the most frequent hidden token, and the perplexity of wavering between all pieces."""
+    """Return accuracy and perplexity of a model that knows nothing.
+
+    Such a model always guesses the most frequent hidden token, or wavers between all pieces.
+    """
     data: Any = splits.held_out
     samples = [data[index] for index in range(len(data))]
     labels = torch.cat([sample["labels"][_hidden(sample)] for sample in samples])
@@ -149,12 +173,12 @@ def chance(splits: Splits) -> dict[str, float]:
     }
 
 
-# --------------------------------------------------------------------------------------------------------------
-# What is shown
+# --------------------------------------------------------------------------------------------------
+# Examples and predictions
 
 
 def examples(splits: Splits, count: int = 4) -> Rows:
-    """The beginnings of some training samples, as the model sees them beside the true text."""
+    """Return the beginnings of training samples, as the model sees them beside the true text."""
     data: Any = splits.train
     tokenizer = data.text.tokenizer()
     rows = []
@@ -168,7 +192,7 @@ def examples(splits: Splits, count: int = 4) -> Rows:
 
 @torch.no_grad()
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4) -> Rows:
-    """Held-out text with gaps, what was there, and what each model puts there.
+    """Return held-out text with gaps, what was there, and what each model puts there.
 
     A decoder is asked for each token with the true ones before it, as in training.
     """
@@ -179,9 +203,10 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4)
         seen, true = _beginning(sample, mask)
         gaps = _gaps(sample, mask)
         batch = default_collate([sample])
+        # each [L − 1]
         guesses = [
             _logits(model.eval(), batch)[0, 1:, :pieces].argmax(dim=1) for model in models.values()
-        ]  # each [L − 1]
+        ]
         filled = [
             " / ".join(tokenizer.decode(ids[gap].tolist()).strip() for gap in gaps)
             for ids in (true, *guesses)
@@ -195,20 +220,25 @@ def _spread(data: Any, count: int) -> list[Batch]:
 
 
 def _beginning(sample: Batch, mask: int) -> tuple[Tensor, Tensor]:
-    """(what is seen, what is true) of the first SHOWN_TOKENS tokens after the start token: two rows of ids."""
+    """Return (what is seen, what is true) as two rows of token ids.
+
+    They are the first SHOWN_TOKENS tokens after the start token.
+    """
     inputs, labels = sample["input_ids"], sample["labels"]
     end = 1 + SHOWN_TOKENS
     if "hidden" not in sample:
         return inputs[1:end], torch.where(labels == IGNORED, inputs, labels)[1:end]
     visible = int((sample["hidden"][:end] == 0).sum())
-    following = (
-        (inputs != mask).nonzero().flatten()[visible:]
-    )  # the encoder's text is shorter: a gap is one token
+    # The encoder's text is shorter: a gap is one token.
+    following = (inputs != mask).nonzero().flatten()[visible:]
     return inputs[1 : int(following[0]) if len(following) else None], labels[1:end]
 
 
 def _gaps(sample: Batch, mask: int) -> Sequence[slice]:
-    """The runs of hidden tokens in what `_beginning` gives, as slices of the true ids."""
+    """Return the runs of hidden tokens in what `_beginning` returns.
+
+    They are slices of the true ids.
+    """
     hidden = (sample["hidden"] == 1 if "hidden" in sample else sample["input_ids"] == mask)[
         1 : 1 + SHOWN_TOKENS
     ].tolist()
@@ -231,4 +261,4 @@ language_model = partial(
     data_examples=examples,
     predictions=predictions,
 )
-"""A language model's Task, but for its name, data, model, sizes and optimizer."""
+"""Task of a language model, complete but for its name, data, model, sizes and optimizer."""

@@ -1,4 +1,7 @@
-"""A task made of three functions of the reader's own: a model, a loss and a batch. The notebook your_model uses it."""
+"""A task made of three functions of the reader's own: a model, a loss and a batch.
+
+The notebook your_model uses it.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +33,22 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adagrad": ("Adagrad", {}),
     "adadelta": ("Adadelta", {}),
 }
-"""torch.optim's class, and arguments, by the name that a reader gives."""
+"""Class of torch.optim and its arguments, by the name that a reader gives."""
 MakeBatch = Callable[[int, torch.Generator], Any]
-"""(batch size, generator) → a batch: any nesting of tensors whose first dimension is the batch's."""
+(
+    """(batch size, generator) → a batch: any nesting of tensors whose first dimension is the "
+    "batch's."""
+)
 
 
 class MadeBatches(Dataset[Any]):
-    """Item i is a whole batch, made from a generator that depends on (seed, i) alone.
+    """Data set whose item i is a whole batch, made from a generator seeded by (seed, i) alone.
 
     Raises InputError for a batch without tensors, and for one of another size.
     """
 
     def __init__(self, make_batch: MakeBatch, batch_size: int, batches: int, seed: int) -> None:
+        """Make `batches` batches of `batch_size` with `make_batch`, each when it is needed."""
         self.make_batch, self.batch_size, self.batches, self.seed = (
             make_batch,
             batch_size,
@@ -62,12 +69,12 @@ class MadeBatches(Dataset[Any]):
 
     @staticmethod
     def collate(items: list[Any]) -> Any:
-        """The one item of a batch is the batch."""
+        """Return the only one of `items`, which is the batch."""
         return items[0]
 
 
 def _problem(batch: Any, batch_size: int) -> str:
-    """Return what is wrong with a batch, and what to do; "" where nothing is."""
+    """Return what is wrong with a batch, and what to do; '' where nothing is."""
     if batch is None:
         return "make_batch returns nothing (None). Is a `return` missing?"
     tensors = list(tensors_in(batch))
@@ -81,7 +88,10 @@ def _problem(batch: Any, batch_size: int) -> str:
         return f"make_batch returns {kind}, with no tensor in it: {convert}."
     if not any(batch_size in tensor.shape for tensor in tensors):
         shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors[:3])
-        return f"make_batch({batch_size}, generator) returns {shapes}, of another size than {batch_size}. Use its first argument."
+        return (
+            f"make_batch({batch_size}, generator) returns {shapes}, of another size than "
+            f"{batch_size}. Use its first argument."
+        )
     return ""
 
 
@@ -94,15 +104,22 @@ def _check_call(function: Callable[..., Any], name: str, *handed: str) -> None:
         call = f"{name}({', '.join(handed)})"
         raise user_errors.at_definition(
             function,
-            f"`{name}` is called as `{call}`, and takes {signature}. Give it these arguments, and others a default.",
+            (
+                f"`{name}` is called as `{call}`, and takes {signature}. Give it these arguments, "
+                "and others a default."
+            ),
         ) from None
 
 
 def optimizer_spec(name: str, learning_rate: float | None) -> OptimizerSpec:
-    """Return the optimizer of that name with torch's defaults, and no weight decay. Raises InputError for an unknown name."""
+    """Return the optimizer of that name with torch's defaults, and no weight decay.
+
+    Raises InputError for an unknown name.
+    """
     if name not in OPTIMIZERS:
         raise InputError(
-            f"optimizer={name!r} is not offered.{did_you_mean(name, OPTIMIZERS)} Known: {', '.join(OPTIMIZERS)}."
+            f"optimizer={name!r} is not offered.{did_you_mean(name, OPTIMIZERS)} Known: "
+            f"{', '.join(OPTIMIZERS)}."
         )
     kind, arguments = OPTIMIZERS[name]
     default = inspect.signature(getattr(torch.optim, kind)).parameters["lr"].default
@@ -121,11 +138,19 @@ def task_from(
     lr: float | None = None,
     name: str = "your_model",
 ) -> Task:
-    """Return a task that trains `build_model()` on `loss(model, batch)` over batches from `make_batch`.
+    """Return a task that trains `build_model()` on `loss(model, batch)` over made batches.
 
-    `optimizer` is a name from OPTIMIZERS; `lr` is torch's default for it when left out. The held-out metric is the loss
-    itself. The batch size is fixed: a run that asks for another raises InputError. So does a function that cannot be called
-    in this way.
+    The held-out metric is the loss itself. The batch size is fixed: a run that asks for another
+    raises InputError. So does a function that cannot be called in this way.
+
+    Args:
+        build_model: returns the model.
+        loss: takes the model and a batch, and returns a scalar tensor.
+        make_batch: takes the batch size and a generator, and returns a batch.
+        batch_size: the batch size of every run.
+        optimizer: a name from OPTIMIZERS.
+        lr: learning rate; torch's default for the optimizer when left out.
+        name: name of the task.
     """
     _check_call(build_model, "build_model")
     _check_call(loss, "loss", "model", "batch")
@@ -134,7 +159,8 @@ def task_from(
     def data(config: TrainConfig) -> Splits:
         if config.batch_size not in (None, batch_size):
             raise InputError(
-                f"batch_size={config.batch_size}: the model of this notebook makes batches of {batch_size}. Change it there."
+                f"batch_size={config.batch_size}: the model of this notebook makes batches of "
+                f"{batch_size}. Change it there."
             )
         return Splits(
             MadeBatches(make_batch, batch_size, BATCHES, config.seed),

@@ -1,8 +1,8 @@
-"""What segmentation tasks share: images with masks, cross-entropy and dice loss, dice of held-out masks.
+"""Shared parts of segmentation tasks: images with masks, cross-entropy and dice loss, dice metric.
 
-The dice coefficient of two masks is 2·|A ∩ B| / (|A| + |B|), the F1 score of their pixels. As a loss it takes
-probabilities instead of masks (Milletari et al., "V-Net", 2016); it is taken image by image, so that the mean over
-processes is the mean over images.
+The dice coefficient of two masks is 2·|A ∩ B| / (|A| + |B|), the F1 score of their pixels. As a
+loss it takes probabilities instead of masks (Milletari et al., "V-Net", 2016). It is taken image by
+image, so that the mean over processes is the mean over images.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from gallery_lib.system import paths
 from gallery_lib.tasks.examples import Pictures
 from gallery_lib.tasks.task import Splits
 
-Batch = tuple[
-    Tensor, Tensor
-]  # images float [N, 3, H, W], masks int64 [N, H, W], 1 where an object is
-OVERLAY = np.array(
-    [255, 0, 160], np.float32
-)  # a colour that neither photographs nor the mock data have much of
+# Images float [N, 3, H, W], masks int64 [N, H, W], 1 where an object is.
+Batch = tuple[Tensor, Tensor]
+# A colour that neither photographs nor the mock data have much of.
+OVERLAY = np.array([255, 0, 160], np.float32)
 
 
 def width_of(height: int) -> int:
-    """Width in pixels that keeps 959:640, rounded up to an odd number, as odd widths exercise the padding."""
+    """Return the width in pixels that keeps 959:640, rounded up to an odd number.
+
+    Odd widths exercise the padding.
+    """
     return height * 959 // 640 | 1
 
 
 def images(config: TrainConfig) -> Splits:
-    """The folder `config.data_dir`, else the small mock set, `config.image_size` pixels high."""
+    """Return the images of the folder `config.data_dir`, else of the small mock set.
+
+    They are `config.image_size` pixels high.
+    """
     root = config.data_dir or str(paths.data_dir("segmentation-small"))
     assert config.image_size is not None
     size = (config.image_size, width_of(config.image_size))
@@ -46,13 +50,19 @@ def images(config: TrainConfig) -> Splits:
 
 
 def dice(a: Tensor, b: Tensor) -> Tensor:
-    """Dice coefficients [N] of masks or probabilities [N, H, W]; 1 where both are empty."""
+    """Return the dice coefficients [N] of masks or probabilities [N, H, W].
+
+    A coefficient is 1 where both are empty.
+    """
     overlap, total = (a * b).flatten(1).sum(1), a.flatten(1).sum(1) + b.flatten(1).sum(1)
     return (2 * overlap + 1) / (total + 1)
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of logits [N, 2, H, W] plus 1 − dice of the object's probabilities, in fp32 under autocast too."""
+    """Return cross-entropy of logits [N, 2, H, W] plus 1 − dice of the object's probabilities.
+
+    The arithmetic is in fp32 under autocast too.
+    """
     inputs, masks = batch
     logits = model(inputs)
     logits = logits if logits.dtype is torch.float64 else logits.float()
@@ -64,19 +74,22 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _predicted(model: nn.Module, inputs: Tensor) -> Tensor:
-    """The model's masks, bool [N, H, W]."""
+    """Return the model's masks, bool [N, H, W]."""
     logits = model(inputs)
     return logits[:, 1] > logits[:, 0]
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
-    """Dice coefficients of one batch."""
+    """Return the sum of the dice coefficients of one batch, and their number."""
     inputs, masks = batch
     return {"dice": (dice(_predicted(model, inputs).double(), masks.double()).sum(), len(masks))}
 
 
 def chance(splits: Splits, most: int = 64) -> dict[str, float]:
-    """Dice of taking every pixel for the object, on at most so many of the held-out images."""
+    """Return the dice coefficient of taking every pixel for the object.
+
+    At most `most` of the held-out images count.
+    """
     data: Any = splits.held_out
     masks = torch.stack(
         [data[int(i)][1] for i in np.linspace(0, len(data) - 1, min(most, len(data)))]
@@ -85,7 +98,10 @@ def chance(splits: Splits, most: int = 64) -> dict[str, float]:
 
 
 def overlaid(image: Tensor, mask: Tensor) -> np.ndarray:
-    """The image, uint8 [H, W, 3], coloured where the mask [H, W] is set and with the mask's outline drawn."""
+    """Return the image, uint8 [H, W, 3], with the mask [H, W] laid over it.
+
+    The image is coloured where the mask is set, and the mask's outline is drawn.
+    """
     inside = mask.bool().numpy()
     outline = np.zeros_like(inside)
     outline[:, 1:] |= inside[:, 1:] != inside[:, :-1]
@@ -95,21 +111,24 @@ def overlaid(image: Tensor, mask: Tensor) -> np.ndarray:
 
 
 def examples(splits: Splits, count: int = 8) -> Pictures:
-    """Training images with their masks."""
+    """Return training images with their masks."""
     data: Any = splits.train
     chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
     height, width = chosen[0][1].shape
     return Pictures(
         [overlaid(image, mask) for image, mask in chosen],
         [f"{float(mask.float().mean()):.0%} object" for _, mask in chosen],
-        f"{len(chosen)} of {len(data)} training images, augmented, {width}×{height}, with their masks laid over them in magenta",
+        (
+            f"{len(chosen)} of {len(data)} training images, augmented, {width}×{height}, with "
+            "their masks laid over them in magenta"
+        ),
         columns=4,
     )
 
 
 @torch.no_grad()
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4) -> Pictures:
-    """Held-out images with the true mask laid over them, and then with each model's."""
+    """Return held-out images with the true mask laid over them, and then with each model's."""
     data: Any = splits.held_out
     chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
     inputs, masks = data.finish_batch(
@@ -123,7 +142,8 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4)
         for title, guess in guesses.items():
             shown.append(overlaid(image, guess[i]))
             captions.append(
-                f"{title}: dice {float(dice(guess[i : i + 1].double(), masks[i : i + 1].double())):.2f}"
+                f"{title}: dice "
+                f"{float(dice(guess[i : i + 1].double(), masks[i : i + 1].double())):.2f}"
             )
     return Pictures(
         shown,

@@ -1,9 +1,12 @@
-"""What speaker-verification tasks share: pairs of utterances, the angular prototypical loss, the equal error rate.
+"""Shared parts of speaker verification: utterance pairs, angular prototypical loss, error rate.
 
-Chung et al., "In Defence of Metric Learning for Speaker Recognition", 2020: in a batch of pairs, the first utterance
-of each is compared by cosine with the second ones of all (with more than two a speaker, with the mean of the rest),
-and cross-entropy asks for its own. The equal error rate is the error at the threshold where as many true pairs are
-refused as false ones accepted; here a trial is any first with any second utterance of an evaluation batch.
+Chung et al., "In Defence of Metric Learning for Speaker Recognition", 2020. In a batch of pairs,
+the first utterance of each speaker is compared by cosine with the second ones of all. With more
+than two utterances a speaker, it is compared with the mean of the rest. Cross-entropy asks for the
+speaker's own.
+
+The equal error rate is the error at the threshold where as many true pairs are refused as false
+ones accepted. Here a trial is any first with any second utterance of an evaluation batch.
 """
 
 from __future__ import annotations
@@ -32,12 +35,17 @@ SCORE_BINS = 2000  # of cosines from −1 to 1: an equal error rate is known to 
 
 
 def utterances(config: TrainConfig) -> Splits:
-    """The folder `config.data_dir` (manifests, or Kaldi's), else the small mock set; `config.sequence_length` frames."""
+    """Return utterances of the folder `config.data_dir` (manifests, or Kaldi's), else mock ones.
+
+    They have `config.sequence_length` frames. Raises InputError for a batch size of fewer than two
+    speakers.
+    """
     root = config.data_dir or str(paths.data_dir("speakers-small"))
     assert config.sequence_length is not None and config.batch_size is not None
     if config.batch_size < 2 * PER_ITEM:
         raise InputError(
-            f"batch_size={config.batch_size} is one speaker, who has nobody to be told from: use {2 * PER_ITEM} or more."
+            f"batch_size={config.batch_size} is one speaker, who has nobody to be told from: use "
+            f"{2 * PER_ITEM} or more."
         )
     train = SpeakerPairs(root, "train", config.sequence_length, DIMS, train=True, seed=config.seed)
     held_out = SpeakerPairs(
@@ -54,28 +62,36 @@ def utterances(config: TrainConfig) -> Splits:
 
 
 def cosines(embeddings: Tensor) -> Tensor:
-    """Unit vectors [N, M, D] → [N, N]: each speaker's first with the centroid of each one's other M − 1."""
+    """Return the cosines [N, N] of unit vectors [N, M, D].
+
+    Each speaker's first vector is compared with the centroid of each one's other M − 1.
+    """
     return embeddings[:, 0] @ F.normalize(embeddings[:, 1:].mean(1), dim=-1).T
 
 
 def angular_prototypical(embeddings: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-    """The loss of unit vectors [N, M, D] of N different speakers."""
+    """Return the loss of unit vectors [N, M, D] of N different speakers."""
     logits = cosines(embeddings) * scale.clamp(min=1e-6) + offset
     return F.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The angular prototypical loss over the speakers of all processes; the same number in each of them."""
+    """Return the angular prototypical loss over the speakers of all processes.
+
+    It is the same number in each process.
+    """
     embeddings = gather_for_common_loss(model(batch[0]))
     inner: Any = plain_module(model)
-    with torch.autocast(
-        embeddings.device.type, enabled=False
-    ):  # the product of cosines stays in the embeddings' fp32
+    # The product of cosines stays in the embeddings' fp32.
+    with torch.autocast(embeddings.device.type, enabled=False):
         return angular_prototypical(embeddings, inner.scale, inner.offset)
 
 
 def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
-    """Histograms of the cosines of true and of false pairs in one batch; `summary` makes the error rate of them."""
+    """Return histograms of the cosines of true and of false pairs in one batch.
+
+    `summary` makes the error rate of them.
+    """
     features, speakers = batch
     embeddings = model(features)
     with torch.autocast(embeddings.device.type, enabled=False):
@@ -88,19 +104,19 @@ def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
 
 
 def summary(shares: Mapping[str, Tensor]) -> dict[str, float]:
-    """The equal error rate of score histograms."""
+    """Return the equal error rate of score histograms."""
     return {"eer": equal_error_rate(shares["true_pairs"], shares["false_pairs"])}
 
 
 def equal_error_rate(true_pairs: Tensor, false_pairs: Tensor) -> float:
-    """The rate at which refused true and accepted false pairs are equally frequent, linear between two bins.
+    """Return the rate at which refused true and accepted false pairs are equally frequent.
 
-    Both are the shares [bins] of scores in bins from low to high, and add up to 1. NaN when one of them is.
+    Between two bins it is linear. Both arguments are the shares [bins] of scores in bins from low
+    to high, and add up to 1. The rate is NaN when one of them is.
     """
     edge = torch.zeros(1, dtype=torch.float64)
-    refused = torch.cat(
-        (edge, true_pairs.double().cpu().cumsum(0))
-    )  # of the true pairs, below each edge between bins
+    # of the true pairs, below each edge between bins
+    refused = torch.cat((edge, true_pairs.double().cpu().cumsum(0)))
     accepted = 1 - torch.cat((edge, false_pairs.double().cpu().cumsum(0)))
     difference = refused - accepted  # from −1 to 1, never falling
     if bool(difference.isnan().any()):
@@ -112,12 +128,12 @@ def equal_error_rate(true_pairs: Tensor, false_pairs: Tensor) -> float:
 
 
 def chance(splits: Splits) -> dict[str, float]:
-    """The error of scores that know nothing."""
+    """Return the error rate of scores that know nothing."""
     return {"eer": 0.5}
 
 
 def examples(splits: Splits) -> Matrices:
-    """Two utterances of two speakers, as the model sees them."""
+    """Return two utterances of two speakers, as the model sees them."""
     data: Any = splits.train
     values = {}
     for speaker in (0, len(data) // 2):
@@ -134,11 +150,17 @@ def examples(splits: Splits) -> Matrices:
 
 @torch.no_grad()
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 16) -> Matrices:
-    """How alike each model finds the utterances of held-out speakers; the diagonal should be the brightest."""
+    """Return how alike each model finds the utterances of held-out speakers.
+
+    The diagonal should be the brightest.
+    """
     data: Any = splits.held_out
     chosen = torch.stack([data[i][0] for i in range(min(count, len(data), len(data.speakers)))])
     values: dict[str, np.ndarray] = {
         title: cosines(model.eval()(chosen)).numpy() for title, model in models.items()
     }
-    description = f"cosines between two utterances of {len(chosen)} held-out speakers; on the diagonal it is the same speaker"
+    description = (
+        f"cosines between two utterances of {len(chosen)} held-out speakers; on the diagonal it is "
+        "the same speaker"
+    )
     return Matrices(values, description, "speaker of the first utterance", "speaker of the second")

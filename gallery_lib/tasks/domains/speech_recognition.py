@@ -1,4 +1,7 @@
-"""What speech recognition takes: utterances with transcripts, label-smoothed cross-entropy, character error rate."""
+"""Shared parts of speech recognition: utterances with transcripts, loss, character error rate.
+
+The loss is cross-entropy with smoothed labels.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ LABEL_SMOOTHING = 0.1
 
 
 def utterances(config: TrainConfig, vocabulary_size: int) -> Splits:
-    """`train/` and `val/` of the folder `config.data_dir`, else of the mock speech, of about `config.sequence_length` frames."""
+    """Return `train/` and `val/` of the folder `config.data_dir`, else of the mock speech.
+
+    Utterances have about `config.sequence_length` frames.
+    """
     root = Path(config.data_dir or paths.data_dir("speech-small"))
     assert config.sequence_length is not None
     train = SpeechFolder(root / "train", config.sequence_length, vocabulary_size)
@@ -34,7 +40,10 @@ def utterances(config: TrainConfig, vocabulary_size: int) -> Splits:
 
 
 def loss(model: nn.Module, batch: SpeechBatch) -> Tensor:
-    """Cross-entropy with smoothed labels, over what is no padding; in fp32 under autocast too."""
+    """Return the cross-entropy with smoothed labels, over what is no padding.
+
+    The arithmetic is in fp32 under autocast too.
+    """
     logits = model(batch.features, batch.lengths, batch.inputs)  # [N, U, vocabulary]
     return cross_entropy(
         logits.flatten(0, 1),
@@ -45,7 +54,10 @@ def loss(model: nn.Module, batch: SpeechBatch) -> Tensor:
 
 
 def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
-    """Fewest insertions, deletions and substitutions that turn `a` into `b` (Levenshtein, 1966)."""
+    """Return the fewest insertions, deletions and substitutions that turn `a` into `b`.
+
+    Levenshtein, 1966.
+    """
     row = list(range(len(b) + 1))  # distances from what has been seen of a to each prefix of b
     for i, x in enumerate(a, 1):
         diagonal, row[0] = row[0], i
@@ -55,13 +67,16 @@ def edit_distance(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _until_end(tokens: Sequence[int]) -> list[int]:
-    """The tokens before END or padding."""
+    """Return the tokens before END or padding."""
     stops = [i for i, token in enumerate(tokens) if token in (END, IGNORED)]
     return list(tokens[: stops[0]] if stops else tokens)
 
 
 def _transcribe(model: Any, batch: SpeechBatch) -> list[list[int]]:
-    """Tokens of each utterance by greedy search, which stops at the padded length of the batch's transcripts at the latest."""
+    """Return the tokens of each utterance by greedy search.
+
+    The search stops at the padded length of the batch's transcripts at the latest.
+    """
     return [
         _until_end(tokens)
         for tokens in model.transcribe(
@@ -71,9 +86,10 @@ def _transcribe(model: Any, batch: SpeechBatch) -> list[list[int]]:
 
 
 def metrics(model: nn.Module, batch: SpeechBatch) -> dict[str, tuple[Tensor, int]]:
-    """Character error rate of greedy search, and accuracy of the next character when all before it are given.
+    """Return character error rate of greedy search, and accuracy of the next character.
 
-    An unknown character is never right.
+    For the accuracy, all characters before the next one are given. An unknown character is never
+    right.
     """
     spoken = [_until_end(labels) for labels in batch.labels.tolist()]
     heard = [
@@ -92,7 +108,11 @@ def metrics(model: nn.Module, batch: SpeechBatch) -> dict[str, tuple[Tensor, int
 
 
 def chance(splits: Splits) -> dict[str, float]:
-    """An empty transcript misses every character; and the share of the most frequent character among the held-out ones."""
+    """Return the metrics of a model that knows nothing.
+
+    An empty transcript misses every character. The accuracy is the share of the most frequent
+    character among the held-out ones.
+    """
     data: Any = splits.held_out
     counts = Counter("".join(piece.transcript for piece in data.pieces))
     return {
@@ -102,7 +122,10 @@ def chance(splits: Splits) -> dict[str, float]:
 
 
 def examples(splits: Splits, count: int = 3) -> Matrices:
-    """Filter banks of training utterances as the model sees them, under their transcripts."""
+    """Return filter banks of training utterances as the model sees them.
+
+    Each stands under its transcript.
+    """
     data: Any = splits.train
     shown = {}
     for index in np.linspace(0, len(data) - 1, count).astype(int):
@@ -110,7 +133,10 @@ def examples(splits: Splits, count: int = 3) -> Matrices:
         shown[f"“{data.pieces[index].transcript}”"] = features[:, :FILTERS].numpy().T[::-1]
     return Matrices(
         shown,
-        f"{len(shown)} of {len(data)} training utterances, whose characters are bands of their own one after the other",
+        (
+            f"{len(shown)} of {len(data)} training utterances, whose characters are bands of their "
+            "own one after the other"
+        ),
         row_label="filter, high to low",
         column_label="stacked frame (30 ms)",
     )
@@ -118,7 +144,7 @@ def examples(splits: Splits, count: int = 3) -> Matrices:
 
 @torch.no_grad()
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8) -> Rows:
-    """Held-out transcripts beside what each model makes of the sound."""
+    """Return held-out transcripts beside what each model makes of the sound."""
     data: Any = splits.held_out
     chosen = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int).tolist()
     batch = data.collate([data[index] for index in chosen])

@@ -1,6 +1,7 @@
-"""`fuse_batchnorm`: which patterns it finds, and that what it makes of them trains and evaluates as before.
+"""`fuse_batchnorm`: which patterns it finds, and that the fused model trains as before.
 
-Whole models are compared in fp64, where their gradients are known to many digits; layers also in fp32 and bf16.
+Evaluation stays the same, too. Whole models are compared in fp64, where their gradients are known
+to many digits; layers also in fp32 and bf16.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ MODELS = {
     "timm-resnet18": (lambda: of_timm("resnet18"), Fusion(relu=9, add_relu=8, left=3)),
     "timm-resnet50d": (lambda: of_timm("resnet50d"), Fusion(relu=35, add_relu=16, left=4)),
 }
-"""`left`: those of the shortcuts, after which there is no ReLU."""
+"""Models, and how many batch norms of each are fused with what.
+
+`left` counts those of the shortcuts, after which there is no ReLU.
+"""
 FAST = {"vgg_bn"}
 
 
@@ -65,7 +69,7 @@ def a_layer(**arguments) -> nn.Module:
 
 
 def trained(model: nn.Module, x: torch.Tensor, steps: int = 2) -> list[torch.Tensor]:
-    """Output of each step, gradients of the last one, all buffers, and what it then evaluates to."""
+    """Train, and return outputs of all steps, an evaluation, the last gradients and all buffers."""
     model.train()
     seen = []
     for step in range(steps):
@@ -91,7 +95,7 @@ def trained(model: nn.Module, x: torch.Tensor, steps: int = 2) -> list[torch.Ten
 
 
 def pair(model: nn.Module, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.Module]:
-    """The model and a fused copy, in channels_last."""
+    """Return the model and a fused copy, in channels_last."""
     model.to(dtype=dtype, memory_format=torch.channels_last)
     fused = copy.deepcopy(model)
     fuse_batchnorm(fused)
@@ -99,7 +103,11 @@ def pair(model: nn.Module, dtype: torch.dtype = torch.float64) -> tuple[nn.Modul
 
 
 def images(size: int = 64, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """At 64 pixels the last layers have 2 × 2 left: 1 × 1 would be channels_last whatever the layout, and normalise 4 values."""
+    """Return images that leave the last layers 2 × 2 positions at 64 pixels.
+
+    With 1 × 1, they would be channels_last whatever the layout, and a batch norm would normalise 4
+    values.
+    """
     return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(1)).to(
         dtype=dtype, memory_format=torch.channels_last
     )
@@ -111,9 +119,8 @@ def test_every_pattern_of_a_model_is_found_and_its_training_stays_the_same(name)
     build, expected = MODELS[name]
     model = build()
     if name.startswith("timm-resnet"):
-        for module in (
-            model.modules()
-        ):  # timm starts the last batch norm of a block at 0, which hides what is behind it
+        # timm starts the last batch norm of a block at 0, which hides what is behind it.
+        for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
                 nn.init.uniform_(module.weight, 0.5, 1.0)
     original, fused = pair(model)
@@ -167,7 +174,10 @@ def test_every_kind_of_batch_norm_trains_and_evaluates_as_before(arguments):
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 5e-5), (torch.bfloat16, 3e-2)])
 def test_in_fp32_and_under_autocast_it_differs_by_rounding_only(dtype, tolerance):
-    """Of the largest value of all: a bias before a batch norm has the gradient zero, as a sum of large terms."""
+    """The tolerance of vectors is of the largest value of all.
+
+    A bias before a batch norm has the gradient zero, as a sum of large terms.
+    """
     torch.manual_seed(0)
     original, fused = pair(a_layer(), torch.float32)
     with torch.autocast("cpu", dtype, enabled=dtype is torch.bfloat16):
@@ -244,6 +254,7 @@ def test_a_fused_model_can_be_copied_and_kept():
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_it_compiles_in_one_graph(backend):
+    torch.compiler.reset()  # what other tests have compiled of the same code counts
     fused = pair(a_layer(), torch.float32)[1]
     compiled = copy.deepcopy(fused)
     compiled.compile(backend=backend, fullgraph=True)

@@ -1,4 +1,4 @@
-"""Code for any number of threads is compiled once and used by runs with different numbers of them."""
+"""Code compiled for any number of threads is shared by runs with different numbers of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gallery_lib.config import Compiler
 
 
 class Scaled(nn.Module):
-    """A layer with a number in its code, by which it is one that no cache knows."""
+    """Layer with a number in its code, so that no cache knows it."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Scaled(nn.Module):
 
 
 def compiled_graphs(scale: float, threads: int) -> int:
-    """How many graphs are compiled, rather than loaded, for one step with so many threads."""
+    """Return how many graphs are compiled, not loaded, for one step with so many threads."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()

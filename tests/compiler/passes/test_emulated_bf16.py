@@ -1,4 +1,4 @@
-"""The graph pass that does bfloat16 convolutions and products on fp32 units."""
+"""The graph pass that computes bfloat16 convolutions and products on fp32 units."""
 
 import copy
 
@@ -11,7 +11,7 @@ from gallery_lib.compiler.passes.emulated_bf16 import EmulatedBf16
 
 
 class Recording(EmulatedBf16):
-    """Counts what is left of bfloat16 operators."""
+    """Graph pass that counts what is left of bfloat16 operators."""
 
     def __init__(self) -> None:
         self.bf16_operators: list[str] = []

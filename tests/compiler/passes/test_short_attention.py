@@ -1,4 +1,4 @@
-"""Attention as plain products: the same values and gradients, where sequences are short."""
+"""Attention over short sequences as plain products: the same values and gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ Passes = Callable[..., tuple[Tensor, ...]]
 
 
 def both_passes(**options: bool | float) -> Passes:
-    """A function of queries, keys, values, the gradient of what comes out, and perhaps a mask; it gives that and three gradients."""
+    """Return a function that runs attention's forward and backward pass.
+
+    It takes queries, keys, values, the gradient of the output, and perhaps a mask. It returns the
+    output and three gradients.
+    """
 
     def passes(
         query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, *mask: Tensor
@@ -41,7 +45,10 @@ def inputs(
     heads: int = 4,
     width: int = 16,
 ) -> list[Tensor]:
-    """They lie token by token, as a model's projections leave them."""
+    """Return queries, keys, values and a gradient.
+
+    They lie token by token, as a model's projections leave them.
+    """
     torch.manual_seed(0)
     sizes = queries, keys, keys, queries
     return [
@@ -50,7 +57,10 @@ def inputs(
 
 
 def rewritten(passes: Passes, given: list[Tensor]) -> GraphModule:
-    """`passes` as a graph, with the pass done; as in the compiler, nothing is detached in it."""
+    """Return `passes` as a graph on which the pass was done.
+
+    As in the compiler, nothing is detached in it.
+    """
     graph = make_fx(passes, tracing_mode="fake")(*given)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         node.replace_all_uses_with(node.args[0])
@@ -62,7 +72,7 @@ def rewritten(passes: Passes, given: list[Tensor]) -> GraphModule:
 
 
 def fused(graph: GraphModule | Graph) -> int:
-    """Calls of torch's fused operator that are left, both ways."""
+    """Return the calls of torch's fused operator that are left, both ways."""
     nodes = (graph.graph if isinstance(graph, GraphModule) else graph).nodes
     return sum("scaled_dot_product_flash_attention_for_cpu" in str(node.target) for node in nodes)
 
@@ -77,7 +87,7 @@ MASKS = (
 
 
 def mask(kind: str, queries: int, keys: int) -> list[Tensor]:
-    """One, or none."""
+    """Return a list with a mask, or with none."""
     torch.manual_seed(1)
     may = torch.rand(3, 1, queries, keys) > 0.3
     may[..., 0] = True
@@ -162,14 +172,14 @@ def test_other_types_and_what_torch_alone_knows_are_left_to_it() -> None:
 
 
 class SelfAttention(nn.Module):
-    """One layer with four heads."""
+    """Self-attention layer with four heads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inward, self.outward = nn.Linear(32, 96), nn.Linear(32, 32)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[samples, tokens, 32], and the same again."""
+        """Return attention of [samples, tokens, 32], in the same shape."""
         parts = self.inward(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
         return self.outward(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
 
@@ -197,7 +207,7 @@ def test_a_compiled_model_uses_it_unless_told_otherwise() -> None:
 
 
 class Counting(ShortAttention):
-    """Counts what it leaves."""
+    """Graph pass that counts what it leaves."""
 
     def __init__(self) -> None:
         self.left: list[int] = []

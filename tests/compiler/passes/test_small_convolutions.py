@@ -1,4 +1,4 @@
-"""Convolutions over few positions as matrix products: the same values and gradients, as exact as torch's."""
+"""Convolutions over few positions as matrix products: values and gradients as exact as torch's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ NAMES = ("outputs", "gradient of inputs", "gradient of weights", "gradient of th
 
 
 def both_passes(**options: object) -> Passes:
-    """A function of image, weight, the gradient of what comes out, and perhaps a bias; it gives that and their gradients."""
+    """Return a function that runs a convolution's forward and backward pass.
+
+    It takes image, weight, the gradient of the output, and perhaps a bias. It returns the output
+    and the gradients of image, weight and bias.
+    """
 
     def passes(
         image: Tensor, weight: Tensor, gradient: Tensor, *bias: Tensor
@@ -43,7 +47,7 @@ def inputs(
     bias: bool = False,
     **options: object,
 ) -> list[Tensor]:
-    """In channels_last, 24 channels to 40."""
+    """Return the inputs of a convolution of 24 channels to 40, in channels_last."""
     torch.manual_seed(0)
     groups = int(options.get("groups", 1))  # type: ignore[call-overload]
     image, weight = (
@@ -58,7 +62,10 @@ def inputs(
 
 
 def rewritten(passes: Passes, given: list[Tensor]) -> GraphModule:
-    """`passes` as a graph, with the pass done; as in the compiler, nothing is detached in it."""
+    """Return `passes` as a graph on which the pass was done.
+
+    As in the compiler, nothing is detached in it.
+    """
     graph = make_fx(passes, tracing_mode="fake")(*given)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         node.replace_all_uses_with(node.args[0])
@@ -70,7 +77,7 @@ def rewritten(passes: Passes, given: list[Tensor]) -> GraphModule:
 
 
 def convolutions(graph: GraphModule) -> list[str]:
-    """Which are left."""
+    """Return the names of the convolutions that are left."""
     return [
         node.target.__name__.split(".")[0]
         for node in graph.graph.nodes
@@ -81,7 +88,10 @@ def convolutions(graph: GraphModule) -> list[str]:
 def assert_as_exact_as_torch(
     found: tuple[Tensor, ...], passes: Passes, given: list[Tensor]
 ) -> None:
-    """Held against float64: no further off than torch's own, but for a quarter (both are chance)."""
+    """Assert that each result is about as near to float64's as torch's own.
+
+    Its error may be a quarter larger, since both errors are chance.
+    """
     exact = passes(*(each.double() for each in given))
     for name, ours, torchs, true in zip(NAMES, found, passes(*given), exact, strict=False):
         assert ours.shape == torchs.shape and ours.dtype is torchs.dtype, name
@@ -112,9 +122,8 @@ def test_values_and_gradients_are_as_exact_as_torchs(
     passes, given = both_passes(**options), inputs(size, kernel, bias=bias, **options)
     graph = rewritten(passes, given)
     turned = options.get("stride", 1) == 1 and (options.get("padding") != 1 or kernel != (1, 1))
-    assert convolutions(graph) == (
-        [] if turned and not bias else ["convolution_backward"]
-    )  # which is left for the other gradients
+    # The backward convolution is left for the other gradients.
+    assert convolutions(graph) == ([] if turned and not bias else ["convolution_backward"])
     assert_as_exact_as_torch(graph(*given), passes, given)
 
 
@@ -148,7 +157,7 @@ def test_each_pass_has_a_size_up_to_which_it_is_a_product(pixels: int) -> None:
     kernel, options = ((1, 1), {}) if pixels == 1 else ((3, 3), {"padding": 1})
 
     def left(positions: int) -> tuple[bool, ...]:
-        """Whether outputs are a convolution's, and which gradients."""
+        """Return whether outputs are a convolution's, and which gradients."""
         given = inputs((1, positions), kernel, **options)  # of three samples
         image, weight, gradient = (each[:1] if each.shape[0] == 3 else each for each in given)
         graph = rewritten(both_passes(**options), [image, weight, gradient])
@@ -164,7 +173,10 @@ def test_each_pass_has_a_size_up_to_which_it_is_a_product(pixels: int) -> None:
 
 
 class Deep(nn.Module):
-    """A block with a shortcut, as deep in a network: few positions, batch norm between convolutions."""
+    """A block with a shortcut, as deep in a network.
+
+    It has few positions, and batch norm between the convolutions.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +186,7 @@ class Deep(nn.Module):
         self.norms = nn.ModuleList(nn.BatchNorm2d(64) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[samples, 32, height, width] → [samples, 64, height / 2, width / 2]."""
+        """Return [samples, 32, height, width] → [samples, 64, height / 2, width / 2]."""
         return F.relu(
             self.norms[1](self.second(F.relu(self.norms[0](self.first(x))))) + self.shortcut(x)
         )
@@ -230,7 +242,10 @@ def test_it_is_for_processors_on_which_it_was_measured(
 
 @pytest.mark.slow
 def test_no_gradient_of_a_resnet_50_is_lost() -> None:
-    """The compiler may write over activations that it is done with, and must not over those that a product still reads."""
+    """The compiler may write over activations that it is done with.
+
+    It must not write over those that a product still reads.
+    """
     lengths = []
     for compiled in (True, False):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Enlarged images by torch's operator: the bits of torch's own, both ways, in graphs that are compiled."""
+"""Upsampling by torch's operator in compiled graphs: torch's own bits, forward and backward."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ LEFT_ALONE: dict[str, dict[str, Any]] = {
 
 
 class Enlarge(nn.Module):
-    """Between two operations that the compiler would fuse with it."""
+    """Upsampling between two operations that the compiler would fuse with it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__()
         self.options = options
 
     def forward(self, x: Tensor) -> Tensor:
-        """[samples, channels, height, width] enlarged."""
+        """Return [samples, channels, height, width] enlarged."""
         return F.interpolate(x * 1.25, **self.options) * 0.5
 
 
@@ -65,14 +65,14 @@ class Counting:
 
 
 def replaced(graph: Graph) -> int:
-    """Enlargements by the operator."""
+    """Return the number of upsamplings that the operator computes."""
     return len(graph.find_nodes(op="call_function", target=torch.ops.gallery.upsample.default))
 
 
 def image(
     dtype: torch.dtype = torch.float32, *, channels_last: bool = True, samples: int = 2
 ) -> Tensor:
-    """A batch of images that are higher than wide."""
+    """Return a batch of images that are higher than wide."""
     torch.manual_seed(0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return (
@@ -81,7 +81,7 @@ def image(
 
 
 def both_passes(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """What comes out, and the gradient of the batch."""
+    """Return the output, and the gradient of the batch."""
     out = model(x)
     torch.manual_seed(1)
     (gradient,) = torch.autograd.grad(out, x, torch.randn_like(out))
@@ -89,7 +89,7 @@ def both_passes(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, T
 
 
 def assert_alike(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
-    """Every bit, and how they lie."""
+    """Assert that every bit is the same, and the strides."""
     for one, other in zip(ours, theirs, strict=True):
         assert one.dtype == other.dtype and one.stride() == other.stride()
         assert torch.equal(one, other)
@@ -181,7 +181,10 @@ def test_a_compiled_model_uses_it_unless_told_otherwise() -> None:
 
 @pytest.mark.slow
 def test_a_graph_from_the_cache_finds_the_operator(tmp_path: Path) -> None:
-    """Inductor's cache holds graphs after the pass, which another process reads without doing it."""
+    """Inductor's cache holds graphs after the pass.
+
+    Another process reads them without doing the pass.
+    """
     script = """
 import torch
 from torch._dynamo.utils import counters
@@ -192,7 +195,8 @@ from gallery_lib.config import Compiler
 model = Enlarge(ENLARGEMENTS["twice"])
 compile_model(model, Compiler(), torch.device("cpu"))
 assert_alike(both_passes(model, image()), both_passes(Enlarge(ENLARGEMENTS["twice"]), image()))
-print("read from the cache:", sum(count for name, count in counters["aot_autograd"].items() if name == "autograd_cache_hit"))
+print("read from the cache:", sum(count for name, count in counters["aot_autograd"].items() \
+if name == "autograd_cache_hit"))
 """
     environment = os.environ | {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),

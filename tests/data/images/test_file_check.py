@@ -1,4 +1,4 @@
-"""What is wrong inside an image file: found by decoding it to its end."""
+"""Defects inside an image file are found by decoding it to its end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from gallery_lib.data.images.file_check import examine
 
 NOISE = np.random.default_rng(0).integers(0, 255, (90, 120, 3), dtype=np.uint8)
 
-KINDS: dict[
-    str, tuple[str, str, dict[str, object]]
-] = {  # name: ending, Pillow's mode, options of saving
+# Name: ending, Pillow's mode, options of saving
+KINDS: dict[str, tuple[str, str, dict[str, object]]] = {
     "JPEG": (".jpg", "RGB", {}),
     "progressive JPEG": (".jpeg", "RGB", {"progressive": True}),
     "grey JPEG": (".jpg", "L", {}),

@@ -1,4 +1,4 @@
-"""What is wrong with a data folder: said once, with the place and what to do."""
+"""Defects of a data folder are reported once, with the place and what to do."""
 
 from __future__ import annotations
 

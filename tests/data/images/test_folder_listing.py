@@ -1,4 +1,7 @@
-"""Classes, their numbers and their images are torchvision's; what it would fail on is left out and said."""
+"""Classes, their numbers and their images are torchvision's.
+
+Files on which torchvision would fail are left out and reported.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def save(path: Path) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three classes with images of all endings, some of them in folders below."""
+    """Return a folder of three classes with images of all endings, some in folders below."""
     for split in ("train", "val"):
         for name in ("cat", "Dog", "a-b"):
             for ending in EXTENSIONS:
@@ -56,7 +59,8 @@ def test_what_is_left_out_is_counted_by_the_data_set(root: Path) -> None:
     (root / "train" / ".ipynb_checkpoints").mkdir()
     (line,) = ImageFolder(root, "train", 32, train=True).notices
     assert line == (
-        f"left out of {root / 'train'}: 1 hidden (.ipynb_checkpoints), 1 in no class folder (labels.csv), "
+        f"left out of {root / 'train'}: 1 hidden (.ipynb_checkpoints), 1 in no class folder "
+        "(labels.csv), "
         "2 with another ending (cat/list.txt)"
     )
 
@@ -83,7 +87,10 @@ def test_held_out_labels_are_numbers_of_the_training_classes(root: Path) -> None
     assert names == {"Dog": 1, "a-b": 2, "cat": 3}
     assert held_out[0][1] == 1
     assert held_out.notices == (
-        f"{root / 'val'} has no folder for 1 of the 4 classes of train/ (A-first): held-out metrics do not count them",
+        (
+            f"{root / 'val'} has no folder for 1 of the 4 classes of train/ (A-first): held-out "
+            "metrics do not count them"
+        ),
     )
 
 

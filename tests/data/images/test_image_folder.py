@@ -1,4 +1,7 @@
-"""The training data set: same images for any worker, every file kind, and errors that name the file."""
+"""The image data set for training: same images for any worker, every file kind, named errors.
+
+An error names its file.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +89,8 @@ def jpeg(size: tuple[int, int], **options: object) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize(
-    "size", [(512, 512), (768, 512), (512, 768)]
-)  # sizes at which neither side rounds the crop
+# Sizes at which neither side rounds the crop.
+@pytest.mark.parametrize("size", [(512, 512), (768, 512), (512, 768)])
 def test_evaluation_shows_what_torchvision_s_resize_and_centre_crop_show(
     tmp_path: Path, size: tuple[int, int]
 ) -> None:
@@ -203,9 +205,8 @@ def test_random_crops_cover_the_stated_areas_and_ratios_and_stay_inside() -> Non
         v2.RandomResizedCrop.make_params(v2.RandomResizedCrop(8), [image]) for _ in range(1000)
     ]
     for name, values in (("top", top), ("left", left), ("height", height), ("width", width)):
-        assert (
-            abs(values.mean() - np.mean([params[name] for params in reference])) < 14
-        )  # 4 standard errors
+        # The limit is 4 standard errors.
+        assert abs(values.mean() - np.mean([params[name] for params in reference])) < 14
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 900), (900, 1), (40, 41)])

@@ -1,4 +1,4 @@
-"""Mock ImageNet on disk: what is written, what an interruption leaves, what verify finds, what is refused."""
+"""Mock ImageNet on disk: files written, interruptions, verification and refusals."""
 
 from __future__ import annotations
 
@@ -96,9 +96,8 @@ def test_a_thousand_classes_are_a_thousand_combinations(monkeypatch: pytest.Monk
 
 
 def test_a_complete_folder_is_left_alone_in_a_fraction_of_a_second(tiny_copy: Path) -> None:
-    generate(
-        tiny_copy, TINY, workers=1, progress=False
-    )  # a copied folder has new times: checked once
+    # A copied folder has new times, so it is checked once.
+    generate(tiny_copy, TINY, workers=1, progress=False)
     before = {path: path.stat().st_mtime_ns for path in tiny_copy.rglob("*")}
     done = generate(tiny_copy, TINY)
     assert done.made == 0 and done.seconds < 0.5
@@ -158,9 +157,8 @@ def test_ctrl_c_leaves_no_process_and_the_next_run_completes(tmp_path: Path, wor
     made = len(files_of(root))
     assert 20 <= made < 168 and verify(root)[0].startswith("incomplete")
     done = generate(root, MockSpec(4, 40, 2), workers=2, progress=False)
-    assert (
-        done.made <= 168 - made + 1 and verify(root) == []
-    )  # one image may have been written and not yet recorded
+    # One image may have been written and not yet recorded.
+    assert done.made <= 168 - made + 1 and verify(root) == []
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Memory of batches is used again, and never while anything still refers to it."""
+"""Memory of batches is used again, but never while anything still refers to it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def test_another_size_gets_memory_of_its_own_size() -> None:
 
 
 def test_threads_never_share_memory() -> None:
-    """Each thread finds its own values in a tensor that it has filled, whatever the others take and drop."""
+    """Each thread finds its own values in a tensor that it has filled.
+
+    It does not matter what other threads take and drop.
+    """
     wrong = []
 
     def work(value: float) -> None:

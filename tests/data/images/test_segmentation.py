@@ -1,4 +1,4 @@
-"""Images with masks: the mock set, the data set that reads such folders, and what is said about defects."""
+"""Images with masks: the mock set, the data set that reads such folders, and reports of defects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE = (32, 47)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small mock set. Not to be changed."""
+    """Return a small mock set, which must not be changed."""
     folder = tmp_path_factory.mktemp("segmentation") / "small"
     generate(folder, SPEC)
     return folder
@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(root: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """Return a copy of the mock set, to be damaged."""
     return Path(shutil.copytree(root, tmp_path / "copy"))
 
 

@@ -1,4 +1,4 @@
-"""On one process a DeviceLoader is the caller's loader in everything, with its batches on the device."""
+"""On one process a DeviceLoader behaves as the caller's loader, with its batches on the device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ours(loader: Any, device: torch.device = CPU, **options: Any) -> DeviceLoade
 
 
 class Numbers(Dataset[int]):
-    """Items that say when they cannot be read."""
+    """Data set whose items say when they cannot be read."""
 
     def __init__(self, broken: int | None = None) -> None:
         self.broken = broken
@@ -56,7 +56,7 @@ class Numbers(Dataset[int]):
 
 
 class Doubled(DataLoader[Any]):
-    """A subclass with a pass and a name of its own."""
+    """Loader subclass with an `__iter__` and an attribute of its own."""
 
     note = "of the class"
 
@@ -86,7 +86,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 def passes(loader: Any) -> tuple[list[Any], list[float]]:
-    """Two passes, with random numbers drawn before, during and after."""
+    """Return two passes, with random numbers drawn before, during and after."""
     torch.manual_seed(3)
     random.seed(3)
     drawn, batches = [], []
@@ -115,7 +115,8 @@ def test_an_iterable_of_batches_comes_to_the_device(kind: str) -> None:
 def test_what_is_no_iterable_is_a_type_error(thing: Any) -> None:
     with pytest.raises(
         TypeError,
-        match=f"the loader is a {type(thing).__name__}: give a DataLoader, or another iterable of batches",
+        match=f"the loader is a {type(thing).__name__}: give a DataLoader, or another iterable of "
+        "batches",
     ):
         ours(thing)
 
@@ -210,7 +211,7 @@ def test_a_pass_that_is_left_ends_its_workers_and_the_next_one_is_whole(nice: in
 
 
 class Counting(TensorDataset):
-    """Remembers its epochs."""
+    """Sampler that remembers its epochs."""
 
     def __init__(self) -> None:
         super().__init__(torch.arange(4))
@@ -286,7 +287,7 @@ def test_a_batch_may_be_anything_and_ends_nothing() -> None:
 
 @pytest.fixture
 def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Streams that do nothing; returns what is said to be used on them."""
+    """Replace CUDA streams by ones that do nothing; return what is said to be used on them."""
     used: list[Any] = []
     stream = types.SimpleNamespace(record_event=lambda: None, wait_event=lambda event: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: stream)

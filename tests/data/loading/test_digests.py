@@ -1,4 +1,7 @@
-"""Digests: equal for equal data wherever it lies, different for another share or another order of it."""
+"""Digests of data are equal for equal data, and differ for another share or order of it.
+
+It does not matter where the data lies.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,13 @@ class Opaque:
 
 
 VALUES: list[Any] = [
-    None, True, 1, 1.0, "1", b"1", 2, [1], (1,), [[1]], {"x": 1}, {"y": 1}, {1, 2}, torch.ones(2), torch.ones(2, dtype=torch.int64),
-    torch.ones(2, 1), torch.tensor(1.0), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.complex64),
-    np.ones(2), np.ones(2, np.float32), np.array(["a", 1], dtype=object), Sample(1), Sample(2), Sample(torch.ones(1)),
-    Opaque(1), Opaque(2), Image.new("L", (2, 2)), Image.new("L", (2, 2), 5), Path("a"), torch.eye(2).to_sparse(), float("nan"),
+    None, True, 1, 1.0, "1", b"1", 2, [1], (1,), [[1]], {"x": 1}, {"y": 1}, {1, 2},
+    torch.ones(2), torch.ones(2, dtype=torch.int64), torch.ones(2, 1), torch.tensor(1.0),
+    torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.complex64),
+    np.ones(2), np.ones(2, np.float32), np.array(["a", 1], dtype=object),
+    Sample(1), Sample(2), Sample(torch.ones(1)), Opaque(1), Opaque(2),
+    Image.new("L", (2, 2)), Image.new("L", (2, 2), 5), Path("a"),
+    torch.eye(2).to_sparse(), float("nan"),
 ]  # fmt: skip
 
 
@@ -70,13 +76,14 @@ def test_data_sets_are_told_apart_by_what_they_keep() -> None:
     shares: list[Any] = [
         files("/a"), files("/a", slice(0, 4)), files("/a", slice(4, 8)),
         Subset(files("/a"), [0, 1, 2, 3]), Subset(files("/a"), [4, 5, 6, 7]),
-        TensorDataset(x[::2]), TensorDataset(x[1::2]), list(range(4)), list(range(4, 8)), range(4), np.arange(4), np.arange(4, 8),
-        ConcatDataset([TensorDataset(x[::2]), TensorDataset(x[1::2])]), ConcatDataset([TensorDataset(x[1::2]), TensorDataset(x[::2])]),
+        TensorDataset(x[::2]), TensorDataset(x[1::2]), list(range(4)), list(range(4, 8)),
+        range(4), np.arange(4), np.arange(4, 8),
+        ConcatDataset([TensorDataset(x[::2]), TensorDataset(x[1::2])]),
+        ConcatDataset([TensorDataset(x[1::2]), TensorDataset(x[::2])]),
     ]  # fmt: skip
     digests = [of_data(share) for share in shares]
-    assert (
-        len(set(digests) - {of_data(range(4))}) == len(shares) - 2
-    )  # a list and a range of the same numbers are the same data
+    # A list and a range of the same numbers are the same data.
+    assert len(set(digests) - {of_data(range(4))}) == len(shares) - 2
     assert of_data(files("/a")) == of_data(files("/another/host"))
 
 

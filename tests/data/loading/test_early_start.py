@@ -1,4 +1,4 @@
-"""A loader whose workers begin early gives what it gives anyway."""
+"""A loader whose workers begin early yields the same batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gallery_lib.data.loading.early_start import EarlyWorkers
 
 
 class Numbers(Dataset[tuple[int, int]]):
-    """Items of a number and the process that made it."""
+    """Data set whose items are a number and the process that made it."""
 
     def __len__(self) -> int:
         return 24
@@ -22,7 +22,7 @@ class Numbers(Dataset[tuple[int, int]]):
 
 
 def passes(loader: DataLoader[tuple[int, int]], count: int = 3) -> list[list[int]]:
-    """The numbers of some passes, in order."""
+    """Return the numbers of some passes, in order."""
     return [[number for numbers, _ in loader for number in numbers.tolist()] for _ in range(count)]
 
 

@@ -1,4 +1,7 @@
-"""The random numbers of an item are those of a fresh generator with its key and counter, whatever was drawn before."""
+"""An item's random numbers are those of a fresh generator with its key and counter.
+
+It does not matter what was drawn before.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Batches of similar length: every item once, little padding, for several ranks too, another order each time."""
+"""Batches of similar length: every item once, little padding, and another order each time.
+
+The same holds for several ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def sampler(batch_items: int, seed: int = 0, lengths: list[int] = LENGTHS) -> Le
 
 
 def spread(indices: list[int], batch_items: int) -> float:
-    """Mean difference between the longest and the shortest item of a batch."""
+    """Return the mean difference between the longest and the shortest item of a batch."""
     batches = [
         [LENGTHS[i] for i in indices[start : start + batch_items]]
         for start in range(0, len(indices), batch_items)

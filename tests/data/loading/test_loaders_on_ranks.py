@@ -1,4 +1,4 @@
-"""Real processes: every sample that a loader yields is seen once over the ranks, or the loader is refused on all of them."""
+"""Over real ranks a loader yields each of its samples once, or all ranks refuse it."""
 
 from __future__ import annotations
 
@@ -250,8 +250,12 @@ def test_a_subclass_finishes_its_batches_on_several_ranks_as_on_one(two: Ranks) 
 
 
 REFUSED = {
-    "DistributedSampler of others": "DistributedSampler is for rank 0 of 4, on the process that is rank 0 of 2",
-    "DistributedSampler of rank 0": "DistributedSampler is for rank 0 of 2, on the process that is rank 1 of 2",
+    "DistributedSampler of others": (
+        "DistributedSampler is for rank 0 of 4, on the process that is rank 0 of 2"
+    ),
+    "DistributedSampler of rank 0": (
+        "DistributedSampler is for rank 0 of 2, on the process that is rank 1 of 2"
+    ),
     "other lengths": r"differ in length (rank 0: 8, rank 1: 9)",
     "begun early": "BegunEarly, which does not read its own sampler",
     "part by rank": "have no sample in common",
@@ -273,8 +277,8 @@ def test_what_does_not_fit_is_refused_on_every_rank(two: Ranks, kind: str) -> No
 def test_loaders_of_different_kinds_are_refused_on_every_rank(two: Ranks, kind: str) -> None:
     for answer in of_ranks(two, kind):
         assert (
-            "InputError: the ranks' loaders are of different kinds (rank 0: map-style data, BatchSampler of "
-            in answer["error"]
+            "InputError: the ranks' loaders are of different kinds (rank 0: map-style data, "
+            "BatchSampler of " in answer["error"]
         )
 
 

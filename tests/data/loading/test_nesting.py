@@ -1,4 +1,7 @@
-"""Batches of every kind keep their type, reach the device whole, and are not touched when they are there."""
+"""Batches of every kind keep their type and reach the device whole.
+
+They are not touched when they are there already.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Pair(NamedTuple):
 
 
 class Derived(Pair):
-    """Has a constructor that takes something else."""
+    """Subclass whose constructor takes something else."""
 
     def __new__(cls, both: Any) -> Derived:
         made = super().__new__(cls, both, both)
@@ -110,7 +113,7 @@ class Output(ModelOutput):
 
 
 class Graph:
-    """As PyTorch Geometric's data."""
+    """Batch like PyTorch Geometric's data."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -124,7 +127,7 @@ def T() -> Tensor:
 
 
 def kinds() -> dict[str, Any]:
-    """Batches of which every tensor is on the CPU."""
+    """Return batches of all kinds, with every tensor on the CPU."""
     x = T()
     return {
         "tensor": x,
@@ -177,18 +180,16 @@ def test_a_batch_keeps_its_type_and_reaches_the_device(kind: str) -> None:
     moved = to_device(batch, META)
     assert type(moved) is type(batch) and len(list(tensors_in(moved))) == len(before) > 0
     if kind == "packed sequence":
-        assert (
-            moved.data.device == META and moved.batch_sizes.device == CPU
-        )  # as its own `to` has it
+        # Its own `to` does the same.
+        assert moved.data.device == META and moved.batch_sizes.device == CPU
     else:
         assert left_behind(moved) == []
     assert [tensor.shape for tensor in tensors_in(moved)] == [
         tensor.shape for tensor in before
     ] or "set" in kind
     assert all(tensor.device == CPU for tensor in before)
-    assert all(
-        one is other for one, other in zip(tensors_in(batch), before, strict=True)
-    )  # the caller's stays as it was
+    # The caller's batch stays as it was.
+    assert all(one is other for one, other in zip(tensors_in(batch), before, strict=True))
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -314,7 +315,8 @@ def test_a_mapping_that_cannot_be_changed_is_refused_in_one_line() -> None:
 
     with pytest.raises(
         InputError,
-        match=r"a batch is a Locked, whose members cannot be exchanged: give it a method `to\(device\)`",
+        match=r"a batch is a Locked, whose members cannot be exchanged: give it a method "
+        r"`to\(device\)`",
     ):
         to_device(Locked(secret=T()), META)
 

@@ -1,4 +1,4 @@
-"""Padding to buckets: few shapes, nothing else changed, and clear words about what cannot be padded."""
+"""Padding to buckets: few shapes, nothing else changed, and clear words about the impossible."""
 
 import dataclasses
 from collections import defaultdict, namedtuple

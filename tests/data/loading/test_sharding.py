@@ -1,4 +1,4 @@
-"""Each rank's share: equal, together the whole, for samplers and for streams."""
+"""The ranks' shares are equal and together the whole, for samplers and for streams."""
 
 import inspect
 from collections.abc import Iterator
@@ -18,7 +18,10 @@ from gallery_lib.errors import InputError
 
 
 class Counting(IterableDataset[int]):
-    """0 … length − 1, divided among workers as PyTorch's documentation shows it; it knows epochs."""
+    """Stream 0 … length − 1 that knows epochs.
+
+    It is divided among workers as PyTorch's documentation shows it.
+    """
 
     def __init__(self, length: int) -> None:
         self.length, self.epochs = length, []
@@ -117,7 +120,7 @@ def test_a_copy_keeps_every_argument_that_this_torch_has() -> None:
 
 def test_a_subclass_with_samplers_of_its_own_class_keeps_the_class() -> None:
     class Own(BatchSampler):
-        """As a loader whose state can be saved has them."""
+        """Batch sampler of a class of its own, as a loader has it whose state can be saved."""
 
     class Stateful(DataLoader[int]):
         def __init__(self, data: list[int]) -> None:

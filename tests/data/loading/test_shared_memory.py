@@ -1,4 +1,7 @@
-"""Batches from workers are torch's, lie in memory that is used again, and never change while anything refers to them."""
+"""Batches from workers are torch's, and lie in memory that is used again.
+
+They never change while anything refers to them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from gallery_lib.data.loading.shared_memory import collate
 
 
 class Numbered(Dataset[Any]):
-    """Item i: an image full of i, a mask [3] of i as int16, the number i, and i / 2."""
+    """Data set whose item i has an image full of i, a mask [3] of i as int16, i, and i / 2."""
 
     def __len__(self) -> int:
         return 200
@@ -32,7 +35,7 @@ class Numbered(Dataset[Any]):
 
 
 class Shaped(Numbered):
-    """Items that only torch's own collate function takes: `form` makes one of an index."""
+    """Data set that only torch's own collate function takes: `form` makes an item of an index."""
 
     def __init__(self, form: Any) -> None:
         self.form = form
@@ -74,9 +77,8 @@ def test_batches_are_those_of_torch_s_collate_function(start: str) -> None:
 
 def test_a_loop_that_drops_its_batches_stays_in_the_same_memory() -> None:
     addresses = [images.data_ptr() for images, *_ in loader(batch_size=4, workers=1)]
-    assert (
-        len(addresses) == 50 and len(set(addresses)) <= 5
-    )  # three in flight, one in hand, one more at the change
+    # Three in flight, one in hand, one more at the change.
+    assert len(addresses) == 50 and len(set(addresses)) <= 5
 
 
 def test_batches_that_are_kept_stay_what_they_are() -> None:
@@ -151,10 +153,12 @@ def test_memory_of_ended_workers_is_let_go() -> None:
 
 @pytest.mark.slow
 def test_a_batch_may_end_while_torch_traces() -> None:
-    """Nothing of torch runs then: a mode that looks at every operation would refuse it, and the block would be lost."""
-    all_at_once = loader(
-        batch_size=len(Numbered()), workers=1, persistent_workers=True
-    )  # nothing is left that a block could be taken for
+    """Nothing of torch runs when a batch ends.
+
+    A mode that looks at every operation would refuse it, and the block would be lost.
+    """
+    # Nothing is left for which a block could be taken.
+    all_at_once = loader(batch_size=len(Numbered()), workers=1, persistent_workers=True)
     iterator = iter(all_at_once)
     batch = next(iterator)
     (worker,) = shared_memory._mapped.values()
@@ -203,9 +207,11 @@ signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's own handler raises agai
 try:
     for images, _ in passing:
         batches.append(images)
-except (RuntimeError, OSError, EOFError) as error:  # torch's own, or that the worker cannot be asked for a file descriptor
+except (RuntimeError, OSError, EOFError) as error:  # torch's own, \
+or that the worker cannot be asked for a file descriptor
     print(type(error).__name__)
-print(len(batches) > 0 and all(int(images[0, 0, 0]) == 4 * number for number, images in enumerate(batches)))
+print(len(batches) > 0 and all(int(images[0, 0, 0]) == 4 * number for number, \
+images in enumerate(batches)))
 """
 
 

@@ -1,4 +1,4 @@
-"""Loading processes step aside for the training's threads, and no further than others let them run."""
+"""Data-loading processes give way to the training's threads, as far as others let them run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def test_without_options_the_processes_stay_as_they_are() -> None:
 
 
 class Made:
-    """A loader's iterator on a clock of its own: each batch is waited for so long, and takes so long to train on."""
+    """A loader's iterator on a made-up clock.
+
+    Each batch is waited for `wait` seconds, and takes `step` seconds to train on.
+    """
 
     def __init__(self, wait: float, step: float) -> None:
         self.now, self.wait, self.step = 0.0, wait, step
@@ -98,7 +101,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Made]:
 
 
 def trained_on(made: Made, share: float, monkeypatch: pytest.MonkeyPatch) -> Background:
-    """Two looks' worth of batches, of whose waits the loading process ran in `share`."""
+    """Train on batches for two looks; in `share` of their waits the loading process ran."""
     background = Background(19, clock=lambda: made.now)
     steps = 0
     monkeypatch.setattr(background, "seconds_run", lambda processes: share * made.wait * steps)
@@ -148,7 +151,7 @@ def test_who_may_not_give_it_back_is_told_what_to_do(
 
 
 class Worked(torch.utils.data.Dataset):
-    """Each sample takes 5 ms of a core."""
+    """Data set whose samples each take 5 ms of a core."""
 
     def __len__(self) -> int:
         return 400

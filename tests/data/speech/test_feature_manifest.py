@@ -1,4 +1,4 @@
-"""Listing and reading utterances, from a manifest and from a Kaldi folder, and what is said about defects."""
+"""Utterances from a manifest and from a Kaldi folder: listing, reading and reports of defects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SPEAKER = {name: f"s{i // 2}" for i, name in enumerate(ARRAYS)}
 
 @pytest.fixture
 def tsv(tmp_path: Path) -> Path:
-    """Six utterances of three speakers as .npy files with a manifest."""
+    """Return a folder of six utterances of three speakers as .npy files with a manifest."""
     folder = tmp_path / "tsv"
     folder.mkdir()
     for name, array in ARRAYS.items():
@@ -49,7 +49,7 @@ def tsv(tmp_path: Path) -> Path:
 
 
 def kaldi(folder: Path, **options: object) -> Path:
-    """The same six as a Kaldi folder."""
+    """Return the same six utterances as a Kaldi folder."""
     folder.mkdir()
     kaldiio.save_ark(str(folder / "feats.ark"), ARRAYS, scp=str(folder / "feats.scp"), **options)
     (folder / "utt2spk").write_text(

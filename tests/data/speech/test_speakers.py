@@ -1,4 +1,4 @@
-"""Speakers heard in pairs of utterances: the mock set, the data set, and what is said about unfit data."""
+"""Speakers in pairs of utterances: the mock set, the data set, and reports on unfit data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ COMMAND = [
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six speakers to train on and three held out, with five utterances each. Not to be changed."""
+    """Return mock data of nine speakers, which must not be changed.
+
+    Six are to train on and three are held out, with five utterances each.
+    """
     folder = tmp_path_factory.mktemp("speakers") / "small"
     generate(folder, SpeakerSpec(train=6, val=3, utterances=5, seed=2))
     return folder
@@ -105,6 +108,7 @@ def test_set_epoch_reaches_persistent_workers(root: Path) -> None:
 
 def test_held_out_items_are_all_pairs_of_each_speaker_always_the_same(root: Path) -> None:
     data = SpeakerPairs(root, "val", 20, 40, train=False)
+    # Five utterances are two pairs.
     assert [data[i][1] for i in range(len(data))] == [
         0,
         1,
@@ -112,7 +116,7 @@ def test_held_out_items_are_all_pairs_of_each_speaker_always_the_same(root: Path
         0,
         1,
         2,
-    ]  # five utterances are two pairs
+    ]
     first = items(data)
     data.set_epoch(3)
     assert torch.equal(first, items(data))
@@ -129,9 +133,8 @@ def test_held_out_speakers_are_other_speakers(root: Path) -> None:
 def test_a_speaker_with_one_utterance_is_named(root: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(root, tmp_path / "copy"))
     lines = (copy / "train" / "manifest.tsv").read_text().splitlines(keepends=True)
-    (copy / "train" / "manifest.tsv").write_text(
-        "".join(lines[:7])
-    )  # the header, five utterances of the first, one of the second
+    # The header, five utterances of the first speaker, and one of the second.
+    (copy / "train" / "manifest.tsv").write_text("".join(lines[:7]))
     with pytest.raises(
         InputError, match=r"1 of 2 speakers in .* have fewer than 2 utterances.*train-00001 has 1"
     ):

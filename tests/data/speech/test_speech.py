@@ -1,4 +1,4 @@
-"""Utterances and their batches, mock speech, vocabularies, and what is said of folders that cannot be used."""
+"""Utterances and their batches, mock speech, vocabularies, and reports on unusable folders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMMAND = [
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Mock speech of spec TINY. Not to be changed."""
+    """Return mock speech of spec TINY, which must not be changed."""
     path = tmp_path_factory.mktemp("data") / "speech"
     generate(path, TINY)
     return path
@@ -50,7 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(root: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """Return a copy of the mock speech, to be damaged."""
     return Path(shutil.copytree(root, tmp_path / "copy"))
 
 

@@ -1,4 +1,4 @@
-"""Text: where it comes from, how it is cut into pieces, which of them are hidden, and what is said about unfit text."""
+"""Text data: its sources, tokenization, masking, and reports on unfit text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep"
 
 @pytest.fixture(scope="session")
 def text_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small text files. Not to be changed."""
+    """Return a folder of small text files, which must not be changed."""
     folder = tmp_path_factory.mktemp("text") / "files"
     (folder / "below").mkdir(parents=True)
     for number, document in enumerate(grammar.documents(count=6, sentences=150)):
@@ -41,7 +41,7 @@ def text_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prepared(text_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, tokenised. Not to be changed."""
+    """Return the same text, tokenised, which must not be changed."""
     return text.prepare(text_files, tmp_path_factory.mktemp("tokens") / "made").root
 
 
@@ -53,7 +53,7 @@ def byte_bpe(prepared: Path) -> TokenisedText:
     return text.find(str(prepared), "byte-bpe")
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Corpora
 
 
@@ -64,17 +64,27 @@ def test_prose_is_taken_from_python_sources_and_code_is_not(tmp_path: Path) -> N
     )
     (tmp_path / "broken.py").write_text("def (:\n")
     (tmp_path / "b.py").write_text(
-        '"""Docstring of the module,\nwhich goes over two lines.\n\n>>> and_an_example() + of_some_code(1, 2, 3)\n"""\n'
+        '"""Docstring of the module,\n'
+        "which goes over two lines.\n"
+        "\n"
+        ">>> and_an_example() + of_some_code(1, 2, 3)\n"
+        '"""\n'
         "# A comment that goes over\n# two lines of this source as well.\n"
-        "def f(x):\n    return {'key': 'short', 'message': 'A message to the user of this program.'}\n"
+        "def f(x):\n"
+        "    return {'key': 'short', 'message': 'A message to the user of this program.'}\n"
         "table = '0x00 0x01 0x02 0x03 0x04 0x05 0x06 0x07'\n"
     )
     (tmp_path / "a.py").write_text(
-        '"""Docstring of the module, which goes over two lines."""\nclass A:\n    """What this class is meant to be."""\n'
+        '"""Docstring of the module, which goes over two lines."""\n'
+        "class A:\n"
+        '    """What this class is meant to be."""\n'
     )
     assert text_corpus.standard_library(tmp_path).documents == (
         "Docstring of the module, which goes over two lines.\nWhat this class is meant to be.",
-        "A message to the user of this program.\nA comment that goes over two lines of this source as well.",
+        (
+            "A message to the user of this program.\n"
+            "A comment that goes over two lines of this source as well."
+        ),
     )
 
 
@@ -114,7 +124,7 @@ def test_words_are_not_cut_where_a_document_is() -> None:
     }
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Pieces
 
 
@@ -163,7 +173,7 @@ def test_tokens_decode_to_the_text_they_were_made_of(text_files: Path, prepared:
     assert not np.isin(words.tokens("held_out"), words.specials.unknown).any()
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Samples
 
 
@@ -322,7 +332,7 @@ def test_a_text_that_is_shorter_than_a_sample_says_so(prepared: Path) -> None:
         PackedText(wordpiece(prepared), "held_out", 100_000, mask_tokens, train=False)
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Folders
 
 
@@ -332,9 +342,8 @@ def test_a_folder_of_text_is_tokenised_once_into_the_cache(
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path))
     first = text.find(str(text_files), "wordpiece")
     assert first.folder.is_relative_to(tmp_path) and "TOKENIZERS_PARALLELISM" not in os.environ
-    monkeypatch.setattr(
-        text_corpus, "text_folder", None
-    )  # from here on, tokenising again would fail
+    # From here on, tokenising again would fail.
+    monkeypatch.setattr(text_corpus, "text_folder", None)
     assert text.find(str(text_files), "byte-bpe").folder.parent == first.folder.parent
     assert [path.name for path in (tmp_path / "data").iterdir()] == [first.folder.parent.name]
 
@@ -480,16 +489,15 @@ def with_an_id(path: Path, index: int, value: int) -> None:
 
 
 def without_digests(made: Path) -> None:
-    """As an earlier version wrote it."""
+    """Rewrite the folder as an earlier version wrote it, without digests."""
     manifest = json.loads((made / "manifest.json").read_text())
     for kind in manifest["kinds"].values():
         del kind["sha256"]
     (made / "manifest.json").write_text(json.dumps(manifest))
 
 
-DAMAGE: list[
-    tuple[Callable[[Path], object], str, bool]
-] = [  # what, what is said of it, and whether it shows without digests
+# The damage, what is said of it, and whether it shows without digests.
+DAMAGE: list[tuple[Callable[[Path], object], str, bool]] = [
     (
         lambda made: (made / "wordpiece/train.npy").unlink(),
         "train.npy is damaged: it is missing",

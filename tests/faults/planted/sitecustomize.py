@@ -1,4 +1,4 @@
-"""Plants the breach that GALLERY_FAULTS_PLANTED names into every Python process that a command starts."""
+"""Planted breaches: GALLERY_FAULTS_PLANTED names the one for all Python processes of a command."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 
 def _orphan(module: Any) -> None:
-    """What is left behind by a command goes on."""
+    """Let what a command leaves behind go on."""
     module.end_descendants = lambda *_: None
     module.die_with_parent = lambda: None
     module.end_supervised = lambda process, *_: process.kill()
 
 
 def _half(module: Any) -> None:
-    """JSON files are written in place, and the last bytes late."""
+    """Write JSON files in place, and the second half late."""
     import json
     import time
 
@@ -32,7 +32,7 @@ def _half(module: Any) -> None:
 
 
 def _hang(module: Any) -> None:
-    """What a run prints is read no more after a few lines."""
+    """Read no more of what a run prints after a few lines."""
 
     def read(relay: Any) -> None:
         for _ in range(3):
@@ -47,7 +47,7 @@ def _hang(module: Any) -> None:
 
 
 def _wrong_rank(module: Any) -> None:
-    """The other rank is blamed."""
+    """Blame the other rank of two."""
     found = module._killed
 
     def killed(text: str) -> Any:
@@ -58,7 +58,7 @@ def _wrong_rank(module: Any) -> None:
 
 
 def _open_port(module: Any) -> None:
-    """Stores listen on every interface."""
+    """Make stores listen on every interface."""
     import socket
 
     module.listening_on = lambda host, port: socket.create_server(("0.0.0.0", port))
@@ -78,7 +78,7 @@ SEEN_AS = {
     "wrong rank": "is blamed",
     "open port": "open ports",
 }
-"""What chaos says of each; another breach does not count as having found it."""
+"""What chaos says of each breach; another breach does not count as having found it."""
 
 
 class _Planter(importlib.abc.MetaPathFinder):

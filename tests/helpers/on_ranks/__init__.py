@@ -1,1 +1,1 @@
-"""What tests have every rank do (ranks.py), by subject."""
+"""Functions that tests have every rank run (ranks.py), by subject."""

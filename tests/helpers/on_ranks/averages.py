@@ -1,4 +1,4 @@
-"""Gradients of one step, or of a few: how far their means are from the exact ones, and what is sent."""
+"""Gradients of a few steps: how far their means are from the exact ones, and what is sent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from on_ranks.models import DDP, Branches, batch, options_of, own_gradients, sta
 
 
 def gradients(widths: list[int], values: dict[str, Any], steps: int = 3) -> dict[str, Any]:
-    """The worst error of a mean gradient, in units of what rounding may come to; whether all ranks have the same bits.
+    """Return the worst errors of a mean gradient, and whether all ranks have the same bits.
 
-    The sum of n terms in any order differs from the exact one by at most (n - 1)·u·Σ|term| (Higham, Accuracy and Stability of
-    Numerical Algorithms, 4.2), and u = eps / 2; dividing by n adds one rounding.
+    Errors are from the exact mean and from plain DDP, in units of what rounding may come to. The
+    sum of n terms in any order differs from the exact one by at most (n - 1)·u·Σ|term| (Higham,
+    Accuracy and Stability of Numerical Algorithms, 4.2), and u = eps / 2. Dividing by n adds one
+    rounding.
     """
     model = accelerate_ddp(DDP(stack(widths)), options_of(values))
     plain = DDP(stack(widths))
@@ -35,9 +37,8 @@ def gradients(widths: list[int], values: dict[str, Any], steps: int = 3) -> dict
         for parameter, other, *own in zip(
             model.parameters(), plain.parameters(), *terms, strict=True
         ):
-            unit = (
-                torch.finfo(torch.float32).eps / 2 * sum(term.abs() for term in own) + 1e-40
-            )  # n·u·Σ|term| / n
+            # n·u·Σ|term| / n
+            unit = torch.finfo(torch.float32).eps / 2 * sum(term.abs() for term in own) + 1e-40
             worst = max(worst, ((parameter.grad - sum(own) / len(own)).abs() / unit).max().item())
             against_plain = max(
                 against_plain, ((parameter.grad - other.grad).abs() / unit).max().item()
@@ -54,7 +55,7 @@ def gradients(widths: list[int], values: dict[str, Any], steps: int = 3) -> dict
 
 
 def bucket_bytes(widths: list[int], values: dict[str, Any]) -> list[int]:
-    """Of the buckets of a third step, in the order in which they are sent."""
+    """Return the bytes of the buckets of the third step, in the order in which they are sent."""
     model = accelerate_ddp(DDP(stack(widths)), options_of(values))
     seen: list[int] = []
 
@@ -70,7 +71,10 @@ def bucket_bytes(widths: list[int], values: dict[str, Any]) -> list[int]:
 
 
 def gradient_memories(made_with: dict[str, bool], ways: list[dict[str, Any]]) -> list[int]:
-    """In how many pieces of memory the gradients of a model with two parameters lie, way after way: in one where they are views."""
+    """Return in how many storages the gradients of a model with two parameters lie, way after way.
+
+    They lie in one storage where they are views of a bucket.
+    """
     model, found = DDP(stack([8, 8]), **made_with), []
     for values in ways:
         model.zero_grad()
@@ -86,7 +90,7 @@ def gradient_memories(made_with: dict[str, bool], ways: list[dict[str, Any]]) ->
 
 
 def piece_bytes(widths: list[int], values: dict[str, Any]) -> list[list[int]]:
-    """Of what each channel averages in a third step."""
+    """Return the bytes of each piece that each channel averages in the third step."""
     model = accelerate_ddp(DDP(stack(widths)), options_of(values))
     channels = gradient_reducer(model)._channels
     seen: list[list[int]] = [[] for _ in channels]
@@ -106,7 +110,7 @@ def piece_bytes(widths: list[int], values: dict[str, Any]) -> list[list[int]]:
 
 
 def relative_error(widths: list[int], values: dict[str, Any]) -> float:
-    """Of all mean gradients of one step together."""
+    """Return the relative error of all mean gradients of one step together."""
     model = accelerate_ddp(DDP(stack(widths)), options_of(values))
     model(batch(0, widths[0])).pow(2).sum().backward()
     got = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
@@ -138,7 +142,10 @@ def unused_parameters(values: dict[str, Any]) -> float:
 
 
 def accumulation(values: dict[str, Any]) -> float:
-    """Two backward passes under no_sync, a third with communication, against plain DDP."""
+    """Return the largest difference from plain DDP with gradient accumulation.
+
+    Two backward passes run under no_sync, a third with communication.
+    """
     models = [DDP(stack([6, 9, 4])), accelerate_ddp(DDP(stack([6, 9, 4])), options_of(values))]
     for model in models:
         for step in range(3):

@@ -1,4 +1,4 @@
-"""Ways that nobody named: chosen by the tuner, or by the import."""
+"""Ways of averaging that nobody named: chosen by the tuner, or by the import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from on_ranks.models import DDP, batch, options_of, stack
 
 
 def automatic(values: dict[str, Any]) -> list[bool]:
-    """Whether DDP is accelerated: by the import, after disable(), after enable() again; and in a process group of its own."""
+    """Return whether DDP is accelerated: by the import, after disable(), after enable() again.
+
+    The last value is for a model in a process group of its own.
+    """
     import gallery_lib.comm.auto as auto
 
     auto.options = options_of(values)
@@ -40,7 +43,11 @@ def automatic(values: dict[str, Any]) -> list[bool]:
 
 
 def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
-    """Train with a tuner that may choose between DDP's own way and `kinds`; ways with 3 streams are slow."""
+    """Train with a tuner that may choose between DDP's own way and `kinds`.
+
+    Ways with 3 streams are slow. The result has the way chosen at once, the way chosen at the end,
+    and the largest error of a weight.
+    """
 
     class Slow(Channel):
         def __init__(self, options: Comm, *others: Any) -> None:
@@ -83,7 +90,10 @@ def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
 
 
 def automatic_twice() -> list[dict[str, Any]]:
-    """Calls of a forward hook in a first run, which chooses, and in a second, which keeps the choice."""
+    """Return the calls of a forward hook in a first run, which chooses, and in a second.
+
+    The second run keeps the choice of the first.
+    """
     import gallery_lib.comm.auto as auto
 
     auto.options = Comm(tune=True)
@@ -103,7 +113,10 @@ def automatic_twice() -> list[dict[str, Any]]:
 
 
 def automatic_otherwise() -> dict[str, Any]:
-    """A subclass whose constructor goes on after DDP's, and models that are left as they are, with the warnings for these."""
+    """Return what the import does to a DDP subclass, and the warnings for models left as they are.
+
+    The constructor of the subclass goes on after DDP's.
+    """
     import gallery_lib.comm.auto as auto
 
     class Mine(DDP):
@@ -140,7 +153,10 @@ def automatic_otherwise() -> dict[str, Any]:
 
 
 def damaged() -> list[bool]:
-    """Whether a kept choice that cannot be read was set aside, and nothing was taken from it; only rank 0 sees it."""
+    """Return whether a stored choice that cannot be read was set aside, with nothing taken from it.
+
+    Only rank 0 sees the file.
+    """
     ways = {"ddp": Comm(), "views": Comm(bucket_views=True)}
     path = Tuner(DDP(stack([7, 2])), ways).path
     assert path is not None

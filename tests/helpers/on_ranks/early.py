@@ -1,4 +1,4 @@
-"""Optimizer steps in the backward pass: where they may be taken, and what is refused."""
+"""Optimizer-in-backward: where steps may be taken in the backward pass, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from on_ranks.models import DDP, batch, stack
 
 
 def gan() -> bool:
-    """Whether both networks of a GAN, each with its steps in its own backward pass, get the weights that plain DDP gives."""
+    """Return whether both networks of a GAN get the weights that plain DDP gives.
+
+    Each network takes its steps in its own backward pass.
+    """
     torch.manual_seed(0)
     plain, weights = (nn.Linear(6, 5), nn.Linear(5, 1)), []
     for early in (False, True):
@@ -49,7 +52,10 @@ def gan() -> bool:
 
 
 def closure() -> bool:
-    """Whether `step(closure)` is plain DDP's where the model could take steps in the backward pass."""
+    """Return whether `step(closure)` gives plain DDP's weights.
+
+    The model could take steps in the backward pass.
+    """
     weights = []
     for early in (False, True):
         model = DDP(stack([6, 9, 4]))
@@ -73,7 +79,7 @@ def closure() -> bool:
 
 
 def refused(what: str) -> str:
-    """The message where the step that was taken is not the one that `optimizer.step()` would take."""
+    """Return the message where the step taken is not the one that `optimizer.step()` would take."""
     model = DDP(stack([6, 9, 4]))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     if what == "other optimizer":
@@ -158,7 +164,10 @@ def refused(what: str) -> str:
 
 
 def fails_halfway() -> str:
-    """What the next step says after an error in the backward pass, when some parameters had had their step."""
+    """Return the message of the next step after an error in the backward pass.
+
+    Some parameters had had their step by then.
+    """
     model = DDP(stack([6, 90, 40]))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     accelerate_ddp(model, Comm(bucket_mb=0.001), optimizer=optimizer)

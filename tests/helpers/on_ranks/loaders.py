@@ -1,4 +1,4 @@
-"""Loaders of many kinds, each divided over the ranks: what every rank gets of them."""
+"""Data loaders of many kinds, divided over the ranks, and what every rank gets of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Failing(OfPython):
 
 
 class ByRank(Sampler[int]):
-    """Divides the data itself, and has no attribute that says so."""
+    """Sampler that divides the data itself, and has no attribute that says so."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(DATA[rank() :: process_group.world_size()])
@@ -90,7 +90,7 @@ class NoLengthData(Dataset[int]):
 
 
 class Stream(IterableDataset[Any]):
-    """`make(rank)`, divided among workers as PyTorch's documentation shows it."""
+    """Stream of `make(rank)`, divided among workers as PyTorch's documentation shows it."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self.make = make
@@ -104,14 +104,14 @@ class Stream(IterableDataset[Any]):
 
 
 class Long(Stream):
-    """A stream that says a length."""
+    """Stream that has a length."""
 
     def __len__(self) -> int:
         return len(self.make(rank()))
 
 
 class Once(IterableDataset[Any]):
-    """A generator that can be read once."""
+    """Stream over a generator that can be read once."""
 
     def __init__(self, items: Any) -> None:
         self.items = (item for item in items)
@@ -121,7 +121,7 @@ class Once(IterableDataset[Any]):
 
 
 class Halved(DataLoader[Any]):
-    """Finishes its batches itself."""
+    """Loader that changes its batches in `__iter__`."""
 
     def __iter__(self) -> Any:
         for batch in super().__iter__():
@@ -129,7 +129,7 @@ class Halved(DataLoader[Any]):
 
 
 class BegunEarly(DataLoader[Any]):
-    """Has one iterator for its whole life, made over the whole data."""
+    """Loader with one iterator for its whole life, made over the whole data."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -141,7 +141,7 @@ class BegunEarly(DataLoader[Any]):
 
 
 class Batches:
-    """An iterable of batches that is no DataLoader."""
+    """Iterable of batches that is no DataLoader."""
 
     def __init__(self, batches: Callable[[int], Any]) -> None:
         self.batches, self.batch_size = batches, 2
@@ -292,7 +292,10 @@ def _numbers(batch: Any) -> Any:
 def batches(
     kind: str, passes: int = 1, most: int = 100, shard: str = "auto", **options: Any
 ) -> dict[str, Any]:
-    """The batches of some passes on this rank, as lists; what was said; the error. The ranks are seeded differently."""
+    """Return the batches of some passes on this rank as lists, the warnings, and the error.
+
+    The ranks are seeded differently.
+    """
     result: dict[str, Any] = {"passes": [], "said": [], "error": ""}
     _seed()
     with warnings.catch_warnings(record=True) as said:
@@ -317,24 +320,27 @@ def batches(
 
 
 def batches_with(kind: str, passes: int, options: dict[str, Any]) -> dict[str, Any]:
-    """The same of a loader with `options`."""
+    """Return the batches of a loader that is made with `options`."""
     return batches(kind, passes, **options)
 
 
 def plain(kind: str, passes: int = 1, most: int = 100, **options: Any) -> list[list[Any]]:
-    """The batches of the loader itself."""
+    """Return the batches of the loader itself, not divided."""
     _seed()
     loader = LOADERS[kind](**options)
     return [[_numbers(batch) for batch in itertools.islice(loader, most)] for _ in range(passes)]
 
 
 def lengths(kind: str) -> int:
-    """The length that the divided loader says."""
+    """Return the length of the divided loader."""
     return len(DeviceLoader(LOADERS[kind](), torch.device("cpu"), torch.contiguous_format))
 
 
 def epochs(who: str, told: list[int]) -> tuple[list[list[Any]], list[list[Any]]]:
-    """Passes over a DistributedSampler that `who` tells its epochs: through accelerate()'s loader, and in plain PyTorch."""
+    """Return passes over a DistributedSampler: through accelerate()'s loader, and in plain PyTorch.
+
+    `who` names the object that is told the epochs.
+    """
     found = []
     loader = DataLoader(DATA, 2, sampler=DistributedSampler(DATA))
     ours = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format)
@@ -352,7 +358,7 @@ def epochs(who: str, told: list[int]) -> tuple[list[list[Any]], list[list[Any]]]
 
 
 def two_orders() -> list[list[int]]:
-    """One pass each of two shuffled loaders."""
+    """Return the order of one pass each of two shuffled loaders."""
     _seed()
     loaders = [
         DeviceLoader(
@@ -364,7 +370,7 @@ def two_orders() -> list[list[int]]:
 
 
 def subclass() -> dict[str, Any]:
-    """What a divided loader of a subclass says of itself."""
+    """Return the attributes of a divided loader whose class is a subclass of DataLoader."""
     loader = Halved(DATA, 2, shuffle=True, drop_last=True)
     loader.own = "kept"
     ours = DeviceLoader(loader, torch.device("cpu"), torch.contiguous_format)

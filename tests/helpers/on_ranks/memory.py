@@ -14,8 +14,11 @@ from gallery_lib.comm.shared_memory import SharedSlots
 
 
 def shared(failing_rank: int | None) -> dict[str, Any]:
-    """What two slots, the second of which has to grow, hold after each process of the host wrote its rank, and how many names the
-    files had as they were opened; or the message where one process cannot open them."""
+    """Return what two shared slots hold, and the link counts of their files when opened.
+
+    Each process of the host writes its rank into both slots, the second of which has to grow. Where
+    one process cannot open the files, return the message instead.
+    """
     names = []
     open_file = torch.from_file
 

@@ -1,4 +1,4 @@
-"""What the others train: small stacks of layers, and batches that differ by rank and step."""
+"""Small stacks of layers for the other subjects, and batches that differ by rank and step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DDP = nn.parallel.DistributedDataParallel
 
 
 class Branches(nn.Module):
-    """Two layers; which of them is used differs by rank, and the last is never used."""
+    """Three layers: the rank decides which of the first two is used, and the last is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def batch(step: int, width: int, rank: int | None = None, rows: int = 3) -> Tens
 
 
 def own_gradients(model: nn.Module, step: int, width: int, rank: int) -> list[Tensor]:
-    """What `rank` has before anything is averaged."""
+    """Return the gradients that `rank` has before anything is averaged, in float64."""
     alone = copy.deepcopy(model)
     alone.zero_grad()
     alone(batch(step, width, rank)).pow(2).sum().backward()

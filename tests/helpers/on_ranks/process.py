@@ -1,4 +1,7 @@
-"""One of the processes that ranks.py starts: does what it is sent, `subject.function` with arguments, and sends back what came of it."""
+"""Process that ranks.py starts: it runs the functions it is sent, and sends back the results.
+
+A function is named `subject.function`.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,11 @@ from on_ranks.models import DDP, options_of
 
 
 def replayed(values: dict[str, Any], timeline: Timeline, late_seconds: float) -> dict[str, Any]:
-    """Steps of a replay whose rank 0 is late with its backward pass: the worst error of a mean gradient, and the last step's time."""
+    """Replay steps in which rank 0 is late with its backward pass.
+
+    Returns the worst error of a mean gradient, the seconds of the last step, and the sums of the
+    gradients.
+    """
     own = (
         dataclasses.replace(timeline, forward_seconds=late_seconds)
         if dist.get_rank() == 0
@@ -39,12 +43,16 @@ def replayed(values: dict[str, Any], timeline: Timeline, late_seconds: float) ->
 
 
 def buckets_of_a_replay(timeline: Timeline) -> list[float]:
-    """When DDP hands over its buckets, one for each gradient, in the third step of a replay: seconds since the backward pass began."""
+    """Return when DDP hands over its buckets, one for each gradient, in the third step of a replay.
+
+    Times are seconds since the backward pass began.
+    """
     replay = Replay(timeline)
     model = DDP(replay, init_sync=False, bucket_cap_mb=0.3)
     handed_over: list[float] = []
 
-    def hook(group, bucket):  # type: ignore[no-untyped-def]  # torch looks at annotations, and here they are text
+    # torch looks at annotations, and here they would be text.
+    def hook(group, bucket):  # type: ignore[no-untyped-def]
         handed_over.append(time.perf_counter())
         return default_hooks.allreduce_hook(group, bucket)
 

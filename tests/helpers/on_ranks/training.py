@@ -1,4 +1,7 @@
-"""Trainings of several steps, beside the same with plain DDP: uneven batches, frozen layers, optimizers, checkpoints."""
+"""Trainings of several steps, beside the same with plain DDP.
+
+They have uneven batches, frozen layers, several optimizers, or checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ from on_ranks.models import DDP, batch, options_of, stack
 
 
 def compiled(widths: list[int]) -> dict[str, Any]:
-    """How many graphs a compiled model becomes, and how far its mean gradients are from those of one that is not compiled."""
+    """Return the number of graphs of a compiled model, and how far off its mean gradients are.
+
+    They are compared with those of a model that is not compiled.
+    """
     graphs = 0
 
     def backend(graph, inputs):
@@ -44,7 +50,10 @@ def compiled(widths: list[int]) -> dict[str, Any]:
 
 
 def uneven_batches(values: dict[str, Any]) -> list[float]:
-    """Rank r has r + 2 batches; `join` lets those that are done stand by. Weights after training: plain, accelerated."""
+    """Return the sum of all weights after training: with plain DDP, and accelerated.
+
+    Rank r has r + 2 batches; `join` lets the ranks that are done stand by.
+    """
     sums = []
     for accelerated in (False, True):
         model = DDP(stack([6, 9, 4]))
@@ -61,7 +70,10 @@ def uneven_batches(values: dict[str, Any]) -> list[float]:
 
 
 def two_models_one_frozen_midway(values: dict[str, Any]) -> float:
-    """Both at work in one step; from the third step on a layer of the first is frozen, and it is wrapped anew. Largest difference."""
+    """Return the largest difference of weights from plain DDP, where two models train in one step.
+
+    From the third step on a layer of the first model is frozen, and that model is wrapped anew.
+    """
     weights = []
     for accelerated in (False, True):
         models = [stack([6, 9, 4]), stack([4, 8, 2])]
@@ -91,7 +103,11 @@ def two_models_one_frozen_midway(values: dict[str, Any]) -> float:
 def early_steps(
     optimizer: str, arguments: dict[str, Any], values: dict[str, Any], uneven: bool = False
 ) -> dict[str, Any]:
-    """Training with the optimizer's step in the backward pass, against plain DDP: two groups, a schedule, accumulation."""
+    """Compare training with optimizer-in-backward with plain DDP.
+
+    There are two parameter groups, a schedule, and gradient accumulation. With `uneven`, ranks have
+    different numbers of batches instead of the accumulation.
+    """
     models, moved = [DDP(stack([6, 90, 40])), DDP(stack([6, 90, 40]))], []
     for early, model in enumerate(models):
         parameters = list(model.parameters())
@@ -135,7 +151,10 @@ def early_steps(
 
 
 def resumed(values: dict[str, Any]) -> list[bool]:
-    """Whether three more steps after a checkpoint are those that would have come without it, with and without what comm keeps."""
+    """Return whether three more steps after a checkpoint are those that would have come without it.
+
+    The first value is with what comm keeps, the second without.
+    """
     same = []
     for keep in (True, False):
         widths = [64, 40, 30]

@@ -1,4 +1,4 @@
-"""Gradients that are not finite, and wishes that cannot be met."""
+"""Gradients that are not finite, and options that cannot be met."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from on_ranks.models import DDP, batch, options_of, stack
 
 
 def not_finite(values: dict[str, Any], bad_rank: int) -> str:
-    """What is raised when the gradient of one layer is NaN on one rank; the step after it is an ordinary one."""
+    """Return what is raised when the gradient of one layer is NaN on one rank.
+
+    The hook that makes it NaN is removed, so the next step is an ordinary one.
+    """
     model = accelerate_ddp(DDP(stack([60, 90, 40])), options_of({**values, "non_finite": "stop"}))
     handle = model.module[2].weight.register_hook(
         lambda g: g * torch.nan if dist.get_rank() == bad_rank else g
@@ -29,9 +32,11 @@ def not_finite(values: dict[str, Any], bad_rank: int) -> str:
 
 
 def skipped(values: dict[str, Any], bad_rank: int, stand_by: bool) -> dict[str, Any]:
-    """One step of four has a NaN on one rank, and is not to change anything: neither weights nor momentum nor what is kept for later.
+    """Train four steps, of which one has a NaN on one rank and must not change anything.
 
-    `stand_by`: rank 0 has no batch any more in the last two steps."""
+    Weights, momentum and what is kept for later stay as they are in that step. With `stand_by`,
+    rank 0 has no batch any more in the last two steps.
+    """
     model = accelerate_ddp(DDP(stack([6, 9, 4])), options_of({**values, "non_finite": "skip"}))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
     seen = []
@@ -63,7 +68,7 @@ def skipped(values: dict[str, Any], bad_rank: int, stand_by: bool) -> dict[str, 
 
 
 def refused(values: dict[str, Any], what: str) -> str:
-    """The message for an impossible wish."""
+    """Return the message for options that cannot be met."""
     model: Any = DDP(stack([4, 3]))
     if what == "plain module":
         model = model.module

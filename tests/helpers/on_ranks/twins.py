@@ -1,4 +1,7 @@
-"""What accelerate() returns on several processes: names, gradients by every road, copies, refusals."""
+"""Models that accelerate() returns on several processes: names, gradients, copies, refusals.
+
+Gradients come by every road (ROADS).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from gallery_lib.comm.ddp import distributed
 
 
 class Net(nn.Module):
-    """An encoder and two heads."""
+    """Model with an encoder and two heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +54,10 @@ def _input(rank: int | None = None, call: int = 0) -> Tensor:
 def _worst(
     step: Callable[[Any, int | None], None], make: Callable[[], nn.Module] = _net, **comm: Any
 ) -> float:
-    """The largest difference between the twin's gradients and the mean of what each rank's would be alone."""
+    """Return the largest difference of the twin's gradients from the mean over ranks.
+
+    The mean is of what each rank's gradients would be alone.
+    """
     net = make()
     twin = _twin(net, **comm)
     alone = [make() for _ in range(dist.get_world_size())]
@@ -152,12 +158,15 @@ ROADS = {
 
 
 def gradients(road: str) -> float:
-    """See `_worst`."""
+    """Return the largest difference of gradients that come by `road` (see `_worst`)."""
     return _worst(ROADS[road])
 
 
 def replaced_head() -> float:
-    """A head that is put in after accelerate(), with other values on each rank."""
+    """Return the largest difference of gradients for a head that is put in after accelerate().
+
+    The head has other values on each rank.
+    """
 
     def step(model: Any, rank: int | None) -> None:
         torch.manual_seed(7 + (0 if rank is not None else dist.get_rank()))
@@ -168,7 +177,7 @@ def replaced_head() -> float:
 
 
 class Flattened(nn.Module):
-    """Works in contiguous layout only."""
+    """Model that works in contiguous layout only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +189,10 @@ class Flattened(nn.Module):
 
 
 def flattened_by_view() -> list[float]:
-    """Differences of gradients from the mean, step by step, of a model that becomes contiguous in the first."""
+    """Return the differences of gradients from the mean, step by step.
+
+    The model becomes contiguous in the first step.
+    """
     torch.manual_seed(0)
     net = Flattened()
     plain = copy.deepcopy(net)
@@ -202,7 +214,7 @@ def flattened_by_view() -> list[float]:
 
 
 def refusals() -> list[str]:
-    """What is said of models that several processes of a CPU cannot train."""
+    """Return the messages for models that several processes of a CPU cannot train."""
     said = []
     for model in (
         nn.LazyLinear(3),
@@ -217,7 +229,7 @@ def refusals() -> list[str]:
 
 
 def around_the_model() -> str:
-    """What is said when a gradient comes from a part of the model."""
+    """Return the message for a gradient that comes from a part of the model, around its forward."""
     twin = _twin(_net())
     try:
         twin.head(twin.encoder(_input())).sum().backward()
@@ -227,7 +239,7 @@ def around_the_model() -> str:
 
 
 def around_the_model_on_purpose() -> bool:
-    """Whether such a gradient is each rank's own inside no_sync."""
+    """Return whether a gradient from a part of the model is each rank's own inside no_sync."""
     twin = _twin(_net())
     with twin.no_sync():
         twin.head(twin.encoder(_input())).sum().backward()
@@ -237,7 +249,10 @@ def around_the_model_on_purpose() -> bool:
 
 
 def heads_in_turn() -> list[bool]:
-    """Whether each of several heads, put in one after another, starts alike on all ranks; ids are used again."""
+    """Return whether each of several heads, put in one after another, starts alike on all ranks.
+
+    The ids of the heads are used again.
+    """
     twin = _twin(_net())
     alike = []
     for number in range(6):
@@ -252,7 +267,7 @@ def heads_in_turn() -> list[bool]:
 
 
 def after_an_error() -> str:
-    """What the call after a backward pass that raised comes to."""
+    """Return the message of the call after a backward pass that raised."""
 
     def fails(gradient: Tensor) -> Tensor:
         raise KeyError
@@ -272,7 +287,7 @@ def after_an_error() -> str:
 
 
 def unused(find: bool) -> list[Any]:
-    """What two steps in which `probe` is not part of the loss come to."""
+    """Return the result of two steps in which `probe` is not part of the loss."""
     twin = _twin(_net(), find_unused_parameters=find)
     try:
         for _ in range(2):
@@ -283,7 +298,7 @@ def unused(find: bool) -> list[Any]:
 
 
 def unused_in_a_compiled_graph(find: bool) -> list[Any]:
-    """What a step comes to when `probe` is computed in a compiled graph and no output depends on it."""
+    """Return the result of a step that computes `probe` in a compiled graph but in no output."""
 
     class Unused(nn.Module):
         def __init__(self) -> None:
@@ -308,7 +323,7 @@ def unused_in_a_compiled_graph(find: bool) -> list[Any]:
 
 
 def step_on_unaveraged_gradients(closure: bool) -> list[Any]:
-    """What a single step comes to, which leaves `probe` out, and whether it changed weights before it was refused."""
+    """Return the message of a step that leaves `probe` out, and whether weights are unchanged."""
     twin = _twin(_net())
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     before = twin.encoder.weight.detach().clone()
@@ -328,7 +343,7 @@ def step_on_unaveraged_gradients(closure: bool) -> list[Any]:
 
 
 def two_losses_before_a_step() -> bool:
-    """Whether a step is taken after two backward passes that together reach all parameters."""
+    """Return whether a step is taken after two backward passes that reach all parameters."""
     twin = _twin(_net())
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     first, second = twin(_input())
@@ -339,7 +354,7 @@ def two_losses_before_a_step() -> bool:
 
 
 def facts() -> dict[str, Any]:
-    """What a twin looks like from outside."""
+    """Return what a twin looks like from outside."""
     net = _net()
     twin = _twin(net)
     calls: list[int] = []
@@ -370,7 +385,7 @@ def facts() -> dict[str, Any]:
 
 
 def evaluated_on_rank_0_alone() -> int:
-    """The model itself communicates with nobody."""
+    """Return how many rows rank 0 evaluates alone: the model itself communicates with nobody."""
     twin = _twin(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
     twin(_input()).sum().backward()
     twin.eval()

@@ -1,4 +1,4 @@
-"""What users do with a DistributedDataParallel, while ways of averaging take turns and without: it has to be the same."""
+"""What users do with a DistributedDataParallel, the same while ways of averaging take turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS = {
     "streams": Comm(streams=2, bucket_mb=0.001),
 }
 STEPS = len(WAYS) * 4 * (2 + 2)
-"""Of all turns."""
+"""Number of steps of all turns."""
 
 
 def tuned(model: DDP) -> Tuner:
@@ -39,7 +39,10 @@ def tuned(model: DDP) -> Tuner:
 def _trained(
     change: Callable[[DDP], Any], accelerated: bool, steps: int = STEPS + 4
 ) -> dict[str, Any]:
-    """Weights after training with what `change` makes of the model before the first step; it may return a function for each step."""
+    """Return the weights after training, the model, and the way that was chosen.
+
+    `change` is given the model before the first step. It may return a function for each step.
+    """
     model = DDP(stack([6, 9, 4]))
     if accelerated:
         turns = tuned(model)
@@ -70,7 +73,10 @@ def _same(
 
 
 def hooks() -> dict[str, Any]:
-    """Counts of calls of every kind of hook, and attributes, after all turns: of plain DDP, and while ways took turns."""
+    """Return the calls of every kind of hook, and attributes, after all turns.
+
+    There is one value for plain DDP, and one for a model whose ways took turns.
+    """
 
     def change(model: DDP) -> None:
         model.calls = {}  # type: ignore[assignment]
@@ -104,7 +110,10 @@ def hooks() -> dict[str, Any]:
 
 
 def own_hook(when: int, builtin: bool) -> dict[str, Any]:
-    """A communication hook of the user's, which halves what is sent, registered before step `when`."""
+    """Compare trainings with a user's communication hook, registered before step `when`.
+
+    The hook halves what is sent.
+    """
 
     def change(model: DDP) -> Any:
         def at(step: int) -> None:
@@ -122,7 +131,10 @@ def own_hook(when: int, builtin: bool) -> dict[str, Any]:
 
 
 def copies() -> list[bool]:
-    """Whether deep copies and pickles made before, while and after the turns train as those of plain DDP, and the model itself goes on."""
+    """Return whether deep copies and pickles train as those of plain DDP, and the model goes on.
+
+    Copies are made before, during and after the turns.
+    """
     exact = []
     models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
     tuned(models[1])
@@ -167,7 +179,10 @@ def _step(
 
 
 def habits(which: str) -> list[bool]:
-    """Whether weights are those of plain DDP after every step, with an unusual habit of the user's while ways take turns."""
+    """Return whether weights are those of plain DDP after every step, with an unusual habit.
+
+    Ways of averaging take turns meanwhile.
+    """
     models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
     turns = tuned(models[1])
     run: list[Any] = [
@@ -209,9 +224,8 @@ def habits(which: str) -> list[bool]:
 
     for step in range(STEPS + 4):
         if which == "frozen" and step % 7 == 3:
-            for (
-                model
-            ) in models:  # of which plain DDP does not hear; it averages again once it is unfrozen
+            # Plain DDP does not hear of this; it averages again once the weight is unfrozen.
+            for model in models:
                 model.module[0].weight.requires_grad_(False)
                 model.module[0].weight.requires_grad_(True)
         if which == "joined" and step % 7 == 3:
@@ -221,14 +235,18 @@ def habits(which: str) -> list[bool]:
         _step(run, step, loss)
         exact.append(_equal(*models))
     del held
+    # After join() DDP takes itself for joined, and turns wait.
     return [
         *exact,
         turns.chosen in WAYS or which == "joined",
-    ]  # after join() DDP takes itself for joined, and turns wait
+    ]
 
 
 def a_rank_that_does_not_come() -> dict[str, Any]:
-    """Rank 0 looks at more in training mode, and then all meet: it waits in vain for the others to change turns, and tuning ends."""
+    """Return whether training stays exact when rank 0 waits in vain for the others to change turns.
+
+    Rank 0 looks at more in training mode, and then all ranks meet. Tuning ends there.
+    """
     models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
     exact = []
     with mock.patch.object(tuner, "_MEETING_SECONDS", 1.0):
@@ -236,9 +254,8 @@ def a_rank_that_does_not_come() -> dict[str, Any]:
         for step in range(12):
             _step(models, step)
             for model in models:
-                if (
-                    dist.get_rank() == 0 and step > 0
-                ):  # after the first step plain DDP would hang as well
+                # After the first step plain DDP would hang as well.
+                if dist.get_rank() == 0 and step > 0:
                     model(batch(step, 6))
                 dist.barrier()
             exact.append(_equal(*models))
@@ -246,7 +263,10 @@ def a_rank_that_does_not_come() -> dict[str, Any]:
 
 
 def frozen_at_a_rebuild() -> list[bool]:
-    """A layer is frozen while a way begins, and unfrozen later: plain DDP goes on to average it."""
+    """Return whether a layer's gradients are plain DDP's when it is frozen while a way begins.
+
+    The layer is unfrozen later, and plain DDP goes on to average it.
+    """
     models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
     exact = []
     for values in ({"streams": 2}, {}, {"bucket_views": True}):
@@ -264,7 +284,7 @@ def frozen_at_a_rebuild() -> list[bool]:
 
 
 def held_reducer() -> bool:
-    """Whether gradients are still right where the user holds the reducer that was replaced."""
+    """Return whether gradients are right where the user holds the reducer that was replaced."""
     models = [DDP(stack([6, 9, 4])), DDP(stack([6, 9, 4]))]
     held = [models[1].reducer]
     for values in ({"bucket_views": True}, {"streams": 2}, {}):
@@ -276,7 +296,10 @@ def held_reducer() -> bool:
 
 
 def deleted() -> list[int]:
-    """Threads before, with three models that each have two streams, and after they were deleted; the fourth goes on."""
+    """Return the threads before, with, and after three models that have two streams each.
+
+    The three are deleted, and a fourth goes on.
+    """
     last = accelerate_ddp(DDP(stack([6, 9, 4])), Comm(streams=2))
     counts = [threading.active_count()]
     models = [accelerate_ddp(DDP(stack([6, 9, 4])), Comm(streams=2)) for _ in range(3)]
@@ -292,7 +315,10 @@ def deleted() -> list[int]:
 
 
 def replaced() -> list[int]:
-    """How many communication hooks of ours are alive after many changes of way, and once the model is back at DDP's own."""
+    """Return how many of our communication hooks are alive after many changes of way.
+
+    The second value is for the model back at DDP's own way.
+    """
     gc.collect()
     before = _alive()
     model, counts = DDP(stack([6, 9, 4])), []
@@ -312,7 +338,7 @@ def _alive() -> int:
 
 
 class _Odd(nn.Module):
-    """Parameters of every type and form that DDP takes, in one model."""
+    """Model with parameters of every type and form that DDP takes."""
 
     def __init__(self, sparse: bool) -> None:
         super().__init__()
@@ -363,7 +389,10 @@ class _Odd(nn.Module):
 
 
 def odd_parameters(values: dict[str, Any], sparse: bool) -> dict[str, float]:
-    """By parameter, how far its mean gradient is from plain DDP's, in units of the largest gradient, over a few steps."""
+    """Return how far each mean gradient is from plain DDP's, over a few steps, by parameter.
+
+    The unit is the largest gradient.
+    """
     models = [DDP(_Odd(sparse)), accelerate_ddp(DDP(_Odd(sparse)), options_of(values))]
     apart: dict[str, float] = {}
     for step in range(4):
@@ -387,7 +416,10 @@ def odd_parameters(values: dict[str, Any], sparse: bool) -> dict[str, float]:
 
 
 def large_gradients(values: dict[str, Any]) -> bool:
-    """Whether gradients whose sum overflows, but whose mean does not, arrive as in plain DDP."""
+    """Return whether gradients arrive as in plain DDP when only their sum overflows.
+
+    Their mean does not overflow.
+    """
     models = [DDP(stack([6, 4])), accelerate_ddp(DDP(stack([6, 4])), options_of(values))]
     for model in models:
         for parameter in model.parameters():
@@ -400,7 +432,7 @@ def large_gradients(values: dict[str, Any]) -> bool:
 
 
 def sparse_while_tuning() -> list[bool]:
-    """Whether weights of a model with sparse gradients are those of plain DDP after each step."""
+    """Return whether weights of a model with sparse gradients are plain DDP's after each step."""
     models = []
     for accelerated in (False, True):
         torch.manual_seed(0)
@@ -439,7 +471,10 @@ def different_options() -> str:
 
 
 def unused_by_option(values: dict[str, Any]) -> list[bool]:
-    """Two branches, of which each rank uses another, by the option instead of DDP's argument; and off again, plain DDP's error."""
+    """Return whether the option for unused parameters works as DDP's argument does.
+
+    Each rank uses another of two branches. With the option off again, plain DDP's error comes.
+    """
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -467,7 +502,10 @@ def unused_by_option(values: dict[str, Any]) -> list[bool]:
 
 
 def made_otherwise(how: str) -> list[bool]:
-    """Whether weights are those of plain DDP after each step, for models that are made or changed in rarer ways."""
+    """Return whether weights are those of plain DDP after each step, for models in rarer forms.
+
+    The models are made or changed in the way `how`.
+    """
     models: list[DDP] = []
     for accelerated in (False, True):
         net, arguments = stack([6, 9, 4]), {}

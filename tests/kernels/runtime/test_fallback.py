@@ -1,4 +1,7 @@
-"""When kernels do not run, and how that is said. No CUDA device is needed to tell why one would do without."""
+"""When kernels do not run, and how that is reported.
+
+No CUDA device is needed to tell why one would do without.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Machine code is loaded from files that are what was kept, in folders that nobody else may write to."""
+"""Machine code is loaded only if it is what was stored, and only from safe folders.
+
+Nobody else may write to such a folder.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
     (tmp_path / "code").chmod(mode)
     with pytest.raises(
         InputError,
-        match=f"may be written by others .mode {mode:o}., and code is loaded from it. Run `chmod -R go-w",
+        match=f"may be written by others .mode {mode:o}., and code is loaded from it. Run `chmod "
+        "-R go-w",
     ):
         paths.code_folder(tmp_path / "code")
 

@@ -1,4 +1,7 @@
-"""NVRTC compiles every kernel for every architecture without a GPU; what it compiled is kept; no kernel spills."""
+"""NVRTC compiles every kernel for every architecture without a GPU.
+
+What it compiled is kept, and no kernel spills registers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def own_cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the sources, to change."""
+    """Return a copy of the sources, to be changed."""
     return shutil.copytree(SOURCES, tmp_path / "cuda")
 
 
@@ -47,9 +50,8 @@ def test_every_kernel_compiles_and_none_spills(architecture):
         assert sorted(row.kernel for row in rows) == sorted(kernels), source
         for row in rows:
             assert (row.architecture, row.spill_bytes, row.stack_bytes) == (architecture, 0, 0), row
-            assert 0 < row.registers <= 128, (
-                row
-            )  # 256 threads × 128 registers: at least two blocks on every multiprocessor
+            # 256 threads × 128 registers: at least two blocks on every multiprocessor.
+            assert 0 < row.registers <= 128, row
         machine = struct.unpack_from("<H", compiled(source, defines, architecture).cubin, 18)
         assert machine == (EM_CUDA,)
 

@@ -1,4 +1,4 @@
-"""`gallery bench`: what is asked for, what is refused, and what real processes of a tiny task come to."""
+"""`gallery bench`: its options, its refusals, and results of real processes on a tiny task."""
 
 from __future__ import annotations
 
@@ -119,7 +119,10 @@ def test_it_goes_on_with_what_this_machine_measured_and_measures_the_rest_again(
         "",
         "TASK is measured again: the last time it failed.\n",
         "",
-        "TASK is measured again: the last time it was with other options, another package, or on another machine.\n",
+        (
+            "TASK is measured again: the last time it was with other options, another package, "
+            "or on another machine.\n"
+        ),
     ]
 
 
@@ -163,9 +166,8 @@ def test_a_cpu_that_would_emulate_bfloat16_is_measured_in_fp32(
         == baseline
         == bench.waterfall_line(TINY, BenchConfig()).baseline
     )
-    asked = BenchConfig(
-        variants="eager-O1,eager-fp32,ours"
-    )  # who asks for emulated bfloat16 gets it
+    # A user who asks for emulated bfloat16 gets it.
+    asked = BenchConfig(variants="eager-O1,eager-fp32,ours")
     assert set(bench.bench_line(TINY, asked).variants) == {"eager-O1", "eager-fp32", "ours"}
 
 
@@ -200,10 +202,11 @@ def test_the_large_profile_has_larger_inputs_and_quicks_batches() -> None:
         name: bench.bench_line(name, BenchConfig(profile="large")).config.sequence_length
         for name in ("hf_Bert", "tts_angular")
     }
+    # The mock utterances are no longer than that.
     assert lengths == {
         "hf_Bert": 128,
         "tts_angular": 50,
-    }  # the mock utterances are no longer than that
+    }
 
 
 def test_a_library_that_is_missing_is_named_with_how_to_install_it(

@@ -1,4 +1,4 @@
-"""What a machine can do at best, on machines of every kind."""
+"""The best that a machine can do, on machines of every kind."""
 
 from __future__ import annotations
 

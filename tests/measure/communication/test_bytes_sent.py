@@ -1,4 +1,4 @@
-"""The bytes of gradients on the wire, counted by hand for shapes that are small enough."""
+"""Bytes of gradients on the wire, counted by hand for shapes that are small enough."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gallery_lib.config import Comm
 from gallery_lib.measure.communication.bytes_sent import gradient_bytes, sent_bytes, shapes_of
 
 SHAPES = [(300, 200), (200,), (8, 3, 2, 2)]
-"""60 000, 200 and 96 values."""
+"""Shapes of 60 000, 200 and 96 values."""
 
 
 @pytest.mark.parametrize(
@@ -19,18 +19,21 @@ SHAPES = [(300, 200), (200,), (8, 3, 2, 2)]
         (Comm(), 4 * 60_296),
         (Comm(wire="bf16"), 2 * 60_296),
         (Comm(wire="fp16"), 2 * 60_296),
+        # 236 scales of 4 bytes, and codes, filled up to a multiple of 16.
         (
             Comm(wire="int8"),
             944 + 60_304,
-        ),  # 236 scales of 4 bytes; codes, filled up to a multiple of 16
+        ),
+        # [8, 12] is still smaller as two matrices.
         (
             Comm(wire="powersgd", powersgd_rank=4),
             4 * (4 * 500 + 200 + 4 * (8 + 12)),
-        ),  # [8, 12] is still smaller as two matrices
+        ),
+        # With 8 columns it is not.
         (
             Comm(wire="powersgd", powersgd_rank=8),
             4 * (8 * 500 + 200 + 96),
-        ),  # and not with 8 columns
+        ),
     ],
 )
 def test_each_format_takes_what_it_is_made_of(options: Comm, expected: int) -> None:
@@ -53,7 +56,10 @@ def test_hierarchical_averaging_sends_what_one_process_a_host_would() -> None:
 
 
 def test_int8_of_several_processes_a_host_goes_from_each_to_each_other_host() -> None:
-    """2 × 2 ranks: half of what each of a host's two ranks has leaves it, then sums go round all four."""
+    """2 × 2 ranks: half of what each of a host's two ranks has leaves the host.
+
+    Then sums go round all four.
+    """
     assert sent_bytes(SHAPES, Comm(wire="int8"), hosts=2, processes=2) == pytest.approx(
         (1 + 0.75) * gradient_bytes(SHAPES, Comm(wire="int8"))
     )

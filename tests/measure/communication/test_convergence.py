@@ -1,4 +1,7 @@
-"""Wire formats learn what fp32 learns, within the noise of its seeds; int8 without error feedback does not, where it matters."""
+"""Wire formats learn what fp32 learns, within the noise of its seeds.
+
+int8 without error feedback does not, where it matters.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def test_one_process_and_an_unknown_task_are_refused(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def trainings() -> dict[str, Scores]:
-    """All trainings in one run of two processes."""
+    """Return all trainings, made in one run of two processes."""
     config = ConvergenceConfig(seeds=3, task=TASK, task_steps=4, batch_size=8, sequence_length=8)
     return {scores.title: scores for scores in convergence.measured(config)}
 

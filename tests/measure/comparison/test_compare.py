@@ -127,9 +127,8 @@ def test_variants_that_are_started_twice_are_measured_twice(tmp_path: Path) -> N
     ratios = [
         a.step_seconds["p50"] / b.step_seconds["p50"] for a, b in (outcome.variants.values(), again)
     ]
-    assert (
-        min(ratios) * 0.7 < outcome.speedup.ratio < max(ratios) * 1.4
-    )  # medians over all steps are not quite those of the rounds
+    # Medians over all steps are not quite those of the rounds.
+    assert min(ratios) * 0.7 < outcome.speedup.ratio < max(ratios) * 1.4
 
 
 def test_the_first_step_of_a_turn_is_not_counted() -> None:
@@ -138,7 +137,8 @@ def test_the_first_step_of_a_turn_is_not_counted() -> None:
 
 def results(p50: float, startup: float) -> Results:
     return Results(
-        task="t", config={}, environment={}, world_size=1, nodes=1, steps=1, warmup_steps=0, loss={}, metrics={}, step_seconds={"p50": p50},
+        task="t", config={}, environment={}, world_size=1, nodes=1, steps=1, warmup_steps=0,
+        loss={}, metrics={}, step_seconds={"p50": p50},
         samples_per_second={}, startup_seconds={"total": startup}, page_faults=0.0,
         phase_seconds={}, peak_memory_bytes={}, skipped_steps=0, techniques={},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The float64 reference is kept, and kept only as long as it is the right one."""
+"""The float64 reference is stored, and used only as long as it is the right one."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What else wanted the machine is seen: from counters made up here, and from a process that really computes."""
+"""Other load on the machine is noticed, from made-up counters and from a process that computes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def test_it_is_kept_as_json_and_read_back() -> None:
 
 def test_a_process_of_others_is_told_from_those_that_this_one_has_started() -> None:
     """The grandchild's parent has ended, so that it belongs to nobody here."""
-    silent = "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"  # nobody waits for its end
+    # With these options nobody waits for the end of the process.
+    silent = "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
     start = f"import subprocess\nprint(subprocess.Popen(['sleep', '60'], {silent}).pid)"
     child = subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(60)"])
     stranger = int(

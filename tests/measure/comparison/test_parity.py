@@ -1,4 +1,4 @@
-"""The parity checks on made-up numbers: what they let pass, and what they do not."""
+"""Parity checks on made-up numbers: what they let pass, and what they do not."""
 
 import math
 
@@ -18,7 +18,7 @@ from gallery_lib.measure.comparison.result import Check, Parity
 
 
 def probe(gradients: dict[str, torch.Tensor], batches: int = 1) -> dict:
-    """As if each batch had the same gradients."""
+    """Return a probe in which each batch has the same gradients."""
     return {
         "batches": batches,
         "square_norms": {
@@ -86,7 +86,10 @@ def test_one_parameters_wrong_scale_is_found_and_named(
 
 
 def test_more_noise_than_the_baseline_has_makes_gradients_longer_and_explains_only_that() -> None:
-    """Half precision's attention: 0.5 of a gradient is noise in the baseline, 0.9 in the candidate."""
+    """Half precision's attention: 0.5 of a gradient is noise in the baseline.
+
+    In the candidate it is 0.9.
+    """
     baseline, candidate = noisy(EXACT, 0.5, 1), noisy(EXACT, 0.9, 2)
     check = check_gradient_scale(probe(baseline), probe(candidate), probe(EXACT), "O1")
     assert check.passed and 0.1 < check.worst < check.limit < 0.3
@@ -96,7 +99,10 @@ def test_more_noise_than_the_baseline_has_makes_gradients_longer_and_explains_on
 
 
 def test_a_candidate_that_is_float64s_is_right_though_the_baseline_is_not_and_no_other_is() -> None:
-    """A baseline whose own rounding makes one gradient longer by a sixth, on all batches: the candidate is held against float64."""
+    """A baseline whose own rounding makes one gradient longer by a sixth, on all batches.
+
+    So the candidate is compared with float64.
+    """
     baseline = dict(noisy(EXACT, 0.02, 1), layer2=1.17 * EXACT["layer2"])
     right = noisy(EXACT, 0.05, 2)
 
@@ -111,19 +117,21 @@ def test_a_candidate_that_is_float64s_is_right_though_the_baseline_is_not_and_no
     )
     assert not check(right, exact_batches=1).passed  # float64 has not seen what is to be judged
     assert not check(dict(right, layer2=1.06 * right["layer2"])).passed  # not float64's
-    hidden = (
-        noisy(EXACT, 0.46, 2)["layer2"] / 1.1
-    )  # noise gives it back the length that a wrong factor took
+    # Noise gives a gradient back the length that a wrong factor took.
+    hidden = noisy(EXACT, 0.46, 2)["layer2"] / 1.1
     assert (
         abs(float(hidden.norm() / EXACT["layer2"].norm()) - 1) < 0.05
         and not check(dict(right, layer2=hidden)).passed
     )
 
 
-def test_a_candidate_with_less_noise_than_the_baseline_may_be_shorter_and_by_no_more_than_that() -> (
+def test_a_candidate_with_less_noise_than_the_baseline_may_be_shorter_and_by_no_more_than_that() -> (  # noqa: E501
     None
 ):
-    """Half a gradient is noise in both, on the first batch; on others it is more in the baseline (Speech-Transformer on a CPU with AMX)."""
+    """Half a gradient is noise in both, on the first batch.
+
+    On others it is more in the baseline (Speech-Transformer on a CPU with AMX).
+    """
     first, candidate, exact = noisy(EXACT, 0.55, 1), noisy(EXACT, 0.5, 2), probe(EXACT, 4)
     others = probe(noisy(EXACT, 0.8, 3), 4)["square_norms"]
     baseline = probe(first, 4)

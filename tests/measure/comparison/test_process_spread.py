@@ -1,4 +1,4 @@
-"""How alike processes of the same code are is told from the page faults of their steps."""
+"""The page faults of their steps tell how alike processes of the same code are."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ print(clock.page_faults[-1])
 def test_page_faults_make_processes_unlike_but_those_that_were_told_to_keep_their_memory() -> None:
     few = dataclasses.replace(results(0.04, 1.0), page_faults=20.0)
     many = dataclasses.replace(few, page_faults=4400.0)
-    longer = dataclasses.replace(
-        many, step_seconds={"p50": 4.0}
-    )  # the same faults matter less there
+    # The same page faults matter less there.
+    longer = dataclasses.replace(many, step_seconds={"p50": 4.0})
     keeps = dataclasses.replace(few, techniques={"allocator": allocator.KEEPS})
     alike, unlike = 0.004, 0.05
     for pair, parts in [

@@ -1,4 +1,4 @@
-"""Turns are handed out to those who know the secret; strangers keep nobody waiting."""
+"""Turns are handed out only to those who know the secret; strangers keep nobody waiting."""
 
 from __future__ import annotations
 

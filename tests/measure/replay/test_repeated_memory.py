@@ -1,4 +1,4 @@
-"""A range of addresses with the same memory in it again and again."""
+"""A range of addresses that maps the same memory again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording a real run, and the model that replays it: order, waits, gradients; in real DDP."""
+"""Recording of a real run, and the model that replays it: order, waits, and gradients in DDP."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ PAUSE_SECONDS = 0.03
 
 
 class Pause(nn.Module):
-    """Lets the backward pass wait, where it stands."""
+    """Module that lets the backward pass wait where it stands."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x`."""
+        """Return `x`."""
         if x.requires_grad:
             x.register_hook(lambda _: time.sleep(PAUSE_SECONDS))
         return x.view_as(x)
 
 
 class Paused(nn.Module):
-    """Three layers with a pause before the first gets its gradient; a layer that is not used; one that is frozen."""
+    """Three layers with a pause before the first gets its gradient.
+
+    Another layer is not used, and one is frozen.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +49,7 @@ class Paused(nn.Module):
         self.last = nn.Linear(4, tiny_task.CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         return self.last(self.frozen(self.pause(self.first(x))).mean((2, 3)))
 
 
@@ -54,7 +57,10 @@ PAUSED = dataclasses.replace(tiny_task.TASK, name="paused", build_model=Paused)
 
 
 def timeline(*ready: float, backward: float | None = None) -> Timeline:
-    """Gradients that are ready then, in the reverse order of their parameters, of odd sizes."""
+    """Return a timeline of gradients that are ready then, of odd sizes.
+
+    They come in the reverse order of their parameters.
+    """
     gradients = [
         Gradient(f"p{i}", len(ready) - 1 - i, (3, 40_000 + i), "float32", seconds)
         for i, seconds in enumerate(ready)
@@ -199,9 +205,8 @@ def test_in_ddp_gradients_are_averaged_and_a_late_rank_is_waited_for(
     found = two_by_two.call("replays.replayed", values, timeline(0.001, 0.01, 0.02), 0.2)
     for each in found:
         assert each["worst"] < 1e-6
-        assert (
-            each["seconds"] >= 0.2
-        )  # rank 0 takes that long, and the others wait for its gradients
+        # Rank 0 takes that long, and the others wait for its gradients.
+        assert each["seconds"] >= 0.2
     assert len({tuple(each["sums"]) for each in found}) == 1
 
 

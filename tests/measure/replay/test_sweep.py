@@ -1,4 +1,4 @@
-"""The table of a sweep: what is read back, what is found where, and what is refused with file and line."""
+"""Table of a sweep: what is read back and found, and what is refused with file and line."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def test_a_derived_one_has_all_its_times_multiplied_and_says_so_for_good() -> No
     assert [each.ready_seconds for each in once.gradients] == [0.0005, 0.0005, 0.002]
     assert (
         once.origin
-        == "derived, not recorded: all times × 0.5 (a device that is twice as fast); from what was recorded"
+        == "derived, not recorded: all times × 0.5 (a device that is twice as fast); from what "
+        "was recorded"
     )
     assert once.origin in derived(once, 2.0, "and back").origin
 

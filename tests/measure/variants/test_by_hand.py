@@ -1,4 +1,7 @@
-"""The two forms of each peer: what the best one has, what the other one has not, and that neither has anything of this backend."""
+"""The two forms of each peer: the best one has every feature, the other one has none.
+
+Neither has anything of this backend.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PEERS = [name for name in peers.MODULES if peers.missing(name) is None]
 
 
 class Viewing(nn.Module):
-    """Its own code flattens by `.view`, which raises in channels_last."""
+    """Model that flattens by `.view`, which raises in channels_last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class Viewing(nn.Module):
 
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The modes in which models were compiled, which none is."""
+    """Return the modes in which models were compiled; none is really compiled."""
     seen: list[str] = []
 
     def compile_in_place(module: nn.Module, *, mode: str = "default", **_: Any) -> None:
@@ -50,7 +53,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def a_fresh_process_where_convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accelerate keeps what its first object in a process was told."""
+    """Reset what Accelerate keeps from its first object in a process."""
     monkeypatch.setattr(recipes.hardware, "prefers_channels_last", lambda device_type: True)
     if "accelerate" in PEERS:
         from accelerate.state import AcceleratorState
@@ -61,7 +64,7 @@ def a_fresh_process_where_convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> 
 def prepared(
     words: list[str], optimizer: str = "AdamW", model: nn.Module | None = None
 ) -> Prepared:
-    """A small convolutional model that the recipe of these words made ready."""
+    """Return a small convolutional model that the recipe of these words made ready."""
     model = model or nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     loader = torch.utils.data.DataLoader(torch.zeros(4, 3, 8, 8), batch_size=2, num_workers=1)  # type: ignore[arg-type]
     spec = OptimizerSpec(optimizer, lr=0.1)
@@ -72,7 +75,7 @@ def prepared(
 
 
 def torchs(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer itself, without the wrapper of a library."""
+    """Return the optimizer itself, without the wrapper of a library."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
@@ -135,7 +138,7 @@ def test_where_torch_has_no_fused_form_the_best_form_has_the_optimizer_as_it_com
     assert made.techniques["optimizer"] == f"{name} as it comes: torch has no fused form of it"
 
 
-def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_stays_contiguous() -> (
+def test_a_model_without_convolutions_has_no_layout_and_one_that_needs_strides_stays_contiguous() -> (  # noqa: E501
     None
 ):
     assert (

@@ -1,4 +1,4 @@
-"""Which of torch.compile's modes the best forms of the peers are compiled in: what decides, what is kept, and what is dropped."""
+"""How torch.compile's mode is chosen for the best forms of the peers, and what is stored."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_another_mode_has_to_be_faster_than_the_default_one_by_more_than_noise(
     choice = decide({DEFAULT: turns(0.1), AUTOTUNE: turns(other_seconds)}, {})
     assert choice.mode == mode
     assert (
-        choice.said
-        == f"default 100 ms, {AUTOTUNE} {number(other_seconds * 1000)} ms ({0.1 / other_seconds:.2f} times as fast)"
+        choice.said == f"default 100 ms, {AUTOTUNE} {number(other_seconds * 1000)} ms "
+        f"({0.1 / other_seconds:.2f} times as fast)"
     )
 
 
@@ -76,10 +76,11 @@ def test_what_was_found_is_kept_for_the_same_task_options_and_machine(
     first, again = (choose(line(), tmp_path) for _ in range(2))
     assert first == again and first.mode == AUTOTUNE and len(tried) == 1
     limits = {mode: variant.start_up_limit_seconds for mode, variant in tried[0].items()}
+    # The mode that others are compared with must not drop out.
     assert limits == {
         DEFAULT: None,
         AUTOTUNE: compile_mode.START_UP_LIMIT_SECONDS,
-    }  # what is compared with must not drop out
+    }
     choose(line(batch_size=4), tmp_path)
     assert len(tried) == 2
     for path in (tmp_path / "cache" / "compile_modes").iterdir():
@@ -128,9 +129,8 @@ def test_with_one_mode_there_is_nothing_to_find_out(
     found = line(peer_modes=asked)
     assert list(found.modes) == tried
     assert list(found.variants["torch.compile-best"].recipe)[-1] == (asked or DEFAULT)
-    assert not line(
-        variants="eager-best,ours"
-    ).modes  # nothing of these is compiled by torch.compile's modes
+    # Nothing of these is compiled by torch.compile's modes.
+    assert not line(variants="eager-best,ours").modes
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which of the others a headline is held against."""
+"""Which of the other variants a headline is compared with."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_lacks_parity_or_did_not_run_has_no_ratio_and_is_never_the_best() -
     assert best_of_others(outcome({"eager-O1": 1.5})) is None
 
 
-def test_each_variant_has_a_place_in_the_tables_and_in_the_turns_and_what_is_compared_takes_turns_together() -> (
+def test_each_variant_has_a_place_in_the_tables_and_in_the_turns_and_what_is_compared_takes_turns_together() -> (  # noqa: E501
     None
 ):
     assert sorted(VARIANTS) == sorted(TURN_ORDER) and len(set(VARIANTS)) == len(VARIANTS)

@@ -1,4 +1,4 @@
-"""What changed between two batches: regressions beyond the interval are marked, noise is not."""
+"""Changes between two batches: regressions beyond the interval are marked, noise is not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from gallery_lib.notebooks.batch.changes import Batch, Change, changes, read_bat
 from gallery_lib.stats import Ratio
 
 SETS = Path(__file__).parent / "sets"
-"""Two result sets in the shape that benchmarks/gallery.py writes. Their figures are made up, and say so."""
+"""Two result sets in the shape that benchmarks/gallery.py writes.
+
+Their figures are made up, and say so.
+"""
 
 
 def side(
@@ -164,7 +167,10 @@ def test_a_problem_in_a_benchmarks_file_counts_as_failed(tmp_path: Path) -> None
 
 
 def leave_notebook(folder: Path, ratio: float, *, count: int | None = 1) -> str:
-    """Write what `prepare.sh --run tts_angular -p starts 2` leaves: the executed notebook, and a comparison in a folder beside it."""
+    """Write what `prepare.sh --run tts_angular -p starts 2` leaves.
+
+    It leaves the executed notebook, and a comparison in a folder beside it.
+    """
     code = {
         "cell_type": "code",
         "metadata": {},

@@ -1,4 +1,4 @@
-"""What counts as having run: evidence for and against, planted in files."""
+"""Evidence for and against a notebook having run, planted in files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BY_ITSELF = Ended(0, None, "", 0)
 def write_run(
     folder: Path, losses: list[float | None], asked: int | None = None, logged: int | None = None
 ) -> None:
-    """A run directory as a finished run leaves it."""
+    """Write a run directory as a finished run leaves it."""
     folder.mkdir(parents=True)
     steps = len(losses)
     (folder / "config.json").write_text(
@@ -38,15 +38,16 @@ def write_run(
 
 
 def executed(folder: Path, *cells: tuple[str, int | None, list[dict]]) -> Path:
-    """An executed notebook with (source, execution count, outputs) per cell, and papermill's log."""
+    """Write a notebook with (source, execution count, outputs) per cell, and papermill's log."""
     path = write_notebook(folder, "one", *(source for source, _, _ in cells))
     values = json.loads(path.read_text())
     for cell, (_, count, outputs) in zip(values["cells"], cells, strict=True):
         cell.update(execution_count=count, outputs=outputs)
+        # What papermill recorded must not matter.
         cell["metadata"]["papermill"] = {
             "status": "completed",
             "exception": False,
-        }  # which must not matter
+        }
     path.write_text(json.dumps(values))
     (folder / evidence.LOG_FILE).write_text(
         "\x1b[31mExecuting Cell 1----\x1b[0m\nEnding Cell 1----\nExecuting Cell 2----\nlast words\n"
@@ -191,11 +192,13 @@ def test_no_notebook_or_half_of_one_has_not_run(tmp_path: Path, text: str | None
 def test_failures_of_the_same_kind_have_the_same_signature() -> None:
     first = signature(
         "failed",
-        "RunFailed: the run in /a/b/20261121-alexnet did not finish: rank 0 failed with ValueError: 17",
+        "RunFailed: the run in /a/b/20261121-alexnet did not finish: rank 0 failed with "
+        "ValueError: 17",
     )
     assert first == signature(
         "failed",
-        "RunFailed: the run in /c/d-2/20261122-vgg did not finish: rank 1 failed with ValueError: 18",
+        "RunFailed: the run in /c/d-2/20261122-vgg did not finish: rank 1 failed with "
+        "ValueError: 18",
     )
     assert first != signature(
         "failed", "RunFailed: the run in /a/b did not finish: rank 0 failed with TypeError: 17"

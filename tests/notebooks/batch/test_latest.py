@@ -1,4 +1,7 @@
-"""The newest result of each notebook: this machine's own first, else what is committed of the machine nearest to it."""
+"""The newest result of each notebook, with this machine's own first.
+
+Else it is what is committed of the machine nearest to this one.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ def test_figures_of_a_busy_machine_are_named(tmp_path: Path) -> None:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Committed
 
 
@@ -129,10 +132,11 @@ def commit(path: Path, date: str = "2026-11-20", **environment: Any) -> None:
     ("nearer", "farther"),
     [
         ({}, {"device": "8 × A GPU"}),
+        # It computes in bfloat16, and this machine does not.
         (
             {},
             {"isa": ["avx2", "avx512f", "avx512_bf16"]},
-        ),  # computes in bfloat16, and this machine does not
+        ),
         ({"cores": 4}, {"isa": ["avx2", "avx512f"]}),
         ({"cores": 4}, {"cores": 64}),
         ({"cpu": "Another CPU"}, {"cores": 4}),

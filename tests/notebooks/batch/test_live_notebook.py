@@ -1,4 +1,4 @@
-"""papermill with progress that is updated in place: what `prepare.sh --run` prints while a cell trains."""
+"""papermill with progress updated in place: what `prepare.sh --run` prints while a cell trains."""
 
 from __future__ import annotations
 

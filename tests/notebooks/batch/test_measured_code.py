@@ -1,4 +1,7 @@
-"""A figure is stale once the code that it measured has changed, and only then; the index names the code of its figures."""
+"""A figure is stale only once the code that it measured has changed.
+
+The index names the code of its figures.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ FILES = (
 
 @pytest.fixture
 def digest(tmp_path: Path) -> Callable[[], str]:
-    """That of the notebook resnet50 in a small gallery, as it is now."""
+    """Return the digest of the notebook resnet50 in a small gallery, as it is now."""
     for name in FILES:
         (tmp_path / "gallery_lib" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "gallery_lib" / name).write_text("1\n")
@@ -92,7 +95,7 @@ def test_code_cells_count_and_prose_does_not(tmp_path: Path, digest: Callable[[]
 
 @pytest.fixture
 def build(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """build.py for one task and the index, in a folder of its own."""
+    """Run build.py for one task and the index, in a folder of its own."""
     monkeypatch.setattr(sys, "path", list(sys.path))  # which the script adds to
     for name in ("build.py", "template.md", "pages/resnet50.md", "whole/index.md"):
         (tmp_path / "notebooks" / name).parent.mkdir(parents=True, exist_ok=True)

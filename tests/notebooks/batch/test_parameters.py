@@ -1,4 +1,7 @@
-"""Parameters are checked against what each notebook declares, before a kernel starts and without torch."""
+"""Parameters are checked against a notebook's declarations, without torch.
+
+The check comes before a kernel starts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ OWN = 'steps: int = 3\nname = "x"\nrate: float = None\nquiet = False'
 
 @pytest.fixture
 def any_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests start no kernel, so it need not be registered."""
+    """Accept any kernel: these tests start none, so it need not be registered."""
     monkeypatch.setattr(plan, "_check_kernels", lambda notebooks: None)
 
 
@@ -86,7 +89,10 @@ def test_bad_input_is_refused_within_five_seconds_and_before_anything_starts(
 
 
 def test_a_wrong_parameter_is_refused_by_the_command_itself_without_torch(checkout: Path) -> None:
-    run = "import sys; from gallery_lib.cli.main import main; code = main(['run', '-p', 'rounds', '2'])"
+    run = (
+        "import sys; from gallery_lib.cli.main import main; "
+        "code = main(['run', '-p', 'rounds', '2'])"
+    )
     code = f"{run}; assert 'torch' not in sys.modules; sys.exit(code)"
     began = time.monotonic()
     result = subprocess.run(
@@ -120,7 +126,16 @@ def test_a_wrong_parameter_is_refused_by_the_command_itself_without_torch(checko
 def test_a_wrong_parameter_is_refused_by_a_notebooks_first_cell_without_torch(
     checkout: Path, call: str, message: str
 ) -> None:
-    code = f"import sys\nfrom gallery_lib import notebook\nfrom gallery_lib.notebooks.cells import communication, data_parallel, performance_data\ntry:\n    {call}\nexcept ValueError as error:\n    print(error)\n"
+    code = (
+        "import sys\n"
+        "from gallery_lib import notebook\n"
+        "from gallery_lib.notebooks.cells import communication, data_parallel, "
+        "performance_data\n"
+        "try:\n"
+        f"    {call}\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+    )
     code += "assert 'torch' not in sys.modules"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=checkout
@@ -207,9 +222,8 @@ def test_the_digest_changes_with_notebook_and_parameters_and_with_nothing_else(
     assert plan.digest(path, {"seed": 1}) == first
     assert plan.digest(path, {"seed": 2}) != first
     (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "script.py").write_text(
-        "print(1)"
-    )  # what a notebook runs lies in a folder of its name
+    # A notebook's runs lie in a folder of its name.
+    (tmp_path / "one" / "script.py").write_text("print(1)")
     second = plan.digest(path, {"seed": 1})
     assert second != first
     write_notebook(tmp_path, "one", "2")

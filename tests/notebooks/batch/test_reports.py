@@ -1,4 +1,4 @@
-"""One report in four forms that say the same: text, JSON, JUnit XML, HTML."""
+"""One report in four forms that say the same: text, JSON, JUnit XML and HTML."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_the_heading_counts_what_runs_waits_and_has_ended(report: Report) -> Non
 def test_the_text_has_every_status_and_failures_of_the_same_kind_once(report: Report) -> None:
     text = summary.text(report)
     assert (
-        "2 of 7 passed; 2 failed, 1 timeout, 1 kernel died, 1 not run, interrupted by SIGTERM, in 10 min 0 s."
-        in text
+        "2 of 7 passed; 2 failed, 1 timeout, 1 kernel died, 1 not run, interrupted by SIGTERM, "
+        "in 10 min 0 s." in text
     )
     assert "bert, bart: failed\n  ValueError: 17 is <wrong>\n  | <last> & words" in text
     assert "1p O0 1.50× (1.40 to 1.60); 2p O0 not comparable" in text
@@ -157,7 +157,7 @@ def test_junit_has_a_case_per_notebook_with_its_reason_and_log(report: Report) -
 
 
 class Elements(HTMLParser):
-    """Collects (tag, attributes), and checks that what is opened is closed."""
+    """Parser that collects (tag, attributes), and checks that what is opened is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

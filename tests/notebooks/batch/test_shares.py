@@ -1,4 +1,4 @@
-"""Several notebooks at a time: no more than there are devices and memory, and none on another's share."""
+"""Several notebooks at a time: as many as devices and memory allow, each on its own share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of notebooks as `gallery run` leaves it, small, and the site that is built of it."""
+"""A small batch of notebooks as `gallery run` leaves it, and the site that is built of it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TABLE = "| variant | samples/s |\n| --- | --- |\n| baseline | 25.8 |\n| compiler
 
 
 def png() -> str:
-    """A picture as a notebook holds it."""
+    """Return a picture as a notebook holds it."""
     buffer = io.BytesIO()
     Image.new("RGB", (900, 400), (0, 114, 178)).save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()
 
 
 def figure(alternative: str | None) -> dict[str, Any]:
-    """The output of a cell that shows a figure."""
+    """Return the output of a cell that shows a figure."""
     metadata = {"image/png": {"alt": alternative}} if alternative else {}
     return {
         "output_type": "display_data",
@@ -38,7 +38,10 @@ def figure(alternative: str | None) -> dict[str, Any]:
 
 
 def executed(committed: Path, target: Path) -> None:
-    """The committed notebook with outputs: a wide progress bar, a table, and a figure with a table."""
+    """Write the committed notebook with outputs into `target`.
+
+    The outputs are a wide progress bar, a table, and a figure with a table.
+    """
     notebook = json.loads(committed.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(code, 1):
@@ -64,7 +67,10 @@ def executed(committed: Path, target: Path) -> None:
 
 @pytest.fixture(scope="session")
 def batch(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ResNet-50 passed, with a comparison; VGG-16 failed; the others were not asked for."""
+    """Return a batch in which ResNet-50 passed, with a comparison, and VGG-16 failed.
+
+    The other notebooks were not asked for.
+    """
     folder = tmp_path_factory.mktemp("batch")
     executed(checkout / "notebooks" / "resnet50.ipynb", folder / "resnet50" / "resnet50.ipynb")
     results = json.loads(
@@ -129,7 +135,7 @@ def batch(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def site(batch: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole site, built as `gallery site` builds it."""
+    """Return the whole site, built as `gallery site` builds it."""
     from gallery_lib.notebooks.site.build import build
 
     return build(SiteConfig(run=str(batch), out=str(tmp_path_factory.mktemp("site") / "site")))

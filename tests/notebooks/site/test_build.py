@@ -14,9 +14,8 @@ from gallery_lib.notebooks.site import check
 from gallery_lib.notebooks.site.build import MARK_FILE, run_sphinx
 from gallery_lib.system.extras import install_command
 
-pytestmark = pytest.mark.xdist_group(
-    "the whole site"
-)  # which is built once, for the tests in a browser too
+# The site is built once, for the tests in a browser too.
+pytestmark = pytest.mark.xdist_group("the whole site")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The check of finished pages sees each kind of fault, and nothing wrong in a page without one."""
+"""The check of finished pages finds each kind of fault, and none in a correct page."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import pytest
 
 from gallery_lib.notebooks.site.check import problems
 
-GOOD = """<html><head><link rel="stylesheet" href="style.css"><script src="_static/a.js"></script></head>
-<body id="top"><a href="#top">up</a> <a href="sub/other.html#there">on</a> <a href="https://example.org/x">away</a>
-<img src="a.png?v=1" alt="A picture" srcset="a.png 2x"><img src="data:image/png;base64,xyz" alt="Inside"></body></html>"""
+GOOD = """<html><head><link rel="stylesheet" href="style.css">\
+<script src="_static/a.js"></script></head>
+<body id="top"><a href="#top">up</a> <a href="sub/other.html#there">on</a> \
+<a href="https://example.org/x">away</a>
+<img src="a.png?v=1" alt="A picture" srcset="a.png 2x">\
+<img src="data:image/png;base64,xyz" alt="Inside"></body></html>"""
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Two pages, a style, a script and a picture; nothing is wrong with them."""
+    """Return two correct pages with a style, a script and a picture."""
     for folder in ("sub", "_static"):
         (tmp_path / folder).mkdir()
     (tmp_path / "index.html").write_text(GOOD)

@@ -11,7 +11,10 @@ from gallery_lib.notebooks.site.docstrings import restructured
 
 
 def understood(docstring: str) -> str:
-    """The docstring's elements and words as docutils reads them, on one line. AssertionError for what it warns of."""
+    """Return the docstring's elements and words as docutils reads them, on one line.
+
+    Raises AssertionError for what docutils warns of.
+    """
     warnings = io.StringIO()
     settings = {"warning_stream": warnings, "output_encoding": "unicode", "report_level": 2}
     text = publish_string(

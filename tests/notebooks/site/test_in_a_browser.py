@@ -1,4 +1,7 @@
-"""The site opened from its folder in a real browser: filter, phone, dark mode, no network, no serious accessibility fault."""
+"""The site opened from its folder in a real browser, without a network.
+
+The tests cover the filter, a phone's screen, dark mode and serious accessibility faults.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ PAGES = (
     "api/measure",
 )
 PHONE, LAPTOP = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
-TOO_WIDE = """[...document.querySelectorAll("body *")].filter(element => element.getBoundingClientRect().right > innerWidth + 1)
+TOO_WIDE = """[...document.querySelectorAll("body *")].filter(element => \
+element.getBoundingClientRect().right > innerWidth + 1)
     .map(element => element.outerHTML.slice(0, 100))"""
 
 
@@ -56,7 +60,10 @@ class Visit:
 
 @pytest.fixture
 def visit(browser: Any, site: Path) -> Iterator[Any]:
-    """visit(**settings) opens a window; all are closed at the end, and none may have asked the network for anything."""
+    """Yield visit(**settings), which opens a window; all are closed at the end.
+
+    None of the windows may have asked the network for anything.
+    """
     visits: list[Visit] = []
 
     def start(**settings: Any) -> Visit:
@@ -70,7 +77,7 @@ def visit(browser: Any, site: Path) -> Iterator[Any]:
 
 
 def shown(page: Any) -> list[str]:
-    """Titles of the notebooks that are to be seen."""
+    """Return the titles of the notebooks that are visible."""
     return page.locator(".gallery-list > li:visible h3").all_inner_texts()
 
 
@@ -90,15 +97,15 @@ def test_the_filter_works_by_keyboard_and_shows_all_again(visit: Any) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.wait_for_function(
-        f"document.querySelectorAll('.gallery-list > li:not([hidden])').length === {len(everything)}"
+        "document.querySelectorAll('.gallery-list > li:not([hidden])').length === "
+        f"{len(everything)}"
     )
     helped = {
         item.locator("h3").inner_text(): item.get_attribute("data-helped").split("|")
         for item in page.locator(".gallery-list > li").all()
     }
-    for what in {
-        each for several in helped.values() for each in several
-    }:  # which depends on what was measured last
+    # It depends on what was measured last.
+    for what in {each for several in helped.values() for each in several}:
         page.get_by_label("What helped").select_option(what)
         assert shown(page) == [title for title in everything if what in helped[title]] != everything
 
@@ -133,8 +140,11 @@ def test_a_page_of_results_fits_a_laptop_with_its_first_table_in_view(
 
 
 def brightness(page: Any, selector: str, property: str) -> float:
-    """From 0 (black) to 1 (white), of a colour that the element has."""
-    script = "([s, p]) => getComputedStyle(document.querySelector(s))[p].match(/[\\d.]+/g).slice(0, 3).map(Number)"
+    """Return the brightness of a colour of the element, from 0 (black) to 1 (white)."""
+    script = (
+        "([s, p]) => getComputedStyle(document.querySelector(s))[p]"
+        ".match(/[\\d.]+/g).slice(0, 3).map(Number)"
+    )
     red, green, blue = page.evaluate(script, [selector, property])
     return (0.3 * red + 0.59 * green + 0.11 * blue) / 255
 

@@ -1,4 +1,4 @@
-"""Which notebooks the site shows; none claims to have been run that was not, and figures have their words."""
+"""Notebooks on the site: none claims a run that did not happen, and figures have alt text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def by_name(checkout: Path, run: Path | None) -> dict[str, Source]:
 
 
 def written(source: Source, folder: Path) -> list[dict[str, Any]]:
-    """The cells of the source's page."""
+    """Return the cells of the source's page."""
     write_page(source, folder)
     return json.loads((folder / f"{source.name}.ipynb").read_text())["cells"]
 

@@ -1,4 +1,4 @@
-"""What the written pages say: the front page's data, results across machines, options, the list of modules."""
+"""Written pages: the front page's data, results across machines, options and the module list."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def measurement(verdict: str, **values: object) -> Measurement:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The front page
 
 
@@ -96,8 +96,8 @@ def test_a_figure_of_other_code_is_marked_stale(
     )
     page = index.page([index.entry(source, [one], {"resnet50": "abc"}, tmp_path)], [])
     assert (
-        "with another version of the code than the one here, or one that was not recorded: ResNet-50."
-        in page
+        "with another version of the code than the one here, or one that was not recorded: "
+        "ResNet-50." in page
     ) == stale
 
 
@@ -137,13 +137,13 @@ def test_the_front_page_lists_every_notebook_with_what_the_filter_asks_for(
     assert 'data-helped="layout|allocator|compiler|optimizer"' in page
     assert (
         page.count("<img ") == 1
-        and 'src="_static/cards/resnet50.png" alt="ResNet-50: accelerated backend over PyTorch eager, 3.02×'
+        and 'src="_static/cards/resnet50.png" alt="ResNet-50: accelerated backend over PyTorch '
+        "eager, 3.02×"
         in page
     )
     assert [path.name for path in tmp_path.glob("*.png")] == ["resnet50.png"]
-    assert (
-        "3.02× (2.92 to 3.06), O1, on 2 cores of Intel" not in page
-    )  # the batch's machine, as its report names it
+    # The page shows the batch's machine, as its report names it.
+    assert "3.02× (2.92 to 3.06), O1, on 2 cores of Intel" not in page
     assert "3.02× (2.92 to 3.06), O1, on 2 cores of A CPU" in page
 
 
@@ -167,7 +167,7 @@ def test_an_executed_notebook_that_compares_nothing_has_its_first_figure_as_pict
     assert without.picture is None
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Results and notes
 
 
@@ -279,10 +279,14 @@ def test_documents_keep_their_places_and_links_to_what_is_no_page_become_words(
 ) -> None:
     root, site = tmp_path / "root", tmp_path / "site"
     texts = {
-        "CONTRIBUTING.md": "See [the parser](gallery_lib/config/options.py) and [a page](https://example.org/x).",
+        "CONTRIBUTING.md": (
+            "See [the parser](gallery_lib/config/options.py) and [a page](https://example.org/x)."
+        ),
         "SECURITY.md": "# Security",
         "benchmarks/notes/README.md": "# Notes\n\n[Second](two.md), then [first](one.md).",
-        "benchmarks/notes/one.md": "# One\n\n[figures](../results/a/README.md#start), [code](../../gallery_lib/train.py)",
+        "benchmarks/notes/one.md": (
+            "# One\n\n[figures](../results/a/README.md#start), [code](../../gallery_lib/train.py)"
+        ),
         "benchmarks/notes/two.md": "# Two",
         "benchmarks/results/README.md": "# Results\n\n[A](a/README.md)",
         "benchmarks/results/a/README.md": "# A\n\n## Start\n\n![points](x.png) [raw](x.json)",
@@ -311,7 +315,7 @@ def test_documents_keep_their_places_and_links_to_what_is_no_page_become_words(
     assert "![points](x.png) [raw](x.json)" in read["benchmarks/results/a/README.md"]
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # Reference
 
 

@@ -1,4 +1,4 @@
-"""A copy of the checkout for each test of prepare.sh."""
+"""Fixture with a copy of the checkout for each test of prepare.sh."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from project.prepare.small_checkout import Checkout, small_checkout
 
 @pytest.fixture
 def copy(tmp_path: Path, checkout: Path) -> Checkout:
-    """Where a test may run prepare.sh and break things."""
+    """Return a small checkout where a test may run prepare.sh and break things."""
     return small_checkout(checkout, tmp_path)

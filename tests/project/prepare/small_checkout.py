@@ -1,7 +1,7 @@
 """A small copy of a checkout that the real prepare.sh runs in.
 
-PATH holds the ordinary tools, this interpreter as python3, and a uv that notes what it was asked and makes a .venv with
-a python that does the same: nothing is installed.
+PATH holds the ordinary tools, this interpreter as python3, and a uv that records its arguments.
+This uv makes a .venv whose python records its arguments, too. Nothing is installed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ case "$1 $2" in
 esac
 """
 VENV_PYTHON = """#!/usr/bin/env bash
-if [[ -e endless && "$*" == "-m gallery_lib.system.supervisor "* ]]; then exec "$REAL_PYTHON" "$@"; fi
+if [[ -e endless && "$*" == "-m gallery_lib.system.supervisor "* ]]; \
+then exec "$REAL_PYTHON" "$@"; fi
 if [[ -e endless && "$*" == *batch.live_notebook* ]]; then touch started; sleep 300; fi
 echo "python $*" >> "$NOTES"
-if [[ "$*" == *batch.live_notebook* ]]; then echo "runs in $GALLERY_RUNS_DIR" >> "$NOTES"; [[ ! -e failing ]] || exit 3; fi
+if [[ "$*" == *batch.live_notebook* ]]; then echo "runs in $GALLERY_RUNS_DIR" >> "$NOTES"; \
+[[ ! -e failing ]] || exit 3; fi
 """
 
 
@@ -81,7 +83,8 @@ class Checkout:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # so that a signal can go to the script and its children, as Ctrl-C does
+            # A signal can go to the script and its children, as Ctrl-C does.
+            start_new_session=True,
         )
 
     def run(self, *options: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -90,7 +93,7 @@ class Checkout:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def notes(self) -> str:
-        """What uv and .venv's python were asked since the last look."""
+        """Return what uv and .venv's python were asked since the last look."""
         path = Path(self.env["NOTES"])
         text = path.read_text() if path.exists() else ""
         path.unlink(missing_ok=True)
@@ -110,19 +113,26 @@ if [[ "$1" == -m || "$1" == *.py ]]; then echo "python $*" >> "$NOTES"; exit; fi
 exec "{sys.executable}" "$@"
 """
 
-NOTEBOOK = """{"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": {"name": "gallery"}}, "cells": [{
+NOTEBOOK = """{"nbformat": 4, "nbformat_minor": 5, "metadata": \
+{"kernelspec": {"name": "gallery"}}, "cells": [{
   "cell_type": "code", "metadata": {"tags": ["parameters"]}, "execution_count": null, "outputs": [],
   "source": "profile: str = 'auto'\\nbatch_size: int | None = None"}]}
 """
 
 
 def record_active_python(copy: Checkout) -> None:
-    """Make the copy's python3 one that notes modules and scripts that it is asked to run, for `--into-current`."""
+    """Make the copy's python3 one that notes the modules and scripts it is asked to run.
+
+    It is for `--into-current`.
+    """
     write_script(copy.bin / "python3", ACTIVE_PYTHON)
 
 
 def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
-    """A copy of `checkout` below `tmp_path`, in a folder with a space, since some folders have one."""
+    """Return a copy of `checkout` below `tmp_path`.
+
+    Its folder has a space in its name, since some folders have one.
+    """
     root, bin = tmp_path / "check out", tmp_path / "bin"
     (root / "notebooks").mkdir(parents=True)
     (root / "data_prep").mkdir()

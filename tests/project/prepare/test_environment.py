@@ -1,4 +1,4 @@
-"""What prepare.sh installs, when, in which order, and that it can be interrupted anywhere."""
+"""What prepare.sh installs, when and in which order, and that it can be interrupted anywhere."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def test_into_current_installs_what_is_missing_there_and_keeps_its_torch(copy):
     assert result.returncode == 0, result.stderr
     notes = copy.notes()
     assert (
-        f"uv pip install --python {copy.bin}/python3 -r .cache/into-current-required -c .cache/into-current-kept"
-        in notes
+        f"uv pip install --python {copy.bin}/python3 -r .cache/into-current-required -c "
+        ".cache/into-current-kept" in notes
     )
     assert "--sys-prefix" in notes
     assert (
@@ -171,7 +171,10 @@ def test_in_another_users_checkout_everything_goes_to_folders_of_ones_own(copy, 
     assert first.returncode == 0, first.stderr
     cache = tmp_path / ".cache" / "gallery_lib"
     venv = cache / "environments" / str(copy.root).replace("/", "-")
-    said = f"{copy.root} is not yours to write in: environment and data go to {cache}, runs to {tmp_path}/gallery-runs."
+    said = (
+        f"{copy.root} is not yours to write in: environment and data go to {cache}, runs to "
+        f"{tmp_path}/gallery-runs."
+    )
     assert first.stdout.splitlines()[0] == said
     notes = copy.notes()
     assert (

@@ -1,4 +1,4 @@
-"""What prepare.sh says, or does, when something that it needs is not there."""
+"""What prepare.sh says or does when something that it needs is missing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def test_test_gets_a_browser_and_network_tools_as_root_and_else_goes_on_without(
     write_script(copy.bin / "id", f"#!/usr/bin/env bash\necho {0 if root else 1000}\n")
     write_script(
         copy.bin / "apt-get",
-        '#!/usr/bin/env bash\necho "apt-get $1 ${*: -1}" >> "$NOTES"\ntouch "${0%/*}/chromium"\nchmod +x "${0%/*}/chromium"\n',
+        "#!/usr/bin/env bash\n"
+        'echo "apt-get $1 ${*: -1}" >> "$NOTES"\n'
+        'touch "${0%/*}/chromium"\n'
+        'chmod +x "${0%/*}/chromium"\n',
     )
     result = copy.run("--test")
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Options of prepare.sh: help, and what is said of wrong ones before anything is made."""
+"""Options of prepare.sh: help, and the refusal of wrong ones before anything is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What prepare.sh starts once all is there: a notebook with --run, JupyterLab with --lab."""
+"""What prepare.sh starts at its end: a notebook with --run, JupyterLab with --lab."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def test_run_executes_the_notebook_in_a_folder_of_its_own_and_shows_what_it_meas
     assert folder.name.endswith("-resnet50")
     notes = copy.notes()
     assert (
-        f"-m gallery_lib.notebooks.batch.live_notebook {copy.root}/notebooks/resnet50.ipynb {folder}/resnet50.ipynb -k gallery"
-        in notes
+        f"-m gallery_lib.notebooks.batch.live_notebook {copy.root}/notebooks/resnet50.ipynb "
+        f"{folder}/resnet50.ipynb -k gallery" in notes
     )
     assert "-p batch_size 20 -p profile full" in notes
     assert f"runs in {folder}\n" in notes
