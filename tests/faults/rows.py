@@ -29,6 +29,14 @@ def _to_rank(rank: int, number: int) -> Cause:
     return cause
 
 
+def _to_loader(number: int) -> Cause:
+    def cause(command: Command) -> None:
+        loaders = [one for one in command.everything() if one.name() == "pt_data_worker"]
+        loaders[0].send_signal(number)
+
+    return cause
+
+
 def _to(part: str, number: int) -> Cause:
     """A signal for the first process with that word in its command line."""
 
@@ -462,6 +470,14 @@ def _faults() -> Iterator[Row]:
             says,
             seconds=10,
         )
+    yield Row(
+        *("who failed", "a process that loads data is killed"),
+        train("SLOW", steps=400),
+        wait_for_steps(3, _to_loader(signal.SIGKILL)),
+        (1,),
+        "which loads data, was killed by SIGKILL",
+        seconds=15,
+    )
     yield Row(
         *("who failed", "a rank is stopped"),
         train("SLOW", "--nproc_per_node", "2", "--rank_timeout", "8", steps=400),
