@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from .commands import EVERY, batch, compare, comparison, data, foreign, half, on, plot, train
 from .driver import Cause, Row, after, wait_for_steps
@@ -25,6 +28,15 @@ def send(number: int) -> Cause:
 def _to_rank(rank: int, number: int) -> Cause:
     def cause(command: Command) -> None:
         os.kill(workers(command)[rank].pid, number)
+
+    return cause
+
+
+def _once_there_are_results(then: Cause) -> Cause:
+    def cause(command: Command) -> None:
+        if command.wait_until(lambda: any(command.workspace.folder.rglob("results.json"))):
+            with contextlib.suppress(IndexError, ProcessLookupError, psutil.Error):  # it has ended
+                then(command)
 
     return cause
 
@@ -477,6 +489,13 @@ def _faults() -> Iterator[Row]:
         (1,),
         "which loads data, was killed by SIGKILL",
         seconds=15,
+    )
+    yield Row(
+        *("who failed", "a rank is killed while it waits for the others to end"),
+        train("SLOW", "--nproc_per_node", "2", steps=8),
+        _once_there_are_results(_to_rank(1, signal.SIGKILL)),
+        (0, 1),
+        seconds=20,
     )
     yield Row(
         *("who failed", "a rank is stopped"),
