@@ -15,7 +15,7 @@ from gallery_lib.memory import allocator
 
 FIRST_USE = """
 import resource, sys, torch
-from gallery_lib.compiler import allocator
+from gallery_lib.memory import allocator
 
 assert allocator.apply().startswith(allocator.KEEPS)
 torch.set_num_threads(1)

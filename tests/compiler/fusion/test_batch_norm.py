@@ -244,6 +244,7 @@ def test_a_fused_model_can_be_copied_and_kept():
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_it_compiles_in_one_graph(backend):
+    torch.compiler.reset()  # what other tests have compiled of the same code counts
     fused = pair(a_layer(), torch.float32)[1]
     compiled = copy.deepcopy(fused)
     compiled.compile(backend=backend, fullgraph=True)
