@@ -50,6 +50,10 @@ class SilentRank(RunFailed):
     """A rank of a run of several processes hangs, was stopped, or cannot be reached."""
 
 
+class LoaderKilled(RunFailed):
+    """A process that loads data was killed, or ended by itself, while a rank waited for its batches."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or the stop button of a notebook, while processes of this package were at work.
 

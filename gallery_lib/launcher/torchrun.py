@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,42 @@ def _name_who_was_killed() -> None:
     MultiprocessContext._poll = polled  # type: ignore[assignment, method-assign]
 
 
+class _Finished:
+    """An event across forked processes that no killed process can block.
+
+    `multiprocessing.Event.set` waits until every process that sleeps in `wait` has woken up, so it
+    waits for ever for one that was killed meanwhile.
+    """
+
+    _LOOK_SECONDS = 0.005
+
+    def __init__(self) -> None:
+        self._flag = mmap.mmap(-1, 1)  # shared with processes that are forked later
+
+    def set(self) -> None:
+        """Let all processes go on that wait."""
+        self._flag[0] = 1
+
+    def wait(self) -> None:
+        """Wait until another process has called `set`."""
+        while not self._flag[0]:
+            time.sleep(self._LOOK_SECONDS)
+
+
+def _let_a_killed_rank_block_nobody() -> None:
+    """Have torchrun tell its forked ranks by `_Finished` that all of them have finished."""
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+    start = MultiprocessContext._start
+
+    def started(context: Any) -> None:
+        if context.start_method == "fork":
+            context._worker_finished_event = _Finished()
+        start(context)
+
+    MultiprocessContext._start = started  # type: ignore[method-assign]
+
+
 def _end_ranks_that_are_stopped() -> None:
     """Make torchrun look for stopped ranks in each round of its waiting loop."""
     from torch.distributed.elastic.multiprocessing import api
@@ -156,6 +194,7 @@ def main(arguments: Sequence[str]) -> None:
     rendezvous.listen_where_told()
     _name_who_was_killed()
     _end_ranks_that_are_stopped()
+    _let_a_killed_rank_block_nobody()
     from torch.distributed import run
 
     if not arguments:

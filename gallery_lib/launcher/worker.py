@@ -22,9 +22,9 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.config.options import parse_command_line
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
-from gallery_lib.errors import GalleryError
+from gallery_lib.errors import GalleryError, LoaderKilled
 from gallery_lib.system.processes import die_with_parent
-from gallery_lib.train.failure import ErrorReport
+from gallery_lib.train.failure import ErrorReport, killed_loader
 
 
 def _own_message(error: BaseException) -> str:
@@ -63,10 +63,13 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
     except BaseException as error:
         if run_dir:
             own_line = user_errors.line_of(error)
+            loader = killed_loader(error)
             ErrorReport(
                 int(rank),
-                type(error).__name__,
-                user_errors.words(error)
+                LoaderKilled.__name__ if loader else type(error).__name__,
+                f"rank {rank}: {loader}"
+                if loader
+                else user_errors.words(error)
                 if own_line and user_errors.is_known(error)
                 else _own_message(error),
                 own_line=str(own_line) if own_line else None,

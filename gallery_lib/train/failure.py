@@ -10,7 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gallery_lib.errors import Diverged, GalleryError, InputError, RunFailed, SilentRank
+from gallery_lib.errors import (
+    Diverged,
+    GalleryError,
+    InputError,
+    LoaderKilled,
+    RunFailed,
+    SilentRank,
+)
 from gallery_lib.system.json_files import read_json, write_json
 
 _OF_DAMAGED_CODE = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL)
@@ -32,6 +39,29 @@ class ErrorReport:
     def write(self, run_dir: Path) -> None:
         """Write the report to the run's folder, where the launcher reads it."""
         write_json(run_dir / ERROR_FILES.replace("*", str(self.rank)), dataclasses.asdict(self))
+
+
+_LOADER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\) "
+    r"(?:exited unexpectedly|is killed by signal: (\w[\w ]*))"
+)
+
+
+def killed_loader(error: BaseException) -> str | None:
+    """Return in a sentence which data-loading process was killed, if torch's `error` says so.
+
+    torch raises a RuntimeError in the training process: from its SIGCHLD handler, which names the
+    signal, or from the loader, which does not.
+    """
+    chain = [error, error.__cause__, error.__context__]
+    matches = [match for one in chain if one and (match := _LOADER.search(str(one)))]
+    if not isinstance(error, RuntimeError) or not matches:
+        return None
+    said = next((match[2].strip() for match in matches if match[2]), "")
+    how = f"was ended by a signal ({said})" if said else "has ended unexpectedly"
+    if said == "Killed":
+        how = "was killed by SIGKILL: by someone, or by the kernel because memory ran out"
+    return f"process {matches[0][1]}, which loads data, {how}"
 
 
 def _killed(torchrun_text: str) -> tuple[int, int, int] | None:
@@ -82,7 +112,7 @@ def of_run(
     reports = _reports(run_dir)
     if reports and reports[0].exit_code == InputError.exit_code:
         return InputError(reports[0].message)
-    for kind in (Diverged, SilentRank):
+    for kind in (Diverged, SilentRank, LoaderKilled):
         if report := next((report for report in reports if report.type == kind.__name__), None):
             return kind(f"the run in {run_dir}: {report.message}.")
     killed = _killed(torchrun_text)

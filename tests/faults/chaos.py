@@ -40,6 +40,10 @@ _KILLED_SECONDS = 10.0
 The shortest command would have ended by itself a little later.
 """
 _MESSAGE_LINES = 40
+_OF_PYTHONS_TRACKER = re.compile(
+    r"Traceback \(most recent call last\):\n  File \"[^\"]*resource_tracker\.py\".*\n(?:    .*\n)+KeyError: .*\n"
+)
+"""What Python says when its own resource tracker was killed and started anew; nothing is lost by it."""
 _RESULTS = ("config.json", "steps.jsonl", "results.json", "comparison.json", "report.json")
 
 COMMANDS = {
@@ -217,7 +221,7 @@ def _judge(command: Command, done: Try) -> None:
             f"still there: {[' '.join(process.cmdline())[:80] for process in command.everything()]}"
         )
         return
-    code, text = command.process.returncode, command.text()
+    code, text = command.process.returncode, _OF_PYTHONS_TRACKER.sub("", command.text())
     if command.open_ports:
         say(f"open ports: {command.open_ports}")
     if "Traceback (most recent call last)" in text and done.fault != "fill":

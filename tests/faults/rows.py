@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,8 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from .commands import EVERY, batch, compare, comparison, data, foreign, half, on, plot, train
 from .driver import Cause, Row, after, wait_for_steps
@@ -25,6 +28,23 @@ def send(number: int) -> Cause:
 def _to_rank(rank: int, number: int) -> Cause:
     def cause(command: Command) -> None:
         os.kill(workers(command)[rank].pid, number)
+
+    return cause
+
+
+def _once_there_are_results(then: Cause) -> Cause:
+    def cause(command: Command) -> None:
+        if command.wait_until(lambda: any(command.workspace.folder.rglob("results.json"))):
+            with contextlib.suppress(IndexError, ProcessLookupError, psutil.Error):  # it has ended
+                then(command)
+
+    return cause
+
+
+def _to_loader(number: int) -> Cause:
+    def cause(command: Command) -> None:
+        loaders = [one for one in command.everything() if one.name() == "pt_data_worker"]
+        loaders[0].send_signal(number)
 
     return cause
 
@@ -466,6 +486,21 @@ def _faults() -> Iterator[Row]:
             says,
             seconds=10,
         )
+    yield Row(
+        *("who failed", "a process that loads data is killed"),
+        train("SLOW", steps=400),
+        wait_for_steps(3, _to_loader(signal.SIGKILL)),
+        (1,),
+        "which loads data, was killed by SIGKILL",
+        seconds=15,
+    )
+    yield Row(
+        *("who failed", "a rank is killed while it waits for the others to end"),
+        train("SLOW", "--nproc_per_node", "2", steps=8),
+        _once_there_are_results(_to_rank(1, signal.SIGKILL)),
+        (0, 1),
+        seconds=20,
+    )
     yield Row(
         *("who failed", "a rank is stopped"),
         train("SLOW", "--nproc_per_node", "2", "--rank_timeout", "8", steps=400),

@@ -5,6 +5,7 @@ Real processes are told what to run, not told, and left alone.
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tiny_task import config
 from gallery_lib.config import LaunchConfig
 from gallery_lib.errors import InputError
 from gallery_lib.launcher.job import launch
-from gallery_lib.launcher.torchrun import Torchrun
+from gallery_lib.launcher.torchrun import Torchrun, _Finished
 from gallery_lib.system.processes import began_at, now
 
 ONE = LaunchConfig()
@@ -38,6 +39,18 @@ def below(process: psutil.Process, others: list[psutil.Process]) -> list[psutil.
         assert time.monotonic() < deadline, "did not start"
         time.sleep(0.02)
     return started
+
+
+def test_a_rank_that_is_killed_while_it_waits_for_the_others_does_not_block_torchrun() -> None:
+    finished = _Finished()
+    ranks = [multiprocessing.get_context("fork").Process(target=finished.wait) for _ in range(2)]
+    for rank in ranks:
+        rank.start()
+    ranks[0].kill()
+    ranks[0].join(10)
+    finished.set()
+    ranks[1].join(10)
+    assert [rank.exitcode for rank in ranks] == [-signal.SIGKILL, 0]
 
 
 def test_a_process_knows_when_it_began() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from gallery_lib.errors import Diverged, InputError, RunFailed, SilentRank
 from gallery_lib.train import failure
@@ -112,3 +116,24 @@ def test_kept_code_is_suspected_where_it_may_be_to_blame(
         ErrorReport(0, "OSError", "file too short", traceback=traceback).write(tmp_path)
     found = failure.of_run(tmp_path, code, "", [], compiled_first=compiled_first)
     assert isinstance(found, RunFailed) and found.suspects_compiled_code is suspects
+
+
+class EndsItsProcess(torch.utils.data.Dataset[int]):
+    """Items whose reading kills the process that reads them."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_a_data_loading_process_that_was_killed_is_named() -> None:
+    loader = torch.utils.data.DataLoader(EndsItsProcess(), num_workers=1)
+    with pytest.raises(RuntimeError) as raised:
+        next(iter(loader))
+    said = failure.killed_loader(raised.value)
+    assert said is not None and re.match(r"process \d+, which loads data, (was killed|has)", said)
+    assert failure.killed_loader(RuntimeError("out of memory")) is None
+    assert failure.killed_loader(ValueError(str(raised.value))) is None
