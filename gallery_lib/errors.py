@@ -51,7 +51,7 @@ class SilentRank(RunFailed):
 
 
 class LoaderKilled(RunFailed):
-    """A process that loads data was killed, or ended by itself, while a rank waited for its batches."""
+    """A data-loading process was killed, or ended by itself, while a rank waited for it."""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -83,11 +83,10 @@ def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int
         importlib.import_module(module)
     _wait_while_held(folder)
     context = multiprocessing.get_context("fork" if forks else "spawn")
+    environments = [_environment(rank, processes, rendezvous) for rank in range(processes)]
     running = [
-        context.Process(
-            target=_process, args=(module, arguments, _environment(rank, processes, rendezvous))
-        )  # type: ignore[attr-defined]
-        for rank in range(processes)
+        context.Process(target=_process, args=(module, arguments, environment))  # type: ignore[attr-defined]
+        for environment in environments
     ]
     try:
         for process in running:

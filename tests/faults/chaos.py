@@ -41,9 +41,10 @@ The shortest command would have ended by itself a little later.
 """
 _MESSAGE_LINES = 40
 _OF_PYTHONS_TRACKER = re.compile(
-    r"Traceback \(most recent call last\):\n  File \"[^\"]*resource_tracker\.py\".*\n(?:    .*\n)+KeyError: .*\n"
+    r"Traceback \(most recent call last\):\n  File \"[^\"]*resource_tracker\.py\".*\n"
+    r"(?:    .*\n)+KeyError: .*\n"
 )
-"""What Python says when its own resource tracker was killed and started anew; nothing is lost by it."""
+"""What Python says when its resource tracker was killed and started anew; nothing is lost."""
 _RESULTS = ("config.json", "steps.jsonl", "results.json", "comparison.json", "report.json")
 
 COMMANDS = {

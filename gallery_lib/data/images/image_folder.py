@@ -123,8 +123,8 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         self.class_to_index: dict[str, int] = {
             name: label for label, name in enumerate(self.classes)
         }
-        # flat arrays, not lists of objects: 1.28 million names pickle at once, and stay shared after
-        # a fork
+        # flat arrays, not lists of objects: 1.28 million names pickle at once, and stay shared
+        # after a fork
         names = [os.fsencode(name) for names in listing.images for name in names]
         self._names = np.array(names, dtype=np.bytes_)  # [images], paths below the class folder
         # [classes]: where each class ends in _names

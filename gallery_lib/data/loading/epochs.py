@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Noticed:
-    """Stand-in for `owner.set_epoch` that remembers whether anybody but this module has called it."""
+    """Stand-in for `owner.set_epoch` that remembers whether the caller has called it."""
 
     def __init__(self, owner: Any) -> None:
         self.owner, self.by_caller, self.telling = owner, False, False

@@ -71,7 +71,7 @@ class Background:
 
     @staticmethod
     def _renice(processes: list[int], niceness: int) -> bool:
-        """Lower the priority of the processes, and return whether all that live have at least that now.
+        """Lower the priority of processes; return whether all living ones now have at least that.
 
         Priorities are lowered, never raised above that of this process.
         """

@@ -13,7 +13,7 @@ from gallery_lib.errors import InputError
 
 ALIGNMENT = "alignment.tsv"
 
-Cut = tuple[int, int]  # characters before it, frames before it
+Cut = tuple[int, int]  # characters before the cut, frames before the cut
 
 
 def write_alignment(folder: Path, rows: Sequence[tuple[str, Sequence[Cut]]]) -> None:

@@ -25,7 +25,7 @@ from gallery_lib.data.speech.feature_manifest import (
 from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")
-PER_ITEM = 2  # utterances that a speaker is heard in at a time
+PER_ITEM = 2  # utterances of a speaker in one item
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,12 @@ class FeatureSummary:
     dims: int
     mean: float
     deviation: float
-    notices: tuple[str, ...] = ()  # what a run would say of it, too
+    notices: tuple[str, ...] = ()  # lines that a run prints as well
 
     def __str__(self) -> str:
         splits = "; ".join(
-            f"{split}: {count} utterances, {self.labels[split]} different labels, {self.frames[split]} frames"
+            f"{split}: {count} utterances, {self.labels[split]} different labels, "
+            f"{self.frames[split]} frames"
             for split, count in self.utterances.items()
         )
         values = f"{self.dims} values a frame, mean {self.mean:.2f}, deviation {self.deviation:.2f}"

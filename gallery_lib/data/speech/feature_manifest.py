@@ -45,7 +45,7 @@ class Utterance:
     label: str
     path: Path
     offset: int | None = None  # bytes
-    frames: int | None = None  # where the folder lists it
+    frames: int | None = None  # None if the folder does not list it
 
 
 def list_utterances(
@@ -136,9 +136,8 @@ def load(utterance: Utterance, dims: int | None = None) -> NDArray[np.float32]:
             from kaldiio.matio import read_kaldi
 
             with utterance.path.open("rb") as file:
-                _kaldi_shape(
-                    file, utterance.offset
-                )  # a matrix, and none of the other things that kaldiio would read
+                # only a matrix, and none of the other things that kaldiio would read
+                _kaldi_shape(file, utterance.offset)
                 file.seek(utterance.offset)
                 array = read_kaldi(file)
     except (OSError, ValueError, EOFError, AssertionError, struct.error) as error:
@@ -249,16 +248,15 @@ def _from_kaldi(folder: Path, kaldi_labels: KaldiLabels) -> Iterator[Utterance]:
                 "Commands and ranges are not read: write plain archives with Kaldi's copy-feats."
             )
         path = Path(match["path"])
-        if (
-            not path.is_absolute() and (folder / path).exists()
-        ):  # Kaldi's own paths are relative to where its scripts ran
+        # Kaldi's own paths are relative to where its scripts ran
+        if not path.is_absolute() and (folder / path).exists():
             path = folder / path
         yield Utterance(name, labels[name], path.absolute(), int(match["offset"]), frames.get(name))
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
     """Numbered lines of a text file that are not empty."""
-    if path.exists() and not path.is_file():  # a pipe would have us wait for ever
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
         raise InputError(f"{printable(path)} is no file. It must be a text file in UTF-8.")
     try:
         text = path.read_text(encoding="utf-8-sig")

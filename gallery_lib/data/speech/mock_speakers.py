@@ -24,9 +24,8 @@ from gallery_lib.data.speech import feature_manifest
 SPLITS = ("train", "val")
 DIMS = 40
 SHORTEST, LONGEST = 120, 200  # frames of an utterance
-STYLE = (
-    1  # version of the generator: change it whenever features() would give others for the same spec
-)
+# version of the generator: change it whenever features() would give others for the same spec
+STYLE = 1
 _SOUNDS = 24
 _CHANNEL = range(1, 4)  # cosines along the frequency axis, by their number of half waves
 _ENVELOPE = range(4, 12)
@@ -63,13 +62,11 @@ def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.flo
     lengths = rng.geometric(1 / pace, frames)  # frames of each sound: more sounds than needed
     sequence = np.repeat(rng.integers(_SOUNDS, size=frames), lengths)[:frames]
     axis = np.arange(DIMS) * stretch
-    sounds = np.stack(
-        [np.interp(axis, np.arange(DIMS), sound) for sound in _sounds(seed)]
-    )  # [sounds, dims]
+    # [sounds, dims]
+    sounds = np.stack([np.interp(axis, np.arange(DIMS), sound) for sound in _sounds(seed)])
     spoken = sounds[sequence] * liveliness  # [frames, dims]
-    spoken[1:-1] = (
-        spoken[:-2] + 2 * spoken[1:-1] + spoken[2:]
-    ) / 4  # one sound glides into the next
+    # one sound glides into the next
+    spoken[1:-1] = (spoken[:-2] + 2 * spoken[1:-1] + spoken[2:]) / 4
     channel = _curve(rng, _CHANNEL) * 1.0 + rng.normal(0, 0.3)
     return (spoken + envelope + channel + rng.normal(0, 0.4, spoken.shape)).astype(np.float32)
 

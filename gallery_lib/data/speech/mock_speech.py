@@ -23,7 +23,8 @@ from gallery_lib.data.speech import feature_manifest
 from gallery_lib.data.speech.alignment import Cut, write_alignment
 
 SPLITS = ("train", "val")
-STYLE = 1  # version of the language: change it whenever utterance() would give another result for the same spec
+# version of the language: change it whenever utterance() would differ for the same spec
+STYLE = 1
 
 _LETTERS = (
     "aeinosrtlukmdpghbvfzcjwyxq"
@@ -31,10 +32,11 @@ _LETTERS = (
     + "αβγδεζηθικλμνξοπρστυφχψω"
     + "бгджзийклмнптуфцчшщъыьэюя"
 )
-_FIRST_IDEOGRAPH = 0x4E00  # what follows the letters above
+_FIRST_IDEOGRAPH = 0x4E00  # the first character after the letters above
 FILTERS = 80
 _ONSETS, _RIMES = 24, 36
-_CHARACTERS_SAID = (7, 20)  # in an utterance, or one or two more, to end with a word: 15 on average
+# characters in an utterance, 15 on average; or one or two more, to end with a word
+_CHARACTERS_SAID = (7, 20)
 _CHARACTER_FRAMES = (22, 40)
 _PAUSE_FRAMES = (0, 4)  # between words
 
@@ -70,9 +72,8 @@ class Language:
     letters: list[str]
     words: list[NDArray[np.int64]]  # numbers of letters
     word_probabilities: NDArray[np.float64]  # [words]
-    spectra: NDArray[
-        np.float32
-    ]  # [characters, 2, 80], log energy of onset and rime over the background's
+    # [characters, 2, 80], log energy of onset and rime over the background's
+    spectra: NDArray[np.float32]
 
 
 def language(spec: SpeechSpec) -> Language:
@@ -87,9 +88,8 @@ def language(spec: SpeechSpec) -> Language:
         for length in lengths
     ]
     onsets, rimes = _bumps(rng, _ONSETS, 2), _bumps(rng, _RIMES, 4)
-    said = np.resize(
-        rng.permutation(_ONSETS * _RIMES), spec.characters
-    )  # more characters than syllables: homophones
+    # more characters than syllables give homophones
+    said = np.resize(rng.permutation(_ONSETS * _RIMES), spec.characters)
     spectra = np.stack((onsets[said // _RIMES], rimes[said % _RIMES]), axis=1)
     return Language(letters, words, _zipf(spec.words, 4.0), spectra)
 

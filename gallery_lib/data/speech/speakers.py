@@ -86,12 +86,10 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         self.dims, self.notices = dims, _short(folder, utterances, speakers, frames)
         self.speakers = list(speakers)
         self.frames, self.train, self.seed = frames, train, seed
-        self.items: list[tuple[int, list[Utterance]]] = list(
-            enumerate(speakers.values())
-        )  # speaker number, utterances to choose from
-        if (
-            not train
-        ):  # first a pair of every speaker, then a second one of every speaker that has it, …
+        # speaker number, utterances to choose from
+        self.items: list[tuple[int, list[Utterance]]] = list(enumerate(speakers.values()))
+        if not train:
+            # first a pair of every speaker, then a second pair of every speaker that has one, …
             starts = range(0, max(map(len, speakers.values())), PER_ITEM)
             pairs = [
                 (label, own[start : start + PER_ITEM])

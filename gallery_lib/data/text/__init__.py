@@ -1,5 +1,6 @@
 """English text for language models, without a download.
 
-`corpus` finds it on the machine (`grammar` makes a language where there is none), `tokenizers` learns sub-words from it,
-`tokenized` keeps it on disk as token ids, `masking` cuts samples and hides some of their words.
+`corpus` collects the text on this machine; `grammar` generates an artificial language where there
+is too little. `tokenizers` trains sub-word vocabularies on the text. `tokenized` stores the token
+ids on disk. `masking` cuts training samples and masks some of their tokens.
 """

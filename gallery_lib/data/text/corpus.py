@@ -1,8 +1,9 @@
-"""English text to learn from, without a download: documents of the standard library's prose, or of a folder of text files.
+"""Training text without a download, from Python's standard library or a folder of text files.
 
-Wherever Python is there are megabytes of English: docstrings, comments and messages of its standard library, and
-the chapters of the language reference that `help()` prints. Code is left out, and so is what occurs a second time
-(licences). Where too little of it is installed, a made-up language takes its place (grammar.py).
+Every Python installation holds megabytes of English: docstrings, comments and messages of the
+standard library, and the chapters of the language reference that `help()` prints. Code is left
+out, and so are repeated paragraphs such as licences. Where too little English is installed, an
+artificial language replaces it (`grammar.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ from gallery_lib.data.text import grammar
 from gallery_lib.errors import InputError
 
 MINIMUM_CHARACTERS = 20_000
-"""Less text than this is no corpus: neither a vocabulary nor a held-out part can be made of it."""
+"""Minimum size of a folder's text, in characters.
+
+Less text gives neither a vocabulary nor a held-out part.
+"""
 ENOUGH_ENGLISH = 500_000
-"""With fewer characters of prose in the standard library, the made-up language is used instead."""
+"""Minimum prose in the standard library, in characters.
+
+With less, `default` uses the artificial language.
+"""
 HELD_OUT_EVERY = 10
-"""One document in so many is held out."""
+"""Interval of held-out documents: 10 holds out every tenth."""
 
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 _COMMENT_BLOCK = re.compile(r"(?:^[ \t]*#.*\n)+", re.MULTILINE)
@@ -37,18 +44,24 @@ _NEITHER_LETTER_NOR_SPACE = re.compile(r"[^A-Za-z ]+")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents in a fixed order, a paragraph a line. `source` says in a few words where they are from."""
+    """Documents in a fixed order, with one paragraph per line.
+
+    `source` is a short phrase that names the origin of the text.
+    """
 
     source: str
     documents: tuple[str, ...]
 
     @property
     def characters(self) -> int:
-        """Of all documents together."""
+        """Return the number of characters in all documents together."""
         return sum(map(len, self.documents))
 
     def split(self) -> tuple[list[str], list[str]]:
-        """(training, held-out) documents: every tenth is held out. A long one counts as several."""
+        """Return (training documents, held-out documents).
+
+        Long documents are first cut into parts. Every tenth part is held out.
+        """
         length = min(
             50_000,
             max(MINIMUM_CHARACTERS // HELD_OUT_EVERY, self.characters // (2 * HELD_OUT_EVERY)),
@@ -59,19 +72,25 @@ class Corpus:
 
 
 def default() -> Corpus:
-    """The standard library's English, or the made-up language where there is too little of it."""
+    """Return the corpus of the standard library, or the artificial language.
+
+    The artificial language is used below `ENOUGH_ENGLISH` characters of English.
+    """
     english = standard_library(Path(sysconfig.get_path("stdlib")))
     if english.characters >= ENOUGH_ENGLISH:
         return english
     return Corpus("a made-up language", tuple(grammar.documents()))
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # The standard library
 
 
 def standard_library(folder: Path) -> Corpus:
-    """The prose in the Python sources below `folder`, a document per module, in the order of their paths."""
+    """Return the prose of the Python sources below `folder`, one document per module.
+
+    The documents are sorted by path. A paragraph that occurs again is left out.
+    """
     seen: set[str] = set()
     documents = []
     for path in _modules(folder):
@@ -93,11 +112,11 @@ def _modules(folder: Path) -> list[Path]:
 
 
 def _prose(path: Path) -> Iterator[str]:
-    """Paragraphs of English in a Python source; none where it cannot be read or compiled."""
+    """Yield the English paragraphs of a Python source; none if it cannot be read or compiled."""
     try:
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old sources have odd escapes
+            warnings.simplefilter("ignore")  # old sources have invalid escape sequences
             code = compile(source, str(path), "exec", dont_inherit=True)
     except (OSError, ValueError, SyntaxError):
         return
@@ -110,7 +129,7 @@ def _prose(path: Path) -> Iterator[str]:
 
 
 def _strings(code: CodeType) -> Iterator[str]:
-    """Docstrings and all other string constants, in about the order of the source."""
+    """Yield docstrings and all other string constants, roughly in source order."""
     for constant in code.co_consts:
         if isinstance(constant, str):
             yield constant
@@ -119,23 +138,31 @@ def _strings(code: CodeType) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """Six words at least, four characters of five letters or spaces, and no interactive session."""
+    """Return whether a paragraph looks like English prose.
+
+    Prose has at least six words, and at least 80 % of its characters are letters or spaces. A
+    paragraph that starts with `>>>` is an interactive session, not prose.
+    """
     if paragraph.count(" ") < 5 or paragraph.startswith(">>>"):
         return False
     return len(_NEITHER_LETTER_NOR_SPACE.sub("", paragraph)) >= 0.8 * len(paragraph)
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 # A folder of text files
 
 
 def text_files(root: Path) -> tuple[list[Path], LeftOut]:
-    """Return the `*.txt` files below `root`, sorted, and what is left out. Raises InputError for no folder, or none in it."""
+    """Return the sorted `*.txt` files below `root`, and a summary of the files left out.
+
+    Raises InputError if `root` is no folder, cannot be read, or holds no `*.txt` file.
+    """
     shown = printable(root)
     try:
         if not root.exists():
             raise InputError(
-                f"The text folder {shown} does not exist. Give a folder with .txt files in it (UTF-8)."
+                f"The text folder {shown} does not exist. "
+                "Give a folder with .txt files in it (UTF-8)."
             )
         if not root.is_dir():
             raise InputError(f"The text folder {shown} is a file. Give the folder that it is in.")
@@ -149,7 +176,10 @@ def text_files(root: Path) -> tuple[list[Path], LeftOut]:
 
 
 def digest(root: Path, files: Iterable[Path]) -> str:
-    """Sixteen hexadecimal digits that change with the name or the content of any of the files."""
+    """Return 16 hexadecimal digits that change with the name or content of any file.
+
+    Raises InputError for a file that cannot be read.
+    """
     total = hashlib.sha256()
     for path in files:
         total.update(f"{path.relative_to(root).as_posix()}\0".encode("utf-8", "surrogateescape"))
@@ -158,12 +188,17 @@ def digest(root: Path, files: Iterable[Path]) -> str:
 
 
 def text_folder(root: Path, files: Iterable[Path]) -> Corpus:
-    """The files of `text_files(root)`, a document each. Raises InputError for bytes that are no text, or too little."""
+    """Return a corpus with one document per file of `text_files(root)`.
+
+    Raises InputError for a file that cannot be read or is not UTF-8, and for fewer than
+    `MINIMUM_CHARACTERS` characters in all.
+    """
     documents = tuple("\n".join(_paragraphs(_read(path))) for path in files)
     corpus = Corpus(f"text files of {printable(root.name)}", tuple(filter(None, documents)))
     if corpus.characters < MINIMUM_CHARACTERS:
         raise InputError(
-            f"The .txt files of {printable(root)} hold {corpus.characters} characters of text; at least {MINIMUM_CHARACTERS} are "
+            f"The .txt files of {printable(root)} hold {corpus.characters} characters of text; "
+            f"at least {MINIMUM_CHARACTERS} are "
             "needed to train a vocabulary and hold a part out. Add more text."
         )
     return corpus
@@ -174,7 +209,8 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(
-            f"Cannot read {printable(path)}: {error.strerror}. Make it readable, or take it out of the folder."
+            f"Cannot read {printable(path)}: {error.strerror}. "
+            "Make it readable, or take it out of the folder."
         ) from error
 
 
@@ -189,16 +225,23 @@ def _read(path: Path) -> str:
         ) from None
 
 
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def _paragraphs(text: str) -> list[str]:
-    """What stands between blank lines, each on one line with single spaces."""
+    """Return the paragraphs of `text`, each joined to one line with single spaces.
+
+    Blank lines separate paragraphs.
+    """
     return [joined for block in _BLANK_LINES.split(text) if (joined := " ".join(block.split()))]
 
 
 def _parts(document: str, length: int) -> Iterator[str]:
-    """`document` in parts of at most `length` characters, cut between paragraphs where possible, else between words."""
+    """Yield parts of `document` of at most `length` characters.
+
+    A cut falls between paragraphs where possible, otherwise between words. A longer word is cut at
+    `length`.
+    """
     start = 0
     while len(document) - start > length:
         end = max(document.rfind("\n", start + 1, start + length), 0) or document.rfind(

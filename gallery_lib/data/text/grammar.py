@@ -1,8 +1,9 @@
-"""A made-up language with English function words, for machines that have no text: deterministic, and worth learning.
+"""Deterministic artificial language with learnable structure, for machines without English text.
 
-Its nouns, verbs and adjectives are syllables put together; some are common and most are rare, as in real languages.
-A document has a topic, which prefers a part of the words; a noun's number agrees with its verb. So a model can learn
-frequencies first, then grammar, then topics.
+Function words are English. Nouns, verbs and adjectives are random syllables; a few are common and
+most are rare, as in real languages. The topic of a document selects part of the vocabulary, and
+each verb agrees in number with its subject. A model can therefore learn word frequencies first,
+then grammar, then topics.
 """
 
 from __future__ import annotations
@@ -47,20 +48,28 @@ _ADVERBS = [
 
 NOUNS, VERBS, ADJECTIVES = 400, 160, 120
 TOPIC_SHARE = 5
-"""A topic uses one word in so many, apart from the very common ones."""
+"""Inverse share of a word class that a topic uses: 5 means one word in five.
+
+The most common words belong to every topic.
+"""
 
 
 class _Words:
-    """The words of a class, the common ones first: the n-th is as frequent as Zipf's law has it."""
+    """Words of one class, most common first.
+
+    Frequencies follow Zipf's law: word n, counted from 1, has weight 1 / (n + 1).
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = words
         self._cumulative = list(itertools.accumulate(1 / rank for rank in range(2, len(words) + 2)))
 
     def pick(self, rng: random.Random) -> str:
+        """Return a random word, drawn by frequency."""
         return rng.choices(self.words, cum_weights=self._cumulative)[0]
 
     def of_topic(self, rng: random.Random) -> _Words:
+        """Return the words of a random topic: the most common 5 %, and a sample of the rest."""
         common = len(self.words) // 20
         return _Words(
             [*self.words[:common], *rng.sample(self.words[common:], len(self.words) // TOPIC_SHARE)]
@@ -69,18 +78,24 @@ class _Words:
 
 @dataclass(frozen=True)
 class _Lexicon:
+    """Nouns, verbs and adjectives of the whole language or of one topic."""
+
     nouns: _Words
     verbs: _Words
     adjectives: _Words
 
     def of_topic(self, rng: random.Random) -> _Lexicon:
+        """Return the lexicon of a random topic."""
         return _Lexicon(
             self.nouns.of_topic(rng), self.verbs.of_topic(rng), self.adjectives.of_topic(rng)
         )
 
 
 def documents(count: int = 240, sentences: int = 120, seed: int = 0) -> list[str]:
-    """`count` documents of `sentences` sentences, in paragraphs of about six; the same for the same arguments."""
+    """Return `count` documents of `sentences` sentences each, with up to six sentences per line.
+
+    Each line is a paragraph. The same arguments give the same documents.
+    """
     rng = random.Random(seed)
     taken: set[str] = set()
     lexicon = _Lexicon(

@@ -1,8 +1,9 @@
-"""Gaps to fill: samples of consecutive text, with some of it hidden as BERT and as BART are trained.
+"""Training samples for BERT's masked language modelling and BART's text infilling.
 
-A sample is `sequence_length` tokens: a start token, text as it comes (packed, across documents, with an end token
-between them) and an end token. What is hidden depends on (seed, epoch, index) alone in training, and on the index
-alone in held-out data, so any number of workers, in any order, and a resumed run see the same.
+A sample has `sequence_length` tokens: a start token, consecutive text and an end token. The text
+is packed: it runs across documents, with an end token between them. In training the masked
+positions depend on (seed, epoch, index) alone, in held-out data on the index alone. Samples are
+therefore the same for any number of workers, in any order, and in a resumed run.
 """
 
 from __future__ import annotations
@@ -20,22 +21,31 @@ from gallery_lib.data.text.tokenized import TokenisedText, make_again
 from gallery_lib.errors import InputError
 
 IGNORED = -100
-"""The label of a token that is not to be predicted: what cross-entropy ignores."""
+"""Label of a token that is not predicted: the default `ignore_index` of cross-entropy."""
 MASKED_SHARE = 0.15
+"""Share of the ordinary tokens that `mask_tokens` selects for prediction."""
 HIDDEN_SHARE = 0.30
+"""Share of the tokens that `infill` hides."""
 MEAN_SPAN = 3.0
+"""Mean length of a hidden span of `infill`, in tokens."""
 
 Hide = Callable[[np.ndarray, np.random.Generator, TokenisedText], dict[str, np.ndarray]]
-"""(words int64 [n], random numbers, vocabulary) → the fields of a sample, each int64 [n + 2]."""
+"""Function that masks one sample.
+
+It takes token ids (int64 [n]), a random generator and the tokenised text, and returns the fields
+of the sample, each int64 [n + 2].
+"""
 
 
 def mask_tokens(
     words: np.ndarray, rng: np.random.Generator, text: TokenisedText
 ) -> dict[str, np.ndarray]:
-    """BERT's masked language modelling (Devlin et al., 2018), on one segment: `input_ids` and `labels`, int64 [n + 2].
+    """Return `input_ids` and `labels` of BERT's masked language modelling, each int64 [n + 2].
 
-    15 % of the words are to be predicted; of these 80 % are masked, 10 % replaced by any piece and 10 % left as they
-    are. `labels` holds the true pieces there and −100 elsewhere.
+    The rule is that of Devlin et al., 2018, on one segment. 15 % of the ordinary (not special)
+    tokens are predicted, and at least one. Of these 80 % are masked, 10 % are replaced by a random
+    ordinary token, and 10 % stay unchanged. `labels` holds the true token ids at the predicted
+    positions and −100 elsewhere.
     """
     special = text.specials
     inputs = np.concatenate([[special.start], words, [special.end]])
@@ -57,17 +67,24 @@ def mask_tokens(
 def infill(
     words: np.ndarray, rng: np.random.Generator, text: TokenisedText
 ) -> dict[str, np.ndarray]:
-    """BART's text infilling (Lewis et al., 2019): the encoder sees gaps, the decoder writes the whole text.
+    """Return a sample of BART's text infilling (Lewis et al., 2019).
 
-    30 % of the words are hidden in spans of Poisson(3) length, each replaced by a single mask; a span of length 0 is
-    a mask where nothing is missing. All fields are int64 [n + 2]: `input_ids` (padded) with `attention_mask` for the
-    encoder, `decoder_input_ids` (the labels, shifted right), `labels`, and `hidden`, 1 where the label was in a gap.
+    The encoder reads the text with gaps; the decoder writes the whole text. 30 % of the tokens are
+    hidden in spans of Poisson(3) length. One mask token replaces each span; a span of length 0
+    inserts a mask where no token is missing.
+
+    All fields are int64 [n + 2]:
+
+    - `input_ids` (padded) and `attention_mask`, for the encoder
+    - `decoder_input_ids`, the labels shifted right by one
+    - `labels`
+    - `hidden`, 1 where the label was in a gap and 0 elsewhere
     """
     special = text.specials
     count = len(words)
     lengths = _spans(rng, max(1, round(HIDDEN_SHARE * count)))  # [spans]
     visible_before = np.sort(rng.choice(count - lengths.sum() + 1, len(lengths), replace=False))
-    starts = visible_before + np.cumsum(lengths) - lengths  # [spans]; two spans never touch
+    starts = visible_before + np.cumsum(lengths) - lengths  # [spans]; spans never touch
     parts, end = [np.array([special.start])], 0
     hidden = np.zeros(count + 2, np.int64)
     for start, length in zip(starts, lengths, strict=True):
@@ -87,7 +104,10 @@ def infill(
 
 
 def _spans(rng: np.random.Generator, total: int) -> np.ndarray:
-    """Poisson-distributed lengths that add up to `total`, at most `total` of them; the last is cut to fit: [spans]."""
+    """Return Poisson-distributed span lengths with the sum `total`: int64 [spans].
+
+    There are at most `total` spans. The last length is adjusted to make the sum exact.
+    """
     lengths = rng.poisson(MEAN_SPAN, total)
     enough = min(int(np.searchsorted(np.cumsum(lengths), total)), total - 1)
     lengths = lengths[: enough + 1]
@@ -96,11 +116,13 @@ def _spans(rng: np.random.Generator, total: int) -> np.ndarray:
 
 
 class PackedText(Dataset[dict[str, Tensor]]):
-    """Map-style data set: item i is a dict of int64 tensors [sequence_length], as `hide` makes them; batches are [N, …].
+    """Map-style data set of masked samples, each a dict of int64 tensors [sequence_length].
 
-    In training (`train`) the gaps are drawn anew in every epoch: call `set_epoch` before each; it reaches workers
-    that already run, too. `at_most` takes that many samples, spread over the text. Raises InputError when the text is
-    shorter than a sample.
+    `hide` makes the fields of a sample; the fields of a batch are [N, sequence_length]. With
+    `train=True` every epoch masks other tokens: call `set_epoch` before each epoch. The call also
+    reaches DataLoader workers that already run. `at_most` limits the number of samples, spread
+    evenly over the text. The constructor raises InputError when the text is shorter than a sample.
+    An item raises InputError when its tokens are damaged.
     """
 
     def __init__(
@@ -119,11 +141,12 @@ class PackedText(Dataset[dict[str, Tensor]]):
         self._train = train
         self._tokens, self._split = text.tokens(split), split
         self.notices = text.notices if train else ()
-        self._words = sequence_length - 2  # in a sample
+        self._words = sequence_length - 2  # per sample, without the start and end tokens
         samples = len(self._tokens) // self._words
         if samples < 1:
             raise InputError(
-                f"sequence_length={sequence_length}: the {split} text in {text.folder} has only {len(self._tokens)} tokens. "
+                f"sequence_length={sequence_length}: the {split} text in {text.folder} "
+                f"has only {len(self._tokens)} tokens. "
                 "Use shorter samples or more text."
             )
         self._length = min(samples, at_most or samples)
@@ -141,7 +164,8 @@ class PackedText(Dataset[dict[str, Tensor]]):
         words = self._tokens[start : start + self._words].astype(np.int64)
         if (largest := int(words.max())) >= self.text.pieces:
             raise InputError(
-                f"{printable(self.text.folder / self._split)}.npy is damaged: token {start + int(words.argmax())} is {largest}, and the "
+                f"{printable(self.text.folder / self._split)}.npy is damaged: "
+                f"token {start + int(words.argmax())} is {largest}, and the "
                 f"vocabulary has {self.text.pieces} pieces. {make_again(self.text.folder.parent)}"
             )
         rng = of_item(self.seed, int(self._epoch), index)
@@ -151,7 +175,10 @@ class PackedText(Dataset[dict[str, Tensor]]):
         }
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the gaps of `epoch` from now on, also in DataLoader workers that live on; held-out data stays as it is."""
+        """Mask the tokens of `epoch` from now on, also in persistent DataLoader workers.
+
+        Held-out data does not change. Raises InputError for a negative epoch.
+        """
         if epoch < 0:
             raise InputError(f"epoch is {epoch}; it must be 0 or more.")
         if self._train:

@@ -1,12 +1,13 @@
-"""Tokenised text on disk: made once from a corpus, then read as arrays of token ids.
+"""Tokenised text on disk: written once from a corpus, then memory-mapped as arrays of token ids.
 
     ROOT/manifest.json
     ROOT/wordpiece/tokenizer.json  train.npy  held_out.npy      uint16 [tokens]
-    ROOT/byte-bpe/…                                             the same text in other pieces
+    ROOT/byte-bpe/…                                             the same text, other tokens
 
-`prepare` makes such a folder: elsewhere first, then renamed, so it is there as a whole or not at all. `find` gives the
-one that belongs to a `data_dir`, and makes it where that is a folder of text files. Where text comes from is
-corpus.py's business, what a piece is tokenizers.py's, and what a model is asked about it masking.py's.
+`prepare` writes such a folder under a temporary name and renames it, so a folder is complete or
+absent. `find` returns the tokens for a `data_dir`; it tokenises a folder of text files on first
+use. `corpus.py` supplies the text, `tokenizers.py` defines the tokens, and `masking.py` makes
+training samples from them.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ _DEFAULT_KEY = "default"
 
 @dataclass(frozen=True)
 class TokenisedText:
-    """One kind of tokens in a folder that `prepare` made. `pieces` is the size of the trained vocabulary.
+    """Text in one kind of tokens, in a folder that `prepare` wrote.
 
-    `counts` has the number of tokens by split, `notices` lines on text files that were left out.
+    `pieces` is the size of the trained vocabulary, `counts` the number of tokens by split.
+    `notices` holds lines about text files that were left out.
     """
 
     folder: Path
@@ -58,14 +60,15 @@ class TokenisedText:
     notices: tuple[str, ...] = ()
 
     def tokens(self, split: str) -> np.ndarray:
-        """All tokens of `train` or `held_out`, documents ended by `specials.end`: uint16 [tokens], mapped from disk.
+        """Return all tokens of `train` or `held_out`, memory-mapped: uint16 [tokens].
 
-        Raises InputError for a file that is missing, truncated or another one.
+        Each document ends with `specials.end`. Raises InputError for a file that is missing,
+        truncated, or of another dtype or shape.
         """
         return read_tokens(self.folder / f"{split}.npy", self.counts[split])
 
     def tokenizer(self) -> Tokenizer:
-        """What turns ids into text again."""
+        """Return the trained tokenizer, which also decodes token ids to text."""
         from tokenizers import Tokenizer
 
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
@@ -73,7 +76,11 @@ class TokenisedText:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` made, or found: where, of which text, and the number of tokens by kind and split."""
+    """Result of `prepare`: a folder of tokenised text, its source and its token counts.
+
+    `tokens` holds the number of tokens by kind and split. `made` is False if the folder was there
+    already. `seconds` is the duration of the call; `notices` holds lines about files left out.
+    """
 
     root: Path
     source: str
@@ -86,11 +93,19 @@ class Prepared:
 def prepare(
     data_dir: Path | str | None = None, root: Path | str | None = None, *, threads: bool = True
 ) -> Prepared:
-    """Train both tokenizers on the text files of `data_dir` (default: the English at hand) and write `root`.
+    """Train both tokenizers on text and write the tokenised text to `root`.
 
-    `root` is where `find` looks when left out. What is there already is read through, and not made again.
-    `threads=False` lets the calling process fork afterwards. Raises InputError for unfit text or when `root` holds
-    something else, or tokens that are damaged, RunFailed when writing fails.
+    Text that is tokenised already is verified, not made again.
+
+    Args:
+        data_dir: Folder of text files; by default the text of `corpus.default()`.
+        root: Output folder; by default the folder that `find` reads.
+        threads: False keeps the tokenizers single-threaded, so that the calling process can fork
+            afterwards.
+
+    Raises:
+        InputError: The text is unfit, `root` holds something else, or its tokens are damaged.
+        RunFailed: Writing failed.
     """
     started = time.perf_counter()
     key, make, default_root = _DEFAULT_KEY, text_corpus.default, paths.data_dir("text")
@@ -103,12 +118,13 @@ def prepare(
         if not _holds(root, key):
             root.parent.mkdir(parents=True, exist_ok=True)
             with _locked(root.parent), nullcontext() if threads else text_tokenizers.one_thread():
-                if not _holds(root, key):  # another process may have made it meanwhile
+                if not _holds(root, key):  # another process may have written it before the lock
                     _write(root, key, make())
                     made = True
     except OSError as error:
         raise RunFailed(
-            f"Could not write the tokenised text in {printable(root)}: {error}. Free some space, or give another folder."
+            f"Could not write the tokenised text in {printable(root)}: {error}. "
+            "Free some space, or give another folder."
         ) from error
     manifest = _read_manifest(root)
     if not made:
@@ -118,9 +134,11 @@ def prepare(
 
 
 def find(data_dir: str | None, kind: str) -> TokenisedText:
-    """The tokens of `kind` for `data_dir`: a folder that `prepare` made, a folder of text files, or None for the default.
+    """Return the tokens of `kind` for `data_dir`.
 
-    Text files are tokenised into the cache the first time. Raises InputError when there is no text, or none that fits.
+    `data_dir` is a folder that `prepare` wrote, a folder of text files, or None for the default
+    text. The first call for text files tokenises them into the cache. Raises InputError when there
+    is no text, or no suitable text.
     """
     root = Path(data_dir).expanduser().absolute() if data_dir else paths.data_dir("text")
     notices: tuple[str, ...] = ()
@@ -136,7 +154,10 @@ def find(data_dir: str | None, kind: str) -> TokenisedText:
 
 
 def _has_manifest(root: Path) -> bool:
-    """Return whether `root` has a manifest; where it may not be looked into, the one who reads it says so."""
+    """Return whether `root` has a manifest.
+
+    A folder without read permission counts as False; the later read of it raises the error.
+    """
     try:
         return (root / _MANIFEST).exists()
     except OSError:
@@ -144,7 +165,10 @@ def _has_manifest(root: Path) -> bool:
 
 
 def read_tokens(path: Path, count: int) -> np.ndarray:
-    """Map the token ids of a file, uint16 [`count`]. Raises InputError when it holds anything else."""
+    """Return the memory-mapped token ids of a file: uint16 [`count`].
+
+    Raises InputError when the file is missing or holds anything else.
+    """
     try:
         if not path.is_file():
             raise FileNotFoundError(errno.ENOENT, "it is missing")
@@ -159,7 +183,11 @@ def read_tokens(path: Path, count: int) -> np.ndarray:
 
 
 def _refuse_damage(root: Path, manifest: dict[str, Any]) -> None:
-    """Raise InputError for a file that is not what was written; of text made before there were digests, what shows without."""
+    """Raise InputError for a file that differs from what was written.
+
+    The check compares dtypes, shapes, largest ids and SHA-256 digests. Older manifests have no
+    digests; for these only the other checks run.
+    """
     for name, kind in manifest["kinds"].items():
         for split in SPLITS:
             path = root / name / f"{split}.npy"
@@ -176,7 +204,11 @@ def _refuse_damage(root: Path, manifest: dict[str, Any]) -> None:
 
 
 def make_again(root: Path) -> str:
-    """Return how to replace tokenised text: the gallery's own is deleted first, a folder that was given stays as it is."""
+    """Return an instruction to replace the tokenised text in `root`.
+
+    Text in the gallery's cache is to be deleted and made again. Any other folder stays as it is,
+    and the text is made again in a new folder.
+    """
     if root.is_relative_to(paths.cache_dir()):
         return f"Delete {printable(root)} and make it again: {MAKE_COMMAND}"
     return f"Make it again in a new folder: {MAKE_COMMAND} --data_dir TEXT_FOLDER --out NEW_FOLDER"
@@ -195,7 +227,7 @@ def _sha256(path: Path) -> str:
 
 
 def _of_folder(folder: Path) -> tuple[str, Callable[[], Corpus], Path, tuple[str, ...]]:
-    """(key, how to read it, where its tokens belong, what to say of it) of a folder of text files."""
+    """Return (key, function that reads the corpus, default root, notices) for a text folder."""
     files, left_out = text_corpus.text_files(folder)
     key = text_corpus.digest(folder, files)
     notices = (f"left out of {printable(folder)}: {left_out}",) if left_out else ()
@@ -219,11 +251,13 @@ def _read_manifest(root: Path) -> dict[str, Any]:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{printable(root / _MANIFEST)} cannot be read as a description of tokenised text: {error!r}."
+            f"{printable(root / _MANIFEST)} cannot be read as a description of tokenised text: "
+            f"{error!r}."
         ) from None
     if not complete:
         raise InputError(
-            f"{printable(root / _MANIFEST)} is damaged: it does not say how many tokens there are. {make_again(root)}"
+            f"{printable(root / _MANIFEST)} is damaged: it does not say how many tokens there are. "
+            f"{make_again(root)}"
         )
     if version != FORMAT:
         raise InputError(
@@ -233,24 +267,29 @@ def _read_manifest(root: Path) -> dict[str, Any]:
 
 
 def _holds(root: Path, key: str) -> bool:
-    """Whether `root` is there, with the text of `key`. Raises InputError when it holds anything else."""
+    """Return whether `root` holds the tokenised text of `key`; False if it is absent or empty.
+
+    Raises InputError when `root` holds anything else.
+    """
     if root.is_dir() and (root / _MANIFEST).exists():
         manifest = _read_manifest(root)
         if manifest["key"] != key:
             raise InputError(
-                f"{printable(root)} holds other text: {manifest['source']}. Nothing was changed. Give another folder."
+                f"{printable(root)} holds other text: {manifest['source']}. "
+                "Nothing was changed. Give another folder."
             )
         return True
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise InputError(
-            f"{printable(root)} is there and holds no tokenised text; nothing was changed. Give an empty folder, or a new one."
+            f"{printable(root)} is there and holds no tokenised text; nothing was changed. "
+            "Give an empty folder, or a new one."
         )
     return False
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time makes text in `folder`."""
+    """Hold an exclusive lock on `folder`, so that one process at a time writes text there."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -260,7 +299,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _write(root: Path, key: str, corpus: Corpus) -> None:
-    for leftover in root.parent.glob(f".{root.name}.*.tmp"):  # of a process that was killed
+    for leftover in root.parent.glob(f".{root.name}.*.tmp"):  # left by a killed process
         shutil.rmtree(leftover, ignore_errors=True)
     temporary = root.parent / f".{root.name}.{os.getpid()}.tmp"
     try:
@@ -280,7 +319,10 @@ def _write(root: Path, key: str, corpus: Corpus) -> None:
 
 
 def _write_kind(folder: Path, name: str, documents: dict[str, list[str]]) -> dict[str, Any]:
-    """Train a tokenizer on the training documents, and write it with the tokens of both splits."""
+    """Train a tokenizer on the training documents; write it and the tokens of both splits.
+
+    Return the manifest entry of the kind: vocabulary size, token counts and SHA-256 digests.
+    """
     folder.mkdir(parents=True)
     kind = KINDS[name]
     tokenizer = kind.train(documents["train"])

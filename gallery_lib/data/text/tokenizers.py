@@ -1,9 +1,9 @@
-"""Sub-word tokenizers trained on the text at hand: BERT's WordPiece and BART's byte-level BPE, with their special tokens.
+"""Sub-word tokenizers trained on a given text: BERT's WordPiece and BART's byte-level BPE.
 
-Trained by the `tokenizers` library in seconds. The same text gives the same pieces with the same numbers, which the
-library's WordPiece trainer does not promise by itself (tokenizers issue 1794: pieces inside words are numbered in the
-order of a hash map, and ties between merges follow the numbers). So the characters inside words are given to it, in
-order, beforehand.
+The `tokenizers` library trains them in seconds, with the special tokens of BERT and BART. The same
+text gives the same tokens with the same ids. The library's WordPiece trainer does not guarantee
+this: it numbers pieces inside words in hash-map order, and ties between merges follow the numbers
+(tokenizers issue 1794). The trainer therefore gets the characters inside words in a fixed order.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PIECES = 8000
-"""Size of a trained vocabulary, special tokens included; the text may not have so many."""
+"""Maximum size of a trained vocabulary, special tokens included; a short text may give fewer."""
 _ALPHABET = 1000
-"""Characters that WordPiece knows; words with any other are unknown."""
-_CHUNK = 64  # documents encoded at a time: an encoding takes much more memory than its numbers
+"""Maximum number of characters that WordPiece knows; a word with any other is unknown."""
+_CHUNK = 64  # documents encoded at a time: an encoding takes much more memory than its ids
 
 
 @dataclass(frozen=True)
 class Specials:
-    """The special tokens in the order of their ids, and which is which."""
+    """Special tokens in the order of their ids, and the id of each role."""
 
     tokens: tuple[str, ...]
     pad: int
@@ -41,14 +41,17 @@ class Specials:
 
 @dataclass(frozen=True)
 class Kind:
-    """A sort of tokenizer: its special tokens and how it is trained on documents."""
+    """Kind of tokenizer: its special tokens and the function that trains it on documents."""
 
     specials: Specials
     train: Callable[[Sequence[str]], Tokenizer]
 
 
 def _wordpiece(documents: Sequence[str]) -> Tokenizer:
-    """WordPiece on lower-cased words, as BERT has it (Schuster and Nakajima, "Japanese and Korean Voice Search", 2012)."""
+    """Train BERT's WordPiece on lower-cased words.
+
+    Source: Schuster and Nakajima, "Japanese and Korean Voice Search", 2012.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -79,7 +82,7 @@ def _wordpiece(documents: Sequence[str]) -> Tokenizer:
 
 
 def _byte_bpe(documents: Sequence[str]) -> Tokenizer:
-    """Byte-pair encoding of UTF-8 bytes, as GPT-2 and BART have it: nothing is unknown."""
+    """Train the byte-level BPE of GPT-2 and BART; UTF-8 bytes leave no text unknown."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -107,9 +110,9 @@ KINDS = {"wordpiece": Kind(_WORDPIECE, _wordpiece), "byte-bpe": Kind(_BYTE_BPE, 
 
 
 def encode(tokenizer: Tokenizer, documents: Sequence[str], end: int) -> np.ndarray:
-    """Ids of all documents, one after the other, each followed by `end`: uint16 [tokens].
+    """Return the concatenated ids of all documents, each followed by `end`: uint16 [tokens].
 
-    What looks like a special token in the text is text.
+    Text that looks like a special token is encoded as ordinary text.
     """
     tokenizer.encode_special_tokens = True
     parts = [np.empty(0, np.uint16)]
@@ -123,7 +126,10 @@ def encode(tokenizer: Tokenizer, documents: Sequence[str], end: int) -> np.ndarr
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it the library starts no threads, so that this process may fork afterwards (it warns otherwise)."""
+    """Keep the `tokenizers` library single-threaded, so that this process can fork afterwards.
+
+    After the library has used threads, it warns about a fork.
+    """
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

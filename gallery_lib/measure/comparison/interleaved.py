@@ -311,9 +311,8 @@ def take_turns(
         at_once = hardware.cores()
         for group in (names[i : i + at_once] for i in range(0, len(names), at_once)):
             for name in group:
-                runs.guarded(
-                    name, lambda name=name: runs.begin(name, variants[name], folder / name)
-                )  # type: ignore[misc]
+                begin = functools.partial(runs.begin, name, variants[name], folder / name)
+                runs.guarded(name, begin)
             for name in [name for name in group if name in runs.jobs]:
                 runs.guarded(name, functools.partial(runs.wait_imported, name, together=group))
             for name in [name for name in group if name in runs.jobs]:

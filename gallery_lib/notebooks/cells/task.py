@@ -100,9 +100,9 @@ def _assigned_names(source: str) -> list[str] | None:
         )
         if (
             targets is None
-            or statement.value is None
+            or statement.value is None  # type: ignore[attr-defined]
             or not all(isinstance(t, ast.Name) for t in targets)
-        ):  # type: ignore[attr-defined]
+        ):
             return None
         try:
             ast.literal_eval(statement.value)  # type: ignore[attr-defined]

@@ -33,6 +33,5 @@ def cross_entropy(
     }
     if usage.used(logits.device):
         return own_cross_entropy(logits, labels, **names)  # type: ignore[arg-type]
-    return F.cross_entropy(
-        logits if logits.dtype is torch.float64 else logits.float(), labels, **names
-    )  # type: ignore[arg-type]
+    exact = logits if logits.dtype is torch.float64 else logits.float()
+    return F.cross_entropy(exact, labels, **names)  # type: ignore[arg-type]
