@@ -1,1 +1,21 @@
-"""Communication between training processes: the process group, and DistributedDataParallel."""
+"""Communication between training processes: the process group, and DistributedDataParallel.
+
+- `process_group`: rank, world size and device of this process, from torch.distributed or from the
+  variables of torchrun, srun or MPI. `rendezvous` says where ranks meet: a file on one host.
+- `ddp`, `distribution`: what `accelerate()` returns for several processes. A twin of the model has
+  the user's type, names and state dict; its calls go through a DDP kept beside it. An optimizer
+  step on gradients that are not averaged yet is refused (`unfinished`).
+- `accelerate_ddp`: other ways to average the gradients of any DDP, with a new C++ reducer
+  (`rebuild`) and, where needed, a communication hook (`reducer`). `auto` does this to every DDP.
+  `watch` notices the user's own hooks without standing among them; the user's hook wins.
+- `channel`: a thread, on CUDA a stream, with process groups of its own that averages buckets in
+  order. `topology` says which ranks share a host; `shared_memory` adds up within a host.
+- `wire_formats`: sums as fp32, in 16 bits, or as int8 with error feedback. `power_sgd`: low-rank
+  gradients with error feedback.
+- `optimizer_in_backward`: a bucket's parameters are updated as soon as its gradients are averaged.
+- `tuner`: strategies take turns over the first steps; the fastest stays if it is certainly faster.
+- `heartbeat`: each rank beats in the run's store, so that an error names the silent rank.
+- `gather`: tensors of all ranks as one, with gradients.
+
+The CUDA paths have not run on a GPU, and nothing was measured on a real network.
+"""

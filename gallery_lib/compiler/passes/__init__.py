@@ -1,1 +1,7 @@
-"""Graph passes of ours that run inside Inductor."""
+"""Graph passes of ours that run inside Inductor, for CPUs.
+
+`emulated_bf16` widens bfloat16 products where the CPU has no bfloat16 units. `short_attention`
+computes short sequences as batched products. `small_convolutions` computes convolutions over few
+positions as matrix products. `upsampling` keeps torch's own enlargement operators. `graph_writer`
+reads calls off a graph and writes new ones.
+"""

@@ -1,11 +1,11 @@
 """Training data set over an ImageNet-like folder, real or mock.
 
 The layout is `ROOT/train/CLASS/…` and `ROOT/val/CLASS/…`. A worker process turns a file into uint8
-[S, S, 3] and nothing more. `finish_batch` makes the normalised float batch on the device. uint8 is
-a quarter of the bytes to pass between processes, and normalising a batch at once is cheaper than
-image by image. Augmentation depends on (seed, epoch, index) alone. So a resumed run, and any number
-of workers in any order, see the same images. The data set does not shuffle, shard or batch:
-samplers and torch's DataLoader do.
+[S, S, 3] and nothing more. `finish_batch` makes the normalised float batch on the device. uint8
+batches are a quarter of the bytes to pass between processes. Also, normalising a batch at once is
+cheaper than image by image. Augmentation depends on (seed, epoch, index) alone. So a resumed run,
+and any number of workers in any order, see the same images. The data set does not shuffle, shard or
+batch: samplers and torch's DataLoader do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Count the epochs of data sets and samplers until the caller calls `set_epoch` himself.
+"""Count the epochs of data sets and samplers until the caller calls `set_epoch`.
 
 A stand-in replaces `set_epoch` on the object, not on its class, and notices who calls it. From the
 caller's first call on, the epochs of the object are the caller's.

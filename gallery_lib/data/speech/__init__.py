@@ -1,5 +1,6 @@
-"""Acoustic features with transcripts or speakers.
+"""Data sets of acoustic features, labelled with transcripts or with speakers.
 
-`feature_manifest` lists the utterances of a folder, `feature_check` says what is wrong with one. `utterances` (with
-`characters` and `alignment`) and `speakers` are the data sets, `mock_speech` and `mock_speakers` make some.
+`feature_manifest` lists the utterances of a folder, and `feature_check` checks such a folder. The
+data sets are `utterances` (with `characters` and `alignment`) and `speakers`. `mock_speech` and
+`mock_speakers` generate mock data for them.
 """

@@ -1,7 +1,8 @@
-"""Where utterances may be cut, between words say: `alignment.tsv`, beside a folder's manifest.
+"""Read and write `alignment.tsv`, the places where utterances may be cut, such as between words.
 
-Columns `path` (the utterance's name) and `cuts`: `3:96 5:160` if the first three characters have been said by frame
-96, and the first five by frame 160. A forced alignment gives such numbers; mock speech knows them.
+The file lies beside a folder's manifest. Its columns are `path` (the utterance's name) and `cuts`.
+The cuts `3:96 5:160` say that the first three characters end by frame 96, and the first five by
+frame 160. A forced alignment gives such numbers; mock speech knows them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Cut = tuple[int, int]  # characters before the cut, frames before the cut
 
 
 def write_alignment(folder: Path, rows: Sequence[tuple[str, Sequence[Cut]]]) -> None:
-    """Write `alignment.tsv` in `folder` from rows (path as in the manifest, cuts)."""
+    """Write `alignment.tsv` in `folder` from rows of (path as in the manifest, cuts)."""
     lines = [
         "path\tcuts",
         *(f"{path}\t{' '.join(f'{a}:{b}' for a, b in cuts)}" for path, cuts in rows),
@@ -26,7 +27,10 @@ def write_alignment(folder: Path, rows: Sequence[tuple[str, Sequence[Cut]]]) -> 
 
 
 def read_alignment(folder: Path) -> dict[str, list[Cut]]:
-    """Cuts by utterance; empty where there is no such file. Raises InputError for a line that is none."""
+    """Return the cuts of each utterance by name, or an empty dict if the file does not exist.
+
+    Raises InputError for a malformed line.
+    """
     file = folder / ALIGNMENT
     if not file.is_file():
         return {}
@@ -40,6 +44,7 @@ def read_alignment(folder: Path) -> dict[str, list[Cut]]:
             ]
         except ValueError:
             raise InputError(
-                f"{file}, line {number}: expected an utterance, a tab and cuts like 3:96, found {line!r}."
+                f"{file}, line {number}: expected an utterance, a tab and cuts like 3:96, "
+                f"found {line!r}."
             ) from None
     return found

@@ -1,8 +1,8 @@
-"""The characters that transcripts are written in, and their numbers.
+"""Vocabulary of characters for transcripts, and conversion between text and token numbers.
 
-The vocabulary is made from training transcripts, the most frequent character first. A character that these do not
-have becomes UNKNOWN. Spaces between Chinese or Japanese characters, by which corpora mark words, are dropped; other
-spaces are characters.
+The vocabulary is made from training transcripts, the most frequent character first. A character
+that is missing from the training transcripts becomes UNKNOWN. Corpora mark words by spaces between
+Chinese or Japanese characters; these spaces are dropped. Other spaces are characters.
 """
 
 from __future__ import annotations
@@ -25,14 +25,25 @@ _MARKED_WORD = re.compile(rf"(?<={_UNSPACED}) (?={_UNSPACED})")
 
 
 def tidy(transcript: str) -> str:
-    """`transcript` with composed accents and single spaces, and none between characters that are written without."""
+    """Return `transcript` in Unicode form NFC (composed accents) with single spaces.
+
+    Spaces between Chinese or Japanese characters, which are written without spaces, are dropped.
+    """
     return _MARKED_WORD.sub("", " ".join(unicodedata.normalize("NFC", transcript).split()))
 
 
 def unknown_notice(
     transcripts: Iterable[str], characters: Characters, where: Path
 ) -> tuple[str, ...]:
-    """Return a line on characters of tidy `transcripts` that the vocabulary lacks; `where` they are. None where it has all."""
+    """Return one line that names the characters of `transcripts` missing from the vocabulary.
+
+    Returns an empty tuple if the vocabulary has all characters.
+
+    Args:
+        transcripts: transcripts as `tidy` returns them.
+        characters: the vocabulary.
+        where: the folder of the transcripts, for the line.
+    """
     counts = Counter(character for transcript in transcripts for character in transcript)
     unknown = {
         character: count
@@ -42,13 +53,13 @@ def unknown_notice(
     if not unknown:
         return ()
     return (
-        f"{sum(unknown.values())} of {counts.total()} characters in the transcripts of {printable(where)} are not in train/, and "
-        f"count as unknown: {some(sorted(unknown))}",
+        f"{sum(unknown.values())} of {counts.total()} characters in the transcripts of "
+        f"{printable(where)} are not in train/, and count as unknown: {some(sorted(unknown))}",
     )
 
 
 class Characters:
-    """A vocabulary: three special tokens, then `characters`."""
+    """Vocabulary of a model: three special tokens (END, BEGIN, UNKNOWN), then `characters`."""
 
     def __init__(self, characters: Sequence[str]) -> None:
         self.characters = list(characters)
@@ -58,13 +69,17 @@ class Characters:
 
     @classmethod
     def of(cls, transcripts: Iterable[str], size: int, where: object) -> Characters:
-        """The characters of tidy `transcripts`; InputError naming `where` they are when `size` tokens do not hold them."""
+        """Return the vocabulary of `transcripts`, which `tidy` has returned.
+
+        Raises InputError that names `where` if the vocabulary needs more than `size` tokens.
+        """
         counts = Counter(character for transcript in transcripts for character in transcript)
         room = size - _SPECIAL_TOKENS
         if len(counts) > room:
             raise InputError(
-                f"The transcripts in {where} have {len(counts)} different characters, and the model has room for {room}. "
-                "Leave out transcripts with rare characters, or give a model of your own a larger vocabulary (FILE.py:NAME)."
+                f"The transcripts in {where} have {len(counts)} different characters, and the "
+                f"model has room for {room}. Leave out transcripts with rare characters, or give a "
+                "model of your own a larger vocabulary (FILE.py:NAME)."
             )
         return cls(sorted(counts, key=lambda character: (-counts[character], character)))
 
@@ -72,11 +87,14 @@ class Characters:
         return _SPECIAL_TOKENS + len(self.characters)
 
     def encode(self, transcript: str) -> list[int]:
-        """Numbers of the transcript's characters, without BEGIN and END."""
+        """Return the token numbers of the transcript's characters, without BEGIN and END."""
         return [self._number.get(character, UNKNOWN) for character in transcript]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text that `tokens` spell up to END; those that are no character become a mark."""
+        """Return the text of `tokens` up to END.
+
+        Tokens without a character become U+FFFD, the replacement character.
+        """
         text = []
         for token in tokens:
             if token == END:

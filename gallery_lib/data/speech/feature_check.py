@@ -1,8 +1,8 @@
-"""Can these folders of features be trained on, and what is wrong with them if not?
+"""Check that folders of acoustic features can be trained on, and name the first fault if not.
 
-ROOT/train and ROOT/val hold a manifest or Kaldi's files (feature_manifest.py). The headers of all feature files are
-read, and the values of some. For speaker verification every speaker needs two utterances, and no speaker may be in
-both splits.
+ROOT/train and ROOT/val hold a manifest or Kaldi's files (feature_manifest.py). The check reads the
+headers of all feature files, and the values of some. For speaker verification every speaker needs
+two utterances, and no speaker may be in both splits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ PER_ITEM = 2  # utterances of a speaker in one item
 
 @dataclass(frozen=True)
 class FeatureSummary:
-    """What a checked folder holds: utterances, different labels and frames by split, and how the values lie."""
+    """Contents of a checked folder: sizes by split, and the distribution of the feature values.
+
+    `utterances`, `labels` (different ones) and `frames` are counts by split. `mean` and `deviation`
+    are averages over the `dims` values of a training frame.
+    """
 
     root: Path
     utterances: dict[str, int]
@@ -60,15 +64,26 @@ def check_features(
     full: bool = False,
     vocabulary_size: int | None = None,
 ) -> FeatureSummary:
-    """Check both splits of `root` and say what they hold; labels `utt2spk` are speakers, `text` transcripts.
+    """Check both splits of `root` and return a summary of their contents.
 
-    Raises InputError for the first thing that is wrong. `dims` None: whatever the first utterance has. `vocabulary_size`:
-    transcripts must have so few characters that a model with so many tokens can write them.
+    Args:
+        root: the folder with train/ and val/ in it.
+        kaldi_labels: the file of labels in a Kaldi folder: `utt2spk` has speakers, `text` has
+            transcripts. With `utt2spk`, the rules for speakers are checked in any layout.
+        dims: values a frame; None takes the number that the first utterance has.
+        make_command: the command for mock data that an error suggests.
+        full: whether to read the values of all feature files, not only of some.
+        vocabulary_size: tokens of the model. The characters of the training transcripts must fit.
+            None skips this check.
+
+    Raises:
+        InputError: for the first fault found.
     """
     root = Path(root).expanduser().absolute()
     if root.is_file():
         raise InputError(
-            f"The data folder {printable(root)} is a file. Give a folder with train/ and val/ in it."
+            f"The data folder {printable(root)} is a file. Give a folder with train/ and val/ in "
+            "it."
         )
     listed: dict[str, list[Utterance]] = {}
     for split in SPLITS:
@@ -111,9 +126,10 @@ def check_features(
 def by_speaker(
     utterances: Sequence[Utterance], frames: int, where: Path
 ) -> dict[str, list[Utterance]]:
-    """The utterances of at least `frames` frames, by speaker in order of their names; each speaker has two or more.
+    """Return the utterances of at least `frames` frames by speaker, sorted by the speaker's name.
 
-    Raises InputError that names speakers with fewer, and the folder `where`.
+    Raises InputError that names the folder `where` and a speaker who has fewer than two such
+    utterances.
     """
     result: dict[str, list[Utterance]] = {
         utterance.label: [] for utterance in sorted(utterances, key=lambda u: u.label)
@@ -123,16 +139,19 @@ def by_speaker(
             result[utterance.label].append(utterance)
     if few := [speaker for speaker, own in result.items() if len(own) < PER_ITEM]:
         raise InputError(
-            f"{len(few)} of {len(result)} speakers in {printable(where)} have fewer than {PER_ITEM} utterances of {frames} frames or more: "
-            f"{few[0]} has {len(result[few[0]])}. A speaker is learned from pairs: leave these out, or use a smaller sequence_length."
+            f"{len(few)} of {len(result)} speakers in {printable(where)} have fewer than "
+            f"{PER_ITEM} utterances of {frames} frames or more: {few[0]} has "
+            f"{len(result[few[0]])}. A speaker is learned from pairs: leave these out, or use a "
+            "smaller sequence_length."
         )
     return result
 
 
 def refuse_common_speakers(train: Iterable[str], held_out: Iterable[str], root: Path | str) -> None:
-    """Raises InputError when a speaker is in both splits of `root`."""
+    """Raise InputError if a speaker is in both splits of `root`."""
     if both := sorted(set(train) & set(held_out)):
         raise InputError(
-            f"{len(both)} speakers are both in train/ and in val/ of {printable(root)}, {both[0]} for instance; "
-            "verification is measured on speakers that were never heard. Move each to one side."
+            f"{len(both)} speakers are both in train/ and in val/ of {printable(root)}, {both[0]} "
+            "for instance; verification is measured on speakers that were never heard. Move each "
+            "to one side."
         )

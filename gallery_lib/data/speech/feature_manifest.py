@@ -1,15 +1,17 @@
-"""Which utterances a folder of acoustic features holds, what their labels are, and how to read one.
+"""List the utterances and labels of a folder of acoustic features, and read one utterance.
 
-Two layouts, told apart by what is in the folder:
+The files in a folder tell which of two layouts it has:
 
-- `manifest.tsv`: a header line with the columns `path`, `label` and perhaps `frames`, then a line per utterance;
-  each path is a .npy file [frames, dims], relative to the manifest;
-- a Kaldi data folder: `feats.scp` (`utterance file.ark:offset`) with `utt2spk` (speakers) or `text` (transcripts), and
-  perhaps `utt2num_frames`. kaldiio reads the archives, also compressed ones.
+- `manifest.tsv`: a header line with the columns `path`, `label` and perhaps `frames`, then a line
+  per utterance; each path is a .npy file [frames, dims], relative to the manifest;
+- a Kaldi data folder: `feats.scp` (`utterance file.ark:offset`) with `utt2spk` (speakers) or `text`
+  (transcripts), and perhaps `utt2num_frames`. kaldiio reads the archives, also compressed ones.
 
-The label is text: a speaker for speaker verification, a transcript for speech recognition. Listing opens no feature
-file; `with_frames` reads the headers of those whose length is not listed; `load` reads one whole. Nothing is cropped,
-normalised or batched here, and no command that an scp file may hold is ever run.
+The label is text: a speaker for speaker verification, a transcript for speech recognition.
+
+`list_utterances` opens no feature file. `with_frames` reads the header of each utterance whose
+number of frames is not listed. `load` reads one whole utterance. This module crops, normalises and
+batches nothing. An scp file may hold commands; none is ever run.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _ARCHIVE = re.compile(r"(?P<path>.+):(?P<offset>\d+)")
 
 @dataclass(frozen=True)
 class Utterance:
-    """One utterance; `offset` is None for a .npy file, else where its matrix begins in a Kaldi archive."""
+    """One utterance of a folder: its name, its label and the place of its features.
+
+    `offset` is None for a .npy file, otherwise where the matrix begins in a Kaldi archive.
+    """
 
     name: str
     label: str
@@ -51,10 +56,11 @@ class Utterance:
 def list_utterances(
     folder: Path | str, kaldi_labels: KaldiLabels, make_command: str
 ) -> list[Utterance]:
-    """The utterances of `folder` in its own order; in a Kaldi folder the labels come from the file `kaldi_labels`.
+    """Return the utterances of `folder` in the order of its list.
 
-    Raises InputError that says what is missing or malformed, where, and what to do; `make_command` is suggested when
-    there is no such folder.
+    In a Kaldi folder the labels come from the file `kaldi_labels`. Raises InputError that says what
+    is missing or malformed, where, and what to do. The error suggests `make_command` if `folder`
+    does not exist, is a file or holds neither layout.
     """
     folder = Path(folder).expanduser().absolute()
     shown = printable(folder)
@@ -67,7 +73,8 @@ def list_utterances(
         ) from error
     if what:
         raise InputError(
-            f"The folder of features {shown} {what}. It should hold {MANIFEST}, or Kaldi's {SCP}. {make}"
+            f"The folder of features {shown} {what}. It should hold {MANIFEST}, or Kaldi's {SCP}. "
+            f"{make}"
         )
     if (folder / MANIFEST).is_file():
         utterances = list(_from_tsv(folder / MANIFEST))
@@ -76,7 +83,8 @@ def list_utterances(
     else:
         found = [entry.name for entry in scan(folder)]
         raise InputError(
-            f"{shown} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds {some(found) or 'nothing'}. {make}"
+            f"{shown} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds "
+            f"{some(found) or 'nothing'}. {make}"
         )
     if not utterances:
         raise InputError(f"{shown} lists no utterances.")
@@ -84,7 +92,11 @@ def list_utterances(
 
 
 def with_frames(utterances: Sequence[Utterance]) -> list[Utterance]:
-    """The same utterances, each with its number of frames; reads a header where it is not listed. Raises InputError."""
+    """Return the same utterances, each with its number of frames.
+
+    Reads the header of a feature file if the folder does not list the number. Raises InputError as
+    `shape` does.
+    """
     return [
         u if u.frames is not None else dataclasses.replace(u, frames=shape(u)[0])
         for u in utterances
@@ -92,7 +104,11 @@ def with_frames(utterances: Sequence[Utterance]) -> list[Utterance]:
 
 
 def shape(utterance: Utterance) -> tuple[int, int]:
-    """(frames, dims) of the utterance's matrix, from its header alone. Raises InputError."""
+    """Return (frames, dims) of the utterance's matrix, from its header alone.
+
+    Raises InputError if the header cannot be read, if the file is truncated, or if the array is not
+    a matrix with at least one frame and one value.
+    """
     try:
         with utterance.path.open("rb") as file:
             found = (
@@ -104,13 +120,17 @@ def shape(utterance: Utterance) -> tuple[int, int]:
         raise _unreadable(utterance, error) from error
     if len(found) != 2 or min(found) < 1:
         raise InputError(
-            f"{_named(utterance)} holds an array {list(found)}; it must be a matrix [frames, dims] with one of each at least."
+            f"{_named(utterance)} holds an array {list(found)}; it must be a matrix [frames, dims] "
+            "with one of each at least."
         )
     return found[0], found[1]
 
 
 def refuse_missing_files(folder: Path, utterances: Sequence[Utterance]) -> None:
-    """Raise InputError that names the first file of `utterances`, which `folder` lists, that is not there or no file."""
+    """Raise InputError if a feature file of `utterances` is missing or is not a file.
+
+    The error names the first such file, their number, and the `folder` that lists them.
+    """
     missing = [
         path
         for path in dict.fromkeys(utterance.path for utterance in utterances)
@@ -118,16 +138,18 @@ def refuse_missing_files(folder: Path, utterances: Sequence[Utterance]) -> None:
     ]
     if missing:
         raise InputError(
-            f"{printable(folder)} lists {len(missing)} feature file(s) that do not exist, the first being {printable(missing[0])}. "
-            "Complete the folder, or leave them out of the list."
+            f"{printable(folder)} lists {len(missing)} feature file(s) that do not exist, the "
+            f"first being {printable(missing[0])}. Complete the folder, or leave them out of the "
+            "list."
         )
 
 
 def load(utterance: Utterance, dims: int | None = None) -> NDArray[np.float32]:
-    """The utterance's features, float32 [frames, dims].
+    """Return the utterance's features, float32 [frames, dims].
 
-    Raises InputError, naming the file, when it cannot be read, has another number of frames than is listed or of values than
-    `dims` (if given), or values that are not finite.
+    Raises InputError that names the file if it cannot be read, or if it holds no matrix of numbers.
+    Raises InputError also if the number of frames differs from the listed one, if the number of
+    values a frame differs from `dims` (unless None), or if a value is not finite.
     """
     try:
         if utterance.offset is None:
@@ -144,7 +166,8 @@ def load(utterance: Utterance, dims: int | None = None) -> NDArray[np.float32]:
         raise _unreadable(utterance, error) from error
     if array.ndim != 2 or array.dtype.kind not in "fiu":
         raise InputError(
-            f"{printable(utterance.path)} holds {array.dtype} {list(array.shape)}; it must be numbers [frames, dims]."
+            f"{printable(utterance.path)} holds {array.dtype} {list(array.shape)}; it must be "
+            "numbers [frames, dims]."
         )
     _refuse_other_sizes(utterance, (len(array), array.shape[1]), dims)
     features = np.ascontiguousarray(array, dtype=np.float32)
@@ -167,10 +190,12 @@ def _named(utterance: Utterance) -> str:
 
 
 def check(utterances: Sequence[Utterance], dims: int | None, *, full: bool = False) -> int:
-    """Check that the features exist and are [frames, `dims`] (None: all alike), as long as listed and finite.
+    """Check the features of `utterances` and return their number of values a frame.
 
-    Headers of all are read, and the values of some (with `full`: of all). Returns the number of dims. Raises
-    InputError for the first that is not so.
+    Each matrix must be [frames, `dims`] with the listed number of frames and finite values. If
+    `dims` is None, all must have as many values a frame as the first. The check reads the headers
+    of all utterances and the values of some, evenly spread; with `full`, the values of all. Raises
+    InputError for the first utterance that fails.
     """
     every = 1 if full else max(1, len(utterances) // 64)
     for number, utterance in enumerate(utterances):
@@ -186,7 +211,10 @@ def check(utterances: Sequence[Utterance], dims: int | None, *, full: bool = Fal
 def statistics(
     utterances: Sequence[Utterance], count: int = 64
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and standard deviation [dims] over the frames of `count` utterances, evenly spread over the list."""
+    """Return mean and standard deviation, float32 [dims] each, of the frames of some utterances.
+
+    At most `count` utterances are read, evenly spread over the list. Deviations are at least 1e-5.
+    """
     chosen = [
         utterances[int(i)] for i in np.linspace(0, len(utterances) - 1, min(count, len(utterances)))
     ]
@@ -195,7 +223,7 @@ def statistics(
 
 
 def write(folder: Path, rows: Iterable[tuple[str, str, int]]) -> None:
-    """Write `manifest.tsv` in `folder` from rows (path below the folder, label, frames)."""
+    """Write `manifest.tsv` in `folder` from rows of (path below the folder, label, frames)."""
     lines = ["path\tlabel\tframes", *(f"{path}\t{label}\t{frames}" for path, label, frames in rows)]
     write_atomically(folder / MANIFEST, ("\n".join(lines) + "\n").encode())
 
@@ -205,13 +233,15 @@ def _from_tsv(manifest: Path) -> Iterator[Utterance]:
     columns = lines[0][1].split("\t") if lines else []
     if not {"path", "label"} <= set(columns):
         raise InputError(
-            f"{manifest} must begin with a line that names the columns path and label, separated by a tab; found {columns}."
+            f"{manifest} must begin with a line that names the columns path and label, separated "
+            f"by a tab; found {columns}."
         )
     for number, line in lines[1:]:
         values = line.split("\t")
         if len(values) != len(columns):
             raise InputError(
-                f"{manifest}, line {number}: {len(values)} values for {len(columns)} columns (separated by tabs): {line!r}."
+                f"{manifest}, line {number}: {len(values)} values for {len(columns)} columns "
+                f"(separated by tabs): {line!r}."
             )
         row = dict(zip(columns, values, strict=True))
         if not row["path"] or not row["label"].strip():
@@ -227,7 +257,8 @@ def _from_tsv(manifest: Path) -> Iterator[Utterance]:
 def _from_kaldi(folder: Path, kaldi_labels: KaldiLabels) -> Iterator[Utterance]:
     if not (folder / kaldi_labels).is_file():
         raise InputError(
-            f"{folder} has {SCP} but no {kaldi_labels}, which holds a line `utterance label` for each utterance."
+            f"{folder} has {SCP} but no {kaldi_labels}, which holds a line `utterance label` for "
+            "each utterance."
         )
     labels = {name: label for _, name, label in _pairs(folder / kaldi_labels)}
     frames = {}
@@ -255,8 +286,11 @@ def _from_kaldi(folder: Path, kaldi_labels: KaldiLabels) -> Iterator[Utterance]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Numbered lines of a text file that are not empty."""
-    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+    """Return (line number, line) of each line of a UTF-8 text file that is not blank.
+
+    Raises InputError if the file cannot be read.
+    """
+    if path.exists() and not path.is_file():  # reading a pipe would block for ever
         raise InputError(f"{printable(path)} is no file. It must be a text file in UTF-8.")
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -272,7 +306,10 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _pairs(path: Path) -> Iterator[tuple[int, str, str]]:
-    """(line number, first word, rest) of a Kaldi text file."""
+    """Yield (line number, first word, rest) for each line of a Kaldi text file.
+
+    Raises InputError for a line of one word.
+    """
     for number, line in _lines(path):
         words = line.split(maxsplit=1)
         if len(words) != 2:
@@ -297,7 +334,12 @@ def _npy_shape(file: BinaryIO) -> tuple[int, ...]:
 
 
 def _kaldi_shape(file: BinaryIO, offset: int) -> tuple[int, int]:
-    """From the header of a binary Kaldi matrix: a token, then the sizes, each after a byte 4, or CM's four values."""
+    """Return (rows, columns) from the header of the binary Kaldi matrix at `offset`.
+
+    The header is a token and the two sizes, each after a byte 4. Compressed matrices (CM) have four
+    values after the token; the last two are the sizes. Raises ValueError for other content and for
+    a truncated file.
+    """
     file.seek(offset)
     header = file.read(22)
     if header[:5] in (b"\0BFM ", b"\0BDM "):
@@ -319,7 +361,7 @@ def _kaldi_shape(file: BinaryIO, offset: int) -> tuple[int, int]:
 
 
 def _refuse_truncated(file: BinaryIO, needed: int) -> None:
-    """Raise ValueError where the file ends before what its header promises."""
+    """Raise ValueError if the file has fewer than the `needed` bytes that its header implies."""
     if (size := os.fstat(file.fileno()).st_size) < needed:
         raise ValueError(f"it is truncated: {size} of {needed} bytes")
 
@@ -331,5 +373,6 @@ def _unreadable(utterance: Utterance, error: BaseException) -> InputError:
         else str(error) or type(error).__name__
     )
     return InputError(
-        f"Cannot read the features of {printable(utterance.name)}, {printable(utterance.path)}: {reason}. Is the data folder complete?"
+        f"Cannot read the features of {printable(utterance.name)}, {printable(utterance.path)}: "
+        f"{reason}. Is the data folder complete?"
     )

@@ -1,10 +1,11 @@
-"""Mock features for speaker verification: speakers who say the same made-up language, each in their own way.
+"""Mock features for speaker verification: speakers of one invented language, each with a voice.
 
-A frame is 40 values, like a log-mel spectrum's. All speakers share a table of sounds, each a few resonances along the
-frequency axis. A speaker has a vocal tract (which stretches the axis), a spectral envelope, a pace and a liveliness;
-an utterance has a sequence of sounds, a loudness, a channel (an envelope of its own, which hides the speaker's) and
-noise. So the mean spectrum tells speakers apart badly, and what stays the same in all utterances of one is to be
-learned. Each utterance depends only on (seed, split, speaker, number).
+A frame has 40 values, like a log-mel spectrum. All speakers share a table of sounds; a sound is a
+few resonances along the frequency axis. A speaker has a vocal tract (which stretches the axis), a
+spectral envelope, a pace and a liveliness. An utterance has a sequence of sounds, a loudness, noise
+and a channel. The channel is another spectral envelope, which hides the speaker's. So the mean
+spectrum separates speakers badly. A model must learn what stays the same in all utterances of one
+speaker. Each utterance depends only on (seed, split, speaker, number).
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ SHORTEST, LONGEST = 120, 200  # frames of an utterance
 # version of the generator: change it whenever features() would give others for the same spec
 STYLE = 1
 _SOUNDS = 24
-_CHANNEL = range(1, 4)  # cosines along the frequency axis, by their number of half waves
+_CHANNEL = range(1, 4)  # cosines along the frequency axis, by number of half waves
 _ENVELOPE = range(4, 12)
 
 
 @dataclass(frozen=True)
 class SpeakerSpec:
-    """What a mock set holds: speakers in each split (others in each), utterances of each speaker, and the seed."""
+    """Contents of a mock data set: speakers by split, utterances of each speaker, and the seed.
+
+    The splits have different speakers.
+    """
 
     train: int = 256
     val: int = 48
@@ -53,7 +57,7 @@ class SpeakerSpec:
 
 
 def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.float32]:
-    """Utterance `number` of a speaker, float32 [frames, 40], values around 0 and about 1 large."""
+    """Return utterance `number` of a speaker, float32 [frames, 40]: mean about 0, scale about 1."""
     own = _generator(seed, SPLITS.index(split), speaker)
     stretch, pace, liveliness = own.uniform(0.8, 1.25), own.uniform(4, 9), own.uniform(0.6, 1.4)
     envelope = _curve(own, _ENVELOPE) * 0.8
@@ -72,9 +76,10 @@ def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.flo
 
 
 def generate(root: Path | str, spec: SpeakerSpec) -> mock_folder.Made:
-    """Make the data set `spec` in `root` (train/ and val/, each with .npy files and a manifest), unless it is there.
+    """Make the data set `spec` in `root`, unless it is already there.
 
-    Raises InputError when `root` holds anything else, RunFailed when writing fails.
+    train/ and val/ each get .npy files and a manifest. Raises InputError if `root` holds anything
+    else, and RunFailed if writing fails.
     """
 
     def fill(folder: Path) -> None:
@@ -99,14 +104,14 @@ def _generator(*key: int) -> np.random.Generator:
 
 
 def _curve(rng: np.random.Generator, cosines: range) -> NDArray[np.float64]:
-    """A random sum of these cosines, [dims], of unit variance."""
+    """Return a random sum of `cosines`, float64 [dims], of unit variance."""
     waves = np.cos(np.pi * np.array(cosines)[:, None] * (np.arange(DIMS) + 0.5) / DIMS)
     return rng.normal(0, np.sqrt(2 / len(cosines)), len(cosines)) @ waves
 
 
 @lru_cache(maxsize=2)
 def _sounds(seed: int) -> NDArray[np.float64]:
-    """The table of sounds [sounds, dims]: three resonances each, mean 0."""
+    """Return the table of sounds, float64 [sounds, dims]: three resonances each, mean 0."""
     rng = _generator(seed, len(SPLITS))
     centres = rng.uniform(0, DIMS, (_SOUNDS, 3, 1))
     heights = rng.uniform(1, 2.5, (_SOUNDS, 3, 1))

@@ -1,12 +1,14 @@
-"""Mock speech: filter banks that a made-up language would leave, to train and measure with.
+"""Mock speech recognition data: filter-bank features of an invented language, with transcripts.
 
-The language has characters, each spoken as an onset and a rime of fixed spectra, and words of one to four characters
-used as often as Zipf's law says. An utterance is a row of words; each character has a duration of its own, each
-utterance a speaker (spectral tilt, loudness, tempo) and noise. So a transcript follows from the signal. Durations and
-lengths are those of short Mandarin sentences: 480 frames of 10 ms and 15 characters on average.
+The language has characters, each spoken as an onset and a rime of fixed spectra. Its words have one
+to four characters, and their frequencies follow Zipf's law. An utterance is a sequence of words.
+Each character has a duration of its own. Each utterance has noise and a speaker (spectral tilt,
+loudness, tempo). So a transcript follows from the signal. Durations and lengths are those of short
+Mandarin sentences: 480 frames of 10 ms and 15 characters on average.
 
-Everything depends on (seed, split, index) alone. ROOT/train and ROOT/val get a manifest, an alignment, and a float16
-.npy file for each utterance (mock_folder.py: as a whole or not at all).
+Everything depends on (seed, split, index) alone. ROOT/train and ROOT/val each get a manifest, an
+alignment, and a float16 .npy file per utterance. mock_folder.py writes the data set completely or
+not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _LETTERS = (
 _FIRST_IDEOGRAPH = 0x4E00  # the first character after the letters above
 FILTERS = 80
 _ONSETS, _RIMES = 24, 36
-# characters in an utterance, 15 on average; or one or two more, to end with a word
+# in an utterance, and up to three more so that it ends with a whole word: 15 on average
 _CHARACTERS_SAID = (7, 20)
 _CHARACTER_FRAMES = (22, 40)
 _PAUSE_FRAMES = (0, 4)  # between words
@@ -43,7 +45,10 @@ _PAUSE_FRAMES = (0, 4)  # between words
 
 @dataclass(frozen=True)
 class SpeechSpec:
-    """What a mock data set holds; `characters` and `words` are those of its language."""
+    """Contents of a mock data set: size of its language, utterances by split, and the seed.
+
+    `characters` and `words` are the numbers of characters and words in the language.
+    """
 
     characters: int = 40
     words: int = 40
@@ -67,17 +72,17 @@ class SpeechSpec:
 
 @dataclass(frozen=True)
 class Language:
-    """How it is written and spoken."""
+    """Invented language: letters, words with their probabilities, and spectra of the characters."""
 
     letters: list[str]
-    words: list[NDArray[np.int64]]  # numbers of letters
+    words: list[NDArray[np.int64]]  # indices into `letters`
     word_probabilities: NDArray[np.float64]  # [words]
     # [characters, 2, 80], log energy of onset and rime over the background's
     spectra: NDArray[np.float32]
 
 
 def language(spec: SpeechSpec) -> Language:
-    """The language of `spec`: the same for both splits, and for any number of utterances."""
+    """Return the language of `spec`, the same for both splits and any number of utterances."""
     rng = np.random.default_rng(np.random.SeedSequence((spec.seed, len(SPLITS))))
     ideographs = (chr(_FIRST_IDEOGRAPH + i) for i in range(max(0, spec.characters - len(_LETTERS))))
     letters = [*_LETTERS[: spec.characters], *ideographs]
@@ -95,13 +100,13 @@ def language(spec: SpeechSpec) -> Language:
 
 
 def _zipf(count: int, offset: float) -> NDArray[np.float64]:
-    """Probabilities ∝ 1 / (rank + offset), after Zipf and Mandelbrot."""
+    """Return probabilities ∝ 1 / (rank + offset), float64 [count], after Zipf and Mandelbrot."""
     weights = 1.0 / (np.arange(count) + offset)
     return weights / weights.sum()
 
 
 def _bumps(rng: np.random.Generator, count: int, formants: int) -> NDArray[np.float32]:
-    """[count, 80]: `formants` smooth maxima each."""
+    """Return random spectra, float32 [count, 80], with `formants` smooth maxima each."""
     centres = rng.uniform(2, FILTERS - 2, (count, formants, 1))
     widths, heights = rng.uniform(2.5, 6, centres.shape), rng.uniform(2, 4.5, centres.shape)
     shapes = heights * np.exp(-(((np.arange(FILTERS) - centres) / widths) ** 2) / 2)
@@ -111,7 +116,10 @@ def _bumps(rng: np.random.Generator, count: int, formants: int) -> NDArray[np.fl
 def utterance(
     spec: SpeechSpec, spoken: Language, split: str, index: int
 ) -> tuple[NDArray[np.float16], str, list[Cut]]:
-    """Features [frames, 80] as natural logarithms, transcript, and where its words part."""
+    """Return the features, the transcript and the cuts between words of one utterance.
+
+    The features are natural logarithms of energies, float16 [frames, 80].
+    """
     rng = np.random.default_rng(np.random.SeedSequence((spec.seed, SPLITS.index(split), index)))
     wanted = rng.integers(_CHARACTERS_SAID[0], _CHARACTERS_SAID[1] + 1)
     tempo = rng.uniform(0.9, 1.1)
@@ -120,7 +128,8 @@ def utterance(
         words.append(spoken.words[rng.choice(len(spoken.words), p=spoken.word_probabilities)])
     characters = np.concatenate(words)
     frames = np.rint(tempo * rng.uniform(*_CHARACTER_FRAMES, len(characters))).astype(int)
-    last = np.cumsum([len(word) for word in words]) - 1  # [words]: their last characters
+    # [words]: index of each word's last character
+    last = np.cumsum([len(word) for word in words]) - 1
     pauses = np.zeros(len(characters), int)
     pauses[last] = rng.integers(_PAUSE_FRAMES[0], _PAUSE_FRAMES[1] + 1, len(words))
     lead = int(rng.integers(2, 8))
@@ -136,7 +145,11 @@ def utterance(
 
 
 def _speak(spectra: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
-    """[frames, 80]: onset [80], then rime [80], one gliding into the other, with a soft begin and end."""
+    """Return the log energy of one spoken character, float32 [frames, 80].
+
+    The onset glides into the rime, and the character begins and ends softly. `spectra` [2, 80] is
+    the onset and the rime.
+    """
     time_ = np.linspace(0, 1, frames, dtype=np.float32)[:, None]
     rime = np.clip((time_ - 0.25) / 0.15, 0, 1)
     loudness = np.clip(np.minimum(time_, 1 - time_) * 10, 0.2, 1)
@@ -144,7 +157,10 @@ def _speak(spectra: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
 
 
 def generate(root: Path | str, spec: SpeechSpec) -> Made:
-    """Make the mock data set `spec` in `root`, or find that it is there; errors are those of mock_folder.make."""
+    """Make the mock data set `spec` in `root`, unless it is already there.
+
+    Raises the same errors as `mock_folder.make`.
+    """
     return make(
         root,
         {"kind": "mock-speech", "style": STYLE, "spec": asdict(spec)},

@@ -1,9 +1,10 @@
-"""The data set for speaker verification: an item is one speaker, heard in two utterances.
+"""Data set for speaker verification: an item is one speaker, heard in two utterances.
 
-Over ROOT/train and ROOT/val, each a folder of features with speakers as labels (feature_manifest.py). In training,
-which two of a speaker's utterances, and which frames of them, depends on (seed, epoch, index) alone. Held-out items
-are the utterances of each speaker two by two, at their middle. Features are normalised with the mean and deviation
-of each of their values over the training utterances, so that any scale will do.
+The data set reads ROOT/train and ROOT/val, folders of features with speakers as labels
+(feature_manifest.py). In training, the choice of two utterances and of their frames depends on
+(seed, epoch, index) alone. Held-out items are consecutive pairs of each speaker's utterances,
+cropped at the middle. Each value of a frame is normalised with its mean and standard deviation over
+the training utterances, so features of any scale work.
 """
 
 from __future__ import annotations
@@ -39,30 +40,39 @@ def _short(
     speakers: Mapping[str, Sequence[Utterance]],
     frames: int,
 ) -> tuple[str, ...]:
-    """Return a line on the utterances that are shorter than a sample, which are left out; none where there are none."""
+    """Return one line on utterances of fewer than `frames` frames, which are left out.
+
+    Returns an empty tuple if there are none.
+    """
     kept = {utterance.name for own in speakers.values() for utterance in own}
     short = [utterance for utterance in utterances if utterance.name not in kept]
     if not short:
         return ()
     return (
-        f"left out of {printable(folder)}: {len(short)} of {len(utterances)} utterances of fewer than {frames} frames "
-        f"({printable(short[0].name)}); a smaller sequence_length takes them",
+        f"left out of {printable(folder)}: {len(short)} of {len(utterances)} utterances of fewer "
+        f"than {frames} frames ({printable(short[0].name)}); a smaller sequence_length takes them",
     )
 
 
 class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
     """Map-style data set: item i is (features float32 [2, T, dims] of one speaker, speaker number).
 
+    `notices` has lines on the utterances that are too short. Call `set_epoch` before each epoch;
+    the call also reaches persistent DataLoader workers.
+
     Args:
         root: the folder with train/ and val/ in it.
+        split: `train` or `val`, the subfolder to read.
         frames: T, frames of each utterance.
         dims: values a frame that the model takes.
-        train: one item per speaker, utterances and frames at random; else each pair of utterances, always the same.
-        statistics: for normalising; those of this split when left out.
+        train: if True, one item per speaker, with random utterances and frames. If False, one item
+            per pair of a speaker's utterances, always the same.
+        seed: of the random choices in training.
+        statistics: mean and standard deviation for normalising; by default those of this split.
 
-    `notices` says in lines which utterances are too short. Call `set_epoch` before each epoch; it reaches workers that
-    already run, too. Raises InputError for a folder that
-    is none such, features of another size, and speakers with one utterance.
+    Raises:
+        InputError: for a folder that cannot be used, for features with another number of values a
+            frame, and for a speaker with fewer than two utterances of at least T frames.
     """
 
     def __init__(
@@ -80,7 +90,8 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         refuse_missing_files(folder, utterances)
         if (found := shape(utterances[0])[1]) != dims:
             raise InputError(
-                f"{printable(utterances[0].path)} has {found} values a frame; the model takes {dims}."
+                f"{printable(utterances[0].path)} has {found} values a frame; the model takes "
+                f"{dims}."
             )
         speakers = by_speaker(utterances, frames, folder)
         self.dims, self.notices = dims, _short(folder, utterances, speakers, frames)
@@ -113,7 +124,7 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         return torch.from_numpy(np.stack([self._crop(own[i], rng) for i in chosen])), label
 
     def _crop(self, utterance: Utterance, rng: np.random.Generator | None) -> NDArray[np.float32]:
-        """Normalised frames [T, dims] from anywhere in the utterance, or from its middle."""
+        """Return T normalised frames [T, dims]: a random crop, or the middle if `rng` is None."""
         features = load(utterance, self.dims)
         spare = len(features) - self.frames
         start = int(rng.integers(spare + 1)) if rng else spare // 2
@@ -121,5 +132,5 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         return (features[start : start + self.frames] - mean) / deviation
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the pairs and frames of `epoch` from now on, also in DataLoader workers that live on between epochs."""
+        """Draw pairs and frames of `epoch` from now on, also in persistent DataLoader workers."""
         self._epoch.fill_(epoch)

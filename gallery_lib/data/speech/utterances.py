@@ -1,12 +1,13 @@
-"""Utterances with their transcripts, for speech recognition: `FOLDER` as data/speech/feature_manifest.py reads it.
+"""Data set of utterances with transcripts for speech recognition.
 
-An item is (features float32 [T, 320], characters int64 [U]). Features are 80 log filter-bank values a frame, made
-zero-mean with unit variance over the training data; four frames are stacked every three, so T is a third of the
-frames (Sak et al., "Fast and Accurate Recurrent Neural Network Acoustic Models", 2015). `collate` pads: frames to a
+feature_manifest.py lists and reads the folder. An item is (features float32 [T, 320], characters
+int64 [U]). A frame has 80 log filter-bank values, normalised to zero mean and unit variance over
+the training data. Four frames are stacked every three, so T is a third of the frames (Sak et al.,
+"Fast and Accurate Recurrent Neural Network Acoustic Models", 2015). `collate` pads frames to a
 multiple of 16 and targets to a multiple of 4, which keeps rows aligned for kernels.
 
-`sequence_length` is the usual T. Utterances of more than twice that are cut into pieces where an alignment says how
-(data/speech/alignment.py), and left out where there is none.
+`sequence_length` is the usual T. Utterances of more than twice that length are cut into pieces at
+the cuts of an alignment (alignment.py). Without an alignment they are left out.
 """
 
 from __future__ import annotations
@@ -38,43 +39,49 @@ from gallery_lib.data.speech.feature_manifest import (
 )
 from gallery_lib.errors import InputError
 
-FILTERS = 80  # values of a frame
+FILTERS = 80  # values a frame
 STACKED, STRIDE = 4, 3
 FRAME_MULTIPLE, TARGET_MULTIPLE = 16, 4
 IGNORED = -100
-"""The label of what pads targets; torch's own default."""
+"""Label of padding in targets: the default `ignore_index` of torch's cross-entropy."""
 MAKE_COMMAND = "python3 data_prep/mock_speech.py"
 
 
 class SpeechBatch(NamedTuple):
-    """Padded utterances; T and U are those of the longest, rounded up."""
+    """Batch of padded utterances; T and U are the longest lengths in the batch, rounded up."""
 
-    features: Tensor  # float32 [N, T, 320], zeros behind each end
-    lengths: Tensor  # int64 [N], frames that are no padding
+    features: Tensor  # float32 [N, T, 320], padded with zeros
+    lengths: Tensor  # int64 [N], frames without padding
     inputs: Tensor  # int64 [N, U], BEGIN and the characters, padded with END
     labels: Tensor  # int64 [N, U], the characters and END, padded with IGNORED
 
 
 def stack_frames(frames: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[F, 80] → [⌈F / 3⌉, 320]: row t holds frames 3t to 3t + 3; the last frame is repeated where there are no more."""
+    """Stack four frames every three: [F, 80] → [⌈F / 3⌉, 320].
+
+    Row t holds frames 3t to 3t + 3. The last frame is repeated past the end.
+    """
     first = np.arange(0, len(frames), STRIDE)[:, None]  # [T, 1]
     return frames[np.minimum(first + np.arange(STACKED), len(frames) - 1)].reshape(len(first), -1)
 
 
 def stacked_length(frames: int) -> int:
-    """T of an utterance of so many frames."""
+    """Return T, the number of stacked frames, of an utterance of `frames` frames."""
     return -(-frames // STRIDE)
 
 
 def _padded(sequences: Sequence[Tensor], value: float, multiple: int) -> Tensor:
-    """[L, …] each → [N, ⌈longest L⌉ to `multiple`, …]."""
+    """Pad N sequences [L, …] with `value` to one tensor [N, longest L, …].
+
+    The longest L is rounded up to a multiple of `multiple`.
+    """
     batch = pad_sequence(list(sequences), batch_first=True, padding_value=value)
     missing = -batch.shape[1] % multiple
     return torch.cat((batch, batch.new_full((len(batch), missing, *batch.shape[2:]), value)), dim=1)
 
 
 def collate(items: Sequence[tuple[Tensor, Tensor]]) -> SpeechBatch:
-    """Items to a batch."""
+    """Return the padded batch of `items`, each (features [T, 320], characters [U])."""
     features, characters = zip(*items, strict=True)
     begin, end = torch.tensor([BEGIN]), torch.tensor([END])
     return SpeechBatch(
@@ -88,7 +95,10 @@ def collate(items: Sequence[tuple[Tensor, Tensor]]) -> SpeechBatch:
 def finish_batch(
     batch: SpeechBatch, memory_format: torch.memory_format = torch.contiguous_format
 ) -> SpeechBatch:
-    """Tell a compiler that T and U change, so that the first graph serves all lengths; changes no value."""
+    """Mark T and U as dynamic for the compiler, so that the first graph serves all lengths.
+
+    The values of the batch do not change.
+    """
     for tensor in (batch.features, batch.inputs):
         torch._dynamo.maybe_mark_dynamic(tensor, 1)
     return batch
@@ -96,7 +106,10 @@ def finish_batch(
 
 @dataclass(frozen=True)
 class Piece:
-    """An utterance, or what is between two of its characters: frames `start` to `stop`, and what is said there."""
+    """Whole utterance or a part of one between two cuts.
+
+    A piece has the frames from `start` up to `stop`, and the transcript of these frames.
+    """
 
     utterance: Utterance
     start: int
@@ -105,10 +118,12 @@ class Piece:
 
 
 class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
-    """Map-style data set over one folder; `lengths` has the T of each item, `notices` lines on what is left out.
+    """Map-style data set of the utterances in one folder.
 
-    The training data defines the vocabulary and the normalisation; held-out data is given it as `train`. Raises
-    InputError for a folder that cannot be used, and for a damaged file when its item is read.
+    `lengths` has the T of each item. `notices` has lines on left-out utterances and on unknown
+    characters. The training data defines the vocabulary and the normalisation; held-out data
+    receives the training data set as `train`. Raises InputError for a folder that cannot be used.
+    Reading an item raises InputError if its file is damaged.
     """
 
     collate = staticmethod(collate)
@@ -127,14 +142,15 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         utterances = with_frames(utterances)
         if (found := shape(utterances[0])[1]) != FILTERS:
             raise InputError(
-                f"{printable(utterances[0].path)} has {found} values a frame; speech recognition takes {FILTERS} log filter-bank values."
+                f"{printable(utterances[0].path)} has {found} values a frame; speech recognition "
+                f"takes {FILTERS} log filter-bank values."
             )
         self.characters: Characters = (
             train.characters
             if train
             else Characters.of((tidy(u.label) for u in utterances), vocabulary_size, self.folder)
         )
-        self.mean: np.ndarray  # [80], like the deviation
+        self.mean: np.ndarray  # [80], as is the deviation
         self.deviation: np.ndarray
         self.mean, self.deviation = (
             (train.mean, train.deviation) if train else statistics(utterances)
@@ -162,19 +178,24 @@ def _notices(
     characters: Characters,
     sequence_length: int,
 ) -> tuple[str, ...]:
-    """Return lines on utterances that are left out for their length, and on characters that the vocabulary lacks."""
+    """Return lines on utterances left out for their length, and on unknown characters."""
     lines = []
     kept = {piece.utterance.name for piece in pieces}
     if long := [utterance for utterance in utterances if utterance.name not in kept]:
         lines.append(
-            f"left out of {printable(folder)}: {len(long)} of {len(utterances)} utterances of more than {2 * sequence_length} stacked "
-            f"frames, for which {ALIGNMENT} has no cuts ({printable(long[0].name)}); a larger sequence_length takes them"
+            f"left out of {printable(folder)}: {len(long)} of {len(utterances)} utterances of more "
+            f"than {2 * sequence_length} stacked frames, for which {ALIGNMENT} has no cuts "
+            f"({printable(long[0].name)}); a larger sequence_length takes them"
         )
     return (*lines, *unknown_notice((piece.transcript for piece in pieces), characters, folder))
 
 
 def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int) -> list[Piece]:
-    """The utterances of at most twice `sequence_length`, and pieces of the longer ones where they are aligned."""
+    """Return the utterances of at most twice `sequence_length`, and pieces of the longer ones.
+
+    A longer utterance without an alignment is left out. Raises InputError if cuts do not ascend
+    within their utterance, and if no piece remains.
+    """
     alignment = read_alignment(folder)
     pieces: list[Piece] = []
     for number, utterance in enumerate(utterances):
@@ -189,15 +210,17 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
                 for a, b in pairwise([(0, 0), *cuts, (len(whole.transcript), utterance.frames)])
             ):
                 raise InputError(
-                    f"{folder / ALIGNMENT}: the cuts of {utterance.name} must ascend, below its {len(whole.transcript)} characters "
-                    f"and {utterance.frames} frames; found {cuts}."
+                    f"{folder / ALIGNMENT}: the cuts of {utterance.name} must ascend, below its "
+                    f"{len(whole.transcript)} characters and {utterance.frames} frames; found "
+                    f"{cuts}."
                 )
             pieces += _cut(whole, cuts, STRIDE * sequence_length, np.random.default_rng(number))
     if not pieces:
         shortest = min(stacked_length(utterance.frames or 0) for utterance in utterances)
         raise InputError(
-            f"sequence_length={sequence_length}: no utterance in {folder} has at most {2 * sequence_length} stacked frames; "
-            f"the shortest has {shortest}. Use a larger sequence_length."
+            f"sequence_length={sequence_length}: no utterance in {folder} has at most "
+            f"{2 * sequence_length} stacked frames; the shortest has {shortest}. Use a larger "
+            "sequence_length."
         )
     return pieces
 
@@ -205,7 +228,11 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
 def _cut(
     whole: Piece, cuts: Sequence[Cut], frames: int, rng: np.random.Generator
 ) -> Iterator[Piece]:
-    """`whole` in pieces that are as near as `cuts` allow to lengths drawn from half of `frames` to one and a half."""
+    """Yield the pieces of `whole`, cut at some of `cuts`.
+
+    The wanted length of each piece is drawn uniformly from 0.5 to 1.5 times `frames`. Each piece
+    ends at the cut that is nearest to its wanted length; the last ends with the utterance.
+    """
     begin = (0, 0)
     wanted = rng.uniform(0.5, 1.5) * frames
     end = (len(whole.transcript), whole.stop)

@@ -1,1 +1,6 @@
-"""Functions that the cells of the notebooks call."""
+"""Functions that the cells of the notebooks call.
+
+`task` serves the notebooks of tasks and the index, `data_parallel`, `communication` and
+`performance_data` the notebooks of those names. `own_cell` writes a reader's cell to a file that
+training processes import. Parameters are checked before torch is imported.
+"""
