@@ -1,9 +1,9 @@
 """DataLoader whose workers can start before its batches are needed: before the model is built.
 
 Forking a worker makes the memory of this process copy-on-write. From then on, the first write to a
-page that this process had touched before copies the page. After a model of half a gigabyte was
-built, the first steps copy its weights in this way, small page by small page. With an early start,
-the workers also load batches while the model is built.
+page that this process had touched before copies the page. If the fork follows the building of a
+half-gigabyte model, the first steps copy its weights this way, small page by small page. With an
+early start, the workers also load batches while the model is built.
 """
 
 from __future__ import annotations
