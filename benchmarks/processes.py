@@ -46,10 +46,8 @@ RUNS = {
 
 def one(run: TrainConfig, *, keeps: bool) -> dict[str, float]:
     """Run one process, and return the medians over its steps."""
-    with (
-        TemporaryDirectory() as folder,
-        mock.patch.dict(os.environ, allocator.environment() if keeps else {}),
-    ):
+    variables = allocator.environment() if keeps else {}
+    with TemporaryDirectory() as folder, mock.patch.dict(os.environ, variables):
         results = launch(
             dataclasses.replace(run, run_dir=str(Path(folder) / "run")),
             show_log=False,

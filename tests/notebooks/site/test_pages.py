@@ -343,5 +343,5 @@ def test_every_module_stands_on_the_page_of_its_room(checkout: Path) -> None:
     page = reference.room_page("measure", found["measure"])
     assert all(f".. automodule:: {module}\n" in page for module in found["measure"])
     assert reference.about(checkout / "gallery_lib" / "console" / "table.py").startswith(
-        "Rows of text as a table"
+        "Tables of text"
     )
