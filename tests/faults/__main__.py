@@ -23,6 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--only", help="rows with this text in their kind or name")
     parser.add_argument(
+        "--write", action="store_true", help="with --only: bring those rows of the page up to date"
+    )
+    parser.add_argument(
         "--sweep",
         type=float,
         metavar="SECONDS",
@@ -53,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     found = [(row, _carried_out(row)) for row in rows]
     wrong = [row for row, seen in found if seen.wrong]
     print(f"{len(found) - len(wrong)} of {len(found)} as they must be")
-    if options.all:
-        table.write(found)
+    if options.all or options.write:
+        table.write(found, keep=options.only is not None)
     return bool(wrong)
 
 
