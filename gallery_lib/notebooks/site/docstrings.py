@@ -63,7 +63,7 @@ def _arguments(lines: Sequence[str]) -> Iterator[str]:
             joined.append(line.strip())
     for line in joined:
         name, _, meaning = line.partition(": ")
-        yield f":param {name}: {_prose(meaning)}"
+        yield f":param {_literal(name)}: {_prose(meaning)}"
 
 
 def _paragraph(lines: Sequence[str]) -> Iterator[str]:

@@ -54,6 +54,10 @@ def test_what_looks_like_markup_is_shown_as_it_stands(text: str) -> None:
             "Does.\n\nArgs:\n    a, b: what `c`\n        is",
             "<field_name> param a, b <field_body> <paragraph> what <literal> c is",
         ),
+        (
+            "Does.\n\nArgs:\n    **form: one of *them*",
+            "<field_name> param **form <field_body> <paragraph> one of <emphasis> them",
+        ),
     ],
 )
 def test_code_emphasis_lists_blocks_and_arguments_are_kept(docstring: str, elements: str) -> None:
