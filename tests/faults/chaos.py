@@ -214,11 +214,8 @@ def _judge(command: Command, done: Try) -> None:
     if "Traceback (most recent call last)" in text and done.fault != "fill":
         say("a traceback: " + text[-1500:])
     ended_by_signal = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 141)
-    if (
-        code not in (0, *ended_by_signal)
-        and not text.strip()
-        and "interrupted" not in command.result()
-    ):  # a batch's summary says it
+    summary = re.search(r"^\d+ of \d+ passed; .+$", command.result(), re.MULTILINE)  # of a batch
+    if code not in (0, *ended_by_signal) and not text.strip() and not summary:
         say(f"exit code {code} without a word")
     if len(message_of(text)) > _MESSAGE_LINES:
         say(f"a message of {len(message_of(text))} lines")
