@@ -190,12 +190,19 @@ def _small_disk(folder: Path) -> bool:
 def _befall(chosen: random.Random, command: Command, done: Try) -> None:
     if done.file:
         done.moment /= 10
-        command.wait_until(lambda: any(command.workspace.folder.rglob(str(done.file))), 30)
+        command.wait_until(lambda: _is_there(command.workspace.folder, str(done.file)), 30)
     command.wait_until(lambda: False, done.moment)
     if command.process.poll() is None:
         FAULTS[done.fault](chosen, command, done)
         if done.fault == "clock":
             (command.workspace.folder / "jump").touch()
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    """Return whether a file of that name is anywhere in the folder, which changes meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        return any(folder.rglob(name))
+    return False
 
 
 def _judge(command: Command, done: Try) -> None:
