@@ -204,12 +204,19 @@ def _small_disk(folder: Path) -> bool:
 def _befall(chosen: random.Random, command: Command, done: Try) -> None:
     if done.file:
         done.moment /= 10
-        command.wait_until(lambda: any(command.workspace.folder.rglob(str(done.file))), 30)
+        command.wait_until(lambda: _is_there(command.workspace.folder, str(done.file)), 30)
     command.wait_until(lambda: False, done.moment)
     if command.process.poll() is None:
         FAULTS[done.fault](chosen, command, done)
         if done.fault == "clock":
             (command.workspace.folder / "jump").touch()
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    """Return whether a file of that name is anywhere in the folder, which changes meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        return any(folder.rglob(name))
+    return False
 
 
 def _judge(command: Command, done: Try) -> None:
@@ -228,12 +235,9 @@ def _judge(command: Command, done: Try) -> None:
     if "Traceback (most recent call last)" in text and done.fault != "fill":
         say("a traceback: " + text[-1500:])
     ended_by_signal = (-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 141)
-    # A batch says in its summary, on standard output, that it was interrupted.
-    if (
-        code not in (0, *ended_by_signal)
-        and not text.strip()
-        and "interrupted" not in command.result()
-    ):
+    # A batch says in its summary, on standard output, what became of its notebooks.
+    summary = re.search(r"^\d+ of \d+ passed; .+$", command.result(), re.MULTILINE)
+    if code not in (0, *ended_by_signal) and not text.strip() and not summary:
         say(f"exit code {code} without a word")
     if len(message_of(text)) > _MESSAGE_LINES:
         say(f"a message of {len(message_of(text))} lines")
