@@ -49,6 +49,7 @@ def test_the_stopped_one_is_ended_and_named(ranks, tmp_path: Path) -> None:
     assert report["message"].startswith(said)
 
 
+@pytest.mark.slow
 def test_the_last_one_is_ended_when_the_others_have_ended(ranks, tmp_path: Path) -> None:
     ranks[0].kill()
     ranks[1].send_signal(signal.SIGSTOP)
@@ -56,6 +57,7 @@ def test_the_last_one_is_ended_when_the_others_have_ended(ranks, tmp_path: Path)
     assert ranks[1].poll() == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_run_that_was_paused_as_a_whole_goes_on(ranks, tmp_path: Path) -> None:
     watch = StoppedRanks(LIMIT_SECONDS, tmp_path)
     for one in ranks:
@@ -67,6 +69,7 @@ def test_a_run_that_was_paused_as_a_whole_goes_on(ranks, tmp_path: Path) -> None
     assert [one.poll() for one in ranks] == [None, None] and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_time_in_which_the_watch_itself_was_stopped_does_not_count(ranks, tmp_path: Path) -> None:
     watch = StoppedRanks(LIMIT_SECONDS, tmp_path)
     ranks[1].send_signal(signal.SIGSTOP)
