@@ -92,14 +92,9 @@ def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int
         for process in running:
             process.start()
         watch = StoppedRanks.from_environment()
+        if watch is not None:
+            watch.watch({rank: process.pid for rank, process in enumerate(running)})
         while True:
-            if watch is not None:
-                watch.look(
-                    {
-                        rank: process.pid if process.is_alive() else None
-                        for rank, process in enumerate(running)
-                    }
-                )
             codes = [process.exitcode for process in running]
             failed = min(
                 (rank for rank, code in enumerate(codes) if code),

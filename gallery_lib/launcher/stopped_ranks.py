@@ -11,6 +11,8 @@ import contextlib
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,18 +59,18 @@ class StoppedRanks:
         limit_seconds, run_dir, first_rank = json.loads(os.environ[VARIABLE])
         return cls(limit_seconds, Path(run_dir), first_rank)
 
-    def look(self, processes: Mapping[int, int | None]) -> None:
+    def look(self, processes: Mapping[int, int]) -> None:
         """Report and kill each rank that has been stopped for too long.
 
-        `processes` maps each local rank to its process id, or to None once it has ended. The call
-        is cheap enough for every round of a waiting loop.
+        `processes` maps each local rank to its process id, also after the process has ended. Cheap
+        enough to be called in every round of a waiting loop.
         """
         at = now()
         pause = at - self._looked
         if pause < _LOOK_SECONDS:
             return
         self._looked = at
-        stopped = {rank for rank, process in processes.items() if process and _is_stopped(process)}
+        stopped = {rank for rank, process in processes.items() if _is_stopped(process)}
         if pause > _PAUSE_SECONDS or len(stopped) == len(processes):
             stopped = set()
         self._stopped_at = {rank: self._stopped_at.get(rank, at) for rank in stopped}
@@ -76,8 +78,17 @@ class StoppedRanks:
             if at - since > self._limit:
                 self._end(self._first + rank, processes[rank])
 
-    def _end(self, rank: int, process: int | None) -> None:
-        assert process is not None
+    def watch(self, processes: Mapping[int, int]) -> None:
+        """Look in a thread of its own from now on, for a waiting loop that may block."""
+
+        def look() -> None:
+            while True:
+                self.look(processes)
+                time.sleep(_LOOK_SECONDS)
+
+        threading.Thread(target=look, daemon=True).start()
+
+    def _end(self, rank: int, process: int) -> None:
         reason = (
             f"rank {rank} gives no sign of life: its process {process} has been stopped for "
             f"{self._limit:g} s (rank_timeout)"

@@ -146,55 +146,39 @@ class _Finished:
             time.sleep(self._LOOK_SECONDS)
 
 
-def _let_a_killed_rank_block_nobody() -> None:
-    """Have torchrun tell its forked ranks by `_Finished` that all of them have finished."""
-    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+def _let_no_rank_block_the_others() -> None:
+    """Have torchrun watch its ranks for stopped ones, and tell forked ranks by `_Finished`.
 
-    start = MultiprocessContext._start
-
-    def started(context: Any) -> None:
-        if context.start_method == "fork":
-            context._worker_finished_event = _Finished()
-        start(context)
-
-    MultiprocessContext._start = started  # type: ignore[method-assign]
-
-
-def _end_ranks_that_are_stopped() -> None:
-    """Make torchrun look for stopped ranks in each round of its waiting loop."""
+    Torchrun may wait for its ranks without a limit, so the watch has a thread of its own.
+    """
     from torch.distributed.elastic.multiprocessing import api
 
-    watches: list[StoppedRanks | None] = []
+    start_functions, start_commands = api.MultiprocessContext._start, api.SubprocessContext._start
 
-    def look(processes: Mapping[int, int | None]) -> None:
-        # The variable is known once torchrun has been told what to run.
-        if not watches:
-            watches.append(StoppedRanks.from_environment())
-        if watches[0] is not None:
-            watches[0].look(processes)
+    def watch(processes: Mapping[int, int]) -> None:
+        stopped_ranks = StoppedRanks.from_environment()
+        if stopped_ranks is not None:
+            stopped_ranks.watch(processes)
 
-    of_functions, of_commands = api.MultiprocessContext._poll, api.SubprocessContext._poll
+    def started_functions(context: Any) -> None:
+        if context.start_method == "fork":
+            context._worker_finished_event = _Finished()
+        start_functions(context)
+        watch({rank: process.pid for rank, process in enumerate(context._pc.processes)})
 
-    def poll_functions(context: Any) -> Any:
-        processes = enumerate(context._pc.processes if context._pc else [])
-        look({rank: one.pid if one.exitcode is None else None for rank, one in processes})
-        return of_functions(context)
+    def started_commands(context: Any) -> None:
+        start_commands(context)
+        watch({rank: one.proc.pid for rank, one in context.subprocess_handlers.items()})
 
-    def poll_commands(context: Any) -> Any:
-        handlers = context.subprocess_handlers.items()
-        look({rank: one.proc.pid if one.proc.poll() is None else None for rank, one in handlers})
-        return of_commands(context)
-
-    api.MultiprocessContext._poll = poll_functions  # type: ignore[assignment, method-assign]
-    api.SubprocessContext._poll = poll_commands  # type: ignore[assignment, method-assign]
+    api.MultiprocessContext._start = started_functions  # type: ignore[method-assign]
+    api.SubprocessContext._start = started_commands  # type: ignore[method-assign]
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run torchrun; without arguments import it first and wait for them on standard input."""
     rendezvous.listen_where_told()
     _name_who_was_killed()
-    _end_ranks_that_are_stopped()
-    _let_a_killed_rank_block_nobody()
+    _let_no_rank_block_the_others()
     from torch.distributed import run
 
     if not arguments:

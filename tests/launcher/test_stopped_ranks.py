@@ -35,7 +35,7 @@ def watched(watch: StoppedRanks, ranks: list[subprocess.Popen[bytes]], seconds: 
     """Look as a waiting loop does."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        watch.look({n: one.pid if one.poll() is None else None for n, one in enumerate(ranks)})
+        watch.look({n: one.pid for n, one in enumerate(ranks)})
         time.sleep(0.1)
 
 
