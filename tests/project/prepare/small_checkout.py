@@ -1,7 +1,7 @@
 """A small copy of a checkout that the real prepare.sh runs in.
 
-PATH holds the ordinary tools, this interpreter as python3, and a uv that records its arguments.
-This uv makes a .venv whose python records its arguments, too. Nothing is installed.
+PATH holds a few tools, this interpreter as python3, and a uv that records its arguments. This uv
+makes a .venv whose python records its arguments, too. Nothing is installed.
 """
 
 from __future__ import annotations
@@ -14,27 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from project.prepare.disguise import write_interpreter
 
-TOOLS = [
-    "bash",
-    "awk",
-    "basename",
-    "cat",
-    "chmod",
-    "cp",
-    "date",
-    "df",
-    "dirname",
-    "env",
-    "flock",
-    "grep",
-    "id",
-    "ln",
-    "mkdir",
-    "mv",
-    "rm",
-]
-TOOLS += ["sleep", "touch", "tr", "uname"]
+TOOLS = ("bash", "cat", "dirname", "env", "uname")
+"""What a machine has besides Python, a compiler and uv, as far as prepare.sh needs it."""
+TOOLS_OF_FAKES = ("chmod", "cp", "mkdir", "mv", "sleep", "touch")
+"""What the scripts below and those of tests need."""
 
 UV = """#!/usr/bin/env bash
 echo "uv $*" >> "$NOTES"
@@ -92,6 +77,12 @@ class Checkout:
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
+    def add_interpreter(self, name: str, *, note: bool = False, **seems: str) -> None:
+        """Add an interpreter to PATH, or replace it; disguise.py explains `note` and `seems`."""
+        path = self.bin / name
+        folder = self.bin.parent / "disguise"
+        write_interpreter(path, folder, note=note, SEEMS_AT=str(path), **seems)
+
     def notes(self) -> str:
         """Return what uv and .venv's python were asked since the last look."""
         path = Path(self.env["NOTES"])
@@ -107,12 +98,6 @@ class Checkout:
         (self.root / name).unlink()
 
 
-ACTIVE_PYTHON = f"""#!/usr/bin/env bash
-if [[ "$*" == *sys.executable* ]]; then echo "$0"; exit; fi
-if [[ "$1" == -m || "$1" == *.py ]]; then echo "python $*" >> "$NOTES"; exit; fi
-exec "{sys.executable}" "$@"
-"""
-
 NOTEBOOK = """{"nbformat": 4, "nbformat_minor": 5, "metadata": \
 {"kernelspec": {"name": "gallery"}}, "cells": [{
   "cell_type": "code", "metadata": {"tags": ["parameters"]}, "execution_count": null, "outputs": [],
@@ -125,7 +110,7 @@ def record_active_python(copy: Checkout) -> None:
 
     It is for `--into-current`.
     """
-    write_script(copy.bin / "python3", ACTIVE_PYTHON)
+    copy.add_interpreter("python3", note=True)
 
 
 def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
@@ -137,12 +122,13 @@ def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
     (root / "notebooks").mkdir(parents=True)
     (root / "data_prep").mkdir()
     (root / "data_prep" / "mock_imagenet.py").touch()
+    (root / "gallery_lib").symlink_to(checkout / "gallery_lib")
     bin.mkdir()
     for name in ("prepare.sh", "pyproject.toml", "requirements.lock"):
         shutil.copy(checkout / name, root)
     for name in ("resnet50", "vgg16"):
         (root / f"notebooks/{name}.ipynb").write_text(NOTEBOOK)
-    for tool in TOOLS:
+    for tool in (*TOOLS, *TOOLS_OF_FAKES):
         (bin / tool).symlink_to(shutil.which(tool) or pytest.skip(f"no {tool} here"))
     write_script(bin / "python3", f'#!/usr/bin/env bash\nexec "{sys.executable}" "$@"\n')
     write_script(bin / "g++", "#!/usr/bin/env bash\n")
@@ -154,7 +140,6 @@ def small_checkout(checkout: Path, tmp_path: Path) -> Checkout:
         "NOTES": str(tmp_path / "notes"),
         "VENV_PYTHON": str(tmp_path / "venv-python"),
         "REAL_PYTHON": sys.executable,
-        "PYTHONPATH": str(checkout),
         "PREPARE_MIN_DISK_GIB": "0",
     }
     return Checkout(root, bin, env)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
 from importlib.metadata import version
 
 import pytest
-from project.prepare.small_checkout import record_active_python, write_script
+from project.prepare.small_checkout import record_active_python
 
 TESTS = "python -m pytest -m not gpu --durations=60 --durations-min=15"
 
@@ -38,6 +39,15 @@ def test_the_first_run_installs_with_hashes_and_the_second_installs_nothing(copy
 def test_the_kernel_finds_the_commands_of_its_environment(copy):
     copy.run()
     assert f"--display-name Gallery --env PATH {copy.root}/.venv/bin:${{PATH}}\n" in copy.notes()
+
+
+def test_an_environment_with_the_stamp_of_an_earlier_version_is_there_already(copy):
+    copy.run()
+    declared = [(copy.root / name).read_text() for name in ("pyproject.toml", "requirements.lock")]
+    parts = [(str(copy.root), sys.version), declared]
+    digests = [hashlib.sha256("\0".join(part).encode()).hexdigest()[:16] for part in parts]
+    stamp = copy.root / ".venv" / "gallery-stamp"
+    assert stamp.read_text() == " ".join([*digests, "plain\n"])
 
 
 def test_test_adds_the_tools_to_the_same_environment(copy):
@@ -138,20 +148,14 @@ def test_into_current_installs_what_is_missing_there_and_keeps_its_torch(copy):
 
 @pytest.mark.parametrize(("headers", "taken"), [(True, "python3.12"), (False, "python3")])
 def test_a_python_without_its_optimisations_is_taken_only_where_no_other_will_do(
-    copy, headers, taken
+    copy, tmp_path, headers, taken
 ):
-    for name, optimised in (("python3", False), ("python3.12", True)):
-        write_script(
-            copy.bin / name,
-            f"""#!/usr/bin/env bash
-case "$*" in
-    *CONFIG_ARGS*) exit {0 if optimised else 1} ;;
-    *_base_executable*) echo "$0"; exit ;;
-    *Python.h*) exit {0 if headers or not optimised else 1} ;;
-esac
-exec "{sys.executable}" "$@"
-""",
-        )
+    for name, options in (("python3", ""), ("python3.12", "'--enable-optimizations'")):
+        installed = tmp_path / f"installed {name}"
+        (installed / "include").mkdir(parents=True)
+        if headers or not options:
+            (installed / "include" / "Python.h").touch()
+        copy.add_interpreter(name, SEEMS_BUILT_WITH=options, SEEMS_INSTALLED_IN=str(installed))
     result = copy.run()
     assert result.returncode == 0, result.stderr
     assert f"uv venv --quiet --python {copy.bin}/{taken} --prompt" in copy.notes()
@@ -164,8 +168,7 @@ exec "{sys.executable}" "$@"
 def test_in_another_users_checkout_everything_goes_to_folders_of_ones_own(copy, tmp_path):
     (copy.root / "uv-cache").mkdir()  # where this uv says that it is
     before = sorted(copy.root.rglob("*"))
-    (copy.bin / "id").unlink()
-    write_script(copy.bin / "id", "#!/usr/bin/env bash\necho 1000\n")
+    copy.add_interpreter("python3", SEEMS_USER="1000")
     os.chown(copy.root, 12345, 12345)
     first = copy.run("--run", "resnet50")
     assert first.returncode == 0, first.stderr
@@ -189,8 +192,7 @@ def test_in_another_users_checkout_everything_goes_to_folders_of_ones_own(copy, 
 def test_the_owners_environment_is_used_while_it_is_of_this_checkout(copy):
     copy.run()
     copy.notes()
-    (copy.bin / "id").unlink()
-    write_script(copy.bin / "id", "#!/usr/bin/env bash\necho 1000\n")
+    copy.add_interpreter("python3", SEEMS_USER="1000")
     os.chown(copy.root, 12345, 12345)
     assert "already there" in copy.run().stdout
     assert "uv venv" not in copy.notes()

@@ -16,6 +16,27 @@ def test_without_a_python_of_3_11_it_says_so(copy):
     assert "-> install one" in result.stderr
 
 
+def test_with_no_python_at_all_it_names_the_missing_compiler_as_well(copy):
+    (copy.bin / "python3").unlink()
+    (copy.bin / "g++").unlink()
+    result = copy.run()
+    assert result.returncode == 2
+    assert "no Python 3.11 or newer" in result.stderr
+    assert "no C++ compiler" in result.stderr
+    assert not (copy.root / ".cache").exists()
+
+
+def test_an_active_python_that_will_not_do_is_named_and_no_other_is_taken(copy):
+    write_script(copy.bin / "python3.11", (copy.bin / "python3").read_text())
+    write_script(copy.bin / "python3", "#!/usr/bin/env bash\nexit 1\n")
+    result = copy.run("--into-current")
+    assert result.returncode == 2
+    assert "the active python3 is older than 3.11" in result.stderr
+    (copy.bin / "python3").unlink()
+    assert "no python3 on PATH" in copy.run("--into-current").stderr
+    assert copy.run().returncode == 0
+
+
 def test_everything_that_is_lacking_is_named_at_once_with_its_remedy(copy):
     (copy.bin / "g++").unlink()
     copy.env["PREPARE_MIN_DISK_GIB"] = "999999"
@@ -29,8 +50,7 @@ def test_everything_that_is_lacking_is_named_at_once_with_its_remedy(copy):
 
 def test_root_on_debian_gets_the_compiler_and_refreshes_the_package_lists_only_when_it_must(copy):
     (copy.bin / "g++").rename(copy.bin / "hidden")
-    (copy.bin / "id").unlink()
-    write_script(copy.bin / "id", "#!/usr/bin/env bash\necho 0\n")
+    copy.add_interpreter("python3", SEEMS_USER="0")
     write_script(
         copy.bin / "apt-get",
         """#!/usr/bin/env bash
@@ -55,8 +75,7 @@ if [[ $1 == update ]]; then touch lists; exit; fi
 
 @pytest.mark.parametrize("root", [True, False])
 def test_test_gets_a_browser_and_network_tools_as_root_and_else_goes_on_without(copy, root):
-    (copy.bin / "id").unlink()
-    write_script(copy.bin / "id", f"#!/usr/bin/env bash\necho {0 if root else 1000}\n")
+    copy.add_interpreter("python3", SEEMS_USER="0" if root else "1000")
     write_script(
         copy.bin / "apt-get",
         "#!/usr/bin/env bash\n"
