@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gallery_lib.kernels import batch_norm_reference
 from gallery_lib.kernels.batch_norm_reference import Channels, Running
-from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.runtime.launch import THREADS, Launch
+from gallery_lib.kernels.runtime.launch import ELEMENTS, THREADS, Launch
 
 SOURCE, BACKWARD_SOURCE = "batch_norm.cu", "batch_norm_backward.cu"
 TILE, LANES = 8, THREADS // 8
@@ -144,10 +144,6 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _defines(x: Tensor) -> tuple[tuple[str, str]]:
-    return (("ELEMENT", ELEMENTS[x.dtype]),)
-
-
 def _channels(c: Channels) -> _Channels:
     return _Channels(
         c.mean.data_ptr(), c.inverse_deviation.data_ptr(), _address(c.weight), _address(c.bias)
@@ -172,7 +168,7 @@ def moments(
     return Launch(
         SOURCE,
         "batch_norm_moments",
-        _defines(x),
+        ELEMENTS[x.dtype],
         slabs.blocks or int(batches is not None),
         arguments,
     )
@@ -214,7 +210,7 @@ def combine(
     return Launch(
         SOURCE,
         "batch_norm_combine",
-        (("ELEMENT", "float"),),
+        ELEMENTS[torch.float32],
         _column_blocks(means.shape[1]),
         arguments,
     )
@@ -226,7 +222,7 @@ def normalise(x: Tensor, residual: Tensor | None, c: Channels, result: Tensor) -
     arguments = _ReluArguments(
         slabs.as_structure(), x.data_ptr(), _address(residual), _channels(c), result.data_ptr()
     )
-    return Launch(SOURCE, "batch_norm_relu", _defines(x), slabs.blocks, arguments)
+    return Launch(SOURCE, "batch_norm_relu", ELEMENTS[x.dtype], slabs.blocks, arguments)
 
 
 def sums(
@@ -245,7 +241,7 @@ def sums(
     tensors = (gradient.data_ptr(), x.data_ptr(), _address(result))
     rest = (masked.data_ptr(), parts[0].data_ptr(), parts[1].data_ptr())
     arguments = _SumsArguments(slabs.as_structure(), *tensors, _channels(c), *rest)
-    return Launch(BACKWARD_SOURCE, "batch_norm_sums", _defines(x), slabs.blocks, arguments)
+    return Launch(BACKWARD_SOURCE, "batch_norm_sums", ELEMENTS[x.dtype], slabs.blocks, arguments)
 
 
 def totals(
@@ -269,7 +265,7 @@ def totals(
     return Launch(
         BACKWARD_SOURCE,
         "batch_norm_totals",
-        (("ELEMENT", "float"),),
+        ELEMENTS[torch.float32],
         _column_blocks(channels),
         arguments,
     )
@@ -293,4 +289,4 @@ def of_input(
     tensors = (gradient.data_ptr(), x.data_ptr())
     rest = (of_weight.data_ptr(), of_bias.data_ptr(), _address(count), masked, of_x.data_ptr())
     arguments = _InputArguments(slabs.as_structure(), *tensors, _channels(c), *rest)
-    return Launch(BACKWARD_SOURCE, "batch_norm_input", _defines(x), slabs.blocks, arguments)
+    return Launch(BACKWARD_SOURCE, "batch_norm_input", ELEMENTS[x.dtype], slabs.blocks, arguments)

@@ -91,8 +91,8 @@ def _step(
 ) -> None:
     """Run a C++ step on weights, gradients and columns of states; the last column may be None.
 
-    Raises `cpu_tensors.Refused` for a tensor that the step is not written for; nothing is changed
-    then.
+    Raises:
+        cpu_tensors.Refused: for a tensor that the step is not written for; nothing is changed then.
     """
     present = [column for column in columns if column is not None]
     rows = list(zip(*present, strict=True))

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.runtime import call_counts, fallback, launch
-from gallery_lib.kernels.runtime.launch import Launch
+from gallery_lib.kernels.runtime import launch
+from gallery_lib.kernels.runtime.launch import ELEMENTS, Launch
+from gallery_lib.kernels.runtime.operators import register
 from gallery_lib.kernels.runtime.tensor_lists import is_dense, packed, tensor_list
 
 SOURCE = "gradient_statistics.cu"
-ELEMENTS = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
-"""Element types of the kernels in CUDA, by torch's dtype."""
 
 
 class _SquaresArguments(ctypes.Structure):
@@ -61,10 +60,10 @@ def launches(
 
     `new(elements, dtype)` allocates results and memory.
     """
-    parts: list[tuple[Any, int, str]] = []
-    for dtype, element in ELEMENTS.items():
+    parts: list[tuple[Any, int, torch.dtype]] = []
+    for dtype in ELEMENTS:
         parts += [
-            (packing, blocks, element)
+            (packing, blocks, dtype)
             for packing, _, blocks in packed([[g for g in gradients if g.dtype is dtype]])
         ]
     total_blocks = sum(blocks for _, blocks, _ in parts)
@@ -74,55 +73,46 @@ def launches(
         new(1, torch.float32),
     )
     result, before = [], 0
-    for packing, blocks, element in parts:
+    for packing, blocks, dtype in parts:
         arguments = _SquaresArguments(packing, partial.data_ptr() + 8 * before)
-        result.append(Launch(SOURCE, "sum_squares", (("ELEMENT", element),), blocks, arguments))
+        result.append(Launch(SOURCE, "sum_squares", ELEMENTS[dtype], blocks, arguments))
         before += blocks
     finish = _FinishArguments(
         partial.data_ptr(), total_blocks, norm.data_ptr(), found_inf.data_ptr()
     )
-    result.append(
-        Launch(SOURCE, "finish_norm", (("ELEMENT", parts[0][2] if parts else "float"),), 1, finish)
-    )
+    dtype = parts[0][2] if parts else torch.float32
+    result.append(Launch(SOURCE, "finish_norm", ELEMENTS[dtype], 1, finish))
     return result, norm, found_inf, partial
-
-
-torch.library.define("gallery::gradient_statistics", "(Tensor[] gradients) -> (Tensor, Tensor)")
 
 
 def gradient_statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return (norm, found_inf), two fp32 scalars on the gradients' device.
 
-    Takes at least one dense floating-point tensor. Raises InputError for no tensors at all, for
-    several devices, and for tensors that are not floating point.
+    Takes at least one dense floating-point tensor.
+
+    Raises:
+        InputError: for no tensors at all, for several devices, and for tensors that are not
+            floating point.
     """
     if not gradients:
-        raise InputError("gradient_statistics got no gradients.")
+        raise InputError("gradient_statistics got no gradients.", parameter="gradients")
     device = gradients[0].device
     for gradient in gradients:
         if gradient.device != device or not gradient.is_floating_point():
             raise InputError(
                 "gradient_statistics takes floating-point tensors of one device; got "
-                f"{gradient.dtype} on {gradient.device}."
+                f"{gradient.dtype} on {gradient.device}.",
+                parameter="gradients",
             )
     return torch.ops.gallery.gradient_statistics(list(gradients))
 
 
-def _on_cpu(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    call_counts.ran("gradient_statistics", call_counts.PLAIN_TORCH)
-    return reference(gradients)
+def _device(gradients: Sequence[Tensor]) -> torch.device | None:
+    return gradients[0].device if all(g.dtype in ELEMENTS for g in gradients) else None
 
 
-torch.library.impl("gallery::gradient_statistics", "cpu", _on_cpu)
-
-
-def _on_cuda(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _kernel(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     device = gradients[0].device
-    if not all(gradient.dtype in ELEMENTS for gradient in gradients) or not fallback.kernels_run(
-        device
-    ):
-        return _on_cpu(gradients)
-    call_counts.ran("gradient_statistics", call_counts.KERNEL)
     dense = [gradient if is_dense(gradient) else gradient.contiguous() for gradient in gradients]
     plan, norm, found_inf, _partial = launches(
         dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device)
@@ -132,11 +122,17 @@ def _on_cuda(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return norm[0], found_inf[0]
 
 
-torch.library.impl("gallery::gradient_statistics", "cuda", _on_cuda)
-
-
-@torch.library.register_fake("gallery::gradient_statistics")
 def _fake(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return gradients[0].new_empty((), dtype=torch.float32), gradients[0].new_empty(
         (), dtype=torch.float32
     )
+
+
+register(
+    "gradient_statistics",
+    "(Tensor[] gradients) -> (Tensor, Tensor)",
+    reference=reference,
+    kernel=_kernel,
+    device=_device,
+    fake=_fake,
+)

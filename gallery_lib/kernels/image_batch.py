@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
-from gallery_lib.kernels.gradient_statistics import ELEMENTS
-from gallery_lib.kernels.runtime import call_counts, fallback, launch
-from gallery_lib.kernels.runtime.launch import THREADS, Launch
+from gallery_lib.kernels.runtime import launch
+from gallery_lib.kernels.runtime.launch import ELEMENTS, THREADS, Launch
+from gallery_lib.kernels.runtime.operators import register
 
 SOURCE = "image_batch.cu"
 _CHANNELS = 3
@@ -90,9 +90,7 @@ def images_launch(images: Tensor, p: Preparation, batch: Tensor) -> Launch:
     )
     values_of_a_block = THREADS * (16 // batch.element_size())
     blocks = -(-batch.numel() // values_of_a_block)
-    return Launch(
-        SOURCE, "prepare_images", (("ELEMENT", ELEMENTS[batch.dtype]),), blocks, arguments
-    )
+    return Launch(SOURCE, "prepare_images", ELEMENTS[batch.dtype], blocks, arguments)
 
 
 def reference(images: Tensor, p: Preparation) -> Tensor:
@@ -133,13 +131,6 @@ def reference(images: Tensor, p: Preparation) -> Tensor:
     )
 
 
-torch.library.define(
-    "gallery::prepare_images",
-    "(Tensor images, Tensor? tops, Tensor? lefts, Tensor? mirrored, int height, int width, "
-    "float[] scale, float[] shift, ScalarType dtype) -> Tensor",
-)
-
-
 def prepare_images(
     images: Tensor,
     *,
@@ -153,8 +144,6 @@ def prepare_images(
 ) -> Tensor:
     """Return the normalised batch [N, 3, h, w] in channels_last, on the device of `images`.
 
-    Raises InputError for other shapes and dtypes than these.
-
     Args:
         images: uint8 [N, H, W, 3].
         mean: mean of each of the three channels, in 0 to 1.
@@ -165,11 +154,27 @@ def prepare_images(
         lefts: int32 [N], the first column of each image's crop; 0 when left out.
         mirrored: bool [N], whether each crop is mirrored left to right.
         dtype: floating-point dtype of the batch.
+
+    Raises:
+        InputError: for other shapes and dtypes than these.
     """
+    _check_images(images, tops, lefts, mirrored)
+    height, width = images.shape[1:3] if size is None else size
+    _check_result(mean, standard_deviation, height, width, dtype)
+    scale, shift = scale_and_shift(mean, standard_deviation)
+    return torch.ops.gallery.prepare_images(
+        images, tops, lefts, mirrored, height, width, scale, shift, dtype
+    )
+
+
+def _check_images(
+    images: Tensor, tops: Tensor | None, lefts: Tensor | None, mirrored: Tensor | None
+) -> None:
     if images.dim() != 4 or images.shape[3] != _CHANNELS or images.dtype is not torch.uint8:
         raise InputError(
             f"prepare_images takes uint8 images [N, H, W, 3]; got {images.dtype} "
-            f"{tuple(images.shape)}."
+            f"{tuple(images.shape)}.",
+            parameter="images",
         )
     for name, tensor, wanted in (
         ("tops", tops, torch.int32),
@@ -183,8 +188,18 @@ def prepare_images(
         ):
             raise InputError(
                 f"{name} must be {wanted} [{images.shape[0]}] on {images.device}; got "
-                f"{tensor.dtype} {tuple(tensor.shape)}."
+                f"{tensor.dtype} {tuple(tensor.shape)}.",
+                parameter=name,
             )
+
+
+def _check_result(
+    mean: Sequence[float],
+    standard_deviation: Sequence[float],
+    height: int,
+    width: int,
+    dtype: torch.dtype,
+) -> None:
     if (
         len(mean) != _CHANNELS
         or len(standard_deviation) != _CHANNELS
@@ -192,30 +207,27 @@ def prepare_images(
     ):
         raise InputError(
             f"mean and standard_deviation must be three numbers, the latter above 0; got {mean} "
-            f"and {standard_deviation}."
+            f"and {standard_deviation}.",
+            parameter="standard_deviation" if len(mean) == _CHANNELS else "mean",
         )
-    height, width = images.shape[1:3] if size is None else size
     if height < 0 or width < 0 or not dtype.is_floating_point:
         raise InputError(
             "the batch's size must not be negative and its dtype floating point; got "
-            f"{(height, width)} and {dtype}."
+            f"{(height, width)} and {dtype}.",
+            parameter="height" if height < 0 else "width" if width < 0 else "dtype",
         )
-    scale, shift = scale_and_shift(mean, standard_deviation)
-    return torch.ops.gallery.prepare_images(
-        images, tops, lefts, mirrored, height, width, scale, shift, dtype
-    )
 
 
-def _on_cpu(images: Tensor, *preparation: Any) -> Tensor:
-    call_counts.ran("prepare_images", call_counts.PLAIN_TORCH)
+def _reference(images: Tensor, *preparation: Any) -> Tensor:
     return reference(images, Preparation(*preparation))
 
 
-def _on_cuda(images: Tensor, *preparation: Any) -> Tensor:
+def _device(images: Tensor, *preparation: Any) -> torch.device | None:
+    return images.device if preparation[-1] in ELEMENTS else None
+
+
+def _kernel(images: Tensor, *preparation: Any) -> Tensor:
     p = Preparation(*preparation)
-    if p.dtype not in ELEMENTS or not fallback.kernels_run(images.device):
-        return _on_cpu(images, *preparation)
-    call_counts.ran("prepare_images", call_counts.KERNEL)
     images, (tops, lefts, mirrored) = (
         images.contiguous(),
         (None if t is None else t.contiguous() for t in (p.tops, p.lefts, p.mirrored)),
@@ -230,14 +242,20 @@ def _on_cuda(images: Tensor, *preparation: Any) -> Tensor:
     return batch
 
 
-torch.library.impl("gallery::prepare_images", "cpu", _on_cpu)
-torch.library.impl("gallery::prepare_images", "cuda", _on_cuda)
-
-
-@torch.library.register_fake("gallery::prepare_images")
 def _fake(images: Tensor, *preparation: Any) -> Tensor:
     p = Preparation(*preparation)
     shape = (images.shape[0], _CHANNELS, p.height, p.width)
     return torch.empty(
         shape, dtype=p.dtype, device=images.device, memory_format=torch.channels_last
     )
+
+
+register(
+    "prepare_images",
+    "(Tensor images, Tensor? tops, Tensor? lefts, Tensor? mirrored, int height, int width, "
+    "float[] scale, float[] shift, ScalarType dtype) -> Tensor",
+    reference=_reference,
+    kernel=_kernel,
+    device=_device,
+    fake=_fake,
+)

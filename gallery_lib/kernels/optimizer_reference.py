@@ -7,7 +7,7 @@ weights. Nothing waits for a CUDA device: `torch.where` decides there whether a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -210,5 +210,11 @@ def reference_step(s: Step, h: Hyperparameters) -> None:
         if master is not None:
             keep(master, new_weight)
         keep(weight, new_weight)
-        if h.zero_gradients:
+    zero_gradients(s.gradients, h)
+
+
+def zero_gradients(gradients: Iterable[Tensor], h: Hyperparameters) -> None:
+    """Zero the gradients in place if the hyper-parameters ask for it; a skipped step does too."""
+    if h.zero_gradients:
+        for gradient in gradients:
             gradient.zero_()

@@ -3,11 +3,13 @@
 - `fused_cpu`: Adam, AdamW, SGD, RMSprop and RAdam in one pass over memory on the CPU.
 - `fused`: torch's fused form, in each step whose gradients allow it.
 - `sync_free`: optimizers whose step never waits for the device, with own CUDA kernels.
+  `sync_free_step` has their base class, `sync_free_limits` what they refuse.
 - `adoption`: change a user's optimizer in place to the fastest of these forms.
 - `grad_scaler`: a GradScaler that checks, skips and rescales on the device. All ranks skip
   together. `device_count` tells the host later how many steps were skipped.
 - `skip_aware_schedule`: a schedule that advances only with steps that were done.
-- `updates`: clip, step, scale and schedule, in the order of a training loop.
+- `updates`: clip, step, scale and schedule, in the order of a training loop. `clipping` has the
+  factor that clips on the device.
 - `torchs_step`: torch's own step, for groups that an accelerated form is not written for.
 """
 
@@ -20,8 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gallery_lib.optim import fused, fused_cpu, sync_free
+from gallery_lib.optim import fused, fused_cpu
 from gallery_lib.optim.adoption import accelerate_optimizer
+from gallery_lib.optim.sync_free_step import SyncFree
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,13 @@ class OptimizerSpec:
     """A torch.optim class by name with its hyper-parameters.
 
     Learning rate and weight decay may be overridden.
+
+    Example:
+        >>> import torch
+        >>> from gallery_lib.optim import OptimizerSpec
+        >>> spec = OptimizerSpec("AdamW", lr=1e-3, weight_decay=0.01)
+        >>> parameters = torch.nn.Linear(4, 1).parameters()
+        >>> optimizer = spec.build(parameters, lr=None, weight_decay=None, accelerated=True)
     """
 
     name: str
@@ -75,7 +85,7 @@ class OptimizerSpec:
 
 def kind(optimizer: torch.optim.Optimizer) -> str:
     """Return which implementation runs the optimizer: `sync-free`, `fused` or `torch's own`."""
-    if isinstance(optimizer, sync_free.SyncFree):
+    if isinstance(optimizer, SyncFree):
         return "sync-free"
     return (
         "fused"

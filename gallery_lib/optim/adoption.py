@@ -23,6 +23,7 @@ from torch import Tensor
 from gallery_lib.kernels import cpu_optimizers
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.optim import fused, fused_cpu, sync_free
+from gallery_lib.optim.sync_free_step import SyncFree
 
 _NAMES = ("Adam", "AdamW", "SGD", "RMSprop", "RAdam")
 
@@ -32,9 +33,9 @@ def _forms(module: Any, names: tuple[str, ...]) -> dict[type, Any]:
 
 
 _ONE_PASS: dict[type, type[fused_cpu.OnePass]] = _forms(fused_cpu, _NAMES)
-_SYNC_FREE: dict[type, type[sync_free.SyncFree]] = _forms(sync_free, _NAMES)
+_SYNC_FREE: dict[type, type[SyncFree]] = _forms(sync_free, _NAMES)
 _FUSED: dict[type, type[fused.Fused]] = _forms(fused, ("Adam", "AdamW", "SGD", "Adagrad"))
-_OURS = (fused_cpu.OnePass, sync_free.SyncFree, fused.Fused)
+_OURS = (fused_cpu.OnePass, SyncFree, fused.Fused)
 _LEFT = "what it cannot take is left to torch's own step"
 
 
@@ -42,8 +43,14 @@ def accelerate_optimizer(optimizer: torch.optim.Optimizer) -> str:
     """Change `optimizer` to its fastest implementation; return one line that says which.
 
     If it stays torch's, the line says why. Existing states are moved to their parameter's device.
-    Call it once the model is where it trains; a second call changes nothing. Example:
-    `print(accelerate_optimizer(optimizer))`.
+    Call it once the model is where it trains; a second call changes nothing.
+
+    Example:
+        >>> import torch
+        >>> from gallery_lib.optim.adoption import accelerate_optimizer
+        >>> optimizer = torch.optim.AdamW(torch.nn.Linear(4, 1).parameters())
+        >>> print(accelerate_optimizer(optimizer))
+        AdamW takes ...
     """
     name = type(optimizer).__name__
     _bring_states(optimizer)
@@ -155,7 +162,7 @@ def _adopt(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) 
     watched = vars(optimizer).pop("step", None) is not None
     optimizer.__class__ = kind
     optimizer._patch_step_function()  # puts hooks around the class's step, once for each class
-    if isinstance(optimizer, sync_free.SyncFree):
+    if isinstance(optimizer, SyncFree):
         optimizer._complete()
     if watched:
         optimizer.step = _watched(optimizer)  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gallery_lib.kernels import cpu_optimizers
 from gallery_lib.kernels.runtime import cpu_tensors
-from gallery_lib.kernels.runtime.tensor_lists import is_dense, same_layout
+from gallery_lib.kernels.runtime.tensor_lists import is_dense, laid_out_as
 from gallery_lib.optim import torchs_step
 
 _TORCHS = ("centered", "amsgrad", "dampening", "capturable", "differentiable")
@@ -83,16 +83,10 @@ def _shapes(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
 
 
 def _laid_out(column: list[Tensor], weights: list[Tensor], strides: list[Any]) -> list[Tensor]:
-    """Return the column with every tensor in its weight's memory layout.
-
-    A tensor with another layout is replaced by a copy.
-    """
+    """Return `laid_out_as(weights, column)`, fast where the strides are the weights'."""
     if list(map(Tensor.stride, column)) == strides:
         return column
-    return [
-        tensor if same_layout(p, tensor) else torch.empty_like(p).copy_(tensor)
-        for p, tensor in zip(weights, column, strict=True)
-    ]
+    return laid_out_as(weights, column)
 
 
 class OnePass(torch.optim.Optimizer, ABC):

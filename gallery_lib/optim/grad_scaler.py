@@ -30,7 +30,7 @@ from gallery_lib.errors import InputError
 from gallery_lib.kernels.gradient_statistics import gradient_statistics
 from gallery_lib.kernels.runtime import usage
 from gallery_lib.optim.device_count import DeviceCount
-from gallery_lib.optim.sync_free import SyncFree
+from gallery_lib.optim.sync_free_step import SyncFree
 
 
 class WaitsForDevice(RuntimeWarning):
@@ -60,6 +60,18 @@ class GradScaler(torch.amp.GradScaler):
     """torch's GradScaler without waiting for the device, and with the same arguments.
 
     `across_ranks`: agree with the other ranks on overflow. Then every rank has to call `step`.
+
+    Example:
+        >>> import torch
+        >>> from gallery_lib.optim.grad_scaler import GradScaler
+        >>> from gallery_lib.optim.sync_free import AdamW
+        >>> model, scaler = torch.nn.Linear(4, 1), GradScaler("cpu")
+        >>> optimizer = AdamW(model.parameters(), lr=1e-3)
+        >>> scaler.scale(model(torch.ones(8, 4)).mean()).backward()
+        >>> scaler.step(optimizer)
+        >>> scaler.update()
+        >>> scaler.skipped_steps()
+        0
     """
 
     def __init__(
@@ -99,14 +111,17 @@ class GradScaler(torch.amp.GradScaler):
     def gradient_norm(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Return the L2 norm of the unscaled gradients, an fp32 scalar on their device.
 
-        Call it before `step`, which reuses the same read to check for overflow. Raises InputError
-        for an optimizer that is none of `sync_free`, and RuntimeError when its gradients have been
-        checked already.
+        Call it before `step`, which reuses the same read to check for overflow.
+
+        Raises:
+            InputError: for an optimizer that is none of `sync_free`.
+            RuntimeError: when its gradients have been checked already.
         """
         if not isinstance(optimizer, SyncFree):
             raise InputError(
                 "gradient_norm takes an optimizer of gallery_lib.optim.sync_free, "
-                f"not {type(optimizer).__name__}."
+                f"not {type(optimizer).__name__}.",
+                parameter="optimizer",
             )
         norm, found_inf = gradient_statistics(gradients_of(optimizer))
         if not self._enabled:

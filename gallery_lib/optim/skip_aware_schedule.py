@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from gallery_lib.errors import InputError
 from gallery_lib.optim.device_count import DeviceCount
-from gallery_lib.optim.sync_free import SyncFree
+from gallery_lib.optim.sync_free_step import SyncFree
 
 AHEAD = 1024
 """Steps that the device may be behind the host; at more the host waits."""
@@ -33,13 +33,25 @@ class SkipAware:
 
     Its `state_dict()` is the wrapped one's, at the updates done: torch's own scheduler continues
     it.
+
+    Example:
+        >>> import torch
+        >>> from gallery_lib.optim.skip_aware_schedule import SkipAware
+        >>> from gallery_lib.optim.sync_free import SGD
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = SGD(model.parameters(), lr=0.1)
+        >>> schedule = SkipAware(torch.optim.lr_scheduler.StepLR(optimizer, step_size=1))
+        >>> model(torch.ones(8, 4)).mean().backward()
+        >>> optimizer.step()
+        >>> schedule.step()
     """
 
     def __init__(self, schedule: LRScheduler) -> None:
         if isinstance(schedule, ReduceLROnPlateau):
             raise InputError(
                 "ReduceLROnPlateau follows a metric and not the number of steps: "
-                "step it as torch does, without SkipAware."
+                "step it as torch does, without SkipAware.",
+                parameter="scheduler",
             )
         self.schedule = schedule
         self.optimizer = schedule.optimizer
@@ -110,7 +122,8 @@ class SkipAware:
         if any(isinstance(group["lr"], Tensor) for group in groups):
             raise InputError(
                 "SkipAware takes learning rates that are numbers and brings them to the device "
-                "itself; got a tensor as `lr`."
+                "itself; got a tensor as `lr`.",
+                parameter="lr",
             )
         self._done, self._at, self._marks = DeviceCount(device), 0, {}
         self._rates = torch.zeros(len(groups), AHEAD, device=device)
@@ -142,7 +155,8 @@ class SkipAware:
                 kind = type(self.schedule).__name__
                 raise InputError(
                     f"{kind} changes more than the learning rate, and that cannot follow here: "
-                    "use cycle_momentum=False."
+                    "use cycle_momentum=False.",
+                    parameter="cycle_momentum",
                 )
             self._at += 1
             self._mark()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from gallery_lib.optim.clipping import clip_factor
 from gallery_lib.optim.grad_scaler import GradScaler
 from gallery_lib.optim.skip_aware_schedule import SkipAware
-from gallery_lib.optim.sync_free import SyncFree, clip_factor
+from gallery_lib.optim.sync_free_step import SyncFree
 
 
 class Updates:

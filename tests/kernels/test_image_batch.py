@@ -11,17 +11,17 @@ from cuda_on_host import draw, host
 from cuda_on_host.memory import Guarded, poisoned
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernels.dispatch import on
+from refusal import refused
 
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, finish_batch
-from gallery_lib.errors import InputError
-from gallery_lib.kernels.gradient_statistics import ELEMENTS
 from gallery_lib.kernels.image_batch import (
     Preparation,
-    _on_cuda,
     images_launch,
     prepare_images,
     scale_and_shift,
 )
+from gallery_lib.kernels.runtime.launch import ELEMENTS
 
 U = 2.0**-24
 SCALE, SHIFT = scale_and_shift(MEAN, STANDARD_DEVIATION)
@@ -125,7 +125,9 @@ def test_without_crop_and_mirror_it_is_bit_by_bit_what_the_loader_makes():
 
 def test_the_cuda_path_without_a_device_takes_the_reference():
     images = torch.randint(0, 256, (2, 5, 6, 3), dtype=torch.uint8)
-    batch = _on_cuda(images, None, None, None, 5, 6, SCALE, SHIFT, torch.float32)
+    batch = on(
+        "CUDA", "prepare_images", images, None, None, None, 5, 6, SCALE, SHIFT, torch.float32
+    )
     torch.testing.assert_close(
         batch, prepare_images(images, mean=MEAN, standard_deviation=STANDARD_DEVIATION)
     )
@@ -156,13 +158,13 @@ def test_wrong_input_is_refused():
         torch.zeros(2, 5, 6, 3, dtype=torch.uint8),
         {"mean": MEAN, "standard_deviation": STANDARD_DEVIATION},
     )
-    with pytest.raises(InputError, match="uint8 images"):
+    with refused("images", "uint8", "torch.float32"):
         prepare_images(images.float(), **statistics)
-    with pytest.raises(InputError, match=r"tops must be torch\.int32"):
+    with refused("tops", "torch.int32"):
         prepare_images(images, **statistics, tops=torch.zeros(2))
-    with pytest.raises(InputError, match="above 0"):
+    with refused("standard_deviation", "(0.0, 1.0, 1.0)"):
         prepare_images(images, mean=MEAN, standard_deviation=(0.0, 1.0, 1.0))
-    with pytest.raises(InputError, match="int64"):
+    with refused("dtype", "torch.int64"):
         prepare_images(images, **statistics, dtype=torch.int64)
 
 

@@ -27,7 +27,8 @@ from gallery_lib.data.text.masking import IGNORED
 from gallery_lib.kernels.runtime import call_counts, usage
 from gallery_lib.system import hardware
 from gallery_lib.tasks.domains import language_modelling
-from gallery_lib.train.loop import Observer, train
+from gallery_lib.train.loop import train
+from gallery_lib.train.session import Observer
 
 STEPS, HELD_OUT_BATCHES = 12, 8
 BATCH_NORM = {

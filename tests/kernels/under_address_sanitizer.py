@@ -177,7 +177,8 @@ def packing(draw: random.Random) -> None:
     """
     import torch
 
-    from gallery_lib.kernels import compression
+    import gallery_lib.kernels.compression  # noqa: F401  registers the operators
+    from gallery_lib.kernels import compression_layout
 
     def buffer(size: int, dtype: Any, dims: int = 1) -> Any:
         size = size if draw.random() < 0.9 else max(0, size + draw.choice([-16, -1, 1, 300]))
@@ -185,7 +186,7 @@ def packing(draw: random.Random) -> None:
         return drawn_tensor(draw, (size,) if dims == 1 else (draw.randint(0, 3), size), dtype)
 
     size = draw.choice([0, 1, 5, 255, 256, 257, 1000])
-    each = compression.packed_bytes(size, "int8")
+    each = compression_layout.packed_bytes(size, "int8")
     values = drawn_tensor(draw, (size,), torch.float32)
     if draw.random() < 0.5:
         error = buffer(size, torch.float32) if draw.random() < 0.6 else None
@@ -210,7 +211,7 @@ def damaged_descriptors(draw: random.Random) -> None:
     """
     import torch
 
-    from gallery_lib.kernels import compression, cpu_optimizers
+    from gallery_lib.kernels import compression_cpp, cpu_optimizers
     from gallery_lib.kernels.runtime import cpu_library, cpu_tensors
 
     shape, rows, columns = (
@@ -244,11 +245,11 @@ def damaged_descriptors(draw: random.Random) -> None:
         name = draw.choice(list(options))
         source, arguments = cpu_optimizers.SOURCE, (ctypes.byref(told), ctypes.byref(options[name]))
     else:
-        name, source = draw.choice(["pack_int8", "accumulate_int8"]), compression.CPU_SOURCE
+        name, source = draw.choice(["pack_int8", "accumulate_int8"]), compression_cpp.SOURCE
         kind = (
-            compression._CpuPackArguments
+            compression_cpp._PackArguments
             if name == "pack_int8"
-            else compression._CpuAccumulateArguments
+            else compression_cpp._AccumulateArguments
         )
         arguments = (ctypes.byref(kind(address, length, 1)),)  # type: ignore[assignment]
     library = cpu_library.library(source)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 from optim.training import PAIRS, NothingWaits, model, warmup
+from refusal import refused
 from torch.optim import lr_scheduler
 
-from gallery_lib.errors import InputError
 from gallery_lib.optim import skip_aware_schedule, sync_free
 from gallery_lib.optim.device_count import DeviceCount
 from gallery_lib.optim.grad_scaler import GradScaler
@@ -178,14 +178,14 @@ def test_without_scaling_it_is_the_wrapped_schedule():
 
 def test_what_cannot_follow_on_the_device_is_refused():
     optimizer = optimizer_of()
-    with pytest.raises(InputError, match="ReduceLROnPlateau"):
+    with refused("scheduler", "ReduceLROnPlateau"):
         SkipAware(lr_scheduler.ReduceLROnPlateau(optimizer))
     cycle = SkipAware(lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20))
-    with pytest.raises(InputError, match="OneCycleLR changes more than the learning rate"):
+    with refused("cycle_momentum", "OneCycleLR", "cycle_momentum=False"):
         step(optimizer, cycle, False)
     tensors = PAIRS[0].ours(model().parameters())
     tensors.param_groups[0]["lr"] = torch.tensor(0.1)
-    with pytest.raises(InputError, match="numbers"):
+    with refused("lr", "numbers", "`lr`"):
         step(tensors, SkipAware(SCHEDULES["StepLR"](tensors)), False)
 
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from optim.plain_lamb import PlainLamb
 from optim.training import ADAM, OVERFLOW_AT, PAIRS, STEPS, batch, losses, model
+from refusal import refused
 from torch import nn
 
-from gallery_lib.errors import InputError
 from gallery_lib.optim import sync_free
+from gallery_lib.optim.clipping import clip_factor
 
 EACH = pytest.mark.parametrize("pair", [*PAIRS, ADAM], ids=lambda pair: pair.name)
 FROM_TORCH = pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_a_clip_factor_clips_as_clip_grad_norm_does():
         inputs, labels = batch(0, torch.float64)
         nn.functional.cross_entropy(each(inputs), labels).backward()
     norm = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in net.parameters()]))
-    ours.clip_factor = sync_free.clip_factor(norm * 8, 0.1, torch.tensor(8.0))
+    ours.clip_factor = clip_factor(norm * 8, 0.1, torch.tensor(8.0))
     nn.utils.clip_grad_norm_(other.parameters(), 0.1)
     ours.step(), theirs.step()
     torch.testing.assert_close(
@@ -180,21 +181,21 @@ def test_a_copy_goes_on_where_the_original_is():
 def test_a_checkpoint_that_asks_for_what_is_not_offered_is_refused():
     parameter = nn.Parameter(torch.ones(2))
     checkpoint = torch.optim.AdamW([parameter], amsgrad=True).state_dict()
-    with pytest.raises(InputError, match="amsgrad"):
+    with refused("amsgrad", "AdamW", "amsgrad=True"):
         sync_free.AdamW([parameter]).load_state_dict(checkpoint)
 
 
 def test_what_is_not_offered_is_refused():
     parameter = nn.Parameter(torch.ones(2))
-    with pytest.raises(InputError, match="amsgrad"):
+    with refused("amsgrad", "AdamW", "amsgrad=True"):
         sync_free.AdamW([parameter], amsgrad=True)
-    with pytest.raises(InputError, match="dampening"):
+    with refused("dampening", "SGD", "dampening=0.1"):
         sync_free.SGD([parameter], lr=0.1, momentum=0.9, dampening=0.1)
-    with pytest.raises(InputError, match=r"Adam .* weight_decay"):
+    with refused("weight_decay", "Adam ", "weight_decay=0.1"):
         sync_free.Adam([parameter], weight_decay=0.1)
     half = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     half.grad = torch.ones_like(half)
-    with pytest.raises(InputError, match="bfloat16"):
+    with refused("params", "torch.bfloat16"):
         sync_free.AdamW([half]).step()
 
 
@@ -216,7 +217,7 @@ def test_the_closure_comes_first_and_a_refusal_changes_nothing():
         sync_free.LAMB,
     ):
         optimizer = kind([{"params": [first]}, {"params": [second]}], lr=0.1)
-        with pytest.raises(InputError, match="steps fp32 and fp64 parameters with dense gradients"):
+        with refused("params", "sparse"):
             optimizer.step(lambda: closure(torch.ones(3, 2).to_sparse()))
         assert bool((first == 1).all()) and not optimizer.state
     assert calls == [True] * 5
@@ -255,25 +256,20 @@ def test_what_is_asked_for_later_is_refused_and_not_computed_wrongly():
     optimizer = sync_free.Adam([weight])
     optimizer.param_groups[0]["weight_decay"] = 0.1
     weight.grad = torch.ones(3)
-    with pytest.raises(
-        InputError, match=r"Adam of gallery_lib does not offer weight_decay=0.1. Use torch.optim's."
-    ):
+    with refused("weight_decay", "Adam ", "weight_decay=0.1"):
         optimizer.step()
     twice = sync_free.SGD([weight], lr=0.1)
     twice.param_groups[0]["params"] = [weight, weight]
-    with pytest.raises(InputError, match="stands twice in its group"):
+    with refused("params", "twice"):
         twice.step()
     weight.grad = weight.detach()
-    with pytest.raises(InputError, match="is the memory of the parameter itself"):
+    with refused("params", "(3,)", "memory"):
         sync_free.AdamW([weight]).step()
     weight.grad = torch.ones(3)
     moved = sync_free.SGD([weight], lr=0.1, momentum=0.9)
     moved.step()
     moved.state[weight]["momentum_buffer"] = moved.state[weight]["momentum_buffer"].double()
-    with pytest.raises(
-        InputError,
-        match=r"the state momentum_buffer is torch.float64 on cpu and its parameter torch.float32",
-    ):
+    with refused("params", "momentum_buffer", "torch.float64", "torch.float32"):
         moved.step()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gallery_lib.optim import sync_free
+from gallery_lib.optim.sync_free_step import SyncFree
 
 STEPS = 200
 OVERFLOW_AT = (0, 3, 50, 51, 120)
@@ -27,7 +28,7 @@ class Pair:
     name: str
     arguments: dict[str, Any]
 
-    def ours(self, parameters: Any) -> sync_free.SyncFree:
+    def ours(self, parameters: Any) -> SyncFree:
         return getattr(sync_free, self.name)(parameters, **self.arguments)
 
     def theirs(self, parameters: Any) -> torch.optim.Optimizer:

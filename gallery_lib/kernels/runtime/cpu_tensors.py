@@ -42,26 +42,31 @@ class Refused(InputError):
     Nothing was written; `reason` is one of the keys of `_REASONS`.
     """
 
-    def __init__(self, message: str, reason: int) -> None:
+    def __init__(self, message: str, reason: int, *, parameter: str | None = None) -> None:
         """Keep the reason's number beside the message."""
-        super().__init__(message)
+        super().__init__(message, parameter=parameter)
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the constructor and its arguments, so that the error can be pickled."""
-        return type(self), (self.args[0], self.reason)
+        """Return constructor, arguments and attributes, so that the error can be pickled."""
+        return type(self), (self.args[0], self.reason), self.__dict__
 
 
 def described(tensors: Sequence[Tensor]) -> Any:
     """Return the descriptors of tensors as an array of int64.
 
     The columns of `cpu/tensor.h` follow one another, since torch's getters are fast when mapped.
-    Raises InputError for a tensor that is not on the CPU, or has no strides.
+
+    Raises:
+        InputError: for a tensor that is not on the CPU, or has no strides.
     """
     layouts = set(map(attrgetter("layout"), tensors))
     if not layouts <= {torch.strided} or not all(map(attrgetter("is_cpu"), tensors)):
         kinds = sorted({f"{tensor.layout} on {tensor.device}" for tensor in tensors})
-        raise InputError(f"C++ on the CPU takes strided tensors there; got {', '.join(kinds)}.")
+        raise InputError(
+            f"C++ on the CPU takes strided tensors there; got {', '.join(kinds)}.",
+            parameter="tensors",
+        )
     numbers: list[Any] = [
         *map(Tensor.data_ptr, tensors),
         *map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors)),
@@ -84,13 +89,15 @@ def check(
     if not code:
         return
     reason, column, row = code & 0xFF, code >> 8 & 0xFF, code >> 16
-    about = ""
+    about, parameter = "", None
     if row < len(rows) and column < len(rows[row]):
         tensor = rows[row][column]
         name = columns[column] if len(rows) == 1 else f"{columns[column]}[{row}]"
         layout = f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
-        about = f" {name}, {layout}"
-    raise Refused(f"{function} does not take{about}: {_REASONS[reason]}.", reason)
+        about, parameter = f" {name}, {layout}", columns[column]
+    raise Refused(
+        f"{function} does not take{about}: {_REASONS[reason]}.", reason, parameter=parameter
+    )
 
 
 def entry(library: ctypes.CDLL, name: str) -> Any:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import warnings
 from pathlib import Path
 
-from gallery_lib.system import paths
+from gallery_lib.system import files, paths
 
 
 class DamagedCode(RuntimeWarning):
@@ -24,8 +23,11 @@ class DamagedCode(RuntimeWarning):
 def folder(name: str) -> Path:
     """Return the cache's folder of that name, created if necessary.
 
-    Raises InputError where others may write into it. Where the folder cannot be created it stays
-    missing: nothing is found in it, and nothing can be kept.
+    Where the folder cannot be created it stays missing: nothing is found in it, and nothing can be
+    kept.
+
+    Raises:
+        InputError: where others may write into it.
     """
     path = paths.cache_dir() / name
     try:
@@ -57,17 +59,13 @@ def sound(file: Path) -> bool:
 def keep(file: Path, content: bytes) -> None:
     """Write the file and its digest, each whole or not at all.
 
-    Raises OSError where the folder cannot be written.
+    Raises:
+        OSError: where the folder cannot be written.
     """
     for path, text in ((_note(file), _digest(content)), (file, content)):  # the file itself last
-        handle, new = tempfile.mkstemp(dir=file.parent)
-        try:
-            with os.fdopen(handle, "wb") as scratch:
-                scratch.write(text)
-            Path(new).replace(path)
-        except OSError:
-            Path(new).unlink(missing_ok=True)
-            raise
+        with files.atomic_write(path, "wb") as kept:
+            os.fchmod(kept.fileno(), 0o600)  # whatever the umask, nobody else may write
+            kept.write(text)
 
 
 def _note(file: Path) -> Path:

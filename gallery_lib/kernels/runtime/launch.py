@@ -19,6 +19,12 @@ from gallery_lib.kernels.runtime.nvrtc import Defines, compiled
 
 THREADS = 256
 """Threads of a block in all kernels; the sources are written for this number."""
+ELEMENTS: dict[torch.dtype, Defines] = {
+    torch.float32: (("ELEMENT", "float"),),
+    torch.bfloat16: (("ELEMENT", "__nv_bfloat16"),),
+    torch.float16: (("ELEMENT", "__half"),),
+}
+"""Defines of every source for elements of a dtype."""
 
 
 @dataclass(frozen=True)

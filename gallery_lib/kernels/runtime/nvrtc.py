@@ -52,7 +52,10 @@ class Compiled:
 def source_with_includes(source: str, folder: Path = SOURCES) -> dict[str, str]:
     """Return the text of `source` and of every file of ours that it includes, by name.
 
-    The names are in the order in which the files are met. Raises InputError for a missing file.
+    The names are in the order in which the files are met.
+
+    Raises:
+        InputError: for a missing file.
     """
     texts: dict[str, str] = {}
     waiting = [source]
@@ -63,7 +66,8 @@ def source_with_includes(source: str, folder: Path = SOURCES) -> dict[str, str]:
             if not path.is_file():
                 known = ", ".join(sorted(p.name for p in folder.glob("*.cu")))
                 raise InputError(
-                    f"there is no CUDA source {name!r} in {folder}. There are: {known}."
+                    f"there is no CUDA source {name!r} in {folder}. There are: {known}.",
+                    parameter="name",
                 )
             texts[name] = path.read_text(encoding="utf-8")
             waiting += _INCLUDE.findall(texts[name])
@@ -74,7 +78,8 @@ def source_with_includes(source: str, folder: Path = SOURCES) -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Return the versions of NVRTC and cuda-core.
 
-    Raises CompilationFailed, which names what is missing.
+    Raises:
+        CompilationFailed: the message names what is missing.
     """
     try:
         import cuda.core
@@ -125,14 +130,17 @@ def cache_key(source: str, defines: Defines, architecture: int, folder: Path = S
 def compiled(source: str, defines: Defines, architecture: int, folder: Path = SOURCES) -> Compiled:
     """Return the machine code of `cuda/<source>` with `defines` for sm_<architecture>.
 
-    The code comes from the cache, or is compiled into it. Raises InputError when there is no such
-    source or this NVRTC does not know the architecture, and CompilationFailed with the compiler's
-    log.
+    The code comes from the cache, or is compiled into it.
+
+    Raises:
+        InputError: when there is no such source or this NVRTC does not know the architecture.
+        CompilationFailed: with the compiler's log.
     """
     if architecture not in supported_architectures():
         raise InputError(
             f"NVRTC {versions()['nvrtc']} does not compile for sm_{architecture}, only for "
-            f"{supported_architectures()}."
+            f"{supported_architectures()}.",
+            parameter="architecture",
         )
     cache = kept_code.folder("kernels")
     key = cache_key(source, defines, architecture, folder)

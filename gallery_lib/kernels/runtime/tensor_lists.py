@@ -11,6 +11,7 @@ import ctypes
 import functools
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from gallery_lib.errors import InputError
@@ -41,14 +42,16 @@ def check_same_layout(columns: Sequence[Sequence[Tensor]]) -> None:
         if not is_dense(first):
             raise InputError(
                 f"a tensor of shape {tuple(first.shape)} and strides {first.stride()} has gaps or "
-                "overlaps."
+                "overlaps.",
+                parameter="columns",
             )
         for other in row[1:]:
             if not same_layout(first, other):
                 raise InputError(
                     f"tensors that belong together differ in layout: shape {tuple(first.shape)} "
                     f"strides {first.stride()} and shape {tuple(other.shape)} strides "
-                    f"{other.stride()}."
+                    f"{other.stride()}.",
+                    parameter="columns",
                 )
 
 
@@ -63,6 +66,17 @@ def same_layout(one: Tensor, other: Tensor) -> bool:
         return True
     strides = zip(one.shape, one.stride(), other.stride(), strict=True)
     return one.numel() <= 1 or all(a == b for size, a, b in strides if size > 1)
+
+
+def laid_out_as(weights: Sequence[Tensor], column: Sequence[Tensor]) -> list[Tensor]:
+    """Return the column with every tensor in its weight's memory layout.
+
+    A tensor with another layout is replaced by a copy.
+    """
+    return [
+        tensor if same_layout(weight, tensor) else torch.empty_like(weight).copy_(tensor)
+        for weight, tensor in zip(weights, column, strict=True)
+    ]
 
 
 def is_dense(tensor: Tensor) -> bool:

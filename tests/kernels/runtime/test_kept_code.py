@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 import pytest
+from refusal import refused
 
-from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import kept_code
 from gallery_lib.system import paths
 
@@ -45,11 +45,7 @@ def test_folders_of_code_are_made_for_this_user_alone(tmp_path: Path) -> None:
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code").chmod(mode)
-    with pytest.raises(
-        InputError,
-        match=f"may be written by others .mode {mode:o}., and code is loaded from it. Run `chmod "
-        "-R go-w",
-    ):
+    with refused(tmp_path / "code", f"mode {mode:o}", f"chmod -R go-w {tmp_path / 'code'}"):
         paths.code_folder(tmp_path / "code")
 
 
@@ -57,5 +53,5 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir(mode=0o755)
     os.chown(tmp_path / "code", 12345, -1)
-    with pytest.raises(InputError, match="belongs to user 12345"):
+    with refused(tmp_path / "code", "user 12345"):
         paths.code_folder(tmp_path / "code")

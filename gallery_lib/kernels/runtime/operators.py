@@ -1,0 +1,123 @@
+"""Registration of operators, the same for every one: `register`.
+
+An operator `gallery::NAME` is one piece of work in several implementations. A kernel does it on
+CUDA. The reference, plain torch, does it everywhere else: on the CPU, on a GPU that kernels are not
+compiled for, and for dtypes that the kernel is not written for. Where it pays, C++ does it on the
+CPU. Each call is counted under the implementation that did the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gallery_lib.kernels.runtime import fallback
+from gallery_lib.kernels.runtime.call_counts import CALLS, KERNEL, PLAIN_TORCH
+from gallery_lib.kernels.runtime.launch import ELEMENTS
+
+Implementation = Callable[..., Any]
+"""Function that takes the operator's arguments by position, as the schema has them."""
+
+
+@dataclass(frozen=True)
+class Cpp:
+    """Implementation in C++ on the CPU: `run` does the work where `takes` returns True."""
+
+    takes: Callable[..., bool]
+    run: Implementation
+
+
+@dataclass(frozen=True)
+class Autograd:
+    """Gradient of an operator.
+
+    `keep(ctx, inputs, output)` keeps what `backward(ctx, *gradients)` needs.
+    """
+
+    keep: Callable[..., None]
+    backward: Callable[..., Any]
+
+
+def register(
+    name: str,
+    schema: str,
+    *,
+    reference: Implementation,
+    kernel: Implementation,
+    device: Callable[..., torch.device | None],
+    fake: Implementation,
+    cpp: Cpp | None = None,
+    autograd: Autograd | None = None,
+) -> None:
+    """Register `gallery::<name>`, which is called as `torch.ops.gallery.<name>`.
+
+    All functions take the operator's arguments by position.
+
+    Args:
+        name: the operator's name; it ends in `_` where arguments are changed in place.
+        schema: arguments and results, as in `torch.library.define`.
+        reference: does the work in plain torch.
+        kernel: enqueues the launches on CUDA and returns the results; never waits for the device.
+        device: the arguments' device, or None where the kernel is not written for their dtypes.
+        fake: returns results of the right shape, dtype and layout, without values, for tracing.
+        cpp: does the work in C++ on the CPU, for some arguments.
+        autograd: the operator's gradient, if it has one.
+    """
+    qualified = f"gallery::{name}"
+    torch.library.define(qualified, schema)
+    torch.library.impl(qualified, "cpu", _on_cpu(name, reference, cpp))
+    torch.library.impl(qualified, "cuda", _on_cuda(name, reference, kernel, device))
+    torch.library.register_fake(qualified, fake)
+    if autograd is not None:
+        torch.library.register_autograd(qualified, autograd.backward, setup_context=autograd.keep)
+
+
+def kernel_device(tensor: Tensor, *_: Any) -> torch.device | None:
+    """Return the tensor's device, or None where no kernel is compiled for its dtype.
+
+    It is the `device` of an operator whose first argument decides.
+    """
+    return tensor.device if tensor.dtype in ELEMENTS else None
+
+
+def _on_cpu(name: str, reference: Implementation, cpp: Cpp | None) -> Implementation:
+    in_plain_torch, in_cpp = (name, PLAIN_TORCH), (name, KERNEL)
+
+    def on_cpu(*arguments: Any) -> Any:
+        CALLS[in_plain_torch] += 1
+        return reference(*arguments)
+
+    if cpp is None:
+        return on_cpu
+    takes, run = cpp.takes, cpp.run
+
+    def on_cpu_in_cpp(*arguments: Any) -> Any:
+        if not takes(*arguments):
+            return on_cpu(*arguments)
+        CALLS[in_cpp] += 1
+        return run(*arguments)
+
+    return on_cpu_in_cpp
+
+
+def _on_cuda(
+    name: str,
+    reference: Implementation,
+    kernel: Implementation,
+    device: Callable[..., torch.device | None],
+) -> Implementation:
+    in_plain_torch, in_kernel = (name, PLAIN_TORCH), (name, KERNEL)
+
+    def on_cuda(*arguments: Any) -> Any:
+        place = device(*arguments)
+        if place is None or not fallback.kernels_run(place):
+            CALLS[in_plain_torch] += 1
+            return reference(*arguments)
+        CALLS[in_kernel] += 1
+        return kernel(*arguments)
+
+    return on_cuda

@@ -1,0 +1,19 @@
+"""Fixtures of the tests of optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
+from gallery_lib.kernels.runtime import usage
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Use our own operators on the CPU, as on a CUDA device."""
+    monkeypatch.setenv(COMPILER_VARIABLE, "1")
+    monkeypatch.setenv(KERNELS_VARIABLE, "1")
+    with usage.on_cpu_too():
+        yield
