@@ -23,6 +23,11 @@ def alive(lab: State) -> bool:
     return lab.complete and lab.keeper is not None and namespaces.have_mark([lab.keeper], lab.mark)
 
 
+def names_up() -> list[str]:
+    """Return the names of all labs that are up."""
+    return [name for name in state.names() if (known := state.read(name)) and alive(known)]
+
+
 def _processes(lab: State) -> list[int]:
     """Return the ids of all the lab's processes except this one."""
     marked = [
@@ -34,7 +39,9 @@ def _processes(lab: State) -> list[int]:
 def clear(lab: State) -> None:
     """End and remove everything of the lab; the caller holds the lock.
 
-    Raises InputError when it belongs to another user, RunFailed when something will not go.
+    Raises:
+        InputError: when it belongs to another user.
+        RunFailed: when something will not go.
     """
     deadline = time.monotonic() + _KILL_SECONDS
     # A process that was being started may come in meanwhile.
@@ -51,7 +58,8 @@ def clear(lab: State) -> None:
             except PermissionError:
                 raise InputError(
                     f"the lab `{lab.name}` belongs to another user, "
-                    "as whom it has to be taken down."
+                    "as whom it has to be taken down.",
+                    parameter="name",
                 ) from None
         time.sleep(0.02)
     state.delete(lab)
@@ -65,5 +73,19 @@ def clear_leftovers() -> list[str]:
         lab = state.read(name)
         if lab is not None and not alive(lab):
             clear(lab)
+            cleared.append(name)
+    return cleared
+
+
+def take_down(name: str) -> list[str]:
+    """End and remove the lab of that name, and what killed processes have left of others.
+
+    Return the names of all labs that were removed.
+    """
+    state.check_name(name)
+    with state.locked():
+        cleared = clear_leftovers()
+        if known := state.read(name):
+            clear(known)
             cleared.append(name)
     return cleared

@@ -81,7 +81,11 @@ def _host_folder(share: CpuShare, host: int) -> Path:
 
 
 def set_quota(share: CpuShare, host: int, cpus: float) -> None:
-    """Limit a host to `cpus` cores' worth of time. Raises OSError; the lab must have cgroups."""
+    """Limit a host to `cpus` cores' worth of time; the lab must have cgroups.
+
+    Raises:
+        OSError: where the kernel refuses.
+    """
     quota = max(1000, round(cpus * _PERIOD_MICROSECONDS))
     folder = _host_folder(share, host)
     if share.kind == "cgroup v2":

@@ -3,7 +3,7 @@
 It says on standard output whether it could make them, and then listens to standard input. While
 that is open the lab belongs to the process at the other end. When that process ends, however it
 ends, the keeper ends the lab and itself. After the word `keep` the lab stays until the keeper is
-killed, or its file is gone.
+killed, or its file is gone. `start`, `makes_user_namespace` and `detach` are for the other end.
 """
 
 from __future__ import annotations
@@ -11,19 +11,61 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 
-from gallery_lib.cluster import cleanup, namespaces, state
+from gallery_lib.cluster import cleanup, namespaces, requirements, state
 from gallery_lib.cluster.state import State
+from gallery_lib.errors import RunFailed
+from gallery_lib.system.processes import search_path
 
-KEEP = b"keep\n"
+_KEEP = b"keep\n"
 _LOOK_SECONDS = 2.0
+
+
+def start(name: str) -> subprocess.Popen[str]:
+    """Start the keeper of the lab of that name, which is described in its file; return it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gallery_lib.cluster.keeper", name],
+        env={**os.environ, "PYTHONPATH": search_path()},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def makes_user_namespace(keeper: subprocess.Popen[str]) -> bool:
+    """Wait until the keeper has made the namespaces; return whether in a user namespace.
+
+    Raises:
+        LabUnavailable: where this user may make none.
+        RunFailed: if the keeper has ended.
+    """
+    assert keeper.stdout is not None and keeper.stderr is not None
+    try:
+        answer = json.loads(keeper.stdout.readline())
+    except json.JSONDecodeError:
+        raise RunFailed(
+            f"the process that keeps the lab ended at its start:\n{keeper.stderr.read()}"
+        ) from None
+    if "errno" in answer:
+        raise requirements.no_namespaces(answer["errno"])
+    return answer["user_namespace"]
+
+
+def detach(keeper: subprocess.Popen[str]) -> None:
+    """Have the keeper and its lab outlive this process."""
+    assert keeper.stdin is not None
+    keeper.stdin.write(_KEEP.decode())
+    keeper.stdin.close()
 
 
 def _wait_for_the_end(lab: State) -> State:
     """Wait until the lab is to end; return what was last known of it."""
-    if os.read(0, len(KEEP)) == KEEP:
+    if os.read(0, len(_KEEP)) == _KEEP:
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(nothing, standard)

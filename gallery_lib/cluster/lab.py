@@ -11,10 +11,7 @@ one that `gallery lab up` made.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,9 +29,9 @@ from gallery_lib.cluster import (
 from gallery_lib.cluster.requirements import LabUnavailable
 from gallery_lib.cluster.state import Host, State
 from gallery_lib.config import LabConfig, options
-from gallery_lib.errors import InputError, RunFailed, did_you_mean
+from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.system import hardware
-from gallery_lib.system.processes import end_supervised, search_path
+from gallery_lib.system.processes import end_supervised, start_supervised
 
 
 def _planned(config: LabConfig, lab_id: str) -> State:
@@ -43,7 +40,8 @@ def _planned(config: LabConfig, lab_id: str) -> State:
     bits_per_second = link_rate.bits_per_second(config.rate)
     if config.cpus is not None and config.cpus > hardware.cores():
         raise InputError(
-            f"cpus={config.cpus:g} for each host: this machine has {hardware.cores()} core(s)."
+            f"cpus={config.cpus:g} for each host: this machine has {hardware.cores()} core(s).",
+            parameter="cpus",
         )
     cpus = config.cpus or cpu.default_cpus(config.hosts)
     hosts = tuple(
@@ -64,8 +62,16 @@ class Lab:
         cpus: cores' worth of time for each host; default: an equal part of this machine's.
         name: for `gallery lab status` and `down`; default: a new one.
 
-    Raises InputError for values that make no sense, before anything is made. Entering raises
-    LabUnavailable where the machine cannot have a lab.
+    Raises:
+        InputError: for values that make no sense, before anything is made.
+        LabUnavailable: on entering, where the machine cannot have a lab.
+
+    Example:
+        >>> from gallery_lib.cluster.lab import Lab
+        >>> with Lab(hosts=2, rate="100mbit") as lab:  # needs root, or user namespaces
+        ...     lab.set_rate(1, "10mbit")
+        ...     lab.popen(0, ["true"]).wait()
+        0
     """
 
     def __init__(
@@ -89,11 +95,12 @@ class Lab:
         """
         found = state.read(name)
         if found is None or not cleanup.alive(found):
-            up = names_up()
+            up = cleanup.names_up()
             known_names = f" There are: {', '.join(up)}." if up else ""
             raise InputError(
                 f"no lab `{name}` is up.{did_you_mean(name, up)}{known_names} One is made by: "
-                f"gallery lab up --name {name}"
+                f"gallery lab up --name {name}",
+                parameter="name",
             )
         lab = cls.__new__(cls)
         lab._state, lab._keeper, lab._started = found, None, []
@@ -110,7 +117,8 @@ class Lab:
             if state.file_of(self.name).exists():
                 raise InputError(
                     f"a lab `{self.name}` is up already. Take it down (gallery lab down --name "
-                    f"{self.name}), or choose another name."
+                    f"{self.name}), or choose another name.",
+                    parameter="name",
                 )
             try:
                 self._make()
@@ -125,25 +133,9 @@ class Lab:
     def _make(self) -> None:
         state.write(self._state)
         self._keep(cpu=cpu.make(self._state.cpu, self.hosts))
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "gallery_lib.cluster.keeper", self.name],
-            env={**os.environ, "PYTHONPATH": search_path()},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert self._keeper.stdout is not None and self._keeper.stderr is not None
-        try:
-            answer = json.loads(self._keeper.stdout.readline())
-        except json.JSONDecodeError:
-            raise RunFailed(
-                f"the process that keeps the lab ended at its start:\n{self._keeper.stderr.read()}"
-            ) from None
-        if "errno" in answer:
-            raise requirements.no_namespaces(answer["errno"])
-        self._keep(keeper=self._keeper.pid, user_namespace=answer["user_namespace"])
+        self._keeper = keeper.start(self.name)
+        user_namespace = keeper.makes_user_namespace(self._keeper)
+        self._keep(keeper=self._keeper.pid, user_namespace=user_namespace)
         network.make(self._state)
         self._keep(complete=True)
 
@@ -153,9 +145,8 @@ class Lab:
 
     def detach(self) -> None:
         """Have the lab outlive this process, until `gallery lab down`."""
-        assert self._keeper is not None and self._keeper.stdin is not None
-        self._keeper.stdin.write(keeper.KEEP.decode())
-        self._keeper.stdin.close()
+        assert self._keeper is not None
+        keeper.detach(self._keeper)
         self._keeper = None
 
     def down(self) -> None:
@@ -219,7 +210,8 @@ class Lab:
     def _number(self, host: int) -> int:
         if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < len(self.hosts):
             raise InputError(
-                f"host={host!r}: the lab `{self.name}` has hosts 0 to {len(self.hosts) - 1}."
+                f"host={host!r}: the lab `{self.name}` has hosts 0 to {len(self.hosts) - 1}.",
+                parameter="host",
             )
         return host
 
@@ -251,11 +243,7 @@ class Lab:
             *namespaces.entering(self._state, number),
             *command,
         ]
-        variables = {**os.environ, "PYTHONPATH": search_path(), **(environment or {})}
-        supervised = [sys.executable, "-m", "gallery_lib.system.supervisor", *placed]
-        process = subprocess.Popen(
-            supervised, env=variables, stdin=subprocess.DEVNULL, start_new_session=True, **arguments
-        )
+        process = start_supervised(placed, environment or {}, **arguments)
         self._started = [*(other for other in self._started if other.poll() is None), process]
         return process
 
@@ -267,7 +255,7 @@ class Lab:
         with state.locked():
             kept = state.read(self.name)
             if kept is None or kept.id != self._state.id or not cleanup.alive(kept):
-                raise InputError(f"the lab `{self.name}` is not up any more.")
+                raise InputError(f"the lab `{self.name}` is not up any more.", parameter="name")
             self._state = kept.changed(host, **values)
             state.write(self._state)
 
@@ -295,7 +283,8 @@ class Lab:
         number = self._number(host)
         if not 0 < share <= 1:
             raise InputError(
-                f"share={share!r} of a host's CPU time must be above 0, and at most 1."
+                f"share={share!r} of a host's CPU time must be above 0, and at most 1.",
+                parameter="share",
             )
         if self._state.cpu.folder is None:
             raise LabUnavailable(
@@ -304,22 +293,3 @@ class Lab:
             )
         self._change(number, slowed=share)
         cpu.set_quota(self._state.cpu, number, self.hosts[number].cpus * share)
-
-
-def names_up() -> list[str]:
-    """Return the names of all labs that are up."""
-    return [name for name in state.names() if (known := state.read(name)) and cleanup.alive(known)]
-
-
-def take_down(name: str) -> list[str]:
-    """End and remove the lab of that name, and what killed processes have left of others.
-
-    Return the names of all labs that were removed.
-    """
-    state.check_name(name)
-    with state.locked():
-        cleared = cleanup.clear_leftovers()
-        if found := state.read(name):
-            cleanup.clear(found)
-            cleared.append(name)
-    return cleared

@@ -31,17 +31,19 @@ _LARGEST_PACKET_BYTES = 65536
 def bits_per_second(text: str) -> int:
     """Return the rate that a text like `1gbit` or `2.5mbit` stands for, in bits per second.
 
-    Raises InputError for anything else, and for rates outside 100kbit to 100gbit.
+    Raises:
+        InputError: for anything else, and for rates outside 100kbit to 100gbit.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(kbit|mbit|gbit)", str(text).strip().lower())
     if not found:
         raise InputError(
             f"rate={text!r} must be a number with kbit, mbit or gbit behind it, "
-            "in bits per second: 100mbit, say."
+            "in bits per second: 100mbit, say.",
+            parameter="rate",
         )
     rate = round(float(found[1]) * _UNITS[found[2]])
     if not _SLOWEST <= rate <= _FASTEST:
-        raise InputError(f"rate={text!r} must be between 100kbit and 100gbit.")
+        raise InputError(f"rate={text!r} must be between 100kbit and 100gbit.", parameter="rate")
     return rate
 
 

@@ -32,8 +32,10 @@ def _unshare(flags: int) -> None:
 def make(hosts: int) -> bool:
     """Make the namespaces of `hosts` hosts and of the switch, for this process to keep.
 
-    Return whether a user namespace was needed, in which this process is root. Raises OSError where
-    the kernel refuses.
+    Return whether a user namespace was needed, in which this process is root.
+
+    Raises:
+        OSError: where the kernel refuses.
     """
     user_namespace = False
     try:

@@ -26,7 +26,11 @@ def address(host: int) -> str:
 
 
 def _run(state: State, host: int, command: str, lines: Sequence[str]) -> None:
-    """Run lines of `ip` or `tc` in one namespace. Raises LabUnavailable with the output."""
+    """Run lines of `ip` or `tc` in one namespace.
+
+    Raises:
+        LabUnavailable: with the output.
+    """
     entering = namespaces.entering(state, host)
     done = subprocess.run(
         [*entering, tool(command), "-batch", "-"],

@@ -29,12 +29,17 @@ class LabUnavailable(InputError):
 
 
 def tool(name: str) -> str:
-    """Return the path of a command. Raises LabUnavailable that names the package with it."""
+    """Return the path of a command.
+
+    Raises:
+        LabUnavailable: the message names the package with it.
+    """
     found = shutil.which(name) or shutil.which(name, path=_SYSTEM_FOLDERS)
     if found is None:
         raise LabUnavailable(
             f"a lab needs the command `{name}`, which is not here: "
-            f"apt-get install {_PACKAGES[name]}"
+            f"apt-get install {_PACKAGES[name]}",
+            parameter=name,
         )
     return found
 

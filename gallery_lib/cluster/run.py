@@ -41,17 +41,21 @@ def _check(command: Sequence[str], config: LabRunConfig) -> None:
     if not command:
         example = "-- train.py --lr 0.1" if config.torchrun else "-- hostname"
         raise InputError(
-            f"gallery lab run needs what it is to run, behind two dashes: gallery lab run {example}"
+            "gallery lab run needs what it is to run, behind two dashes: "
+            f"gallery lab run {example}",
+            parameter="command",
         )
     if not config.torchrun:
         if shutil.which(command[0]) is None:
-            raise InputError(f"the command `{command[0]}` is not on this machine.")
+            raise InputError(
+                f"the command `{command[0]}` is not on this machine.", parameter="command"
+            )
     elif command[0] not in ("-m", "--module") and not Path(command[0]).is_file():
         hint = (
             " A command that is no Python script: "
             f"gallery lab run --no-torchrun -- {shlex.join(command)}"
         )
-        raise InputError(f"the script {command[0]} does not exist.{hint}")
+        raise InputError(f"the script {command[0]} does not exist.{hint}", parameter="command")
 
 
 def environment(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
@@ -104,8 +108,9 @@ def _pass_on(process: subprocess.Popen[Any], name: str, turn: threading.Lock) ->
 def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
     """Run `command` on every host of the lab to its end.
 
-    Raises InputError when the command cannot be started. Raises RunFailed when it fails on a host;
-    the commands on the other hosts have been ended then.
+    Raises:
+        InputError: when the command cannot be started.
+        RunFailed: when it fails on a host; the commands on the other hosts have been ended then.
     """
     _check(command, config)
     processes: list[subprocess.Popen[Any]] = []

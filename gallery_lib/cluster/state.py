@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gallery_lib.errors import InputError
-from gallery_lib.system import paths
+from gallery_lib.system import files, paths
 from gallery_lib.system.json_files import write_json
 
 SCHEMA = 1
@@ -98,11 +96,16 @@ def new_id() -> str:
 
 
 def check_name(name: str) -> str:
-    """Return `name` if it will do as the name of a file. Raises InputError."""
+    """Return `name` if it will do as the name of a file.
+
+    Raises:
+        InputError: for a name that will not do.
+    """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", name):
         raise InputError(
             f"name={name!r} of a lab must be 1 to 40 letters, digits, `-` and `_`, "
-            "and begin with a letter or a digit."
+            "and begin with a letter or a digit.",
+            parameter="name",
         )
     return name
 
@@ -123,28 +126,23 @@ def file_of(name: str) -> Path:
 def locked() -> Iterator[None]:
     """Context: nobody else changes a lab.
 
-    Raises InputError when another process holds the lock for half a minute.
+    Raises:
+        InputError: when another process holds the lock for half a minute.
     """
-    with (folder() / ".lock").open("w") as file:
-        deadline = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise InputError(
-                        "another `gallery lab` is at work, and does not end. "
-                        "Wait for it, or end it."
-                    ) from None
-                time.sleep(0.02)
-        yield
+    try:
+        with files.locked(folder() / ".lock", seconds=_LOCK_SECONDS):
+            yield
+    except files.LockHeld:
+        raise InputError(
+            "another `gallery lab` is at work, and does not end. Wait for it, or end it."
+        ) from None
 
 
 def read(name: str) -> State | None:
     """Return the state of a lab, None when there is none.
 
-    Raises InputError for a file that cannot be read.
+    Raises:
+        InputError: for a file that cannot be read.
     """
     path = file_of(check_name(name))
     try:
@@ -152,7 +150,8 @@ def read(name: str) -> State | None:
         if values["schema"] != SCHEMA:
             raise InputError(
                 f"{path} has schema {values['schema']}, and this version reads {SCHEMA}: "
-                "take the lab down with its own."
+                "take the lab down with its own.",
+                parameter="schema",
             )
         cpu = values["cpu"]
         values["cpu"] = CpuShare(**{**cpu, "cores": tuple(map(tuple, cpu["cores"]))})
@@ -163,7 +162,8 @@ def read(name: str) -> State | None:
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is damaged ({error}). "
-            "Delete it: its lab, if there is one, then ends by itself."
+            "Delete it: its lab, if there is one, then ends by itself.",
+            parameter=str(path),
         ) from None
 
 

@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from gallery_lib.comm import rendezvous
+from gallery_lib.system.exit_codes import exit_code_of_signal, shell_exit_code
 
 _REPORTS = (
     "torch.distributed.elastic.agent.server.api",
@@ -40,9 +41,9 @@ def main(arguments: list[str]) -> int:
         code = int(first.exitcode)
         how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
         print(f"rank {rank} ended with {how}", file=sys.stderr)
-        return code if code > 0 else 128 - code
+        return shell_exit_code(code)
     except SignalException as error:  # its processes have been ended
-        return 128 + error.sigval
+        return exit_code_of_signal(error.sigval)
     return 0
 
 

@@ -75,8 +75,10 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
     """Return the files below `folder` that end with one of `endings`, and what is left out.
 
     Endings match in upper and lower case. Paths are relative to `folder`. The walk does not follow
-    a link back to a folder above it, so the walk always ends. Raises InputError that names a folder
-    which cannot be listed.
+    a link back to a folder above it, so the walk always ends.
+
+    Raises:
+        InputError: the message names a folder which cannot be listed.
     """
     start, left_out = os.fspath(folder), LeftOut()
     # (folder relative to `folder`, with a leading slash; names of its files)
@@ -117,7 +119,8 @@ def walk(folder: Path | str, endings: tuple[str, ...]) -> tuple[list[str], LeftO
 def scan(folder: Path | str) -> list[os.DirEntry[str]]:
     """Return the entries of `folder`, sorted by name.
 
-    Raises InputError when the folder cannot be listed.
+    Raises:
+        InputError: when the folder cannot be listed.
     """
     try:
         with os.scandir(folder) as entries:
@@ -125,7 +128,8 @@ def scan(folder: Path | str) -> list[os.DirEntry[str]]:
     except OSError as error:
         raise InputError(
             f"Cannot list the folder {printable(folder)}: {error.strerror}. Make it readable, or "
-            "give another one."
+            "give another one.",
+            parameter=str(folder),
         ) from error
 
 

@@ -9,7 +9,6 @@ of its own, which resumes after an interruption.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.system.files import locked
 
 RECORD = "made.json"
 
@@ -43,9 +43,12 @@ class Made:
 def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None]) -> Made:
     """Let `fill(folder)` write the data set `record` into `root`, unless `root` holds it.
 
-    `record` describes the data set in plain values. Raises InputError, with nothing changed, when
-    `root` holds anything else. Raises RunFailed when writing fails. Of two simultaneous calls, one
-    waits for the other.
+    `record` describes the data set in plain values. Of two simultaneous calls, one waits for the
+    other.
+
+    Raises:
+        InputError: with nothing changed, when `root` holds anything else.
+        RunFailed: when writing fails.
     """
     started = time.perf_counter()
     root = Path(root).expanduser().absolute()
@@ -55,21 +58,24 @@ def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None])
         return Made(root, files, False, time.perf_counter() - started)
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(partial, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # complete by now if another process held the lock and made the data set
-            if (files := _complete(root, record)) is not None:
-                return Made(root, files, False, time.perf_counter() - started)
-            for leftover in partial.iterdir():
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            fill(partial)
-            files, size_bytes = _contents(partial)
-            made = {"made": record, "files": files, "bytes": size_bytes, "sha256": _digest(partial)}
-            (partial / RECORD).write_text(json.dumps(made, indent=1) + "\n")
-            partial.replace(root)
+            with locked(partial):
+                # complete by now if another process held the lock and made the data set
+                if (files := _complete(root, record)) is not None:
+                    return Made(root, files, False, time.perf_counter() - started)
+                for leftover in partial.iterdir():
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+                fill(partial)
+                files, size_bytes = _contents(partial)
+                made = {
+                    "made": record,
+                    "files": files,
+                    "bytes": size_bytes,
+                    "sha256": _digest(partial),
+                }
+                (partial / RECORD).write_text(json.dumps(made, indent=1) + "\n")
+                partial.replace(root)
         finally:
-            os.close(descriptor)
             shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise RunFailed(f"Could not write mock data in {root}: {error}.") from error
@@ -79,34 +85,40 @@ def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None])
 def _complete(root: Path, record: dict[str, Any]) -> int | None:
     """Return the number of files of the data set in `root`, or None if there is nothing yet.
 
-    Raises InputError for anything else.
+    Raises:
+        InputError: for anything else.
     """
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return None
     if not root.is_dir():
-        raise InputError(f"{root} is a file; give a folder.")
+        raise InputError(f"{root} is a file; give a folder.", parameter="out")
     try:
         found = json.loads((root / RECORD).read_text())
         made, files, size_bytes = found["made"], found["files"], found["bytes"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"{root} is not empty and holds no mock data; nothing was changed. Give another folder."
+            f"{root} is not empty and holds no mock data; nothing was changed. "
+            "Give another folder.",
+            parameter="out",
         ) from None
     if made != record:
         raise InputError(
             f"{root} holds other mock data, {made}, not {record}; nothing was changed. Give "
-            "another folder."
+            "another folder.",
+            parameter="out",
         )
     if _contents(root) != (files, size_bytes):
         raise InputError(
             f"{root} has been changed since it was made: it had {files} files of {size_bytes} "
-            "bytes. Move it away and make it again."
+            "bytes. Move it away and make it again.",
+            parameter="out",
         )
     # a data set of an earlier version has no digest
     if found.get("sha256", digest := _digest(root)) != digest:
         raise InputError(
             f"{root} has been changed since it was made: a file has other content. Move it away "
-            "and make it again."
+            "and make it again.",
+            parameter="out",
         )
     return files
 

@@ -12,10 +12,8 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import shutil
 import sys
-import tempfile
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from gallery_lib.errors import InputError
+from gallery_lib.system.files import atomic_write
 
 T = TypeVar("T")
 
@@ -38,28 +37,22 @@ _NAMES[type(None)] = "null"
 
 
 class Misfit(ValueError):
-    """A value that does not have its declared shape; the message names its place."""
+    """A value that does not have its declared shape, and its `place`, such as `rows.0.speedup`."""
+
+    def __init__(self, problem: str, place: str = "") -> None:
+        """Put the place in front of the problem."""
+        super().__init__(f"{place}: {problem}" if place else problem)
+        self.place = place
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON to `path`, which never holds half of it.
 
-    Raises ValueError for NaN: a number is true or absent.
+    Raises:
+        ValueError: for NaN: a number is true or absent.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        # An error of writing to an open file does not name the file.
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)
-        raise
+    with atomic_write(path, sync=True) as file:
+        json.dump(value, file, indent=1, allow_nan=False)
 
 
 def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = None) -> T:
@@ -81,10 +74,11 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}.", parameter=str(path)) from None
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path} is damaged, or of another version: it is no JSON ({error}). {again}"
+            f"{path} is damaged, or of another version: it is no JSON ({error}). {again}",
+            parameter=str(path),
         ) from None
     try:
         if schema is not None:
@@ -92,11 +86,15 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
                 raise Misfit(f"must be an object, and is {_name(value)}")
             if (found := value.pop("schema", None)) != schema:
                 raise InputError(
-                    f"{path} has schema {found!r}, and this version reads {schema}. {again}"
+                    f"{path} has schema {found!r}, and this version reads {schema}. {again}",
+                    parameter="schema",
                 )
         return converted(value, shape)
     except Misfit as error:
-        raise InputError(f"{path} is damaged, or of another version: {error}. {again}") from None
+        raise InputError(
+            f"{path} is damaged, or of another version: {error}. {again}",
+            parameter=error.place or str(path),
+        ) from None
 
 
 def set_aside(path: Path, why: object) -> Path | None:
@@ -124,7 +122,8 @@ def _refuse(constant: str) -> None:
 def converted(value: Any, shape: type[T], place: str = "") -> T:
     """Return `value`, of plain JSON, as `shape`.
 
-    Raises Misfit, with the place, where the value has another shape.
+    Raises:
+        Misfit: with the place, where the value has another shape.
     """
     return cast(T, _converted(value, shape, place))
 
@@ -208,14 +207,14 @@ def _dataclass(value: Any, shape: type, place: str) -> Any:
     values = value if isinstance(value, dict) else _misfit(place, "an object", value)
     fields, hints = _fields(shape)
     if unknown := sorted(set(values) - set(fields)):
-        raise Misfit(f"{_at(place, unknown[0])}: is not known here")
+        raise Misfit("is not known here", _at(place, unknown[0]))
     required = [
         name
         for name, field in fields.items()
         if field.default is field.default_factory is dataclasses.MISSING
     ]
     if missing := [name for name in required if name not in values]:
-        raise Misfit(f"{_at(place, missing[0])}: is missing")
+        raise Misfit("is missing", _at(place, missing[0]))
     return shape(
         **{name: _converted(each, hints[name], _at(place, name)) for name, each in values.items()}
     )
@@ -236,4 +235,4 @@ def _name(value: Any) -> str:
 
 
 def _misfit(place: str, expected: str, value: Any) -> typing.NoReturn:
-    raise Misfit(f"{place + ': ' if place else ''}must be {expected}, and is {_name(value)}")
+    raise Misfit(f"must be {expected}, and is {_name(value)}", place)

@@ -107,9 +107,11 @@ def notice() -> str:
 def code_folder(path: Path) -> Path:
     """Return `path`, a folder of files that are loaded as code; create it for this user alone.
 
-    Raises InputError for a folder into which somebody else may write: who can change such a file
-    has it executed. Two users are as trustworthy as this one: root, and the owner of this package,
-    whose code is executed anyway.
+    Who can change such a file has it executed. Two users are as trustworthy as this one: root, and
+    the owner of this package, whose code is executed anyway.
+
+    Raises:
+        InputError: for a folder into which somebody else may write.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     there = path.stat()
@@ -123,7 +125,8 @@ def code_folder(path: Path) -> Path:
     )
     raise InputError(
         f"{path} {who}, and code is loaded from it. "
-        f"Run `chmod -R go-w {path}`, or move the cache with GALLERY_CACHE_DIR."
+        f"Run `chmod -R go-w {path}`, or move the cache with GALLERY_CACHE_DIR.",
+        parameter=str(path),
     )
 
 
@@ -153,16 +156,18 @@ def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work
         file: name of the results file.
         work: the kind of results, for messages (a batch, say).
 
-    Raises InputError when there is nothing to resume in, and when the folder already holds `file`
-    of earlier work that is not to be resumed.
+    Raises:
+        InputError: when there is nothing to resume in, and when the folder already holds `file` of
+            earlier work that is not to be resumed.
     """
     if resume and asked is None:
-        raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.")
+        raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.", parameter="out")
     folder = Path(asked).resolve() if asked else new_run_dir(name)
     if (folder / file).exists() and not resume:
         raise InputError(
             f"out={folder} holds the results of an earlier {work}. "
-            "Add --resume to go on with it, or name a new folder."
+            "Add --resume to go on with it, or name a new folder.",
+            parameter="out",
         )
     folder.mkdir(parents=True, exist_ok=True)
     return folder

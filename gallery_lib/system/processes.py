@@ -128,17 +128,20 @@ def end_supervised(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS
         process.wait()
 
 
-def supervised(
+def start_supervised(
     command: Sequence[str],
     environment: Mapping[str, str],
     *,
     stdin: int = subprocess.DEVNULL,
-    stderr: int | TextIO | None,
-) -> subprocess.Popen[str]:
+    **arguments: Any,
+) -> subprocess.Popen[Any]:
     """Start a command below a supervisor, in a session of its own; return the supervisor.
 
-    The command's output is read from the supervisor's `stdout`. `stdin` may be a pipe to the
-    command.
+    Args:
+        command: the words of the command.
+        environment: variables on top of this process's own.
+        stdin: `subprocess.PIPE` for a pipe to the command; otherwise the command has no input.
+        **arguments: other arguments of `subprocess.Popen`.
     """
     return subprocess.Popen(
         [
@@ -150,11 +153,27 @@ def supervised(
         ],
         env={**os.environ, "PYTHONPATH": search_path(), **environment},
         stdin=stdin,
+        start_new_session=True,
+        **arguments,
+    )
+
+
+def supervised(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stderr: int | TextIO | None,
+) -> subprocess.Popen[str]:
+    """Start a command as `start_supervised` does; its output is the `stdout` of the result."""
+    return start_supervised(
+        command,
+        environment,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=stderr,
         encoding="utf-8",
         errors="replace",  # a run may print any bytes
-        start_new_session=True,
     )
 
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from types import FrameType
 
+from gallery_lib.system.exit_codes import exit_code_of_signal, shell_exit_code
 from gallery_lib.system.processes import (
     HEARS_STDIN,
     adopt_orphans,
@@ -33,14 +34,14 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def main(command: list[str]) -> int:
-    """Run `command` to its end and return its exit code (negative signals as 128 + n)."""
+    """Run `command` to its end and return its exit code, as shells tell it."""
     heard = command[0] == HEARS_STDIN
     command = command[heard:]
     parent = os.getppid()
     adopt_orphans()
     signal.signal(signal.SIGTERM, _terminate)
     signal.signal(signal.SIGINT, _terminate)
-    code = 143
+    code = exit_code_of_signal(signal.SIGTERM)
     try:
         child = subprocess.Popen(
             command, stdin=None if heard else subprocess.DEVNULL, preexec_fn=die_with_parent
@@ -51,7 +52,7 @@ def main(command: list[str]) -> int:
             except subprocess.TimeoutExpired:
                 continue
         if child.returncode is not None:
-            code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+            code = shell_exit_code(child.returncode)
     except _Terminated:
         pass
     finally:

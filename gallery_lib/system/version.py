@@ -1,4 +1,4 @@
-"""Version of the gallery: that of the checkout, or of the installed package."""
+"""Versions: of the gallery, whether a checkout or installed, and of libraries."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ def version() -> str:
             "version"
         ]
     return importlib.metadata.version("gallery_lib")
+
+
+def library_version(name: str) -> str | None:
+    """Return the installed version of a library, None if it is not installed. Imports nothing."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def version_text() -> str:

@@ -7,6 +7,7 @@ has its own cache folder, and labs their own namespaces.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -134,3 +135,15 @@ def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it has not come true in time"
         time.sleep(0.03)
+
+
+def kept(cache: Path, name: str = "lab") -> dict:
+    """Return what the lab's file says."""
+    return json.loads((cache / "lab" / f"{name}.json").read_text())
+
+
+def assert_nothing_is_left(cache: Path, lab_id: str, before: dict[str, list[str]]) -> None:
+    assert processes_of(cache) == []
+    assert cgroups(lab_id) == []
+    assert machine() == before
+    assert [path.name for path in (cache / "lab").iterdir()] == [".lock"]

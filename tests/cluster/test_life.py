@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -13,30 +12,20 @@ from pathlib import Path
 
 import pytest
 from cluster.conftest import (
-    GALLERY,
+    assert_nothing_is_left,
     cgroups,
     gallery,
+    kept,
     machine,
     processes_of,
     start_gallery,
     wait_until,
 )
+from refusal import check_refused_command
 
-from gallery_lib.cluster import Lab, LabUnavailable, requirements
+from gallery_lib.cluster import Lab
 
 pytestmark = pytest.mark.cluster
-
-
-def kept(cache: Path, name: str = "lab") -> dict:
-    """Return what the lab's file says."""
-    return json.loads((cache / "lab" / f"{name}.json").read_text())
-
-
-def assert_nothing_is_left(cache: Path, lab_id: str, before: dict[str, list[str]]) -> None:
-    assert processes_of(cache) == []
-    assert cgroups(lab_id) == []
-    assert machine() == before
-    assert [path.name for path in (cache / "lab").iterdir()] == [".lock"]
 
 
 def test_up_and_down_leave_the_machine_as_it_was(cache: Path) -> None:
@@ -220,108 +209,22 @@ def test_a_lab_whose_file_was_deleted_ends_by_itself(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "values"),
     [
-        (["--hosts", "0"], "hosts='0' must be between 1 and 64 (hosts)."),
-        (["--rate", "fast"], "rate='fast' must be a number with kbit, mbit or gbit behind it"),
-        (["--cpus", "4000"], "cpus=4000 for each host: this machine has "),
-        (["--name", "../x"], "name='../x' of a lab must be 1 to 40 letters, digits"),
-        (
-            ["--host", "2"],
-            "unknown option `--host`. Did you mean `--hosts`? See gallery lab up --help.",
-        ),
+        (["--hosts", "0"], ["hosts='0'", 1, 64]),
+        (["--rate", "fast"], ["rate='fast'", "100mbit"]),
+        (["--cpus", "4000"], ["cpus=4000", "core(s)"]),
+        (["--name", "../x"], ["name='../x'"]),
+        (["--host", "2"], ["`--host`", "`--hosts`", "gallery lab up --help"]),
     ],
 )
 def test_bad_input_ends_with_2_and_makes_nothing(
-    cache: Path, words: list[str], message: str
+    cache: Path, words: list[str], values: list[object]
 ) -> None:
     done = gallery("lab", "up", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
-    assert not list(cache.rglob("*.json"))
-
-
-def without_rights(*command: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a command as root without the capabilities of root."""
-    if os.geteuid() == 0:
-        command = (
-            "setpriv",
-            f"--bounding-set=-all{''.join(f',+{name}' for name in more)}",
-            "--inh-caps=-all",
-            *command,
-        )
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def test_without_root_a_user_namespace_does_it(cache: Path) -> None:
-    if subprocess.run(
-        ["unshare", "--user", "--map-root-user", "true"], capture_output=True
-    ).returncode:
-        pytest.skip(
-            "this machine allows no user namespaces: sysctl -w user.max_user_namespaces=10000"
-        )
-    before = machine()
-    rights = ("setfcap",)  # without it the kernel lets nobody stand for root
-    done = without_rights(*GALLERY, "lab", "up", more=rights)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert " in a user namespace\n" in done.stdout
-    lab_id = kept(cache)["id"]
-    done = without_rights(
-        *GALLERY,
-        "lab",
-        "run",
-        "--no-torchrun",
-        "--",
-        "sh",
-        "-c",
-        "ip -4 -br address show eth0",
-        more=rights,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == [
-        "10.77.0.1/24",
-        "10.77.0.2/24",
-    ]
-    assert without_rights(*GALLERY, "lab", "down", more=rights).returncode == 0
-    assert_nothing_is_left(cache, lab_id, before)
-
-
-def test_where_no_namespace_can_be_made_one_message_says_what_is_needed(cache: Path) -> None:
-    limited = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "sh", "-c", limited, "sh", *GALLERY, "lab", "up"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    if "max_net_namespaces" in done.stderr and "error: " not in done.stderr:
-        pytest.skip(
-            f"the limit of namespaces cannot be set here ({done.stderr.strip()}): run where user "
-            "namespaces are allowed"
-        )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(
-        "error: the kernel lets this user make no network namespaces (No space left on device)."
-    )
-    assert (
-        "Needed: root " in done.stderr
-        and "sysctl -w user.max_user_namespaces" in done.stderr
-        and done.stderr.count("\n") == 1
-    )
-    assert processes_of(cache) == []
-    assert not list(cache.rglob("*.json"))
-
-
-def test_a_missing_command_is_named_with_its_package(
-    monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(requirements, "_SYSTEM_FOLDERS", str(tmp_path))
-    with pytest.raises(
-        LabUnavailable,
-        match="a lab needs the command `ip`, which is not here: apt-get install iproute2",
-    ):
-        Lab(2).up()
+    check_refused_command(done.returncode, done.stderr, *values)
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert done.stdout == ""
     assert not list(cache.rglob("*.json"))
 
 

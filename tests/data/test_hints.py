@@ -8,7 +8,7 @@ import pytest
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
-from gallery_lib.data.text.tokenized import make_again
+from gallery_lib.data.text.token_files import make_again
 from gallery_lib.errors import InputError
 
 

@@ -6,9 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from refusal import refused
 
 from gallery_lib.data.mock_folder import make
-from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.errors import RunFailed
 
 RECORD = {"kind": "test", "count": 2}
 
@@ -81,19 +82,19 @@ def test_of_two_at_the_same_time_one_works_and_the_other_waits(tmp_path: Path) -
 
 def test_other_content_is_refused_untouched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="not empty and holds no mock data"):
+    with refused("out", tmp_path, "not empty"):
         make(tmp_path, RECORD, fill)
-    with pytest.raises(InputError, match="is a file"):
+    with refused("out", tmp_path / "thesis.txt", "is a file"):
         make(tmp_path / "thesis.txt", RECORD, fill)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_another_record_or_changed_content_is_refused(tmp_path: Path) -> None:
     make(tmp_path / "data", RECORD, fill)
-    with pytest.raises(InputError, match=r"other mock data.*'count': 2.*not.*'count': 3"):
+    with refused("out", "'count': 2", "'count': 3"):
         make(tmp_path / "data", {**RECORD, "count": 3}, fill)
     (tmp_path / "data" / "2.txt").unlink()
-    with pytest.raises(InputError, match=r"has been changed since.*2 files"):
+    with refused("out", "changed", "2 files"):
         make(tmp_path / "data", RECORD, fill)
 
 
@@ -106,5 +107,5 @@ def test_a_failing_write_is_a_failed_run_that_names_the_folder(tmp_path: Path) -
 def test_a_file_of_the_same_size_with_other_content_is_found(tmp_path: Path) -> None:
     make(tmp_path / "data", RECORD, fill)
     (tmp_path / "data" / "2.txt").write_text("TWO")
-    with pytest.raises(InputError, match="a file has other content"):
+    with refused("out", "other content"):
         make(tmp_path / "data", RECORD, fill)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from refusal import refused
 
-from gallery_lib.errors import InputError
 from gallery_lib.system.json_files import Misfit, converted, read_json, set_aside, write_json
 
 
@@ -60,17 +60,14 @@ def test_what_does_not_fit_is_named_with_its_place(changes: dict[str, Any], said
 def test_what_is_no_json_is_one_error_with_the_file(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content.encode("latin-1"))
-    with pytest.raises(
-        InputError,
-        match=r"a.json is damaged, or of another version: it is no JSON .* Run it again\.",
-    ):
+    with refused(path, "no JSON", "Run it again."):
         read_json(path, list, again="Run it again.")
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_json(path, {"schema": 7, "name": "n"})
-    with pytest.raises(InputError, match="has schema 7, and this version reads 1"):
+    with refused("schema", path, "7"):
         read_json(path, Inner, schema=1, again="")
     assert read_json(path, Inner, schema=7, again="") == Inner("n")
 

@@ -95,14 +95,18 @@ def load(
 
     `size` may also be (height, width). `mirror` flips the result left to right. `fast` takes
     libjpeg's fast inverse DCT, which is 4 % quicker and on average one level of 255 away from the
-    exact one. Raises InputError, naming the file, when it cannot be read or is damaged.
+    exact one.
+
+    Raises:
+        InputError: naming the file, when it cannot be read or is damaged.
     """
     try:
         data = _buffers.read(path)
     except OSError as error:
         raise InputError(
             f"Cannot read the image {printable(path)}: {error.strerror}. Is the data folder "
-            "complete?"
+            "complete?",
+            parameter=os.fsdecode(path),
         ) from error
     try:
         pixels, box = decode(data, choose_box, fast)
@@ -110,7 +114,8 @@ def load(
         raise InputError(
             f"The image {printable(path)} ({len(data)} bytes) is damaged or not an image: "
             f"{error}. Replace it, or move it out of the folder; the data set's check in "
-            "data_prep/ finds all such files when it is given --full."
+            "data_prep/ finds all such files when it is given --full.",
+            parameter=os.fsdecode(path),
         ) from error
     crop = _buffers.crop_of(pixels, box)
     resized = _resize(torch.from_numpy(crop), (size, size) if isinstance(size, int) else size)

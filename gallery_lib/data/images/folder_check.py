@@ -57,8 +57,11 @@ def check_image_folder(
     """Check the folder `root` (only `split` of it, if given) and return what it holds.
 
     A thread pool decodes a few images per class, or every one with `full`. `progress` shows how far
-    the check of a large folder is. Raises InputError that names what is missing, empty,
-    inconsistent or damaged, where, and what to do.
+    the check of a large folder is.
+
+    Raises:
+        InputError: the message names what is missing, empty, inconsistent or damaged, where, and
+            what to do.
     """
     root = Path(root).expanduser()
     listings: dict[str, Listing] = {}
@@ -83,7 +86,8 @@ def check_image_folder(
         raise InputError(
             f"{len(damaged)} of {len(paths)} images read in {printable(root)} are unreadable or "
             "damaged. "
-            "Replace them, or move them out of the folder:\n  " + "\n  ".join(named)
+            "Replace them, or move them out of the folder:\n  " + "\n  ".join(named),
+            parameter="data_dir",
         )
     return FolderSummary(
         root,

@@ -57,7 +57,8 @@ class Listing:
 def list_classes(root: Path | str, split: str) -> list[str]:
     """Return the names of the class folders of `split`, sorted.
 
-    Raises InputError that says what is missing and where.
+    Raises:
+        InputError: the message says what is missing and where.
     """
     return _class_folders(root, split)[0]
 
@@ -67,22 +68,26 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
     shown = printable(root)
     make = f"Mock data, in a folder of its own: {MAKE_COMMAND}"
     if split not in SPLITS:
-        raise InputError(f"split is {split!r}; it must be `train` or `val`.")
+        raise InputError(f"split is {split!r}; it must be `train` or `val`.", parameter="split")
     folder = root / split
     try:
         if not root.exists():
             raise InputError(
                 f"The data folder {shown} does not exist. Give a folder with train/ and val/ in "
-                f"it. {make}"
+                f"it. {make}",
+                parameter="data_dir",
             )
         if not root.is_dir():
             raise InputError(
-                f"The data folder {shown} is a file. Give a folder with train/ and val/ in it."
+                f"The data folder {shown} is a file. Give a folder with train/ and val/ in it.",
+                parameter="data_dir",
             )
         has_split = folder.is_dir()
     except OSError as error:
         # the name is too long, or a folder on the way may not be entered
-        raise InputError(f"Cannot read the data folder {shown}: {error.strerror}.") from error
+        raise InputError(
+            f"Cannot read the data folder {shown}: {error.strerror}.", parameter="data_dir"
+        ) from error
     if not has_split:
         found = [entry.name for entry in scan(root) if is_folder(entry)]
         hint = f"It holds {some(found)}." if found else "It holds no folders."
@@ -90,7 +95,8 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
             hint += f" Did you mean its parent, {printable(root.parent)}?"
         raise InputError(
             f"The data folder {shown} has no {split}/ in it; expected {split}/CLASS/*.JPEG. "
-            f"{hint} {make}"
+            f"{hint} {make}",
+            parameter="data_dir",
         )
     classes, left_out = [], LeftOut()
     for entry in scan(folder):
@@ -104,7 +110,8 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
         holds = f" It holds {left_out}." if left_out else ""
         raise InputError(
             f"{printable(folder)} has no class folders; expected {split}/CLASS/*.JPEG.{holds} "
-            f"{make}"
+            f"{make}",
+            parameter="data_dir",
         )
     return classes, left_out
 
@@ -112,8 +119,9 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
 def list_split(root: Path | str, split: str, classes: Sequence[str] | None = None) -> Listing:
     """Return the images of `split`, numbered by the training data's `classes` if given.
 
-    Raises InputError for a folder of another layout, for class folders without images, and for
-    classes that are not among `classes`.
+    Raises:
+        InputError: for a folder of another layout, for class folders without images, and for
+            classes that are not among `classes`.
     """
     folder = Path(root).expanduser().absolute() / split
     own, left_out = _class_folders(root, split)
@@ -122,7 +130,8 @@ def list_split(root: Path | str, split: str, classes: Sequence[str] | None = Non
         raise InputError(
             f"{printable(folder)} has {len(extra)} class(es) that train/ lacks: {some(extra)}. A "
             "model has outputs for the classes of train/ alone: add them there, or move these out "
-            "of the folder."
+            "of the folder.",
+            parameter="data_dir",
         )
     present, images = set(own), []
     empty, instead = [], LeftOut()
@@ -140,7 +149,8 @@ def list_split(root: Path | str, split: str, classes: Sequence[str] | None = Non
         raise InputError(
             f"{len(empty)} class folders of {printable(folder)} hold no images "
             f"({', '.join(EXTENSIONS)}): {some(empty)}.{holds} Fill them, or move them out of the "
-            "folder."
+            "folder.",
+            parameter="data_dir",
         )
     missing = tuple(name for name in names if name not in present)
     return Listing(folder, names, images, left_out, missing)

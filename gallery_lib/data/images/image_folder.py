@@ -97,8 +97,11 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
     random; otherwise items are centre crops. `classes` are those of the training data, whose
     numbers held-out data takes. By default they are the split's own. Call `set_epoch` before each
     epoch; workers that already run see the new epoch too. Images and their order are those of
-    torchvision's ImageFolder. `notices` has lines about what is not read. Raises InputError for a
-    folder of another layout. Reading an item raises InputError that names a damaged file.
+    torchvision's ImageFolder. `notices` has lines about what is not read. Reading an item raises
+    InputError that names a damaged file.
+
+    Raises:
+        InputError: for a folder of another layout.
     """
 
     finish_batch = staticmethod(finish_batch)
@@ -114,9 +117,11 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         classes: Sequence[str] | None = None,
     ) -> None:
         if image_size < 1:
-            raise InputError(f"image_size is {image_size}; it must be at least 1 pixel.")
+            raise InputError(
+                f"image_size is {image_size}; it must be at least 1 pixel.", parameter="image_size"
+            )
         if seed < 0:
-            raise InputError(f"seed is {seed}; it must be 0 or more.")
+            raise InputError(f"seed is {seed}; it must be 0 or more.", parameter="seed")
         listing = list_split(root, split, classes)
         self.folder, self.classes, self.notices = listing.folder, listing.classes, listing.notices()
         self.image_size, self.train, self.seed = image_size, train, seed
@@ -167,8 +172,9 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
     def set_epoch(self, epoch: int) -> None:
         """Draw the augmentation of `epoch` from now on, also in persistent DataLoader workers.
 
-        Raises InputError for a negative epoch.
+        Raises:
+            InputError: for a negative epoch.
         """
         if epoch < 0:
-            raise InputError(f"epoch is {epoch}; it must be 0 or more.")
+            raise InputError(f"epoch is {epoch}; it must be 0 or more.", parameter="epoch")
         self._epoch.fill_(epoch)

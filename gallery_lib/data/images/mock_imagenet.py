@@ -10,7 +10,6 @@ anything else.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import itertools
 import multiprocessing
@@ -20,10 +19,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
@@ -33,6 +32,7 @@ from gallery_lib.data.images import mock_manifest as manifest
 from gallery_lib.data.images.mock_manifest import Entry, verify
 from gallery_lib.data.images.mock_render import SPLITS, MockSpec, encode, render
 from gallery_lib.errors import InputError, RunFailed
+from gallery_lib.system.files import atomic_write, is_temporary, locked
 
 __all__ = ["PRESETS", "Generated", "MockSpec", "generate", "render", "verify"]
 
@@ -45,6 +45,8 @@ PRESETS = {
 _MEAN_FILE_BYTES = 116 * 1024
 _SPARE_BYTES = 16 * 1024 * 1024
 _CHUNK = 16  # images per job: short enough that Ctrl-C is answered at once
+_LAST_CHUNK_SECONDS = 3.0
+"""Time that workers get after an interrupt, also those that are still starting."""
 # up to this many images, sizes are also checked in a folder that looks complete
 _SIZE_CHECK_LIMIT = 100_000
 
@@ -66,15 +68,17 @@ def generate(
 ) -> Generated:
     """Make or complete the mock data set `spec` in `root` with `workers` processes.
 
-    The default is one process per core. Returns at once when the data set is complete. Raises
-    InputError when `root` holds something else or the disk is too full. Raises RunFailed when
-    writing fails. On KeyboardInterrupt all workers have ended before the exception leaves this
-    call.
+    The default is one process per core. Returns at once when the data set is complete. On
+    KeyboardInterrupt all workers have ended before the exception leaves this call.
+
+    Raises:
+        InputError: when `root` holds something else or the disk is too full.
+        RunFailed: when writing fails.
     """
     started = time.perf_counter()
     root = Path(root).expanduser().absolute()
     if workers is not None and workers < 1:
-        raise InputError(f"workers is {workers}; it must be at least 1.")
+        raise InputError(f"workers is {workers}; it must be at least 1.", parameter="workers")
     workers = workers or len(os.sched_getaffinity(0))
     _refuse_other_content(root, spec)
     if not root.exists():
@@ -101,35 +105,28 @@ def generate(
 
 def _refuse_other_content(root: Path, spec: MockSpec) -> None:
     if root.exists() and not root.is_dir():
-        raise InputError(f"{root} is a file; give a folder.")
-    if not root.exists() or all(manifest.is_temporary(entry.name) for entry in root.iterdir()):
+        raise InputError(f"{root} is a file; give a folder.", parameter="out")
+    if not root.exists() or all(is_temporary(entry.name) for entry in root.iterdir()):
         return
     found = manifest.read_spec(root)
     if found is None:
         raise InputError(
             f"{root} is not empty and holds no mock data set of this version; nothing was "
-            "changed. Give an empty folder."
+            "changed. Give an empty folder.",
+            parameter="out",
         )
     if found != spec:
         raise InputError(
             f"{root} holds another mock data set, {found}, not {spec}; nothing was changed. Give "
-            "another folder."
+            "another folder.",
+            parameter="out",
         )
 
 
-@contextmanager
-def _locked(root: Path) -> Iterator[None]:
+def _locked(root: Path) -> AbstractContextManager[None]:
     """Context: lock `root` for one generator; a second one waits, then finds the work done."""
-    descriptor = os.open(root, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"waiting for another process that writes {root}", file=sys.stderr, flush=True)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    message = f"waiting for another process that writes {root}"
+    return locked(root, waiting=lambda: print(message, file=sys.stderr, flush=True))
 
 
 def _check_space(root: Path, images: int) -> None:
@@ -139,7 +136,8 @@ def _check_space(root: Path, images: int) -> None:
         raise InputError(
             f"Not enough disk space for {images} images in {root}: {needed / 2**30:.1f} GiB "
             f"needed, {available / 2**30:.1f} GiB available. Free some, give another folder, or "
-            "ask for fewer images."
+            "ask for fewer images.",
+            parameter="out",
         )
 
 
@@ -151,7 +149,7 @@ def _remaining(root: Path, spec: MockSpec) -> tuple[dict[str, Entry], list[Job]]
     if spec.total > _SIZE_CHECK_LIMIT and manifest.untouched(root, spec):
         return {}, []
     sizes = manifest.sizes_on_disk(root, spec)
-    for path in [path for path in sizes if manifest.is_temporary(path.rpartition("/")[2])]:
+    for path in [path for path in sizes if is_temporary(path.rpartition("/")[2])]:
         (root / path).unlink(missing_ok=True)
     for leftover in root.glob(".manifest*.tmp"):
         leftover.unlink(missing_ok=True)
@@ -207,7 +205,8 @@ def _make_chunk(root: Path, spec: MockSpec, chunk: list[Job]) -> list[Entry]:
     for split, index in chunk:
         path = spec.path(split, index)
         data = encode(render(spec, split, index))
-        manifest.write_atomically(root / path, data)
+        with atomic_write(root / path, "wb") as file:
+            file.write(data)
         made.append(Entry(path, len(data), hashlib.sha256(data).hexdigest()))
     return made
 
@@ -221,8 +220,10 @@ def _in_processes(
 ) -> None:
     """Make `chunks` in worker processes and record the entries.
 
-    However this call ends, the workers have ended and what they made is recorded.
+    However this call ends, the workers have ended and what they made is recorded. After an
+    interrupt they get a few seconds to finish what they have begun.
     """
+    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_start_worker
     )
@@ -238,7 +239,12 @@ def _in_processes(
                 record(future.result())
                 running.remove(future)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=not running, cancel_futures=True)
+        if wait(running, timeout=_LAST_CHUNK_SECONDS).not_done:
+            for worker in multiprocessing.active_children():
+                if worker not in others:
+                    worker.terminate()
+        pool.shutdown(wait=True)
         for future in running:
             if not future.cancelled() and future.exception() is None:
                 record(future.result())

@@ -22,6 +22,7 @@ from typing import Any
 
 from gallery_lib.data.images.mock_render import SPLITS, STYLE, MockSpec, class_id
 from gallery_lib.errors import InputError
+from gallery_lib.system.files import atomic_write
 
 SUMMARY = "manifest.json"
 LINES = "manifest.jsonl"
@@ -42,25 +43,6 @@ class Entry:
         return (
             json.dumps({"path": self.path, "bytes": self.size_bytes, "sha256": self.sha256}) + "\n"
         )
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to a hidden temporary file beside `path`, then rename it to `path`.
-
-    So `path` is never half written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def is_temporary(name: str) -> bool:
-    """Return whether `name` is one of write_atomically's temporary files."""
-    return name.startswith(".") and name.endswith(".tmp")
 
 
 def header(spec: MockSpec) -> dict[str, Any]:
@@ -95,7 +77,8 @@ def read_spec(root: Path) -> MockSpec | None:
 def start(root: Path, spec: MockSpec) -> None:
     """Claim `root` for `spec`: from now on it reads as incomplete, and as a mock data set."""
     if not (root / LINES).exists():
-        write_atomically(root / LINES, (json.dumps(header(spec)) + "\n").encode())
+        with atomic_write(root / LINES) as file:
+            file.write(json.dumps(header(spec)) + "\n")
     (root / SUMMARY).unlink(missing_ok=True)
 
 
@@ -127,13 +110,15 @@ def finish(root: Path, spec: MockSpec, entries: dict[str, Entry]) -> None:
         + "\n"
         + "".join(entries[path].line() for split in SPLITS for path in paths(spec, split))
     )
-    write_atomically(root / LINES, text.encode())
+    with atomic_write(root / LINES) as file:
+        file.write(text)
     summary = header(spec) | {
         "counts": {split: spec.count(split) for split in SPLITS},
         "bytes": sum(entry.size_bytes for entry in entries.values()),
         "folder_times": folder_times(root, spec),
     }
-    write_atomically(root / SUMMARY, json.dumps(summary, indent=1).encode())
+    with atomic_write(root / SUMMARY) as file:
+        json.dump(summary, file, indent=1)
 
 
 def paths(spec: MockSpec, split: str) -> Iterator[str]:
@@ -192,7 +177,8 @@ def verify(root: Path | str) -> list[str]:
             else "holds no mock data set of this version (no readable manifest.json)"
         )
         raise InputError(
-            f"{root} {what}. Make one with: python3 data_prep/mock_imagenet.py --out NEW_FOLDER"
+            f"{root} {what}. Make one with: python3 data_prep/mock_imagenet.py --out NEW_FOLDER",
+            parameter="folder",
         )
     problems = []
     if not (root / SUMMARY).is_file():

@@ -61,10 +61,11 @@ class MockSpec:
     def per_class(self, split: str) -> int:
         """Return the number of images per class in `split`.
 
-        Raises InputError for an unknown split.
+        Raises:
+            InputError: for an unknown split.
         """
         if split not in SPLITS:
-            raise InputError(f"split is {split!r}; it must be `train` or `val`.")
+            raise InputError(f"split is {split!r}; it must be `train` or `val`.", parameter="split")
         return self.train_per_class if split == "train" else self.val_per_class
 
     def count(self, split: str) -> int:
@@ -99,10 +100,14 @@ def class_id(label: int) -> str:
 def render(spec: MockSpec, split: str, index: int) -> NDArray[np.uint8]:
     """Return image `index` of `split` as uint8 [H, W, 3], RGB.
 
-    Raises InputError when there is no such image.
+    Raises:
+        InputError: when there is no such image.
     """
     if not 0 <= index < spec.count(split):
-        raise InputError(f"index {index} is outside {split}, which has {spec.count(split)} images.")
+        raise InputError(
+            f"index {index} is outside {split}, which has {spec.count(split)} images.",
+            parameter="index",
+        )
     seed = np.random.SeedSequence((spec.seed, SPLITS.index(split), index))
     rng = np.random.Generator(np.random.Philox(seed))
     a, b, c = (spec.label(split, index) // d % 10 for d in (1, 10, 100))

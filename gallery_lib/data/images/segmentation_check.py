@@ -44,8 +44,10 @@ class SegmentationSummary:
 def check_segmentation_folder(root: Path | str, full: bool = False) -> SegmentationSummary:
     """Check both splits of `root` and return what they hold.
 
-    `full` reads all pairs instead of a few per split. Raises InputError that names what is missing,
-    unfit or damaged.
+    `full` reads all pairs instead of a few per split.
+
+    Raises:
+        InputError: the message names what is missing, unfit or damaged.
     """
     listed = {split: list_pairs(root, split) for split in SPLITS}
     shares: list[float] = []
@@ -62,14 +64,16 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Segmentat
         if not damaged and not any(look.foreground for look in looks):
             raise InputError(
                 f"The masks in {printable(found.folder / 'masks')} are all 0 ({len(looks)} read): "
-                "they show no object to learn."
+                "they show no object to learn.",
+                parameter="data_dir",
             )
         shares += [look.foreground for look in looks]
     if damaged:
         shown = damaged if full else damaged[:_SHOWN] + (["…"] if len(damaged) > _SHOWN else [])
         raise InputError(
             f"{len(damaged)} of {len(shares)} images and masks read in {printable(root)} are "
-            "unfit:\n  " + "\n  ".join(shown)
+            "unfit:\n  " + "\n  ".join(shown),
+            parameter="data_dir",
         )
     counts = {split: len(found.pairs) for split, found in listed.items()}
     notices = tuple(line for found in listed.values() for line in found.notices())

@@ -68,31 +68,12 @@ class Pairs:
 def list_pairs(root: Path | str, split: str) -> Pairs:
     """Return the images of `split` with their masks.
 
-    Raises InputError that says what is missing and where.
+    Raises:
+        InputError: the message says what is missing and where.
     """
     root = Path(root).expanduser().absolute()
     make = f"Mock data, in a folder of its own: {MAKE_COMMAND}"
-    try:
-        if not root.is_dir():
-            what = "is a file" if root.exists() else "does not exist"
-            raise InputError(
-                f"The data folder {printable(root)} {what}. Give a folder with train/ and val/ in "
-                f"it. {make}"
-            )
-        lacking_folder = next(
-            (kind for kind in ("images", "masks") if not (root / split / kind).is_dir()), None
-        )
-    except OSError as error:
-        raise InputError(
-            f"Cannot read the data folder {printable(root)}: {error.strerror}."
-        ) from error
-    if lacking_folder:
-        found = [entry.name for entry in scan(root) if is_folder(entry)]
-        holds = f"It holds {some(found)}." if found else "It holds no folders."
-        raise InputError(
-            f"The data folder {printable(root)} has no {split}/{lacking_folder}/ in it; expected "
-            f"{split}/images/NAME.jpg and {split}/masks/NAME.png. {holds} {make}"
-        )
+    _refuse_missing_folders(root, split, make)
     folder, left_out = root / split, LeftOut()
     images = _files(folder, "images", EXTENSIONS, left_out)
     masks = _files(folder, "masks", (MASK_EXTENSION,), left_out)
@@ -100,14 +81,16 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
         holds = f" It holds {left_out}." if left_out else ""
         raise InputError(
             f"{printable(folder / 'images')} holds no images ({', '.join(EXTENSIONS)}).{holds} "
-            f"{make}"
+            f"{make}",
+            parameter="data_dir",
         )
     by_stem: dict[str, Path] = {}
     for image in images:
         if (other := by_stem.setdefault(image.stem, image)) is not image:
             raise InputError(
                 f"{printable(other.name)} and {printable(image.name)} in "
-                f"{printable(folder / 'images')} would share one mask. Give them different names."
+                f"{printable(folder / 'images')} would share one mask. Give them different names.",
+                parameter="data_dir",
             )
     mask_of = {mask.stem: mask for mask in masks}
     if lacking := [image for image in images if image.stem not in mask_of]:
@@ -115,12 +98,41 @@ def list_pairs(root: Path | str, split: str) -> Pairs:
             f"{len(lacking)} of {len(images)} images in {printable(folder / 'images')} have no "
             f"mask: {printable(lacking[0].name)} needs "
             f"{printable(folder / 'masks' / lacking[0].stem)}.png. Add the masks, or move these "
-            "images out of the folder."
+            "images out of the folder.",
+            parameter="data_dir",
         )
     for stem, mask in mask_of.items():
         if stem not in by_stem:
             left_out.add("a mask without an image", f"masks/{mask.name}")
     return Pairs(folder, [(image, mask_of[image.stem]) for image in images], left_out)
+
+
+def _refuse_missing_folders(root: Path, split: str, make: str) -> None:
+    """Raise InputError unless `root` has folders for the images and for the masks of `split`."""
+    try:
+        if not root.is_dir():
+            what = "is a file" if root.exists() else "does not exist"
+            raise InputError(
+                f"The data folder {printable(root)} {what}. Give a folder with train/ and val/ in "
+                f"it. {make}",
+                parameter="data_dir",
+            )
+        lacking_folder = next(
+            (kind for kind in ("images", "masks") if not (root / split / kind).is_dir()), None
+        )
+    except OSError as error:
+        raise InputError(
+            f"Cannot read the data folder {printable(root)}: {error.strerror}.",
+            parameter="data_dir",
+        ) from error
+    if lacking_folder:
+        found = [entry.name for entry in scan(root) if is_folder(entry)]
+        holds = f"It holds {some(found)}." if found else "It holds no folders."
+        raise InputError(
+            f"The data folder {printable(root)} has no {split}/{lacking_folder}/ in it; expected "
+            f"{split}/images/NAME.jpg and {split}/masks/NAME.png. {holds} {make}",
+            parameter="data_dir",
+        )
 
 
 def _files(folder: Path, kind: str, endings: tuple[str, ...], left_out: LeftOut) -> list[Path]:
@@ -146,8 +158,8 @@ def _files(folder: Path, kind: str, endings: tuple[str, ...], left_out: LeftOut)
 def read_mask(path: Path) -> NDArray[np.generic]:
     """Return the mask's own values [H, W], which are 0 and at most one other.
 
-    Raises InputError, naming the file, when it cannot be read, is not one channel or has other
-    values.
+    Raises:
+        InputError: naming the file, when it cannot be read, is not one channel or has other values.
     """
     try:
         with Image.open(path) as image:
@@ -155,12 +167,14 @@ def read_mask(path: Path) -> NDArray[np.generic]:
     except Exception as error:  # Pillow raises many types on damaged files
         raise InputError(
             f"Cannot read the mask {printable(path)}: {error}. Replace it, or move it and its "
-            "image out of the folder."
+            "image out of the folder.",
+            parameter=str(path),
         ) from error
     if len(channels) != 1:
         raise InputError(
             f"The mask {printable(path)} has {len(channels)} channels ({', '.join(channels)}); it "
-            "must have one, with 0 where nothing is."
+            "must have one, with 0 where nothing is.",
+            parameter=str(path),
         )
     if not ((values == 0) | (values == values.max())).all():
         distinct = np.unique(values)
@@ -169,7 +183,8 @@ def read_mask(path: Path) -> NDArray[np.generic]:
         )
         raise InputError(
             f"The mask {printable(path)} has the values {shown}; it must have 0 for the "
-            "background and one other value for the object."
+            "background and one other value for the object.",
+            parameter=str(path),
         )
     return values
 
@@ -179,8 +194,10 @@ def load_pair(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the image, uint8 [*size, 3], and its mask, uint8 [*size] of 0 and 1.
 
-    `fast` takes libjpeg's fast inverse DCT for the image. Raises InputError that names a damaged or
-    unfitting file.
+    `fast` takes libjpeg's fast inverse DCT for the image.
+
+    Raises:
+        InputError: the message names a damaged or unfitting file.
     """
     original: list[tuple[int, int]] = []
 
@@ -194,7 +211,8 @@ def load_pair(
         of = "×".join
         raise InputError(
             f"The mask {printable(mask)} is {of(map(str, values.shape))} pixels, "
-            f"and its image {printable(image)} is {of(map(str, original[-1]))}."
+            f"and its image {printable(image)} is {of(map(str, original[-1]))}.",
+            parameter=str(mask),
         )
     if values.shape != size:
         values = np.array(Image.fromarray(values).resize(size[::-1], Image.Resampling.NEAREST))
@@ -206,8 +224,10 @@ class SegmentationFolder(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     `size` is (H, W) in pixels. `train` mirrors half of the items left to right and half of them top
     to bottom. Call `set_epoch` before each epoch; workers that already run see the new epoch too.
-    Raises InputError for a folder of another layout. Reading an item raises InputError that names a
-    damaged file.
+    Reading an item raises InputError that names a damaged file.
+
+    Raises:
+        InputError: for a folder of another layout.
     """
 
     finish_batch = staticmethod(finish_batch)

@@ -124,7 +124,8 @@ class ShardedSampler(Sampler[Any]):
         if failed := [str(rank) for rank, (fine, _, _) in enumerate(views) if not fine]:
             raise InputError(
                 f"the sampler ({type(self.base).__name__}) failed on rank {', '.join(failed)}; "
-                "its own message says why."
+                "its own message says why.",
+                parameter="loader",
             )
         if len(set(views)) == 1:
             return items
@@ -139,7 +140,8 @@ class ShardedSampler(Sampler[Any]):
     def _divided_already(self, items: list[Any]) -> bool:
         """Return whether the ranks' items are parts that together are the data set.
 
-        Raises InputError on every rank where that cannot be known.
+        Raises:
+            InputError: on every rank where that cannot be known.
         """
         if _draws_from_all(self.base):
             return False
@@ -167,7 +169,8 @@ class ShardedSampler(Sampler[Any]):
         raise InputError(
             f"the ranks' samplers ({type(self.base).__name__}) have no sample in common. If each "
             "yields its rank's share, set config.loader.shard = 'never'; if each draws at random, "
-            "set config.loader.shard = 'always', and rank 0's order is divided."
+            "set config.loader.shard = 'always', and rank 0's order is divided.",
+            parameter="shard",
         )
 
 

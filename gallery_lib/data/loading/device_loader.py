@@ -27,7 +27,8 @@ from gallery_lib.data.loading.epochs import Epochs
 from gallery_lib.data.loading.nesting import map_tensors, tensors_in
 from gallery_lib.data.loading.padding import pad_to_bucket
 from gallery_lib.data.loading.rank_samplers import chain
-from gallery_lib.data.loading.sharding import Share, sharded
+from gallery_lib.data.loading.sharding import sharded
+from gallery_lib.data.loading.share import Share
 from gallery_lib.data.loading.worker_priority import Background
 from gallery_lib.errors import InputError
 
@@ -174,8 +175,11 @@ class DeviceLoader:
 
     `loader` is a DataLoader or another iterable. Attributes that a DeviceLoader lacks are read from
     the loader and set on it. If several ranks divide the loader, this rank's copy serves these
-    attributes. Without `options`, the loading processes are left as they are. Raises TypeError for
-    what is no iterable, InputError for a loader that cannot be divided over ranks.
+    attributes. Without `options`, the loading processes are left as they are.
+
+    Raises:
+        TypeError: for what is no iterable.
+        InputError: for a loader that cannot be divided over ranks.
     """
 
     loader: Any
@@ -209,7 +213,8 @@ class DeviceLoader:
             )
             raise InputError(
                 f"config.loader.{given} is set and config.loader.{missing} is not, so that "
-                "nothing would be padded: set both."
+                "nothing would be padded: set both.",
+                parameter=missing,
             )
         world_size = process_group.world_size()
         share: Share

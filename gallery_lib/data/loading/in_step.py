@@ -82,7 +82,8 @@ class InStep:
         return InputError(
             f"rank {', '.join(map(str, sorted(ranks)))} has no batch at all in this pass, and "
             "others have. Give every rank a share, or set config.loader.shard = 'always' to have "
-            "the data divided."
+            "the data divided.",
+            parameter="loader",
         )
 
     def _say_repeated(self) -> None:

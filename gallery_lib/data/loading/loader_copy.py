@@ -18,7 +18,8 @@ from gallery_lib.errors import InputError
 def copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
     """Return a copy of `loader`, not begun, with other `parts` (`dataset`, `sampler`, …).
 
-    Raises InputError for a subclass that answers with other parts than it was given.
+    Raises:
+        InputError: for a subclass that answers with other parts than it was given.
     """
     kind = type(loader)
     result: DataLoader[Any] = object.__new__(kind)
@@ -35,6 +36,7 @@ def copied(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
         raise InputError(
             f"the loader is a {kind.__name__}, whose `{strange[0]}` cannot be replaced, so that "
             "it cannot be divided over the ranks: give it a DistributedSampler, or set "
-            "config.loader.shard = 'never'."
+            "config.loader.shard = 'never'.",
+            parameter="loader",
         )
     return result

@@ -53,7 +53,8 @@ def _own_attributes(batch: Any) -> dict[str, Any]:
 def with_members(batch: Any, changes: Mapping[Any, Any]) -> Any:
     """Return a copy of the container `batch` in which `changes` replaces members.
 
-    Raises InputError for a container that cannot be changed and has no `to` of its own.
+    Raises:
+        InputError: for a container that cannot be changed and has no `to` of its own.
     """
     if isinstance(batch, (tuple, *_SETS)):
         items = [changes.get(place, item) for place, item in enumerate(batch)]
@@ -74,7 +75,8 @@ def with_members(batch: Any, changes: Mapping[Any, Any]) -> Any:
         except TypeError:
             raise InputError(
                 f"a batch is a {type(batch).__name__}, whose members cannot be exchanged: "
-                "give it a method `to(device)`, or have collate_fn return a dict."
+                "give it a method `to(device)`, or have collate_fn return a dict.",
+                parameter="batch",
             ) from None
     return with_attributes(copy.copy(batch), changes)
 

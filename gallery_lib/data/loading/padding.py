@@ -24,7 +24,8 @@ def _padded(tensor: Any, bucket: int, value: float, where: str | int) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.dim() < 2:
         raise InputError(
             f"pad_values names {where!r}, which is no tensor with a batch and a length dimension "
-            "in this batch."
+            "in this batch.",
+            parameter="pad_values",
         )
     missing = bucket - tensor.shape[1]
     return (
@@ -38,8 +39,10 @@ def pad_to_bucket(batch: Any, buckets: Sequence[int], pad_values: Mapping[str | 
     """Return `batch` with the parts that `pad_values` names padded to one common bucket.
 
     The bucket is the smallest that fits all these parts. `batch` is a mapping, a sequence or a
-    dataclass, and keeps its type. None stays None. Raises InputError when a name is not in the
-    batch, or is no tensor [N, length, …].
+    dataclass, and keeps its type. None stays None.
+
+    Raises:
+        InputError: when a name is not in the batch, or is no tensor [N, length, …].
     """
     if batch is None or not pad_values:
         return batch
@@ -47,13 +50,15 @@ def pad_to_bucket(batch: Any, buckets: Sequence[int], pad_values: Mapping[str | 
     if parts is None:
         raise InputError(
             f"pad_values names {next(iter(pad_values))!r}; a batch is a {type(batch).__name__}, "
-            "which has no named parts."
+            "which has no named parts.",
+            parameter="pad_values",
         )
     unknown = [name for name in pad_values if name not in parts]
     if unknown:
         raise InputError(
             f"pad_values names {unknown[0]!r}; the batch has "
-            f"{', '.join(repr(name) for name in parts)}."
+            f"{', '.join(repr(name) for name in parts)}.",
+            parameter="pad_values",
         )
     lengths = [
         parts[name].shape[1]

@@ -1,12 +1,12 @@
 """Divide a loader among the ranks: a DataLoader of any subclass, or an iterable of batches.
 
-| loader | a rank's share |
-|---|---|
-| map-style data | every world_size-th index of the sampler; the tail is filled up from the start |
-| with a batch_sampler, or batch_size=None | every world_size-th batch (item), whole; same tail |
-| list or tuple of batches | every world_size-th batch; same tail |
-| stream, other iterable of batches | every world_size-th item (batch); the tail is left out |
-| divided already | all that it yields |
+A rank's share depends on the loader:
+
+- map-style data: every world_size-th index of the sampler; the tail is filled up from the start
+- with a batch_sampler, or batch_size=None: every world_size-th batch (item), whole; same tail
+- list or tuple of batches: every world_size-th batch; same tail
+- stream, other iterable of batches: every world_size-th item (batch); the tail is left out
+- divided already: all that it yields
 
 So all ranks take the same number of steps. For data that is divided already, this number is that of
 the rank with the most batches (`in_step.py`). With `drop_last` tails are left out everywhere. A
@@ -22,7 +22,6 @@ import copy
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,103 +32,12 @@ from gallery_lib.comm import process_group
 from gallery_lib.data.loading import rank_samplers
 from gallery_lib.data.loading.agreed_order import ShardedSampler, order_kind
 from gallery_lib.data.loading.digests import of_data
-from gallery_lib.data.loading.in_step import InStep
 from gallery_lib.data.loading.length import length_of
 from gallery_lib.data.loading.loader_copy import copied
 from gallery_lib.data.loading.rank_samplers import Place
+from gallery_lib.data.loading.share import Share
 from gallery_lib.data.loading.streams import ShardedStream, announce_own_division, divides_itself
 from gallery_lib.errors import InputError
-
-
-@dataclass
-class Share:
-    """Share of one rank: the loader to iterate over, and the part in it that divides, if any.
-
-    `sampled_by_rank` says that the caller's own sampler divides the data.
-    """
-
-    loader: Any
-    part: ShardedSampler | ShardedStream | None = None
-    sampled_by_rank: bool = False
-    number: int = 0
-    """Number of this loader among those that the ranks divide; the same on all ranks."""
-    passes: int = 0
-
-    def begin(self, watched: Callable[[Iterator[Any]], Iterator[Any]]) -> Iterator[Any]:
-        """Return the batches of one pass; `watched` wraps the loader's own iterator."""
-        begun = watched(iter(self.loader))
-        self.passes += 1
-        return (
-            begun
-            if self.part is None
-            else InStep(_Pass(self, begun, watched), self.part, f"{self.number}/{self.passes}")
-        )
-
-
-class _Pass:
-    """Batches of a pass; at the first one the ranks compare what they have."""
-
-    def __init__(
-        self,
-        share: Share,
-        batches: Iterator[Any],
-        watched: Callable[[Iterator[Any]], Iterator[Any]],
-    ) -> None:
-        self._share, self._batches, self._watched = share, batches, watched
-        self._looked = False
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._looked:
-            return next(self._batches)
-        self._looked = True
-        try:
-            return self._first()
-        except StopIteration:
-            _check_used(self._share)
-            raise
-
-    def _first(self) -> Any:
-        part = self._share.part
-        in_workers = getattr(self._share.loader, "num_workers", 0)
-        undecided = (
-            part if in_workers and isinstance(part, ShardedStream) and part.undecided else None
-        )
-        try:
-            batch = next(self._batches)
-        except Exception as error:
-            if undecided is None or (isinstance(error, StopIteration) and not undecided.used):
-                raise
-            self._decide(undecided)  # the other ranks do so, too
-            if undecided.divide:
-                raise
-            return next(self._batches)
-        _check_used(self._share)
-        if undecided is None:
-            return batch
-        self._decide(undecided)
-        return batch if undecided.divide else next(self._batches)
-
-    def _decide(self, part: ShardedStream) -> None:
-        """Compare what the workers of all ranks found; restart a stream that divides itself."""
-        part.decide()
-        if not part.divide:
-            loader = self._share.loader
-            self._batches = iter(())  # ends the workers, which have skipped items
-            if isinstance(loader, DataLoader):
-                vars(loader).update(_iterator=None, _IterableDataset_len_called=None)
-            self._batches = self._watched(iter(loader))
-
-
-def _check_used(share: Share) -> None:
-    if share.part is not None and not share.part.used:
-        raise InputError(
-            f"the loader is a {type(share.loader).__name__}, which does not read its own sampler "
-            "or data set, so that it cannot be divided over the ranks: give it a "
-            "DistributedSampler and config.loader.shard = 'never', or do without the subclass."
-        )
 
 
 @dataclass(frozen=True)
@@ -147,8 +55,9 @@ class _Facts:
 def sharded(loader: Any, rank: int, world_size: int, shard: str = "auto") -> Share:
     """Return this rank's share of `loader`; `shard` is `config.loader.shard`.
 
-    Raises InputError on every rank for a loader that cannot be divided, or that does not fit the
-    loaders of the other ranks.
+    Raises:
+        InputError: on every rank for a loader that cannot be divided, or that does not fit the
+            loaders of the other ranks.
     """
     if shard == "never":
         return Share(loader)
@@ -223,8 +132,9 @@ def _unchanged(batch: Any) -> Any:
 def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> bool:
     """Return whether the loader's samplers know ranks.
 
-    Raises InputError if they are made for other ranks than the run's, or if the ranks' loaders are
-    of different kinds.
+    Raises:
+        InputError: if they are made for other ranks than the run's, or if the ranks' loaders are of
+            different kinds.
     """
     if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
         found = ", ".join(
@@ -232,7 +142,8 @@ def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> boo
             for number, fact in enumerate(facts)
         )
         raise InputError(
-            f"the ranks' loaders are of different kinds ({found}). Give every rank the same."
+            f"the ranks' loaders are of different kinds ({found}). Give every rank the same.",
+            parameter="loader",
         )
     for number, place in enumerate(fact.place for fact in facts):
         number = number if len(facts) > 1 else rank
@@ -240,7 +151,8 @@ def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> boo
             raise InputError(
                 f"the loader's {place.name} is for {place}, on the process that is rank {number} "
                 f"of {world_size}. Make it with the run's num_replicas and rank, or set "
-                "config.loader.shard = 'never'."
+                "config.loader.shard = 'never'.",
+                parameter="loader",
             )
     return facts[0].place is not None
 
@@ -248,7 +160,8 @@ def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> boo
 def _divided_by_torch(dataset: Any) -> bool:
     """Return whether a data pipe has a sharding filter, by which DataLoader divides it over ranks.
 
-    Raises InputError for a data pipe without a sharding filter.
+    Raises:
+        InputError: for a data pipe without a sharding filter.
     """
     if not isinstance(dataset, IterDataPipe):
         return False
@@ -259,7 +172,8 @@ def _divided_by_torch(dataset: Any) -> bool:
         return True
     raise InputError(
         "the loader's data pipe has no sharding_filter(), so that it is not divided over the "
-        "ranks: add one, or set config.loader.shard = 'never'."
+        "ranks: add one, or set config.loader.shard = 'never'.",
+        parameter="loader",
     )
 
 
@@ -269,7 +183,8 @@ def _check_same_length(facts: list[_Facts]) -> None:
         raise InputError(
             f"the ranks' data sets differ in length ({found}). Give every rank the whole data "
             "set; accelerate() divides it among them. If each has its own share, set "
-            "config.loader.shard = 'never'."
+            "config.loader.shard = 'never'.",
+            parameter="loader",
         )
 
 

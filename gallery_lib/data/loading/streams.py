@@ -34,13 +34,16 @@ _NONE_READ: Note = (0, _FAILED, b"")
 def divides_itself(notes: list[Note], what: str) -> bool:
     """Return True if no two ranks have the same data, False if all have the same.
 
-    `notes` has one note of every rank. Raises InputError on every rank when neither is so, or when
-    a rank could not read.
+    `notes` has one note of every rank.
+
+    Raises:
+        InputError: on every rank when neither is so, or when a rank could not read.
     """
     failed = [str(rank) for rank, (_, state, _) in enumerate(notes) if state == _FAILED]
     if failed:
         raise InputError(
-            f"{what} could not be read on rank {', '.join(failed)}; its own message says why."
+            f"{what} could not be read on rank {', '.join(failed)}; its own message says why.",
+            parameter="loader",
         )
     with_items = [(worker, found) for worker, state, found in notes if state != _EMPTY]
     kinds = len(set(with_items))
@@ -55,7 +58,8 @@ def divides_itself(notes: list[Note], what: str) -> bool:
     raise InputError(
         f"{what} begins alike on some ranks and not on others ({groups}). Give all ranks the same "
         "and config.loader.shard = 'always', or each rank its own share and config.loader.shard = "
-        "'never'."
+        "'never'.",
+        parameter="loader",
     )
 
 
@@ -145,7 +149,8 @@ class ShardedStream(IterableDataset[Any]):
     def decide(self) -> None:
         """Compare the ranks' notes; afterwards `divide` holds for all passes.
 
-        Raises InputError as `divides_itself` does.
+        Raises:
+            InputError: as `divides_itself` does.
         """
         self._compare(_first_note(self.notes) if self.used else _NONE_READ)
 
@@ -157,7 +162,8 @@ class ShardedStream(IterableDataset[Any]):
                 raise InputError(
                     f"{self.what} begins alike on all ranks, and differs in length "
                     f"({', '.join(map(str, self.lengths))}). Give all ranks the same, or each its "
-                    "own share and config.loader.shard = 'never'."
+                    "own share and config.loader.shard = 'never'.",
+                    parameter="loader",
                 )
             self.undecided = False
         if not self.divide:

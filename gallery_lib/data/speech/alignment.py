@@ -29,7 +29,8 @@ def write_alignment(folder: Path, rows: Sequence[tuple[str, Sequence[Cut]]]) -> 
 def read_alignment(folder: Path) -> dict[str, list[Cut]]:
     """Return the cuts of each utterance by name, or an empty dict if the file does not exist.
 
-    Raises InputError for a malformed line.
+    Raises:
+        InputError: for a malformed line.
     """
     file = folder / ALIGNMENT
     if not file.is_file():
@@ -45,6 +46,7 @@ def read_alignment(folder: Path) -> dict[str, list[Cut]]:
         except ValueError:
             raise InputError(
                 f"{file}, line {number}: expected an utterance, a tab and cuts like 3:96, "
-                f"found {line!r}."
+                f"found {line!r}.",
+                parameter=str(file),
             ) from None
     return found

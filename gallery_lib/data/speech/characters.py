@@ -71,7 +71,8 @@ class Characters:
     def of(cls, transcripts: Iterable[str], size: int, where: object) -> Characters:
         """Return the vocabulary of `transcripts`, which `tidy` has returned.
 
-        Raises InputError that names `where` if the vocabulary needs more than `size` tokens.
+        Raises:
+            InputError: if the vocabulary needs more than `size` tokens; the message names `where`.
         """
         counts = Counter(character for transcript in transcripts for character in transcript)
         room = size - _SPECIAL_TOKENS
@@ -79,7 +80,8 @@ class Characters:
             raise InputError(
                 f"The transcripts in {where} have {len(counts)} different characters, and the "
                 f"model has room for {room}. Leave out transcripts with rare characters, or give a "
-                "model of your own a larger vocabulary (FILE.py:NAME)."
+                "model of your own a larger vocabulary (FILE.py:NAME).",
+                parameter="data_dir",
             )
         return cls(sorted(counts, key=lambda character: (-counts[character], character)))
 

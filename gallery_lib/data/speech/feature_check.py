@@ -13,15 +13,13 @@ from pathlib import Path
 
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.speech.characters import Characters, tidy, unknown_notice
-from gallery_lib.data.speech.feature_manifest import (
-    KaldiLabels,
-    Utterance,
+from gallery_lib.data.speech.feature_files import (
     check,
-    list_utterances,
     refuse_missing_files,
     statistics,
     with_frames,
 )
+from gallery_lib.data.speech.feature_manifest import KaldiLabels, Utterance, list_utterances
 from gallery_lib.errors import InputError
 
 SPLITS = ("train", "val")
@@ -83,38 +81,27 @@ def check_features(
     if root.is_file():
         raise InputError(
             f"The data folder {printable(root)} is a file. Give a folder with train/ and val/ in "
-            "it."
+            "it.",
+            parameter="data_dir",
         )
-    listed: dict[str, list[Utterance]] = {}
+    utterances: dict[str, list[Utterance]] = {}
     for split in SPLITS:
-        listed[split] = list_utterances(root / split, kaldi_labels, make_command)
-        refuse_missing_files(root / split, listed[split])
-        dims = check(listed[split], dims, full=full)
-        listed[split] = with_frames(listed[split])
-    labels = {
-        split: {utterance.label for utterance in utterances} for split, utterances in listed.items()
-    }
-    if kaldi_labels == "utt2spk":
-        for split, utterances in listed.items():
-            by_speaker(utterances, 1, root / split)
-        refuse_common_speakers(labels["train"], labels["val"], root)
-    notices: tuple[str, ...] = ()
-    if vocabulary_size is not None:
-        transcripts = {
-            split: [tidy(utterance.label) for utterance in utterances]
-            for split, utterances in listed.items()
-        }
-        characters = Characters.of(transcripts["train"], vocabulary_size, printable(root / "train"))
-        notices = unknown_notice(transcripts["val"], characters, root / "val")
-    mean, deviation = statistics(listed["train"])
+        utterances[split] = list_utterances(root / split, kaldi_labels, make_command)
+        refuse_missing_files(root / split, utterances[split])
+        dims = check(utterances[split], dims, full=full)
+        utterances[split] = with_frames(utterances[split])
     assert dims is not None
+    if kaldi_labels == "utt2spk":
+        _check_speakers(utterances, root)
+    notices = () if vocabulary_size is None else _notices(utterances, vocabulary_size, root)
+    mean, deviation = statistics(utterances["train"])
     return FeatureSummary(
         root,
-        {split: len(utterances) for split, utterances in listed.items()},
-        {split: len(found) for split, found in labels.items()},
+        {split: len(listed) for split, listed in utterances.items()},
+        {split: len(_labels(listed)) for split, listed in utterances.items()},
         {
-            split: sum(utterance.frames or 0 for utterance in utterances)
-            for split, utterances in listed.items()
+            split: sum(utterance.frames or 0 for utterance in listed)
+            for split, listed in utterances.items()
         },
         dims,
         float(mean.mean()),
@@ -123,13 +110,41 @@ def check_features(
     )
 
 
+def _labels(utterances: Iterable[Utterance]) -> set[str]:
+    return {utterance.label for utterance in utterances}
+
+
+def _check_speakers(utterances: dict[str, list[Utterance]], root: Path) -> None:
+    """Raise InputError if a speaker has one utterance only, or is in both splits."""
+    for split, listed in utterances.items():
+        by_speaker(listed, 1, root / split)
+    refuse_common_speakers(_labels(utterances["train"]), _labels(utterances["val"]), root)
+
+
+def _notices(
+    utterances: dict[str, list[Utterance]], vocabulary_size: int, root: Path
+) -> tuple[str, ...]:
+    """Return lines about characters of transcripts that training does not have.
+
+    Raises:
+        InputError: if the characters of the training transcripts do not fit the vocabulary.
+    """
+    transcripts = {
+        split: [tidy(utterance.label) for utterance in listed]
+        for split, listed in utterances.items()
+    }
+    characters = Characters.of(transcripts["train"], vocabulary_size, printable(root / "train"))
+    return unknown_notice(transcripts["val"], characters, root / "val")
+
+
 def by_speaker(
     utterances: Sequence[Utterance], frames: int, where: Path
 ) -> dict[str, list[Utterance]]:
     """Return the utterances of at least `frames` frames by speaker, sorted by the speaker's name.
 
-    Raises InputError that names the folder `where` and a speaker who has fewer than two such
-    utterances.
+    Raises:
+        InputError: for a speaker who has fewer than two such utterances; the message names the
+            speaker and the folder `where`.
     """
     result: dict[str, list[Utterance]] = {
         utterance.label: [] for utterance in sorted(utterances, key=lambda u: u.label)
@@ -142,7 +157,8 @@ def by_speaker(
             f"{len(few)} of {len(result)} speakers in {printable(where)} have fewer than "
             f"{PER_ITEM} utterances of {frames} frames or more: {few[0]} has "
             f"{len(result[few[0]])}. A speaker is learned from pairs: leave these out, or use a "
-            "smaller sequence_length."
+            "smaller sequence_length.",
+            parameter="sequence_length",
         )
     return result
 
@@ -153,5 +169,6 @@ def refuse_common_speakers(train: Iterable[str], held_out: Iterable[str], root: 
         raise InputError(
             f"{len(both)} speakers are both in train/ and in val/ of {printable(root)}, {both[0]} "
             "for instance; verification is measured on speakers that were never heard. Move each "
-            "to one side."
+            "to one side.",
+            parameter="data_dir",
         )

@@ -78,8 +78,11 @@ def features(seed: int, split: str, speaker: int, number: int) -> NDArray[np.flo
 def generate(root: Path | str, spec: SpeakerSpec) -> mock_folder.Made:
     """Make the data set `spec` in `root`, unless it is already there.
 
-    train/ and val/ each get .npy files and a manifest. Raises InputError if `root` holds anything
-    else, and RunFailed if writing fails.
+    train/ and val/ each get .npy files and a manifest.
+
+    Raises:
+        InputError: if `root` holds anything else.
+        RunFailed: if writing fails.
     """
 
     def fill(folder: Path) -> None:

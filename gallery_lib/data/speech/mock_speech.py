@@ -159,7 +159,9 @@ def _speak(spectra: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
 def generate(root: Path | str, spec: SpeechSpec) -> Made:
     """Make the mock data set `spec` in `root`, unless it is already there.
 
-    Raises the same errors as `mock_folder.make`.
+    Raises:
+        InputError: as `mock_folder.make` does.
+        RunFailed: as `mock_folder.make` does.
     """
     return make(
         root,

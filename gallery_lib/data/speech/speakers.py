@@ -19,15 +19,10 @@ from torch.utils.data import Dataset
 
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.loading.item_random import of_item
-from gallery_lib.data.speech import feature_manifest
+from gallery_lib.data.speech import feature_files
 from gallery_lib.data.speech.feature_check import PER_ITEM, by_speaker
-from gallery_lib.data.speech.feature_manifest import (
-    Utterance,
-    list_utterances,
-    load,
-    refuse_missing_files,
-    shape,
-)
+from gallery_lib.data.speech.feature_files import load, refuse_missing_files, shape
+from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances
 from gallery_lib.errors import InputError
 
 MAKE_COMMAND = "python3 data_prep/mock_speakers.py"
@@ -91,7 +86,8 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         if (found := shape(utterances[0])[1]) != dims:
             raise InputError(
                 f"{printable(utterances[0].path)} has {found} values a frame; the model takes "
-                f"{dims}."
+                f"{dims}.",
+                parameter=str(utterances[0].path),
             )
         speakers = by_speaker(utterances, frames, folder)
         self.dims, self.notices = dims, _short(folder, utterances, speakers, frames)
@@ -108,7 +104,7 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
                 for label, own in self.items
             ]
             self.items = [(label, pair) for label, pair in pairs if len(pair) == PER_ITEM]
-        self.statistics = statistics or feature_manifest.statistics(utterances)
+        self.statistics = statistics or feature_files.statistics(utterances)
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:

@@ -1,10 +1,11 @@
 """Data set of utterances with transcripts for speech recognition.
 
-feature_manifest.py lists and reads the folder. An item is (features float32 [T, 320], characters
-int64 [U]). A frame has 80 log filter-bank values, normalised to zero mean and unit variance over
-the training data. Four frames are stacked every three, so T is a third of the frames (Sak et al.,
-"Fast and Accurate Recurrent Neural Network Acoustic Models", 2015). `collate` pads frames to a
-multiple of 16 and targets to a multiple of 4, which keeps rows aligned for kernels.
+feature_manifest.py lists the folder, and feature_files.py reads the features. An item is (features
+float32 [T, 320], characters int64 [U]). A frame has 80 log filter-bank values, normalised to zero
+mean and unit variance over the training data. Four frames are stacked every three, so T is a third
+of the frames (Sak et al., "Fast and Accurate Recurrent Neural Network Acoustic Models", 2015).
+`collate` pads frames to a multiple of 16 and targets to a multiple of 4, which keeps rows aligned
+for kernels.
 
 `sequence_length` is the usual T. Utterances of more than twice that length are cut into pieces at
 the cuts of an alignment (alignment.py). Without an alignment they are left out.
@@ -28,15 +29,14 @@ from torch.utils.data import Dataset
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.speech.alignment import ALIGNMENT, Cut, read_alignment
 from gallery_lib.data.speech.characters import BEGIN, END, Characters, tidy, unknown_notice
-from gallery_lib.data.speech.feature_manifest import (
-    Utterance,
-    list_utterances,
+from gallery_lib.data.speech.feature_files import (
     load,
     refuse_missing_files,
     shape,
     statistics,
     with_frames,
 )
+from gallery_lib.data.speech.feature_manifest import Utterance, list_utterances
 from gallery_lib.errors import InputError
 
 FILTERS = 80  # values a frame
@@ -122,8 +122,11 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
 
     `lengths` has the T of each item. `notices` has lines on left-out utterances and on unknown
     characters. The training data defines the vocabulary and the normalisation; held-out data
-    receives the training data set as `train`. Raises InputError for a folder that cannot be used.
-    Reading an item raises InputError if its file is damaged.
+    receives the training data set as `train`. Reading an item raises InputError if its file is
+    damaged.
+
+    Raises:
+        InputError: for a folder that cannot be used.
     """
 
     collate = staticmethod(collate)
@@ -143,7 +146,8 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         if (found := shape(utterances[0])[1]) != FILTERS:
             raise InputError(
                 f"{printable(utterances[0].path)} has {found} values a frame; speech recognition "
-                f"takes {FILTERS} log filter-bank values."
+                f"takes {FILTERS} log filter-bank values.",
+                parameter=str(utterances[0].path),
             )
         self.characters: Characters = (
             train.characters
@@ -193,8 +197,10 @@ def _notices(
 def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int) -> list[Piece]:
     """Return the utterances of at most twice `sequence_length`, and pieces of the longer ones.
 
-    A longer utterance without an alignment is left out. Raises InputError if cuts do not ascend
-    within their utterance, and if no piece remains.
+    A longer utterance without an alignment is left out.
+
+    Raises:
+        InputError: if cuts do not ascend within their utterance, and if no piece remains.
     """
     alignment = read_alignment(folder)
     pieces: list[Piece] = []
@@ -212,7 +218,8 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
                 raise InputError(
                     f"{folder / ALIGNMENT}: the cuts of {utterance.name} must ascend, below its "
                     f"{len(whole.transcript)} characters and {utterance.frames} frames; found "
-                    f"{cuts}."
+                    f"{cuts}.",
+                    parameter=str(folder / ALIGNMENT),
                 )
             pieces += _cut(whole, cuts, STRIDE * sequence_length, np.random.default_rng(number))
     if not pieces:
@@ -220,7 +227,8 @@ def _pieces(folder: Path, utterances: Sequence[Utterance], sequence_length: int)
         raise InputError(
             f"sequence_length={sequence_length}: no utterance in {folder} has at most "
             f"{2 * sequence_length} stacked frames; the shortest has {shortest}. Use a larger "
-            "sequence_length."
+            "sequence_length.",
+            parameter="sequence_length",
         )
     return pieces
 

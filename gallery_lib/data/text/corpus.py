@@ -155,30 +155,41 @@ def _is_prose(paragraph: str) -> bool:
 def text_files(root: Path) -> tuple[list[Path], LeftOut]:
     """Return the sorted `*.txt` files below `root`, and a summary of the files left out.
 
-    Raises InputError if `root` is no folder, cannot be read, or holds no `*.txt` file.
+    Raises:
+        InputError: if `root` is no folder, cannot be read, or holds no `*.txt` file.
     """
     shown = printable(root)
     try:
         if not root.exists():
             raise InputError(
                 f"The text folder {shown} does not exist. "
-                "Give a folder with .txt files in it (UTF-8)."
+                "Give a folder with .txt files in it (UTF-8).",
+                parameter="data_dir",
             )
         if not root.is_dir():
-            raise InputError(f"The text folder {shown} is a file. Give the folder that it is in.")
+            raise InputError(
+                f"The text folder {shown} is a file. Give the folder that it is in.",
+                parameter="data_dir",
+            )
     except OSError as error:
-        raise InputError(f"Cannot read the text folder {shown}: {error.strerror}.") from error
+        raise InputError(
+            f"Cannot read the text folder {shown}: {error.strerror}.", parameter="data_dir"
+        ) from error
     files, left_out = walk(root, (".txt",))
     if not files:
         holds = f"It holds {left_out}." if left_out else "It is empty."
-        raise InputError(f"The text folder {shown} has no .txt files in it or below. {holds}")
+        raise InputError(
+            f"The text folder {shown} has no .txt files in it or below. {holds}",
+            parameter="data_dir",
+        )
     return sorted(root / file for file in files), left_out
 
 
 def digest(root: Path, files: Iterable[Path]) -> str:
     """Return 16 hexadecimal digits that change with the name or content of any file.
 
-    Raises InputError for a file that cannot be read.
+    Raises:
+        InputError: for a file that cannot be read.
     """
     total = hashlib.sha256()
     for path in files:
@@ -190,8 +201,9 @@ def digest(root: Path, files: Iterable[Path]) -> str:
 def text_folder(root: Path, files: Iterable[Path]) -> Corpus:
     """Return a corpus with one document per file of `text_files(root)`.
 
-    Raises InputError for a file that cannot be read or is not UTF-8, and for fewer than
-    `MINIMUM_CHARACTERS` characters in all.
+    Raises:
+        InputError: for a file that cannot be read or is not UTF-8, and for fewer than
+            `MINIMUM_CHARACTERS` characters in all.
     """
     documents = tuple("\n".join(_paragraphs(_read(path))) for path in files)
     corpus = Corpus(f"text files of {printable(root.name)}", tuple(filter(None, documents)))
@@ -199,7 +211,8 @@ def text_folder(root: Path, files: Iterable[Path]) -> Corpus:
         raise InputError(
             f"The .txt files of {printable(root)} hold {corpus.characters} characters of text; "
             f"at least {MINIMUM_CHARACTERS} are "
-            "needed to train a vocabulary and hold a part out. Add more text."
+            "needed to train a vocabulary and hold a part out. Add more text.",
+            parameter="data_dir",
         )
     return corpus
 
@@ -210,7 +223,8 @@ def _bytes(path: Path) -> bytes:
     except OSError as error:
         raise InputError(
             f"Cannot read {printable(path)}: {error.strerror}. "
-            "Make it readable, or take it out of the folder."
+            "Make it readable, or take it out of the folder.",
+            parameter=str(path),
         ) from error
 
 
@@ -221,7 +235,8 @@ def _read(path: Path) -> str:
         bad = error.object[error.start]
         raise InputError(
             f"{printable(path)} is not UTF-8 text: byte 0x{bad:02x} at position {error.start}. "
-            "Convert it (iconv -f latin1 -t utf-8), or take it out of the folder."
+            "Convert it (iconv -f latin1 -t utf-8), or take it out of the folder.",
+            parameter=str(path),
         ) from None
 
 

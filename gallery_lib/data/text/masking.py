@@ -17,7 +17,8 @@ from torch.utils.data import Dataset
 
 from gallery_lib.data.folder_walk import printable
 from gallery_lib.data.loading.item_random import of_item
-from gallery_lib.data.text.tokenized import TokenisedText, make_again
+from gallery_lib.data.text.token_files import make_again
+from gallery_lib.data.text.tokenized import TokenisedText
 from gallery_lib.errors import InputError
 
 IGNORED = -100
@@ -147,7 +148,8 @@ class PackedText(Dataset[dict[str, Tensor]]):
             raise InputError(
                 f"sequence_length={sequence_length}: the {split} text in {text.folder} "
                 f"has only {len(self._tokens)} tokens. "
-                "Use shorter samples or more text."
+                "Use shorter samples or more text.",
+                parameter="sequence_length",
             )
         self._length = min(samples, at_most or samples)
         self._stride = samples / self._length
@@ -166,7 +168,8 @@ class PackedText(Dataset[dict[str, Tensor]]):
             raise InputError(
                 f"{printable(self.text.folder / self._split)}.npy is damaged: "
                 f"token {start + int(words.argmax())} is {largest}, and the "
-                f"vocabulary has {self.text.pieces} pieces. {make_again(self.text.folder.parent)}"
+                f"vocabulary has {self.text.pieces} pieces. {make_again(self.text.folder.parent)}",
+                parameter=f"{self.text.folder / self._split}.npy",
             )
         rng = of_item(self.seed, int(self._epoch), index)
         return {
@@ -177,9 +180,12 @@ class PackedText(Dataset[dict[str, Tensor]]):
     def set_epoch(self, epoch: int) -> None:
         """Mask the tokens of `epoch` from now on, also in persistent DataLoader workers.
 
-        Held-out data does not change. Raises InputError for a negative epoch.
+        Held-out data does not change.
+
+        Raises:
+            InputError: for a negative epoch.
         """
         if epoch < 0:
-            raise InputError(f"epoch is {epoch}; it must be 0 or more.")
+            raise InputError(f"epoch is {epoch}; it must be 0 or more.", parameter="epoch")
         if self._train:
             self._epoch.fill_(epoch)

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from data.images.small_segmentation import SIZE, SPEC, half, training
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION
-from gallery_lib.data.images.mock_segmentation import SegmentationSpec, generate, render
+from gallery_lib.data.images.mock_segmentation import render
 from gallery_lib.data.images.segmentation_check import check_segmentation_folder
 from gallery_lib.data.images.segmentation_folder import SegmentationFolder
-from gallery_lib.errors import InputError
-
-DATA_PREP = Path(__file__).resolve().parents[3] / "data_prep"
-SPEC = SegmentationSpec(train=5, val=2, seed=3)
-SIZE = (32, 47)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a small mock set, which must not be changed."""
-    folder = tmp_path_factory.mktemp("segmentation") / "small"
-    generate(folder, SPEC)
-    return folder
-
-
-@pytest.fixture
-def copy(root: Path, tmp_path: Path) -> Path:
-    """Return a copy of the mock set, to be damaged."""
-    return Path(shutil.copytree(root, tmp_path / "copy"))
-
-
-def training(root: Path, seed: int = 0) -> SegmentationFolder:
-    return SegmentationFolder(root, "train", SIZE, train=True, seed=seed)
 
 
 def test_an_image_depends_on_seed_split_and_index_alone() -> None:
@@ -144,16 +118,6 @@ def test_set_epoch_reaches_persistent_workers(root: Path) -> None:
     assert torch.equal(seen[0], seen[2]) and not torch.equal(seen[0], seen[1])
 
 
-def save_mask(path: Path, mode: str, values: np.ndarray) -> None:
-    Image.fromarray(values).convert(mode).save(path)
-
-
-def half(value: int, other: int = 0) -> np.ndarray:
-    values = np.full((640, 959), other, np.uint8)
-    values[:, :400] = value
-    return values
-
-
 @pytest.mark.parametrize("values", [half(255), half(1), np.zeros((640, 959), np.uint8)])
 def test_zero_is_background_and_any_one_other_value_the_object(
     copy: Path, values: np.ndarray
@@ -162,156 +126,3 @@ def test_zero_is_background_and_any_one_other_value_the_object(
     mask = SegmentationFolder(copy, "train", (640, 959), train=False)[0][1]
     assert np.array_equal(mask.numpy(), values != 0)
     assert check_segmentation_folder(copy, full=True).read == 7
-
-
-def empty_all(folder: Path) -> None:
-    for mask in (folder / "val" / "masks").iterdir():
-        Image.fromarray(np.zeros((640, 959), np.uint8)).save(mask)
-
-
-DEFECTS: list[tuple[Callable[[Path], object], str]] = [
-    (lambda folder: shutil.rmtree(folder), "does not exist"),
-    (lambda folder: shutil.rmtree(folder / "val"), "has no val/images/ in it"),
-    (lambda folder: shutil.rmtree(folder / "train" / "masks"), "has no train/masks/ in it"),
-    (
-        lambda folder: (folder / "train" / "masks" / "000002.png").unlink(),
-        "1 of 5 images in .* have no mask: 000002.jpg needs",
-    ),
-    (
-        lambda folder: [path.unlink() for path in (folder / "val" / "images").iterdir()],
-        "holds no images",
-    ),
-    (
-        lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(255)[:, :958]),
-        "000003.png is 640×958 pixels, and its image",
-    ),
-    (
-        lambda folder: save_mask(folder / "train/masks/000003.png", "RGB", half(255)),
-        "000003.png has 3 channels",
-    ),
-    (
-        lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(2, 1)),
-        "000003.png has the values 1, 2",
-    ),
-    (
-        lambda folder: save_mask(
-            folder / "train/masks/000003.png", "L", half(255) // 2 + half(1)[:, ::-1]
-        ),
-        "has the values 0, 1, 127",
-    ),
-    (
-        lambda folder: (folder / "train/masks/000003.png").write_bytes(b"x"),
-        "Cannot read the mask .*000003.png",
-    ),
-    (
-        lambda folder: (folder / "train/images/000003.jpg").write_bytes(b"x"),
-        "000003.jpg .* is damaged or not an image",
-    ),
-    (empty_all, "are all 0"),
-]
-
-
-def test_images_of_other_formats_are_read_and_what_is_left_out_is_named(copy: Path) -> None:
-    images, masks = copy / "train" / "images", copy / "train" / "masks"
-    with Image.open(images / "000001.jpg") as image:
-        image.save(images / "000001.webp")
-    (images / "000001.jpg").unlink()
-    (masks / "000001.png").rename(masks / "000001.PNG")
-    for name in ("images/.hidden.jpg", "images/note.txt", "masks/other.gif"):
-        (copy / "train" / name).write_bytes(b"x")
-    (images / "below").mkdir()
-    shutil.copy(masks / "000002.png", masks / "alone.png")
-    data = training(copy)
-    assert (
-        len(data) == 5 and data.pairs[1][0].name == "000001.webp" and data[1][0].shape == (*SIZE, 3)
-    )
-    said = (
-        f"left out of {copy / 'train'}: 1 hidden (images/.hidden.jpg), 1 a folder (images/below), "
-        "2 with another ending (images/note.txt), 1 a mask without an image (masks/alone.png)"
-    )
-    assert data.notices == (said,) and said in str(check_segmentation_folder(copy))
-
-
-def test_two_images_of_one_mask_are_refused(copy: Path) -> None:
-    shutil.copy(copy / "train/images/000001.jpg", copy / "train/images/000001.jpeg")
-    with pytest.raises(
-        InputError, match=r"000001\.jpeg and 000001\.jpg in .* would share one mask"
-    ):
-        training(copy)
-
-
-@pytest.mark.parametrize("values", [half(2, 1), half(255) // 2 + half(1)[:, ::-1]])
-def test_a_mask_of_more_values_than_two_is_refused_in_training(
-    copy: Path, values: np.ndarray
-) -> None:
-    save_mask(copy / "train/masks/000003.png", "L", values)
-    with pytest.raises(InputError, match=r"000003\.png has the values"):
-        training(copy)[3]
-
-
-def test_the_full_check_finds_an_image_that_libjpeg_only_warns_about(copy: Path) -> None:
-    path = copy / "train/images/000003.jpg"
-    data = path.read_bytes()
-    path.write_bytes(data[:90_000] + bytes(400) + data[90_400:])
-    training(copy)[3]
-    with pytest.raises(InputError, match=r"000003\.jpg: decodes with a warning: Corrupt JPEG"):
-        check_segmentation_folder(copy, full=True)
-
-
-@pytest.mark.parametrize(("damage", "said"), DEFECTS)
-def test_each_defect_has_its_message(
-    copy: Path, damage: Callable[[Path], object], said: str
-) -> None:
-    damage(copy)
-    with pytest.raises(InputError, match=said):
-        check_segmentation_folder(copy)
-
-
-def test_a_data_set_over_a_missing_folder_suggests_the_command_that_makes_one(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(InputError, match=r"data_prep/mock_segmentation\.py$"):
-        training(tmp_path / "none")
-
-
-def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(DATA_PREP / command), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-def test_the_command_makes_it_once_and_ends_with_0_or_2(tmp_path: Path) -> None:
-    arguments = ("--train", "2", "--val", "1", "--out", str(tmp_path / "made"))
-    made, again = run("mock_segmentation.py", *arguments), run("mock_segmentation.py", *arguments)
-    assert (
-        made.returncode == again.returncode == 0
-        and "made now" in made.stdout
-        and "complete already" in again.stdout
-    )
-    other = run("mock_segmentation.py", *arguments, "--seed", "1")
-    assert (
-        other.returncode == 2
-        and "holds other mock data" in other.stderr
-        and "Traceback" not in other.stderr
-    )
-    assert (
-        run("mock_segmentation.py", "--train", "0", "--out", str(tmp_path / "none")).returncode == 2
-    )
-
-
-@pytest.mark.slow
-def test_the_check_ends_with_0_or_2_and_one_message(root: Path, tmp_path: Path) -> None:
-    good = run("check_segmentation.py", str(root))
-    assert (good.returncode, good.stderr) == (
-        0,
-        "",
-    ) and "5 train, 2 val images with masks; 7 read, all fine" in good.stdout
-    bad = run("check_segmentation.py", str(tmp_path))
-    assert (
-        bad.returncode == 2
-        and "has no train/images/ in it" in bad.stderr
-        and "Traceback" not in bad.stderr
-    )

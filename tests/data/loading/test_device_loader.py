@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import copy
 import gc
 import itertools
 import pickle
 import random
 import time
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from data.loading.numbered_data import DATA, Numbers
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -29,30 +26,13 @@ from torch.utils.data import (
 )
 
 from gallery_lib.config import Loader
-from gallery_lib.data.loading import device_loader
 from gallery_lib.data.loading.device_loader import DeviceLoader
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-DATA = list(range(20))
 
 
 def ours(loader: Any, device: torch.device = CPU, **options: Any) -> DeviceLoader:
     return DeviceLoader(loader, device, torch.contiguous_format, Loader(nice=0, **options))
-
-
-class Numbers(Dataset[int]):
-    """Data set whose items say when they cannot be read."""
-
-    def __init__(self, broken: int | None = None) -> None:
-        self.broken = broken
-
-    def __len__(self) -> int:
-        return len(DATA)
-
-    def __getitem__(self, index: int) -> int:
-        if index == self.broken:
-            raise FileNotFoundError(f"sample {index}")
-        return index
 
 
 class Doubled(DataLoader[Any]):
@@ -283,63 +263,3 @@ def test_what_came_back_may_be_given_again() -> None:
 def test_a_batch_may_be_anything_and_ends_nothing() -> None:
     given = [None, (), 0, torch.ones(1), "", {}, None]
     assert [type(batch) for batch in ours(given)] == [type(batch) for batch in given]
-
-
-@pytest.fixture
-def pretended_cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Replace CUDA streams by ones that do nothing; return what is said to be used on them."""
-    used: list[Any] = []
-    stream = types.SimpleNamespace(record_event=lambda: None, wait_event=lambda event: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device=None: stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
-    monkeypatch.setattr(
-        device_loader, "_used_on_current_stream", lambda tensor: used.append(tensor) or tensor
-    )
-    return used
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize(
-    "given", [[0, None, 2, 3], [None, None, None], [None], [(), 0, "", {}], []]
-)
-def test_copying_ahead_hands_on_every_batch(
-    pretended_cuda: list[Any], given: list[Any], depth: int
-) -> None:
-    assert list(device_loader._ahead(iter(given), CPU, depth)) == given
-
-
-def test_copying_ahead_reads_no_further_than_asked(pretended_cuda: list[Any]) -> None:
-    read: list[int] = []
-    batches = device_loader._ahead(
-        (read.append(number) or number for number in itertools.count()), CPU, 2
-    )
-    assert next(batches) == 0 and read == [0, 1, 2]
-    assert next(batches) == 1 and read == [0, 1, 2, 3]
-
-
-def test_an_error_comes_when_its_batch_would_have_come(pretended_cuda: list[Any]) -> None:
-    loader = DataLoader(Numbers(broken=7), 5)
-    batches = device_loader._ahead(iter(loader), CPU, 3)
-    assert next(batches).tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(FileNotFoundError, match="sample 7"):
-        next(batches)
-    assert [batch.tolist()[0] for batch in batches] == [10, 15]
-
-
-def test_the_memory_of_every_tensor_is_kept_for_the_stream(pretended_cuda: list[Any]) -> None:
-    class Graph:
-        def __init__(self, x: torch.Tensor) -> None:
-            self.x = x
-
-        def to(self, device: torch.device) -> Graph:
-            return Graph(self.x.to(device))
-
-    shared = torch.ones(1)
-    batch = [collections.UserDict(x=shared), shared, Graph(torch.zeros(2)), {torch.ones(3)}]
-    (moved,) = device_loader._ahead(iter([batch]), META, 2)
-    expected = [moved[0]["x"], moved[2].x, *moved[3]]
-    assert moved[0]["x"] is moved[1] and all(tensor.device == META for tensor in expected)
-    assert [any(tensor is one for one in pretended_cuda) for tensor in expected] == [True] * 3
-    assert len({id(tensor) for tensor in pretended_cuda}) == 3

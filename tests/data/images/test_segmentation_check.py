@@ -1,0 +1,170 @@
+"""Reports of defects among images with masks, and the commands that make and check them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data.images.small_segmentation import DATA_PREP, SIZE, half, save_mask, training
+from PIL import Image
+from refusal import check_refused_command, refused
+
+from gallery_lib.data.images.segmentation_check import check_segmentation_folder
+
+
+def empty_all(folder: Path) -> None:
+    for mask in (folder / "val" / "masks").iterdir():
+        Image.fromarray(np.zeros((640, 959), np.uint8)).save(mask)
+
+
+DEFECTS: list[tuple[Callable[[Path], object], str, list[str]]] = [
+    (lambda folder: shutil.rmtree(folder), "data_dir", ["does not exist"]),
+    (lambda folder: shutil.rmtree(folder / "val"), "data_dir", ["no val/images/"]),
+    (lambda folder: shutil.rmtree(folder / "train" / "masks"), "data_dir", ["no train/masks/"]),
+    (
+        lambda folder: (folder / "train" / "masks" / "000002.png").unlink(),
+        "data_dir",
+        ["1 of 5 images", "000002.jpg needs", "train/masks/000002.png"],
+    ),
+    (
+        lambda folder: [path.unlink() for path in (folder / "val" / "images").iterdir()],
+        "data_dir",
+        ["val/images holds no images"],
+    ),
+    (
+        lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(255)[:, :958]),
+        "data_dir",
+        ["000003.png is 640×958 pixels", "000003.jpg is 640×959"],
+    ),
+    (
+        lambda folder: save_mask(folder / "train/masks/000003.png", "RGB", half(255)),
+        "data_dir",
+        ["000003.png has 3 channels"],
+    ),
+    (
+        lambda folder: save_mask(folder / "train/masks/000003.png", "L", half(2, 1)),
+        "data_dir",
+        ["000003.png has the values 1, 2"],
+    ),
+    (
+        lambda folder: save_mask(
+            folder / "train/masks/000003.png", "L", half(255) // 2 + half(1)[:, ::-1]
+        ),
+        "data_dir",
+        ["000003.png has the values 0, 1, 127"],
+    ),
+    (
+        lambda folder: (folder / "train/masks/000003.png").write_bytes(b"x"),
+        "data_dir",
+        ["Cannot read the mask", "train/masks/000003.png"],
+    ),
+    (
+        lambda folder: (folder / "train/images/000003.jpg").write_bytes(b"x"),
+        "data_dir",
+        ["train/images/000003.jpg (1 bytes) is damaged"],
+    ),
+    (empty_all, "data_dir", ["all 0"]),
+]
+
+
+def test_images_of_other_formats_are_read_and_what_is_left_out_is_named(copy: Path) -> None:
+    images, masks = copy / "train" / "images", copy / "train" / "masks"
+    with Image.open(images / "000001.jpg") as image:
+        image.save(images / "000001.webp")
+    (images / "000001.jpg").unlink()
+    (masks / "000001.png").rename(masks / "000001.PNG")
+    for name in ("images/.hidden.jpg", "images/note.txt", "masks/other.gif"):
+        (copy / "train" / name).write_bytes(b"x")
+    (images / "below").mkdir()
+    shutil.copy(masks / "000002.png", masks / "alone.png")
+    data = training(copy)
+    assert (
+        len(data) == 5 and data.pairs[1][0].name == "000001.webp" and data[1][0].shape == (*SIZE, 3)
+    )
+    said = (
+        f"left out of {copy / 'train'}: 1 hidden (images/.hidden.jpg), 1 a folder (images/below), "
+        "2 with another ending (images/note.txt), 1 a mask without an image (masks/alone.png)"
+    )
+    assert data.notices == (said,) and said in str(check_segmentation_folder(copy))
+
+
+def test_two_images_of_one_mask_are_refused(copy: Path) -> None:
+    shutil.copy(copy / "train/images/000001.jpg", copy / "train/images/000001.jpeg")
+    with refused("data_dir", "000001.jpeg and 000001.jpg"):
+        training(copy)
+
+
+@pytest.mark.parametrize("values", [half(2, 1), half(255) // 2 + half(1)[:, ::-1]])
+def test_a_mask_of_more_values_than_two_is_refused_in_training(
+    copy: Path, values: np.ndarray
+) -> None:
+    save_mask(copy / "train/masks/000003.png", "L", values)
+    with refused(copy / "train/masks/000003.png", "values"):
+        training(copy)[3]
+
+
+def test_the_full_check_finds_an_image_that_libjpeg_only_warns_about(copy: Path) -> None:
+    path = copy / "train/images/000003.jpg"
+    data = path.read_bytes()
+    path.write_bytes(data[:90_000] + bytes(400) + data[90_400:])
+    training(copy)[3]
+    with refused("data_dir", copy / "train/images/000003.jpg", "Corrupt JPEG"):
+        check_segmentation_folder(copy, full=True)
+
+
+@pytest.mark.parametrize(("damage", "parameter", "values"), DEFECTS)
+def test_each_defect_has_its_message(
+    copy: Path, damage: Callable[[Path], object], parameter: str, values: list[str]
+) -> None:
+    damage(copy)
+    with refused(parameter, *values):
+        check_segmentation_folder(copy)
+
+
+def test_a_data_set_over_a_missing_folder_suggests_the_command_that_makes_one(
+    tmp_path: Path,
+) -> None:
+    with refused("data_dir", tmp_path / "none", "data_prep/mock_segmentation.py"):
+        training(tmp_path / "none")
+
+
+def run(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(DATA_PREP / command), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_command_makes_it_once_and_ends_with_0_or_2(tmp_path: Path) -> None:
+    arguments = ("--train", "2", "--val", "1", "--out", str(tmp_path / "made"))
+    made, again = run("mock_segmentation.py", *arguments), run("mock_segmentation.py", *arguments)
+    assert (
+        made.returncode == again.returncode == 0
+        and "made now" in made.stdout
+        and "complete already" in again.stdout
+    )
+    other = run("mock_segmentation.py", *arguments, "--seed", "1")
+    check_refused_command(
+        other.returncode, other.stderr, tmp_path / "made", "'seed': 0", "'seed': 1"
+    )
+    assert (
+        run("mock_segmentation.py", "--train", "0", "--out", str(tmp_path / "none")).returncode == 2
+    )
+
+
+@pytest.mark.slow
+def test_the_check_ends_with_0_or_2_and_one_message(root: Path, tmp_path: Path) -> None:
+    good = run("check_segmentation.py", str(root))
+    assert (good.returncode, good.stderr) == (
+        0,
+        "",
+    ) and "5 train, 2 val images with masks; 7 read, all fine" in good.stdout
+    bad = run("check_segmentation.py", str(tmp_path))
+    check_refused_command(bad.returncode, bad.stderr, tmp_path, "no train/images/")

@@ -1,0 +1,149 @@
+"""Feature files that are not as they should be: their reports, and those of the command."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data.speech.feature_folders import ARRAYS, kaldi, list_speakers
+from refusal import check_refused_command, refused
+
+from gallery_lib.data.speech import feature_manifest
+from gallery_lib.data.speech.feature_files import check, load, shape, with_frames
+
+COMMAND = [
+    sys.executable,
+    str(Path(__file__).resolve().parents[3] / "data_prep" / "check_features.py"),
+]
+
+
+def pickled(folder: Path) -> None:
+    np.save(folder / "u3.npy", np.array([{}], dtype=object), allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "values"),
+    [
+        (lambda folder: (folder / "u3.npy").unlink(), ["No such file"]),
+        (lambda folder: (folder / "u3.npy").write_bytes(b"no array"), []),
+        (
+            lambda folder: np.save(folder / "u3.npy", np.zeros(7, np.float32)),
+            ["[7]", "[frames, dims]"],
+        ),
+        (
+            lambda folder: np.save(folder / "u3.npy", np.zeros((13, 5), np.float32)),
+            ["5 values", "4"],
+        ),
+        (
+            lambda folder: np.save(folder / "u3.npy", np.zeros((9, 4), np.float32)),
+            ["9 frames", "13"],
+        ),
+        (
+            lambda folder: np.save(folder / "u3.npy", np.full((13, 4), np.nan, np.float32)),
+            ["not finite"],
+        ),
+        (lambda folder: np.save(folder / "u3.npy", np.full((13, 4), "x")), ["<U1 [13, 4]"]),
+        (pickled, []),
+    ],
+)
+def test_the_first_file_that_is_not_as_it_should_be_is_named(
+    tsv: Path, damage: Callable[[Path], object], values: list[str]
+) -> None:
+    damage(tsv)
+    with refused(tsv / "u3.npy", *values):
+        check(list_speakers(tsv), 4)
+
+
+def test_an_offset_that_is_no_matrix_is_refused_instead_of_read_as_something_else(
+    tmp_path: Path,
+) -> None:
+    folder = kaldi(tmp_path / "kaldi")
+    with (folder / "feats.ark").open("ab") as archive:
+        offset = archive.tell()
+        archive.write(b"PKL" + pickle.dumps({}))
+    (folder / "feats.scp").write_text(f"u0 {folder}/feats.ark:{offset}\n")
+    (utterance,) = list_speakers(folder)
+    for read in (shape, load):
+        with refused(folder / "feats.ark", f"offset {offset}"):
+            read(utterance)
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, str(folder), *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_command_ends_with_0_or_2_and_one_message(tsv: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    kaldi_root = tmp_path / "kaldi"
+    kaldi_root.mkdir()
+    for split, rename in (("train", "s"), ("val", "t")):
+        shutil.copytree(tsv, root / split)
+        (root / split / "manifest.tsv").write_text(
+            (tsv / "manifest.tsv").read_text().replace("\ts", f"\t{rename}")
+        )
+        kaldi(kaldi_root / split)
+    good = run(root, "--task", "tts_angular", "--dims", "4", "--full")
+    assert (good.returncode, good.stderr) == (
+        0,
+        "",
+    ) and "val: 6 utterances, 3 different labels, 75 frames; 4 values a frame" in good.stdout
+    assert run(kaldi_root, "--task", "speech_transformer", "--dims", "4").returncode == 0
+
+    for arguments, values in (
+        ((root, "--task", "tts_angular"), ["4 values a frame", 40]),
+        ((kaldi_root, "--task", "tts_angular", "--dims", "4"), ["3 speakers", "train/", "val/"]),
+        (
+            (tmp_path / "none", "--task", "speech_transformer"),
+            [tmp_path / "none", "python3 data_prep/mock_speech.py"],
+        ),
+    ):
+        bad = run(*arguments)
+        check_refused_command(bad.returncode, bad.stderr, *values)
+    lines = (root / "val" / "manifest.tsv").read_text().splitlines(keepends=True)
+    (root / "val" / "manifest.tsv").write_text("".join(lines[:-1]))
+    single = run(root, "--task", "tts_angular", "--dims", "4")
+    check_refused_command(single.returncode, single.stderr, "1 of 3 speakers", "t2 has 1")
+
+
+@pytest.mark.parametrize("kind", ["npy", "ark", "compressed ark"])
+def test_a_truncated_file_is_found_by_its_header(tmp_path: Path, kind: str) -> None:
+    if kind == "npy":
+        np.save(tmp_path / "u.npy", ARRAYS["u5"])
+        utterance = feature_manifest.Utterance("u", "s", tmp_path / "u.npy")
+    else:
+        options = {"compression_method": 2} if kind == "compressed ark" else {}
+        utterance = list_speakers(kaldi(tmp_path / "kaldi", **options))[-1]
+    assert shape(utterance) == ARRAYS["u5"].shape
+    data = utterance.path.read_bytes()
+    utterance.path.write_bytes(data[:-3])
+    with refused(utterance.path, f"{len(data) - 3} of {len(data)} bytes"):
+        shape(utterance)
+
+
+def test_a_matrix_without_frames_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "u.npy", np.zeros((0, 4), np.float32))
+    with refused(tmp_path / "u.npy", "[0, 4]"):
+        with_frames([feature_manifest.Utterance("u", "s", tmp_path / "u.npy")])
+
+
+def test_the_check_names_a_pipe_instead_of_waiting_for_it(tsv: Path) -> None:
+    (tsv / "u3.npy").unlink()
+    os.mkfifo(tsv / "u3.npy")
+    (tsv.parent / "train").symlink_to(tsv)
+    (tsv.parent / "val").symlink_to(tsv)
+    result = subprocess.run(
+        [*COMMAND, str(tsv.parent), "--task", "tts_angular", "--dims", "4"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    check_refused_command(result.returncode, result.stderr, "1 feature file", "u3.npy")

@@ -1,0 +1,186 @@
+"""Utterances and their batches: frames, cuts between words, vocabularies, and Kaldi folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import torch
+from refusal import refused
+from torch.utils.data import DataLoader
+
+from gallery_lib.data.speech.characters import BEGIN, END, UNKNOWN, Characters, tidy
+from gallery_lib.data.speech.feature_files import load
+from gallery_lib.data.speech.feature_manifest import list_utterances
+from gallery_lib.data.speech.utterances import (
+    IGNORED,
+    SpeechBatch,
+    SpeechFolder,
+    collate,
+    stack_frames,
+    stacked_length,
+)
+
+# Frames, items and batches
+
+
+@pytest.mark.parametrize("frames", [1, 3, 4, 10, 12])
+def test_a_stacked_frame_is_four_frames_from_every_third_on(frames: int) -> None:
+    plain = np.arange(frames, dtype=np.float32)[:, None].repeat(2, axis=1)
+    stacked = stack_frames(plain)
+    assert stacked.shape == (stacked_length(frames), 8)
+    for t, row in enumerate(stacked.reshape(-1, 4, 2)):
+        assert row[:, 0].tolist() == [min(3 * t + i, frames - 1) for i in range(4)]
+
+
+def test_an_item_is_normalised_frames_and_the_numbers_of_its_characters(root: Path) -> None:
+    data = SpeechFolder(root / "train", 160, 100)
+    features, characters = data[5]
+    listed = list_utterances(root / "train", "text", "")[5]
+    assert data.characters.decode(characters.tolist()) == listed.label
+    assert (features.dtype, features.shape) == (
+        torch.float32,
+        (stacked_length(len(load(listed))), 320),
+    )
+    frames = torch.cat([data[i][0][:, :80] for i in range(len(data))])
+    assert float(frames.mean().abs()) < 0.05 and 0.9 < float(frames.std()) < 1.1
+    assert data.lengths == [len(data[i][0]) for i in range(len(data))]
+
+
+def test_a_batch_is_padded_to_round_lengths() -> None:
+    items = [
+        (torch.ones(17, 320), torch.tensor([5, 6, 7, 8])),
+        (torch.ones(3, 320), torch.tensor([9])),
+    ]
+    batch = collate(items)
+    assert batch.features.shape == (2, 32, 320) and batch.lengths.tolist() == [17, 3]
+    assert batch.features.sum(dim=(1, 2)).tolist() == [17 * 320, 3 * 320]
+    assert batch.inputs.tolist() == [[BEGIN, 5, 6, 7, 8, END, END, END], [BEGIN, 9, *[END] * 6]]
+    assert batch.labels.tolist() == [[5, 6, 7, 8, END, *[IGNORED] * 3], [9, END, *[IGNORED] * 6]]
+
+
+def test_workers_give_the_same_batches(root: Path) -> None:
+    data = SpeechFolder(root / "train", 40, 100)
+    here, there = (
+        list(DataLoader(data, 4, num_workers=n, collate_fn=data.collate)) for n in (0, 1)
+    )
+    assert isinstance(there[0], SpeechBatch) and len(here) == len(there)
+    assert all(
+        torch.equal(a, b)
+        for x, y in zip(here, there, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+# Lengths
+
+
+def test_a_smaller_sequence_length_cuts_utterances_between_words(root: Path) -> None:
+    whole, cut = SpeechFolder(root / "train", 160, 100), SpeechFolder(root / "train", 40, 100)
+    assert 25 < np.mean(cut.lengths) < 55 and np.std(cut.lengths) > 8
+    spoken = {piece.utterance.name: "" for piece in whole.pieces}
+    stop = dict.fromkeys(spoken, 0)
+    for piece in cut.pieces:
+        assert piece.start == stop[piece.utterance.name]
+        spoken[piece.utterance.name] += piece.transcript
+        stop[piece.utterance.name] = piece.stop
+    assert spoken == {piece.utterance.name: piece.transcript for piece in whole.pieces}
+    assert stop == {piece.utterance.name: piece.utterance.frames for piece in whole.pieces}
+    assert [p.transcript for p in SpeechFolder(root / "train", 40, 100).pieces] == [
+        p.transcript for p in cut.pieces
+    ]
+
+
+def test_without_an_alignment_long_utterances_are_left_out(copy: Path) -> None:
+    (copy / "train" / "alignment.tsv").unlink()
+    every = SpeechFolder(copy / "train", 1000, 100)
+    median = int(np.median(every.lengths))
+    some = SpeechFolder(copy / "train", median // 2, 100)
+    assert 0 < len(some) < len(every) and max(some.lengths) <= 2 * (median // 2)
+    assert some.characters.characters == every.characters.characters
+    with refused("sequence_length", 8, f"shortest has {min(every.lengths)}"):
+        SpeechFolder(copy / "train", 8, 100)
+
+
+def test_an_alignment_that_does_not_fit_is_refused_with_its_place(copy: Path) -> None:
+    file = copy / "train" / "alignment.tsv"
+    lines = file.read_text().splitlines()
+    name = lines[1].split("\t")[0]
+    file.write_text("\n".join([lines[0], f"{name}\t2:50 1:60", *lines[2:]]))
+    with refused(file, name, "(2, 50), (1, 60)"):
+        SpeechFolder(copy / "train", 16, 100)
+    file.write_text("\n".join([lines[0], f"{name}\ttwo", *lines[2:]]))
+    with refused(file, "line 2"):
+        SpeechFolder(copy / "train", 16, 100)
+
+
+# Characters
+
+
+def test_characters_are_numbered_by_frequency_and_others_are_unknown() -> None:
+    characters = Characters.of(["abba", "cab"], 10, "here")
+    assert characters.characters == ["a", "b", "c"] and len(characters) == 6
+    assert characters.encode("cabx") == [5, 3, 4, UNKNOWN]
+    assert characters.decode([5, 3, 4, END, 3]) == "cab"
+    assert characters.decode([3, UNKNOWN, BEGIN, 99]) == "a\ufffd\ufffd\ufffd"
+
+
+def test_more_characters_than_the_model_has_room_for_are_refused() -> None:
+    assert len(Characters.of(["abc"], 6, "here")) == 6
+    with refused("data_dir", "here", "4 different", "room for 3"):
+        Characters.of(["abcd"], 6, "here")
+
+
+def test_spaces_stay_except_between_ideographs() -> None:
+    assert tidy("  two   words ") == "two words"
+    assert tidy("今天 天气 好 OK  now") == "今天天气好 OK now"
+    assert tidy("cafe\u0301") == "café"
+
+
+def test_held_out_data_takes_vocabulary_and_scale_from_the_training_data(root: Path) -> None:
+    train = SpeechFolder(root / "train", 160, 100)
+    held_out = SpeechFolder(root / "val", 160, 100, train)
+    assert (
+        held_out.characters is train.characters
+        and held_out.mean is train.mean
+        and held_out.deviation is train.deviation
+    )
+
+
+# Real data
+
+
+def test_a_kaldi_folder_gives_the_same_items(root: Path, tmp_path: Path) -> None:
+    utterances = list_utterances(root / "train", "text", "")
+    with kaldiio.WriteHelper(f"ark,scp:{tmp_path}/feats.ark,{tmp_path}/feats.scp") as writer:
+        for number, u in enumerate(utterances):
+            writer(f"utt{number:03d}", load(u))
+    (tmp_path / "text").write_text(
+        "".join(f"utt{n:03d} {u.label}\n" for n, u in enumerate(utterances)), encoding="utf-8"
+    )
+    plain, kaldi = SpeechFolder(root / "train", 160, 100), SpeechFolder(tmp_path, 160, 100)
+    assert kaldi.lengths == plain.lengths
+    for index in (0, 7, 23):
+        assert all(torch.equal(a, b) for a, b in zip(plain[index], kaldi[index], strict=True))
+
+
+def test_a_missing_feature_file_is_named_before_anything_is_read(copy: Path) -> None:
+    (copy / "train" / "000003.npy").unlink()
+    with refused("data_dir", "1 feature file", copy / "train/000003.npy"):
+        SpeechFolder(copy / "train", 160, 100)
+
+
+def test_other_features_than_80_filter_banks_are_refused(copy: Path) -> None:
+    np.save(copy / "train" / "000000.npy", np.zeros((200, 40), np.float32))
+    with refused(copy / "train/000000.npy", "40 values", "80"):
+        SpeechFolder(copy / "train", 160, 100)
+
+
+def test_a_truncated_file_is_named_when_its_item_is_read(copy: Path) -> None:
+    data = SpeechFolder(copy / "train", 160, 100)
+    file = copy / "train" / "000004.npy"
+    file.write_bytes(file.read_bytes()[:-100])
+    with refused(file):
+        data[4]
