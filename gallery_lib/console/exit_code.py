@@ -16,18 +16,18 @@ import shutil
 import signal
 import stat
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
+from gallery_lib.console import signals
 from gallery_lib.errors import GalleryError, did_you_mean
+from gallery_lib.system.exit_codes import exit_code_of_signal
 
 INTERRUPTED, READER_GONE, TERMINATED = (
-    128 + signal.SIGINT,
-    128 + signal.SIGPIPE,
-    128 + signal.SIGTERM,
+    exit_code_of_signal(signal.SIGINT),
+    exit_code_of_signal(signal.SIGPIPE),
+    exit_code_of_signal(signal.SIGTERM),
 )
 
 
@@ -42,56 +42,6 @@ class Parser(argparse.ArgumentParser):
             if meant := did_you_mean(words.split()[0].partition("=")[0], known):
                 message += f".{meant}"
         super().error(message)
-
-
-class _Terminated(SystemExit):
-    """SIGTERM has arrived. The exception lets cleanup code run on the way out, as after Ctrl-C."""
-
-
-_told: int | None = None
-"""Signal that has told the running command to end."""
-
-
-def _tell(number: int, frame: FrameType | None) -> None:
-    global _told
-    _told = number
-    raise_if_told()
-
-
-def raise_if_told() -> None:
-    """Raise the exception of a received signal again, in the main thread.
-
-    Libraries swallow the exception while they are being imported. Code that waits for something in
-    a command calls this function now and then.
-    """
-    if _told is None or threading.current_thread() is not threading.main_thread():
-        return
-    # Cleanup on the way out must not be interrupted.
-    if isinstance(sys.exc_info()[1], KeyboardInterrupt | _Terminated):
-        return
-    raise KeyboardInterrupt if _told == signal.SIGINT else _Terminated(TERMINATED)
-
-
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Context: SIGINT and SIGTERM raise in the body.
-
-    A signal that is ignored, as in a background process, stays ignored.
-    """
-    global _told
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    _told = None
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, _tell)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _prepare_streams() -> None:
@@ -181,13 +131,12 @@ def exit_code_of(body: Callable[[], int | None], *, error_prefix: str, interrupt
     becomes one line and exit code 1. Any other exception is a defect of this package, and keeps its
     traceback.
     """
-    global _told
     _prepare_streams()
     try:
         try:
             return _ended(body, error_prefix, interrupted)
         finally:
-            _told = None
+            signals.forget()
             if sys.stdout is not None:
                 sys.stdout.flush()  # otherwise Python does so at its end, and reports a failure
     except BrokenPipeError:
@@ -235,16 +184,16 @@ def refusal(error: OSError) -> str:
 def _ended(body: Callable[[], int | None], error_prefix: str, interrupted: str) -> int:
     """Run `body` and return the exit code; an error or an interrupt becomes one line."""
     try:
-        with _signals_raise():
+        with signals.raising():
             return body() or 0
     except GalleryError as error:
-        if _told is None:
+        if signals.received() is None:
             print(f"{error_prefix}: {error}", file=sys.stderr)
             return error.exit_code
-    except (KeyboardInterrupt, _Terminated):
+    except (KeyboardInterrupt, signals.Terminated):
         pass
     except Exception:
-        if _told is None:  # otherwise an interrupted import has caused it
+        if signals.received() is None:  # otherwise an interrupted import has caused it
             raise
     print(interrupted, file=sys.stderr)
-    return TERMINATED if _told == signal.SIGTERM else INTERRUPTED
+    return TERMINATED if signals.received() == signal.SIGTERM else INTERRUPTED

@@ -155,41 +155,6 @@ def test_letters_that_a_terminal_lacks_are_replaced(encoding: str, printed: str)
     assert (done.returncode, done.stdout.decode(encoding).strip(), done.stderr) == (0, printed, b"")
 
 
-SWALLOWS = """
-import sys, time
-from gallery_lib.console.exit_code import exit_code_of, raise_if_told
-
-def body():
-    print("at work", flush=True)
-    while True:
-        try:
-            time.sleep(30)
-            print("went on", flush=True)
-        except BaseException:
-            pass  # as an extension does while it is being imported
-        try:
-            import_something_that_was_left_unfinished
-        except NameError as error:
-            raise_if_told()
-            raise
-
-sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
-"""
-
-
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_whose_exception_was_swallowed_is_heeded_all_the_same(
-    sent: signal.Signals, code: int
-) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SWALLOWS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdout.readline() == "at work\n"
-    process.send_signal(sent)
-    heard, said = process.communicate(timeout=20)
-    assert (process.returncode, heard, said) == (code, "", "stopped\n")
-
-
 def test_what_an_interrupted_import_leaves_is_no_defect_of_ours(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

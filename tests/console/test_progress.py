@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gallery_lib.console.progress import Progress, shown_on
+from gallery_lib.console.progress import Progress, progress_display
 
 BAR = """
 from gallery_lib.console.progress import Progress
@@ -274,7 +274,7 @@ def test_a_file_gets_a_line_when_a_phase_begins_and_now_and_then(
 
 @pytest.mark.parametrize("given", [True, False])
 def test_what_is_not_wanted_is_not_shown(given: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    with shown_on(Progress(enabled=False) if given else False) as progress:
+    with progress_display(Progress(enabled=False) if given else False) as progress:
         progress.show("data")
         progress.say("a line of the log")
     assert capsys.readouterr() == ("a line of the log\n", "")

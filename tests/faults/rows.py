@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,18 @@ import psutil
 
 from .commands import EVERY, batch, compare, comparison, data, foreign, half, on, plot, train
 from .driver import Cause, Row, after, wait_for_steps
-from .workspace import ROOT, TASKS, Command, Workspace, python, started, workers
+from .preparations import (
+    damaged_inductor,
+    damaged_library,
+    damaged_reference,
+    damaged_text,
+    fifo_among_images,
+    fifo_as_manifest,
+    jumping_clock,
+    open_to_others,
+)
+from .workspace import ROOT, Command, Workspace, python, workers
+from .wrong_values import wrong_values
 
 INTERRUPTED, TERMINATED = (130, -signal.SIGINT), (143, -signal.SIGTERM)
 
@@ -61,10 +70,6 @@ def _to(part: str, number: int) -> Cause:
     return cause
 
 
-# --------------------------------------------------------------------------------------------------
-# What is checked beyond the columns
-
-
 def _results(workspace: Workspace) -> dict:  # type: ignore[type-arg]
     return json.loads(next(workspace.folder.rglob("results.json")).read_text())
 
@@ -90,215 +95,8 @@ def _finished(workspace: Workspace, command: Command) -> str:
     return "" if _results(workspace)["status"] == "finished" else "not finished"
 
 
-# --------------------------------------------------------------------------------------------------
-# What is prepared
-
-
-def _fifo_among_images(workspace: Workspace) -> None:
-    from PIL import Image
-
-    for split in ("train", "val"):
-        for name in ("one", "two"):
-            (workspace.folder / "images" / split / name).mkdir(parents=True)
-            Image.new("RGB", (64, 64)).save(workspace.folder / "images" / split / name / "0.jpg")
-    os.mkfifo(workspace.folder / "images" / "train" / "one" / "1.jpg")
-
-
-def _fifo_as_manifest(workspace: Workspace) -> None:
-    for split in ("train", "val"):
-        (workspace.folder / "features" / split).mkdir(parents=True)
-        os.mkfifo(workspace.folder / "features" / split / "manifest.tsv")
-
-
-def _damaged_text(workspace: Workspace) -> None:
-    shutil.copytree(ROOT / ".cache" / "data" / "text", workspace.folder / "data")
-    file = next((workspace.folder / "data").rglob("train.npy"))
-    file.write_bytes(file.read_bytes()[:-100] + b"x" * 100)
-
-
-def _own_cache(workspace: Workspace) -> None:
-    """Give the workspace a cache of its own, with what a compiled run and a comparison keep."""
-    made = Path(tempfile.gettempdir()) / f"faults-cache-{os.getpid()}"
-    if not made.exists():
-        (made / "data").mkdir(parents=True)
-        for number, words in enumerate((train("SLOW", "--compiler-opt", steps=6), compare())):
-            earlier = Workspace(workspace.folder / f"before-{number}", made)
-            earlier.folder.mkdir()
-            with started(words(earlier), earlier) as command:
-                command.ended_after(300)
-    shutil.copytree(made, workspace.folder / "cache", symlinks=True)
-    workspace.cache = workspace.folder / "cache"
-
-
-def _damaged_library(workspace: Workspace) -> None:
-    _own_cache(workspace)
-    for file in (workspace.cache / "cpu_kernels").glob("*.so"):
-        os.truncate(file, file.stat().st_size // 2)
-
-
-def _damaged_reference(workspace: Workspace) -> None:
-    _own_cache(workspace)
-    for file in (workspace.cache / "references").rglob("losses.json"):
-        file.write_text(json.dumps([9.0] * 3))
-
-
-def _damaged_inductor(workspace: Workspace) -> None:
-    """Empty or overwrite every file of the compiler's cache."""
-    _own_cache(workspace)
-    for number, file in enumerate(
-        sorted(path for path in (workspace.cache / "inductor").rglob("*") if path.is_file())
-    ):
-        file.write_bytes(b"" if number % 2 else os.urandom(200))
-
-
-def _open_to_others(workspace: Workspace) -> None:
-    _own_cache(workspace)
-    (workspace.cache / "inductor").mkdir(exist_ok=True)
-    (workspace.cache / "inductor").chmod(0o777)
-
-
-def _foreign_run_dir(workspace: Workspace) -> None:
-    (workspace.folder / "run").mkdir()
-    (workspace.folder / "run" / "thesis.tex").write_text("precious")
-
-
-def _file_as_run_dir(workspace: Workspace) -> None:
-    (workspace.folder / "run").write_text("precious")
-
-
-def _bad_task(text: str) -> object | None:
-    def prepare(workspace: Workspace) -> None:
-        (workspace.folder / "task.py").write_text(text)
-
-    return prepare
-
-
-def jumping_clock(workspace: Workspace) -> None:
-    """Preload a library that sets the wall clock back by a day, once the file `jump` is there."""
-    source = workspace.folder / "clock.c"
-    source.write_text(_CLOCK)
-    library = workspace.folder / "clock.so"
-    os.system(f"gcc -shared -fPIC -O1 -o '{library}' '{source}' -ldl")
-    workspace.environment |= {
-        "LD_PRELOAD": str(library),
-        "CLOCK_JUMP_FILE": str(workspace.folder / "jump"),
-    }
-
-
-_CLOCK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
-int clock_gettime(clockid_t id, struct timespec *t) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int code = real(id, t);
-    const char *file = getenv("CLOCK_JUMP_FILE");
-    if (id == CLOCK_REALTIME && file && access(file, F_OK) == 0) t->tv_sec -= 86400;
-    return code;
-}
-"""
-
-
 def _jump(command: Command) -> None:
     (command.workspace.folder / "jump").touch()
-
-
-# --------------------------------------------------------------------------------------------------
-# The rows
-
-_TRAIN_WORDS = ["--model", f"{TASKS}:SLOW", "--max_steps", "3", "--no-evaluate"]
-
-
-def _wrong_value(
-    name: str, *words: str, says: str, quick: bool = False, prepare: object = None
-) -> Row:
-    """Return a row for a value that is refused before anything is started or written."""
-    command = [str(ROOT / "launch_single_task.py"), *_TRAIN_WORDS, *words]
-    return Row(
-        "folders and values",
-        name,
-        lambda workspace: python(
-            *(word.replace("{folder}", str(workspace.folder)) for word in command)
-        ),
-        codes=(2,),
-        says=says,
-        seconds=30,
-        absent=("results.json", "config.json"),
-        prepare=prepare,  # type: ignore[arg-type]
-        quick=quick,
-    )
-
-
-def _values() -> Iterator[Row]:
-    yield _wrong_value(
-        "an empty run_dir", "--run_dir=", says="run_dir='' must not be empty", quick=True
-    )
-    yield _wrong_value("run_dir is /", "--run_dir=/", says="holds files of something else")
-    yield _wrong_value("run_dir is a home", "--run_dir=~", says="run_dir=~")
-    yield _wrong_value("run_dir begins with dashes", "--run_dir=--x", says="begins with a dash")
-    yield _wrong_value(
-        "run_dir is a file", "--run_dir={folder}/run", says="is a file", prepare=_file_as_run_dir
-    )
-    yield _wrong_value(
-        "run_dir has a name too long", "--run_dir={folder}/" + "x" * 300, says="name too long"
-    )
-    yield _wrong_value(
-        "run_dir holds files of others",
-        "--run_dir={folder}/run",
-        says="thesis.tex",
-        prepare=_foreign_run_dir,
-        quick=True,
-    )
-    yield _wrong_value("an empty data_dir", "--data_dir=", says="data_dir='' must not be empty")
-    yield _wrong_value(
-        "a blank master_addr", "--master_addr= ", says="master_addr=' ' must not be empty"
-    )
-    for name, value in {
-        "lr": "inf",
-        "weight_decay": "nan",
-        "max_grad_norm": "inf",
-        "rank_timeout": "inf",
-    }.items():
-        yield _wrong_value(
-            f"{name} is {value}",
-            f"--{name}={value}",
-            says=f"{name}='{value}' must be",
-            quick=name == "lr",
-        )
-    for name, value in {
-        "seed": str(2**63 - 1),
-        "workers": "1000",
-        "threads": "100000",
-        "batch_size": "1000000000",
-    }.items():
-        yield _wrong_value(
-            f"{name} is {value}",
-            f"--{name}={value}",
-            says=f"{name}='{value}' must be",
-            quick=name == "seed",
-        )
-    for name, text in {
-        "a syntax error": "TASK = (",
-        "an exception": "1 / 0",
-        "an exit": "import sys; sys.exit(5)",
-    }.items():
-        yield _wrong_value(
-            f"a task file with {name}",
-            "--model={folder}/task.py:TASK",
-            says="task.py",
-            prepare=_bad_task(text),
-        )
-    yield Row(
-        "folders and values",
-        "prepare.sh --run ''",
-        lambda workspace: ["bash", str(ROOT / "prepare.sh"), "--run", ""],
-        codes=(2,),
-        says="--run needs the name of a notebook",
-        quick=True,
-    )
 
 
 def _two_runs(command: Command) -> None:
@@ -522,9 +320,9 @@ def _faults() -> Iterator[Row]:
 
     compiled, compared, aside = train("SLOW", "--compiler-opt", steps=6), compare(), ("*.damaged",)
     for name, prepare, words, says in (
-        ("files of the compiler are damaged", _damaged_inductor, compiled, "is made anew"),
-        ("C++ of ours is cut off", _damaged_library, compiled, ""),
-        ("a reference is another's", _damaged_reference, compared, "same training"),
+        ("files of the compiler are damaged", damaged_inductor, compiled, "is made anew"),
+        ("C++ of ours is cut off", damaged_library, compiled, ""),
+        ("a reference is another's", damaged_reference, compared, "same training"),
     ):
         yield Row(
             "caches",
@@ -540,7 +338,7 @@ def _faults() -> Iterator[Row]:
         "caches",
         "others may write into the compiler's",
         compiled,
-        prepare=_open_to_others,
+        prepare=open_to_others,
         codes=(2,),
         says="chmod -R go-w",
     )
@@ -599,7 +397,7 @@ def _faults() -> Iterator[Row]:
         lambda workspace: python(
             str(ROOT / "data_prep" / "check_imagenet.py"), str(workspace.folder / "images")
         ),
-        prepare=_fifo_among_images,
+        prepare=fifo_among_images,
         says="a pipe",
     )
     yield Row(
@@ -610,7 +408,7 @@ def _faults() -> Iterator[Row]:
             "--task",
             "tts_angular",
         ),
-        prepare=_fifo_as_manifest,
+        prepare=fifo_as_manifest,
         codes=(2,),
         says="has neither manifest.tsv nor",
     )
@@ -618,7 +416,7 @@ def _faults() -> Iterator[Row]:
         "files of others",
         "damaged text data",
         data("text.py"),
-        prepare=_damaged_text,
+        prepare=damaged_text,
         codes=(2,),
         says="is damaged",
     )
@@ -646,7 +444,7 @@ def _faults() -> Iterator[Row]:
         (1, 130, -2),
         lines=99,
     )
-    yield from _values()
+    yield from wrong_values()
 
 
 def _locale(name: str) -> object:
@@ -692,4 +490,5 @@ def sweep(step_seconds: float, end_seconds: float) -> Iterator[Row]:
                     after(moment, send(number)),
                     (*codes, 0),
                     seconds=14,
+                    starting=True,
                 )
