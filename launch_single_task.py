@@ -5,7 +5,12 @@
 A Python that cannot run the gallery is replaced by that of the environment of prepare.sh.
 """
 
+import signal
 import sys
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends it at once
+
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # a checkout works without being installed

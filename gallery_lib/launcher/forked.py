@@ -1,17 +1,18 @@
-"""Start the processes of a run on one host without torchrun, for comparisons.
+"""Start processes on this host without torchrun, for comparisons and measurements.
 
-    -m gallery_lib.launcher.forked N FOLDER MODULE OPTIONS…
+    -m gallery_lib.launcher.forked N FOLDER MODULE ARGUMENTS…
 
 torchrun imports torch itself before it starts anything, which takes seconds, and start-up is part
 of what is compared. Here the libraries are imported once, and the run's processes are forked from
 the one that has them. Where there is a GPU each process starts anew, since CUDA does not survive a
 fork. Each process gets torchrun's variables, and a file in FOLDER as rendezvous instead of a port.
+The processes of a training run find its description in GALLERY_RUN instead of in ARGUMENTS.
 
-When one process fails the others are ended. Failures are reported in torchrun's format. If several
-have failed meanwhile, the report is about one that was killed: the others fail because it is gone.
+When one process fails the others are ended. If several have failed meanwhile, the exit code is that
+of one that was killed: the others fail because it is gone.
 
-A run that is held (the variable HELD_VARIABLE) stops after its imports, with the file HELD_FILE in
-its folder. It goes on when the file is removed. The time in between is not part of its start-up.
+A run that is held (`RunDescription.held`) stops after its imports, with the file HELD_FILE in its
+folder. It goes on when the file is removed. The time in between is not part of its start-up.
 """
 
 from __future__ import annotations
@@ -21,10 +22,16 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from gallery_lib.comm.rendezvous import RENDEZVOUS_FILE
+from gallery_lib.launcher import description, killed_ranks
+from gallery_lib.launcher.description import RunDescription
+from gallery_lib.launcher.killed_ranks import Ending
 from gallery_lib.launcher.stopped_ranks import StoppedRanks
+from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
     RENDEZVOUS_VARIABLE,
@@ -35,7 +42,6 @@ from gallery_lib.system.processes import (
 )
 
 HELD_FILE = "held"
-HELD_VARIABLE = "GALLERY_HELD"
 _LOOK_SECONDS = 0.1
 _HELD_LOOK_SECONDS = 0.02
 
@@ -54,8 +60,6 @@ def _environment(rank: int, processes: int, rendezvous: Path) -> dict[str, str]:
 
 def _wait_while_held(folder: Path) -> None:
     """Wait until a held run is released; move the launch time forward by the wait."""
-    if HELD_VARIABLE not in os.environ:
-        return
     began = now()
     (folder / HELD_FILE).touch()
     while (folder / HELD_FILE).exists():
@@ -63,59 +67,62 @@ def _wait_while_held(folder: Path) -> None:
     os.environ[LAUNCHED_AT_VARIABLE] = repr(float(os.environ[LAUNCHED_AT_VARIABLE]) + now() - began)
 
 
-def _process(module: str, arguments: list[str], environment: dict[str, str]) -> None:
-    """Run `main(arguments)` of the module in a process of the run, which it ends."""
+def _process(module: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+    """Run `main(arguments)` of the module in one of the processes, which it ends."""
     os.environ.update(environment)
-    importlib.import_module(module).main(arguments)
+    importlib.import_module(module).main(list(arguments))
 
 
-def main(processes: int, folder: Path, module: str, arguments: list[str]) -> int:
-    """Run `main(arguments)` of `module` in several processes; return the exit code.
+def main(count: int, folder: Path, module: str, arguments: Sequence[str]) -> int:
+    """Run `main(arguments)` of `module` in `count` processes; return the exit code.
 
     It is 0, or that of the first process that failed.
     """
     die_with_parent()
+    run = description.of_this_run()
     rendezvous = folder / RENDEZVOUS_FILE
     rendezvous.unlink(missing_ok=True)
     forks = can_fork()
     if forks:
         importlib.import_module("gallery_lib.launcher.worker").preload()
         importlib.import_module(module)
-    _wait_while_held(folder)
+    if run is not None and run.held:
+        _wait_while_held(folder)
     context = multiprocessing.get_context("fork" if forks else "spawn")
-    environments = [_environment(rank, processes, rendezvous) for rank in range(processes)]
-    running = [
-        context.Process(target=_process, args=(module, arguments, environment))  # type: ignore[attr-defined]
-        for environment in environments
+    processes = [
+        context.Process(  # type: ignore[attr-defined]
+            target=_process, args=(module, arguments, _environment(rank, count, rendezvous))
+        )
+        for rank in range(count)
     ]
     try:
-        for process in running:
+        for process in processes:
             process.start()
-        watch = StoppedRanks.from_environment()
-        if watch is not None:
-            watch.watch({rank: process.pid for rank, process in enumerate(running)})
-        while True:
-            codes = [process.exitcode for process in running]
-            failed = min(
-                (rank for rank, code in enumerate(codes) if code),
-                key=lambda rank: codes[rank] or 0,
-                default=None,
-            )
-            if failed is not None:
-                code = codes[failed]
-                print(
-                    "Root Cause:\n"
-                    f"  rank      : {failed}\n"
-                    f"  exitcode  : {code} (pid: {running[failed].pid})",
-                    file=sys.stderr,
-                )
-                return code if code > 0 else 128 - code
-            if None not in codes:
-                return 0
-            time.sleep(_LOOK_SECONDS)
+        return _first_failure(run, processes)
     finally:
         end_descendants()
         rendezvous.unlink(missing_ok=True)
+
+
+def _first_failure(run: RunDescription | None, processes: Sequence[BaseProcess]) -> int:
+    """Wait until a process has failed or all have ended; return the exit code."""
+    if run is not None and (watch := StoppedRanks.of(run)):
+        watch.watch({rank: process.pid or 0 for rank, process in enumerate(processes)})
+    while True:
+        endings = {
+            rank: Ending(process.pid or 0, process.exitcode)
+            for rank, process in enumerate(processes)
+        }
+        failed = [ending.exit_code for ending in endings.values() if ending.exit_code]
+        if failed:
+            killed = killed_ranks.killed_rank(endings)
+            if run is not None:
+                killed_ranks.report(run, endings)
+            code = failed[0] if killed is None else endings[killed].exit_code or 0
+            return shell_exit_code(code)
+        if all(ending.exit_code is not None for ending in endings.values()):
+            return 0
+        time.sleep(_LOOK_SECONDS)
 
 
 if __name__ == "__main__":

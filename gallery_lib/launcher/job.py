@@ -10,164 +10,46 @@ killed worker ends every one of them within seconds.
 from __future__ import annotations
 
 import dataclasses
-import errno
-import importlib.util
 import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gallery_lib import tasks
-from gallery_lib.comm.rendezvous import (
-    forget_meeting,
-    listening_on,
-    meeting_arguments,
-    meeting_environment,
-    on_one_host,
-)
+from gallery_lib.comm.rendezvous import forget_meeting, meeting_environment, on_one_host
 from gallery_lib.compiler import cache
-from gallery_lib.config import LaunchConfig, TrainConfig, options
-from gallery_lib.console.phases import IMPORTS, PHASES_FILE, Phase
-from gallery_lib.console.progress import Progress, shown_on
-from gallery_lib.errors import InputError
-from gallery_lib.launcher import run_folder, stopped_ranks
-from gallery_lib.launcher.forked import HELD_FILE, HELD_VARIABLE
-from gallery_lib.launcher.run_view import RunView
+from gallery_lib.config import LaunchConfig, TrainConfig, command_line, options
+from gallery_lib.console.phases import Phase
+from gallery_lib.console.progress import Progress, progress_display
+from gallery_lib.launcher import preflight, run_folder
+from gallery_lib.launcher.commands import TORCHRUN, WORKER, direct_command, torchrun_command
+from gallery_lib.launcher.description import RunDescription
+from gallery_lib.launcher.forked import HELD_FILE
+from gallery_lib.launcher.run_view import RunView, first_phase, identity
 from gallery_lib.launcher.torchrun import Torchrun, environment_of
-from gallery_lib.system import hardware, paths
+from gallery_lib.system.exit_codes import shell_exit_code
 from gallery_lib.system.processes import (
     LAUNCHED_AT_VARIABLE,
     Relay,
     began_at,
-    can_fork,
     end_supervised,
     interruptible,
     now,
     supervised,
 )
-from gallery_lib.tasks import memory_estimate
 from gallery_lib.train import failure
-from gallery_lib.train.precision import autocast_dtype
+from gallery_lib.train.resolved import ResolvedConfig, resolve
 from gallery_lib.train.results import Results, read_results
 from gallery_lib.train.run_log import last_step
 
-_TORCHRUN = [sys.executable, "-m", "gallery_lib.launcher.torchrun"]
-_PORT = 29400
-"""Port on which host 0 of several listens, unless told otherwise."""
 _LOOK_SECONDS = 0.2
-_MAKES_IT_NO_LONGER = (
-    "run_dir",
-    "seed",
-    "tensorboard",
-    "log_interval",
-    "lr",
-    "weight_decay",
-    "terminate_on_nan",
-    "rank_timeout",
-)
-
-
-def _check(config: TrainConfig, launch: LaunchConfig) -> None:
-    """Raise InputError for what can be known to fail before a process is started."""
-    tasks.get(config.model)
-    gpus = hardware.gpu_count()
-    devices, what = (
-        (gpus, f"{gpus} GPU(s)")
-        if gpus
-        else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
-    )
-    if launch.nproc_per_node > devices:
-        raise InputError(
-            f"nproc_per_node={launch.nproc_per_node}: this host has {what}, so at most {devices}."
-        )
-    if launch.node_rank >= launch.nnodes:
-        raise InputError(
-            f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; "
-            "hosts are counted from 0."
-        )
-    if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
-        raise InputError(
-            f"nnodes={launch.nnodes} needs master_addr: "
-            "the address of host 0, as the other hosts see it."
-        )
-    autocast_dtype(config, "cuda" if gpus else "cpu")
-    if config.run_dir is not None:
-        run_folder.checked(config.run_dir, make=False)
-    memory_estimate.check(config, launch.nproc_per_node)
-    tasks.data_of(config)
-
-
-def _check_address(host: str, port: int) -> None:
-    try:
-        listening_on(host, port).close()
-    except OSError as error:
-        what = (
-            "is not an address of this host"
-            if error.errno == errno.EADDRNOTAVAIL
-            else f"cannot be listened on: {error.strerror}"
-        )
-        raise InputError(
-            f"master_addr={host} with port {port} {what}. Host 0 listens there, and nowhere else: "
-            "give the address by which the other hosts reach it, and a port that is free."
-        ) from None
-
-
-def torchrun_command(
-    config: TrainConfig, launch: LaunchConfig, module: str = "gallery_lib.launcher.worker"
-) -> list[str]:
-    """Return the torchrun command line of a run."""
-    command = [*_TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
-    if on_one_host(launch):
-        command += meeting_arguments(config.run_dir)
-    else:
-        address = [
-            f"--master-addr={launch.master_addr}",
-            f"--master-port={launch.master_port or _PORT}",
-        ]
-        command += [f"--node-rank={launch.node_rank}", *address]
-    if config.run_dir:
-        # Without it torchrun leaves a folder in /tmp.
-        command.append(f"--log-dir={Path(config.run_dir) / 'torchrun'}")
-    found = importlib.util.find_spec(module) if can_fork() else None
-    if found is None or found.origin is None:
-        return [*command, "-m", module, *options.command_line(config)]
-    # With fork torch is imported once.
-    return [
-        *command,
-        "--start-method=fork",
-        "--run-path",
-        found.origin,
-        *options.command_line(config),
-    ]
-
-
-def _direct_command(config: TrainConfig, launch: LaunchConfig, module: str) -> list[str]:
-    """Return the command line of a run on this host without torchrun."""
-    run = [str(launch.nproc_per_node), str(config.run_dir), module]
-    return [
-        sys.executable,
-        "-m",
-        "gallery_lib.launcher.forked",
-        *run,
-        *options.command_line(config),
-    ]
-
-
-def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
-    """Return the command that `launch` would run, with its environment, as a line for a shell."""
-    _check(config, launch)
-    variables = [
-        f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()
-    ]
-    return " ".join([*variables, shlex.join(torchrun_command(config, launch))])
 
 
 class Job:
     """Processes of one run, owned by this object.
 
-    `stop` ends them all, and so does the end of this process.
+    `stop` ends them all, and so does the end of this process. `config` has the options that were
+    given, with the run's folder; the run's description has what became of them.
     """
 
     def __init__(
@@ -194,7 +76,7 @@ class Job:
                     command, {LAUNCHED_AT_VARIABLE: repr(now()), **environment}, stderr=errors
                 )
                 if ahead is None
-                else ahead.run(command[len(_TORCHRUN) :], environment, self._torchrun_log)
+                else ahead.run(command[len(TORCHRUN) :], environment, self._torchrun_log)
             )
         assert self._process.stdout is not None
         self._output = Relay(self._process.stdout, say)
@@ -231,27 +113,11 @@ class Job:
             part: name under which the times of all phases are added up; None: each under its own.
             command: facts that tell the run from others with the same options.
         """
-        asked = {
-            option: value
-            for option, value in options.to_mapping(self.config).items()
-            if option not in _MAKES_IT_NO_LONGER
-        }
-        what = {
-            **asked,
-            "processes": self.launch.nproc_per_node,
-            "hosts": self.launch.nnodes,
-            **(command or {}),
-        }
-        before = (
-            IMPORTS
-            if self.launch.node_rank == 0
-            else f"running on host {self.launch.node_rank}, phases are shown on host 0"
-        )
         return RunView(
             progress,
             self.run_dir,
-            Phase(before, self.began),
-            what,
+            Phase(first_phase(self.launch), self.began),
+            identity(self.config, self.launch, command),
             self._cache,
             name=name,
             part=part,
@@ -273,17 +139,20 @@ class Job:
     def result(self) -> Results | None:
         """Return the measurements of the ended run, None on a host other than 0.
 
-        Raises RunFailed or InputError if the run failed.
+        Raises:
+            RunFailed: if the run failed.
+            InputError: if the run failed.
         """
-        code = self._process.wait()
-        code = code if code >= 0 else 128 - code
+        code = shell_exit_code(self._process.wait())
         self._leave()
         if code == 0:
             return read_results(self.run_dir) if self.launch.node_rank == 0 else None
-        torchrun_text = self._torchrun_log.read_text(errors="replace")
-        compiled_first = self.config.compiler_opt and not self.steps_done()
         raise failure.of_run(
-            self.run_dir, code, torchrun_text, self._output.last, compiled_first=compiled_first
+            self.run_dir,
+            code,
+            self._torchrun_log.read_text(errors="replace"),
+            self._output.last,
+            compiled_first=self.config.compiler_opt and not self.steps_done(),
         )
 
 
@@ -291,7 +160,7 @@ def start(
     config: TrainConfig,
     launch: LaunchConfig | None = None,
     *,
-    module: str = "gallery_lib.launcher.worker",
+    module: str = WORKER,
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
     torchrun: bool = True,
@@ -303,7 +172,7 @@ def start(
     Args:
         config: the training options.
         launch: the launch options; None: the defaults.
-        module: what each process runs with `python -m`; it takes the options of TrainConfig.
+        module: what each process runs with `python -m`; it trains as the run's description says.
         environment: more variables for the processes.
         say: gets rank 0's log lines as they come.
         torchrun: False starts the processes of a run on one host directly, which saves the seconds
@@ -311,43 +180,54 @@ def start(
         held: such a run waits after its imports for `Job.release()`.
         ahead: a torchrun, started for these very options, to use.
     """
-    config, launch = options.checked(config), options.checked(launch or LaunchConfig())
-    _check(config, launch)
-    if not on_one_host(launch) and launch.node_rank == 0:
-        _check_address(launch.master_addr, launch.master_port or _PORT)
-    if config.run_dir is None:
-        name = config.model.rsplit(":", 1)[-1] + (
-            "-compiler-opt" if config.compiler_opt else "-baseline"
-        )
-        config = dataclasses.replace(config, run_dir=str(paths.new_run_dir(name)))
-    assert config.run_dir is not None
-    folder = run_folder.checked(config.run_dir)
-    config = dataclasses.replace(config, run_dir=str(folder))
-    hold = run_folder.Hold(folder, launch.node_rank)
+    launch = options.checked(launch or LaunchConfig())
+    resolved = resolve(config, local_processes=launch.nproc_per_node, run_dir="")
+    preflight.check(resolved, launch)
+    preflight.check_address(launch)
+    variables = {**environment_of(resolved, launch), **(environment or {})}
+    if ahead is not None and (not torchrun or ahead.environment != variables):
+        raise ValueError("that torchrun was started for other options")
+    run_dir = str(run_folder.checked(config.run_dir or run_folder.new(resolved)))
+    resolved = dataclasses.replace(resolved, run_dir=run_dir)
+    hold = run_folder.Hold(Path(run_dir), launch.node_rank)
     try:
-        for name in (failure.ERROR_FILES, HELD_FILE, PHASES_FILE):
-            for old in folder.glob(name):
-                old.unlink()
-        command = (
-            torchrun_command(config, launch, module)
+        variables |= _prepare_folder(resolved, launch, torchrun=torchrun, held=held)
+        return Job(
+            dataclasses.replace(config, run_dir=run_dir),
+            launch,
+            torchrun_command(launch, run_dir, module)
             if torchrun
-            else _direct_command(config, launch, module)
+            else direct_command(launch.nproc_per_node, run_dir, module),
+            variables,
+            say=say,
+            ahead=ahead,
+            hold=hold,
         )
-        variables = {
-            **environment_of(config, launch),
-            **(environment or {}),
-            **({HELD_VARIABLE: "1"} if held else {}),
-        }
-        if ahead is not None and (not torchrun or ahead.environment != variables):
-            raise ValueError("that torchrun was started for other options")
-        if on_one_host(launch):
-            forget_meeting(folder)
-            variables |= meeting_environment(folder) if torchrun else {}
-        variables |= stopped_ranks.environment(config, launch)
-        return Job(config, launch, command, variables, say=say, ahead=ahead, hold=hold)
     except BaseException:
         hold.release()
         raise
+
+
+def _prepare_folder(
+    config: ResolvedConfig, launch: LaunchConfig, *, torchrun: bool, held: bool
+) -> dict[str, str]:
+    """Clear the folder of an earlier run's files and describe this one in it.
+
+    Return the variables that lead its processes to the description and to their rendezvous.
+    """
+    folder = Path(config.run_dir)
+    run_folder.clear(folder)
+    variables = RunDescription(
+        config,
+        world_size=launch.nnodes * launch.nproc_per_node,
+        local_processes=launch.nproc_per_node,
+        host=launch.node_rank,
+        held=held,
+    ).write()
+    if on_one_host(launch):
+        forget_meeting(folder)
+        variables |= meeting_environment(folder) if torchrun else {}
+    return variables
 
 
 @interruptible("the run")
@@ -359,9 +239,7 @@ def launch(
     progress: bool | Progress = True,
     ahead: Torchrun | None = None,
 ) -> Results | None:
-    """Run to the end and return what was measured; show the phase and rank 0's log on the way.
-
-    Print the equivalent command line first.
+    """Run to the end and return the results; show the command line, the phase and rank 0's log.
 
     Args:
         config: the training options.
@@ -374,8 +252,15 @@ def launch(
         RunFailed: a process fails.
         InputError: bad input.
         Interrupted: the run is stopped.
+
+    Example:
+        >>> from gallery_lib import TrainConfig, launch
+        >>> task = TrainConfig("tts_angular", batch_size=8, max_steps=4, evaluate=False)
+        >>> launch(task, show_log=False).steps
+        $ python3 launch_single_task.py ...
+        4
     """
-    with shown_on(progress) as shown:
+    with progress_display(progress) as shown:
         unused = [ahead]  # a torchrun that was started ahead can be used once
 
         def run() -> Results | None:
@@ -396,7 +281,7 @@ def _to_its_end(job: Job, shown: Progress) -> Results | None:
     """Show a run until it ends; return its results."""
     try:
         line = shlex.join(
-            ["python3", "launch_single_task.py", *options.command_line(job.launch, job.config)]
+            ["python3", "launch_single_task.py", *command_line.words_of(job.launch, job.config)]
         )
         # A folder's name may be any bytes.
         shown.say("$ " + line.encode("utf-8", "backslashreplace").decode())

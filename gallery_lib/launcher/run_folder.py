@@ -8,8 +8,14 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from gallery_lib.config import TrainConfig
 from gallery_lib.console.exit_code import refusal
+from gallery_lib.console.phases import PHASES_FILE
 from gallery_lib.errors import InputError
+from gallery_lib.launcher import description
+from gallery_lib.launcher.forked import HELD_FILE
+from gallery_lib.system import paths
+from gallery_lib.train.failure import ERROR_FILES
 
 _LOCK_FILE = ".lock-host{}"
 _OF_A_RUN = (
@@ -17,7 +23,6 @@ _OF_A_RUN = (
         "config.json",
         "steps.jsonl",
         "phases.json",
-        ".phases.json.new",
         "results.json",
         "weights.pt",
         "held",
@@ -34,8 +39,8 @@ _OF_A_RUN = (
     ),
     *(
         _LOCK_FILE.format("*"),
-        ".*.json.*",
-        "weights.new",
+        description.FILE.format("*"),
+        ".*.tmp",  # of a writer that was killed
         "initial-*.pt",
         "traffic.json",
         "losses.json",
@@ -49,18 +54,22 @@ _SHOWN = 3
 def checked(run_dir: str, *, make: bool = True) -> Path:
     """Return the folder that `run_dir` names; with `make`, create it where there is none.
 
-    Raises InputError for a name that is no folder's, and for a folder that cannot be made or
-    written to. Also for a folder that holds a finished run or files of something else.
+    Raises:
+        InputError: for a name that is no folder's, and for a folder that cannot be made or written
+            to. Also for a folder that holds a finished run or files of something else.
     """
     if run_dir.startswith("-"):
         raise InputError(
             f"run_dir={run_dir!r} begins with a dash, as options do. "
-            f"A folder of that name is written ./{run_dir}."
+            f"A folder of that name is written ./{run_dir}.",
+            parameter="run_dir",
         )
     try:
         folder = Path(run_dir).expanduser()
         if folder.exists() and not folder.is_dir():
-            raise InputError(f"run_dir={run_dir} is a file. Name a new folder.")
+            raise InputError(
+                f"run_dir={run_dir} is a file. Name a new folder.", parameter="run_dir"
+            )
         there = list(folder.iterdir()) if folder.exists() else []
         foreign = sorted(
             file.name for file in there if not any(file.match(name) for name in _OF_A_RUN)
@@ -69,30 +78,52 @@ def checked(run_dir: str, *, make: bool = True) -> Path:
             more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
             raise InputError(
                 f"run_dir={run_dir} holds files of something else "
-                f"({', '.join(foreign[:_SHOWN])}{more}). Name a new folder."
+                f"({', '.join(foreign[:_SHOWN])}{more}). Name a new folder.",
+                parameter="run_dir",
             )
         if (folder / "results.json").exists():
             raise InputError(
-                f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away."
+                f"run_dir={run_dir} holds a finished run. "
+                "Name a new folder, or move that one away.",
+                parameter="run_dir",
             )
         if not make:
             return folder
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InputError(
-                f"run_dir={run_dir} may not be written by this user. Name another folder."
+                f"run_dir={run_dir} may not be written by this user. Name another folder.",
+                parameter="run_dir",
             )
     except RuntimeError as error:  # ~somebody is no user
-        raise InputError(f"run_dir={run_dir} cannot be used. {error}") from None
+        raise InputError(
+            f"run_dir={run_dir} cannot be used. {error}", parameter="run_dir"
+        ) from None
     except OSError as error:
-        raise InputError(f"run_dir={run_dir} cannot be used. {refusal(error)}.") from None
+        raise InputError(
+            f"run_dir={run_dir} cannot be used. {refusal(error)}.", parameter="run_dir"
+        ) from None
     return folder
+
+
+def new(config: TrainConfig) -> str:
+    """Return the name of a new folder for a run that names none."""
+    variant = "compiler-opt" if config.compiler_opt else "baseline"
+    return str(paths.new_run_dir(f"{config.model.rsplit(':', 1)[-1]}-{variant}"))
+
+
+def clear(folder: Path) -> None:
+    """Remove what would be taken for this run's from a folder in which a run has broken off."""
+    for name in (ERROR_FILES, HELD_FILE, PHASES_FILE):
+        for file in folder.glob(name):
+            file.unlink()
 
 
 class Hold(contextlib.AbstractContextManager["Hold"]):
     """Lock on a run's folder, for one host of the run, until `release` or the end of this process.
 
-    Raises InputError where another run is at work in it.
+    Raises:
+        InputError: where another run is at work in it.
     """
 
     def __init__(self, folder: Path, host: int) -> None:
@@ -103,7 +134,8 @@ class Hold(contextlib.AbstractContextManager["Hold"]):
         except Timeout:
             raise InputError(
                 f"run_dir={folder}: another run is at work in it. "
-                "Wait for it, or name another folder."
+                "Wait for it, or name another folder.",
+                parameter="run_dir",
             ) from None
 
     @property

@@ -7,12 +7,46 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gallery_lib.config import LaunchConfig, TrainConfig, options
 from gallery_lib.console.expected_durations import Durations
-from gallery_lib.console.phases import COMPILING, Phase, read_phases, seconds_by_phase
+from gallery_lib.console.phases import COMPILING, IMPORTS, Phase, read_phases, seconds_by_phase
 from gallery_lib.console.progress import Progress
 from gallery_lib.train.run_log import last_step
 
 _SHORTEST_SECONDS = 0.05
+_WITHOUT_EFFECT_ON_DURATIONS = (
+    "run_dir",
+    "seed",
+    "tensorboard",
+    "log_interval",
+    "lr",
+    "weight_decay",
+    "terminate_on_nan",
+    "rank_timeout",
+)
+
+
+def identity(
+    config: TrainConfig, launch: LaunchConfig, command: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what runs of equal duration have in common.
+
+    `command` has facts that tell the run from others with the same options.
+    """
+    values = {
+        option: value
+        for option, value in options.to_mapping(config).items()
+        if option not in _WITHOUT_EFFECT_ON_DURATIONS
+    }
+    launched = {"processes": launch.nproc_per_node, "hosts": launch.nnodes}
+    return {**values, **launched, **(command or {})}
+
+
+def first_phase(launch: LaunchConfig) -> str:
+    """Return the name of the phase that is shown until the run notes one."""
+    if launch.node_rank == 0:
+        return IMPORTS
+    return f"running on host {launch.node_rank}, phases are shown on host 0"
 
 
 class RunView:

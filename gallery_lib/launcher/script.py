@@ -41,10 +41,12 @@ def run_script(
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"the script {path} does not exist.")
+        raise InputError(f"the script {path} does not exist.", parameter="script")
     devices = hardware.gpu_count() or hardware.cores()
     if processes is not None and not 1 <= processes <= devices:
-        raise InputError(f"processes={processes}: this host has {devices} device(s).")
+        raise InputError(
+            f"processes={processes}: this host has {devices} device(s).", parameter="processes"
+        )
     shown = (
         ["python", path.name]
         if processes is None

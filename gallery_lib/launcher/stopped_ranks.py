@@ -8,7 +8,6 @@ no rank waits for another. A run whose ranks are all stopped is left alone: some
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -18,23 +17,14 @@ from pathlib import Path
 
 import psutil
 
-from gallery_lib.config import LaunchConfig, TrainConfig
 from gallery_lib.errors import SilentRank
+from gallery_lib.launcher.description import RunDescription
 from gallery_lib.system.processes import now
 from gallery_lib.train.failure import ErrorReport
 
-VARIABLE = "GALLERY_STOPPED_RANKS"
 _LOOK_SECONDS = 1.0
 _PAUSE_SECONDS = 5.0
 """Longest normal time between two looks; a longer one means this process was stopped itself."""
-
-
-def environment(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
-    """Return the variable that tells the starting process what to watch; none for a single rank."""
-    if launch.nnodes * launch.nproc_per_node == 1:
-        return {}
-    first_rank = launch.node_rank * launch.nproc_per_node
-    return {VARIABLE: json.dumps([config.rank_timeout, config.run_dir, first_rank])}
 
 
 class StoppedRanks:
@@ -52,12 +42,11 @@ class StoppedRanks:
         self._stopped_at: dict[int, float] = {}
 
     @classmethod
-    def from_environment(cls) -> StoppedRanks | None:
-        """Return the watch that `environment` describes, or None."""
-        if VARIABLE not in os.environ:
+    def of(cls, run: RunDescription) -> StoppedRanks | None:
+        """Return the watch of a run over this host's ranks; None for a run of a single rank."""
+        if run.world_size == 1:
             return None
-        limit_seconds, run_dir, first_rank = json.loads(os.environ[VARIABLE])
-        return cls(limit_seconds, Path(run_dir), first_rank)
+        return cls(run.config.rank_timeout, run.run_dir, run.first_rank)
 
     def look(self, processes: Mapping[int, int]) -> None:
         """Report and kill each rank that has been stopped for too long.

@@ -13,26 +13,28 @@ import contextlib
 import json
 import mmap
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gallery_lib.comm import rendezvous
 from gallery_lib.compiler import cache
 from gallery_lib.config import LaunchConfig, TrainConfig, switches
+from gallery_lib.launcher import description, killed_ranks
+from gallery_lib.launcher.description import RunDescription
+from gallery_lib.launcher.killed_ranks import Ending
 from gallery_lib.launcher.stopped_ranks import StoppedRanks
 from gallery_lib.memory import allocator
-from gallery_lib.system import hardware
 from gallery_lib.system.processes import LAUNCHED_AT_VARIABLE, began_at, end_supervised, supervised
+from gallery_lib.train.resolved import threads_of
 
 
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     """Return the variables that a run's processes get on top of this process's environment."""
-    threads = config.threads or max(1, hardware.cores() // launch.nproc_per_node)
+    threads = threads_of(config, launch.nproc_per_node)
     chosen = {"OMP_NUM_THREADS": str(threads), **switches.environment(config)}
     if launch.nnodes == 1:
         chosen |= rendezvous.loopback_interface()
@@ -95,33 +97,41 @@ class Torchrun(contextlib.AbstractContextManager["Torchrun"]):
             end_supervised(self._process)
 
 
-def _name_who_was_killed() -> None:
-    """Make torchrun report killed processes before it looks at exit codes in the order of ranks.
+def _report_killed_ranks() -> None:
+    """Make torchrun report a killed process before it looks at exit codes in the order of ranks."""
+    from torch.distributed.elastic.multiprocessing import api
 
-    When torchrun looks, others may have failed because one is gone; it would name the first of
-    them.
-    """
-    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+    run = description.of_this_run()
+    if run is None:
+        return
+    described: RunDescription = run
 
-    poll = MultiprocessContext._poll
-
-    def polled(context: Any) -> Any:
-        for rank, process in enumerate(context._pc.processes if context._pc else []):
-            if (
-                process.exitcode is not None
-                and process.exitcode < 0
-                and process.exitcode != -signal.SIGTERM
-            ):
-                print(
-                    "Root Cause:\n"
-                    f"  rank      : {rank}\n"
-                    f"  exitcode  : {process.exitcode} (pid: {process.pid})",
-                    file=sys.stderr,
-                    flush=True,
+    def reporting(poll: Callable[[Any], Any], endings: Callable[[Any], dict[int, Ending]]) -> Any:
+        def polled(context: Any) -> Any:
+            reported = killed_ranks.report(described, endings(context))
+            result = poll(context)
+            if result is not None and result.failures and not reported:  # it failed in between
+                first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+                killed_ranks.report(
+                    described, {first.local_rank: Ending(first.pid, first.exitcode)}
                 )
-        return poll(context)
+            return result
 
-    MultiprocessContext._poll = polled  # type: ignore[assignment, method-assign]
+        return polled
+
+    def of_functions(context: Any) -> dict[int, Ending]:
+        processes = context._pc.processes if context._pc else []
+        return {rank: Ending(one.pid, one.exitcode) for rank, one in enumerate(processes)}
+
+    def of_commands(context: Any) -> dict[int, Ending]:
+        return {
+            rank: Ending(one.proc.pid, one.proc.poll())
+            for rank, one in context.subprocess_handlers.items()
+        }
+
+    functions, commands = api.MultiprocessContext, api.SubprocessContext
+    functions._poll = reporting(functions._poll, of_functions)  # type: ignore[method-assign]
+    commands._poll = reporting(commands._poll, of_commands)  # type: ignore[method-assign]
 
 
 class _Finished:
@@ -156,8 +166,8 @@ def _let_no_rank_block_the_others() -> None:
     start_functions, start_commands = api.MultiprocessContext._start, api.SubprocessContext._start
 
     def watch(processes: Mapping[int, int]) -> None:
-        stopped_ranks = StoppedRanks.from_environment()
-        if stopped_ranks is not None:
+        run = description.of_this_run()
+        if run is not None and (stopped_ranks := StoppedRanks.of(run)):
             stopped_ranks.watch(processes)
 
     def started_functions(context: Any) -> None:
@@ -177,8 +187,6 @@ def _let_no_rank_block_the_others() -> None:
 def main(arguments: Sequence[str]) -> None:
     """Run torchrun; without arguments import it first and wait for them on standard input."""
     rendezvous.listen_where_told()
-    _name_who_was_killed()
-    _let_no_rank_block_the_others()
     from torch.distributed import run
 
     if not arguments:
@@ -191,6 +199,8 @@ def main(arguments: Sequence[str]) -> None:
             os.dup2(errors.fileno(), 2)
             os.dup2(nothing.fileno(), 0)
         arguments = order["arguments"]
+    _report_killed_ranks()
+    _let_no_rank_block_the_others()
     run.main(list(arguments))
 
 

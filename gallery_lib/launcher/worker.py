@@ -1,7 +1,8 @@
-"""Training process of a run, as torchrun starts it: `-m gallery_lib.launcher.worker OPTIONS`.
+"""Training process of a run, as torchrun starts it: `-m gallery_lib.launcher.worker [OPTIONS]`.
 
-torchrun may also fork itself and run this file. The process dies with torchrun. Whatever goes wrong
-is written to `error-rank<n>.json` in the run directory, for the launcher to tell. Warnings and
+Without options it finds the description that the launcher has written (description.py). torchrun
+may also fork itself and run this file. The process dies with torchrun. Whatever goes wrong is
+written to `error-rank<n>.json` in the run directory, for the launcher to tell. Warnings and
 native messages go to the rank's log file.
 """
 
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib.config import TrainConfig
-from gallery_lib.config.options import parse_command_line
+from gallery_lib.config.command_line import parse_command_line
 from gallery_lib.config.switches import compiler_enabled
 from gallery_lib.console import user_errors
-from gallery_lib.errors import GalleryError, LoaderKilled
+from gallery_lib.errors import GalleryError, InputError, LoaderKilled
+from gallery_lib.launcher import description
 from gallery_lib.system.processes import die_with_parent
 from gallery_lib.train.failure import ErrorReport, killed_loader
 
@@ -37,18 +39,28 @@ def _own_message(error: BaseException) -> str:
     return text.rsplit(marker, 1)[-1].strip() if marker in text else text
 
 
+def _config(arguments: Sequence[str]) -> TrainConfig:
+    """Return the options of this process: those given, or else those of the description."""
+    run = None if arguments else description.of_this_run()
+    if run is not None:
+        os.environ.pop(description.VARIABLE)  # what this process may start is no part of the run
+        return run.config
+    (config,) = parse_command_line(
+        arguments,
+        TrainConfig,
+        prog="gallery_lib.launcher.worker",
+        description="One training process.",
+    )
+    return config
+
+
 def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
-    """Parse `arguments`, call `body` with the options, and return the process's exit code."""
+    """Call `body` with the options of the run, and return the process's exit code."""
     die_with_parent()
     rank = os.environ.get("RANK", "0")
     run_dir: Path | None = None
     try:
-        (config,) = parse_command_line(
-            arguments,
-            TrainConfig,
-            prog="gallery_lib.launcher.worker",
-            description="One training process.",
-        )
+        config = _config(arguments)
         if config.run_dir:
             run_dir = Path(config.run_dir)
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -62,22 +74,30 @@ def run(body: Callable[[TrainConfig], Any], arguments: Sequence[str]) -> int:
         return 0
     except BaseException as error:
         if run_dir:
-            own_line = user_errors.line_of(error)
-            loader = killed_loader(error)
-            ErrorReport(
-                int(rank),
-                LoaderKilled.__name__ if loader else type(error).__name__,
-                f"rank {rank}: {loader}"
-                if loader
-                else user_errors.words(error)
-                if own_line and user_errors.is_known(error)
-                else _own_message(error),
-                own_line=str(own_line) if own_line else None,
-                traceback=traceback.format_exc(),
-                exit_code=error.exit_code if isinstance(error, GalleryError) else 1,
-            ).write(run_dir)
+            _report(error, int(rank)).write(run_dir)
         traceback.print_exc()
         return error.exit_code if isinstance(error, GalleryError) else 1
+
+
+def _report(error: BaseException, rank: int) -> ErrorReport:
+    """Return the report of an error that has ended this rank."""
+    own_line = user_errors.line_of(error)
+    loader = killed_loader(error)
+    if loader:
+        message = f"rank {rank}: {loader}"
+    elif own_line and user_errors.is_known(error):
+        message = user_errors.explanation(error)
+    else:
+        message = _own_message(error)
+    return ErrorReport(
+        rank,
+        LoaderKilled.__name__ if loader else type(error).__name__,
+        message,
+        own_line=str(own_line) if own_line else None,
+        traceback=traceback.format_exc(),
+        exit_code=error.exit_code if isinstance(error, GalleryError) else 1,
+        parameter=error.parameter if isinstance(error, InputError) else None,
+    )
 
 
 def preload() -> None:

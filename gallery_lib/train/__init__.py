@@ -1,7 +1,10 @@
-"""One training run: its loop, precision, records, results and the causes of failures.
+"""One training run: its options, loop, precision, records, results and the causes of failures.
 
-- `loop`: the one loop for baseline and backend; `recipe` says who makes the model ready.
+- `resolved`: the options of a run, checked and completed once.
+- `session`: data, model, optimizer and log; `recipe` says who makes the model ready.
+- `loop`: the one loop for baseline and backend. `evaluation`: held-out metrics after it.
 - `precision`: fp32 or autocast, and gradient scaling. `step_clock`: times of steps and phases.
-- `run_log`: `config.json`, `steps.jsonl`, a log per rank. `results`: `results.json`, written last.
+- `measurements`: the figures of a run. `results`: `results.json`, written last.
+- `run_log`: `config.json`, `steps.jsonl`, a log per rank. `weights`: `weights.pt`.
 - `divergence`: where a loss stopped being finite. `failure`: why a run failed, and who first.
 """

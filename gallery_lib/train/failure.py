@@ -1,4 +1,8 @@
-"""Diagnosis of a failed run from the ranks' error files, torchrun's output and the exit code."""
+"""Diagnosis of a failed run from the reports of its ranks and its exit code.
+
+A rank that fails writes a report. The process that started the ranks writes it for a rank that was
+killed.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,17 @@ from gallery_lib.errors import (
     RunFailed,
     SilentRank,
 )
+from gallery_lib.system.exit_codes import exit_code_of_signal, signal_of_exit_code
 from gallery_lib.system.json_files import read_json, write_json
 
 _OF_DAMAGED_CODE = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL)
-_FAILURE = re.compile(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*-(\d+) \(pid: (\d+)\)")
 ERROR_FILES = "error-rank*.json"
+_KILLED = "Killed"
 
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """The error that made one rank fail."""
+    """The error that made one rank fail, or the signal that ended it."""
 
     rank: int
     type: str  # class name of the error
@@ -35,10 +40,24 @@ class ErrorReport:
     own_line: str | None = None  # the user's own line of code, if the error arose there
     traceback: str = ""
     exit_code: int = 1
+    parameter: str | None = None  # of an InputError
+    signal: int | None = None  # that ended the process
+
+    @classmethod
+    def of_killed(cls, rank: int, process: int, number: int) -> ErrorReport:
+        """Return the report about a rank whose process was ended by signal `number`."""
+        message = f"rank {rank} (process {process}) was killed by {signal.Signals(number).name}"
+        if number == signal.SIGKILL:
+            message += ": by someone, or by the kernel because memory ran out"
+        return cls(rank, _KILLED, message, exit_code=exit_code_of_signal(number), signal=number)
 
     def write(self, run_dir: Path) -> None:
-        """Write the report to the run's folder, where the launcher reads it."""
-        write_json(run_dir / ERROR_FILES.replace("*", str(self.rank)), dataclasses.asdict(self))
+        """Write the report to the run's folder, where the launcher reads it.
+
+        The report about a killed rank stands beside one that the rank may have written itself.
+        """
+        name = f"{self.rank}-killed" if self.type == _KILLED else str(self.rank)
+        write_json(run_dir / ERROR_FILES.replace("*", name), dataclasses.asdict(self))
 
 
 _LOADER = re.compile(
@@ -64,30 +83,6 @@ def killed_loader(error: BaseException) -> str | None:
     return f"process {matches[0][1]}, which loads data, {how}"
 
 
-def _killed(torchrun_text: str) -> tuple[int, int, int] | None:
-    """Return rank, signal and process id of the rank killed first, from torchrun's output, or None.
-
-    torchrun lists all ranks that failed, also those that it ended itself by SIGTERM. It calls the
-    first failure that it noticed the root cause. That rank may have failed only because the killed
-    one was gone.
-    """
-    killed = [
-        (int(rank), int(number), int(pid)) for rank, number, pid in _FAILURE.findall(torchrun_text)
-    ]
-    by_others = [
-        one
-        for one in killed
-        if one[1] != signal.SIGTERM and f"Unable to shutdown process {one[2]}" not in torchrun_text
-    ]
-    root = _FAILURE.search(torchrun_text.rpartition("Root Cause")[2])
-    ended = (
-        [(int(root[1]), int(root[2]), int(root[3]))]
-        if root and int(root[2]) == signal.SIGTERM
-        else []
-    )
-    return next(reversed(by_others or ended), None)
-
-
 def _reports(run_dir: Path) -> list[ErrorReport]:
     """Return the ranks' error reports, those of wrong input first; invalid files are left out."""
     found = []
@@ -98,57 +93,50 @@ def _reports(run_dir: Path) -> list[ErrorReport]:
 
 
 def of_run(
-    run_dir: Path, code: int, torchrun_text: str, last_lines: Iterable[str], *, compiled_first: bool
+    run_dir: Path, code: int, output: str, last_lines: Iterable[str], *, compiled_first: bool
 ) -> GalleryError:
     """Return the error to raise for a run that failed.
 
     Args:
         run_dir: the run's folder.
         code: exit code of the run.
-        torchrun_text: output of torchrun.
+        output: standard error of torchrun, shown where no rank has reported anything.
         last_lines: last log lines of rank 0.
         compiled_first: whether the run was to load compiled code and took no step.
     """
     reports = _reports(run_dir)
-    if reports and reports[0].exit_code == InputError.exit_code:
-        return InputError(reports[0].message)
+    if wrong := next((one for one in reports if one.exit_code == InputError.exit_code), None):
+        return InputError(wrong.message, parameter=wrong.parameter)
     for kind in (Diverged, SilentRank, LoaderKilled):
-        if report := next((report for report in reports if report.type == kind.__name__), None):
+        if report := next((one for one in reports if one.type == kind.__name__), None):
             return kind(f"the run in {run_dir}: {report.message}.")
-    killed = _killed(torchrun_text)
-    if killed is not None:
-        rank, number, pid = killed
-        reason = f"rank {rank} (process {pid}) was killed by {signal.Signals(number).name}"
-        if number == signal.SIGKILL:
-            reason += ": by someone, or by the kernel because memory ran out"
-        detail = ""
-    elif reports:
-        reason = f"rank {reports[0].rank} failed with {reports[0].type}: {reports[0].message}"
-        detail = "\n" + reports[0].traceback.rstrip()
-        if own_line := reports[0].own_line:
-            reason = reason.rstrip(".")
-            detail = (
-                f"\n  {own_line}\nThe whole traceback is in "
-                f"{run_dir}/log-rank{reports[0].rank}.txt."
-            )
-    elif code > 128 and code - 128 in set(signal.Signals):
-        reason, detail = (
-            (
-                f"its processes were ended by {signal.Signals(code - 128).name}, from outside or "
-                "because memory ran out"
-            ),
-            "",
-        )
-    else:
-        reason = f"torchrun ended with exit code {code}"
-        detail = "\n" + "\n".join(torchrun_text.splitlines()[-15:])
+    killed = next((one for one in reports if one.type == _KILLED), None)
     log = "\n".join(last_lines) or "(nothing was logged)"
     failed = RunFailed(
-        f"the run in {run_dir} did not finish: {reason}.{detail}\nLast log lines of rank 0:\n{log}"
+        f"the run in {run_dir} did not finish: {_reason(run_dir, code, killed, reports, output)}\n"
+        f"Last log lines of rank 0:\n{log}"
     )
-    by_signal = (code > 128 and code - 128 in _OF_DAMAGED_CODE) or (
-        killed is not None and killed[1] in _OF_DAMAGED_CODE
-    )
+    by_signal = (killed.signal if killed else signal_of_exit_code(code)) in _OF_DAMAGED_CODE
     in_compiler = any("torch/_inductor/" in report.traceback for report in reports)
     failed.suspects_compiled_code = compiled_first and (by_signal or in_compiler)
     return failed
+
+
+def _reason(
+    run_dir: Path, code: int, killed: ErrorReport | None, reports: list[ErrorReport], output: str
+) -> str:
+    """Return why a run failed, in a sentence, with the details below it."""
+    if killed is not None:
+        return f"{killed.message}."
+    if reports:
+        first = reports[0]
+        reason = f"rank {first.rank} failed with {first.type}: {first.message}"
+        if first.own_line is None:
+            return f"{reason}.\n{first.traceback.rstrip()}"
+        return (
+            f"{reason.rstrip('.')}.\n  {first.own_line}\n"
+            f"The whole traceback is in {run_dir}/log-rank{first.rank}.txt."
+        )
+    if (number := signal_of_exit_code(code)) is not None:
+        return f"its processes were ended by {number.name}, from outside or because memory ran out."
+    return f"torchrun ended with exit code {code}.\n" + "\n".join(output.splitlines()[-15:])

@@ -29,7 +29,8 @@ def chosen_level(asked: Literal["auto", "O0", "O1"], device_type: str) -> Litera
 def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:
     """Return the dtype of autocast, or None under O0.
 
-    Raises InputError where the device cannot train in that dtype.
+    Raises:
+        InputError: where the device cannot train in that dtype.
     """
     if config.amp_level == "O0":
         return None
@@ -37,7 +38,8 @@ def autocast_dtype(config: TrainConfig, device_type: str) -> torch.dtype | None:
         if config.amp_dtype == "fp16":
             raise InputError(
                 "amp_dtype=fp16 is not offered on the CPU: few CPUs compute in it and gradients "
-                "underflow. Use bf16 (the default there)."
+                "underflow. Use bf16 (the default there).",
+                parameter="amp_dtype",
             )
         return torch.bfloat16
     if config.amp_dtype == "bf16" or (

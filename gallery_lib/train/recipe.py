@@ -7,7 +7,7 @@ their documentation tells (peers.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,7 +45,8 @@ class Prepared:
     # Dtype of forward pass and loss. None: fp32, or the recipe applies autocast itself.
     autocast_dtype: torch.dtype | None
     techniques: dict[str, str]
-    propagate: Callable[[Tensor], Any] = Tensor.backward  # adds a loss's gradients to `.grad`
+    # Adds a loss's gradients to `.grad`.
+    propagate: Callable[[Tensor], Any] = field(default_factory=lambda: Tensor.backward)
     # Whether our own kernels run the optimizer's step, and with it the scaler's.
     kernels: bool = False
 

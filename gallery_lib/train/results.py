@@ -80,7 +80,8 @@ def check_folder(folder: Path | str) -> None:
         what = "is a file" if Path(folder).exists() else "does not exist"
         raise InputError(
             f"{folder} {what}. Give the folder of a run or a comparison, which it names when it "
-            "ends."
+            "ends.",
+            parameter=str(folder),
         )
 
 
@@ -105,9 +106,12 @@ _ASKED_OF_ALL: dict[str, dict[str, Any]] = {
 
 
 def results_from(values: Any, place: str = "") -> Results:
-    """Return plain JSON as `Results`. Raises Misfit for a missing, unknown or wrong value.
+    """Return plain JSON as `Results`.
 
     A value of another type is wrong.
+
+    Raises:
+        Misfit: for a missing, unknown or wrong value.
     """
     if isinstance(values, dict):
         # Older runs lack these fields.
@@ -117,7 +121,7 @@ def results_from(values: Any, place: str = "") -> Results:
         for key, kind in asked.items():
             where = f"{place}.{name}.{key}".lstrip(".")
             if key not in getattr(results, name):
-                raise Misfit(f"{where}: is missing")
+                raise Misfit("is missing", where)
             converted(getattr(results, name)[key], kind, where)
     converted(
         results.loss["curve"], list[tuple[int, float | None]], f"{place}.loss.curve".lstrip(".")
@@ -128,7 +132,8 @@ def results_from(values: Any, place: str = "") -> Results:
 def read_results(run_dir: Path | str) -> Results:
     """Return the results of a finished run.
 
-    Raises InputError when there are none, or when their schema or shape is another.
+    Raises:
+        InputError: when there are none, or when their schema or shape is another.
     """
     check_folder(run_dir)
     path = Path(run_dir) / "results.json"
@@ -136,13 +141,18 @@ def read_results(run_dir: Path | str) -> Results:
         values = read_json(path, dict[str, Any], again=_AGAIN)
     except FileNotFoundError:
         raise InputError(
-            f"{path} does not exist: that run did not finish. Its log-rank0.txt says why."
+            f"{path} does not exist: that run did not finish. Its log-rank0.txt says why.",
+            parameter=str(path),
         ) from None
     if values.get("schema") != SCHEMA:
         raise InputError(
-            f"{path} has schema {values.get('schema')}, and this version reads {SCHEMA}. {_AGAIN}"
+            f"{path} has schema {values.get('schema')}, and this version reads {SCHEMA}. {_AGAIN}",
+            parameter="schema",
         )
     try:
         return results_from(values)
     except Misfit as error:
-        raise InputError(f"{path} is damaged, or of another version: {error}. {_AGAIN}") from None
+        raise InputError(
+            f"{path} is damaged, or of another version: {error}. {_AGAIN}",
+            parameter=error.place or str(path),
+        ) from None

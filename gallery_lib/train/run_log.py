@@ -21,7 +21,9 @@ class RunLog:
     def __init__(self, run_dir: Path, *, rank: int = 0, tensorboard: bool = False) -> None:
         if (run_dir / "results.json").exists():
             raise InputError(
-                f"run_dir={run_dir} holds a finished run. Name a new folder, or move that one away."
+                f"run_dir={run_dir} holds a finished run. "
+                "Name a new folder, or move that one away.",
+                parameter="run_dir",
             )
         run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir, self.rank = run_dir, rank
@@ -109,7 +111,8 @@ class RunLog:
 def read_steps(run_dir: Path | str) -> list[dict[str, Any]]:
     """Return the complete lines of `steps.jsonl`, also of a run that is still going on.
 
-    Raises InputError for a line that is no step.
+    Raises:
+        InputError: for a line that is no step.
     """
     path = Path(run_dir) / "steps.jsonl"
     if not path.exists():
@@ -124,7 +127,9 @@ def _step(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         return converted(json.loads(line), dict[str, Any])
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}, line {number}, is damaged: {error}. Run it again.") from None
+        raise InputError(
+            f"{path}, line {number}, is damaged: {error}. Run it again.", parameter=str(path)
+        ) from None
 
 
 def last_step(run_dir: Path | str) -> int:
@@ -148,18 +153,26 @@ def last_step(run_dir: Path | str) -> int:
 
 
 def each_step_seconds(run_dir: Path) -> list[float]:
-    """Return the time of every training step of a run, in order. Raises InputError without any."""
+    """Return the time of every training step of a run, in order.
+
+    Raises:
+        InputError: without any.
+    """
     try:
         lines = [
             converted(line.get("each_step_seconds"), list[float], "each_step_seconds")
             for line in read_steps(run_dir)
         ]
     except Misfit as error:
-        raise InputError(f"{run_dir}/steps.jsonl is damaged: {error}. Run it again.") from None
+        raise InputError(
+            f"{run_dir}/steps.jsonl is damaged: {error}. Run it again.",
+            parameter=error.place,
+        ) from None
     found = [seconds for line in lines for seconds in line]
     if not found:
         raise InputError(
             f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is "
-            "not whole. Run it again."
+            "not whole. Run it again.",
+            parameter=str(run_dir),
         )
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_task import config as tiny_config
 
-from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.launcher import stopped_ranks
+from gallery_lib.launcher.description import RunDescription
 from gallery_lib.launcher.stopped_ranks import StoppedRanks
+from gallery_lib.train.resolved import resolve
 
 LIMIT_SECONDS = 2.0
 
@@ -79,14 +79,9 @@ def test_time_in_which_the_watch_itself_was_stopped_does_not_count(ranks, tmp_pa
     assert ranks[1].poll() is None
 
 
-def test_several_ranks_are_watched_and_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = TrainConfig(model="resnet50", run_dir="runs/x", rank_timeout=30.0)
-    assert stopped_ranks.environment(config, LaunchConfig()) == {}
-    launch = LaunchConfig(nproc_per_node=2, nnodes=2, node_rank=1, master_addr="10.0.0.1")
-    (value,) = stopped_ranks.environment(config, launch).values()
-    assert json.loads(value) == [30.0, "runs/x", 2]
-    monkeypatch.delenv(stopped_ranks.VARIABLE, raising=False)
-    assert StoppedRanks.from_environment() is None
-    monkeypatch.setenv(stopped_ranks.VARIABLE, value)
-    assert StoppedRanks.from_environment() is not None
-    assert os.environ[stopped_ranks.VARIABLE] == value
+def test_several_ranks_are_watched_and_one_is_not(tmp_path: Path) -> None:
+    config = resolve(tiny_config(rank_timeout=30.0), local_processes=2, run_dir=str(tmp_path))
+    run = RunDescription(config, world_size=1, local_processes=1)
+    assert StoppedRanks.of(run) is None
+    run = RunDescription(config, world_size=4, local_processes=2, host=1)
+    assert run.first_rank == 2 and StoppedRanks.of(run) is not None

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from refusal import refused
 from tiny_task import config
 
 from gallery_lib.config import LaunchConfig
-from gallery_lib.errors import InputError
 from gallery_lib.launcher.job import launch
 from gallery_lib.launcher.torchrun import Torchrun, _Finished
 from gallery_lib.system.processes import began_at, now
@@ -76,7 +76,7 @@ def test_a_process_knows_when_it_began() -> None:
 @pytest.mark.parametrize("waiting", [0.0, 4.0], ids=["while it imports", "while it waits"])
 def test_one_that_is_never_told_ends_with_the_block(waiting: float) -> None:
     others = psutil.Process().children(recursive=True)
-    with pytest.raises(InputError, match="is not a task"), Torchrun(config(), ONE) as ahead:
+    with refused("model", "resnet51", "`resnet50`"), Torchrun(config(), ONE) as ahead:
         started = below(psutil.Process(), others)
         time.sleep(waiting)
         assert all(process.is_running() for process in started)

@@ -14,69 +14,38 @@ from gallery_lib.errors import Diverged, InputError, RunFailed, SilentRank
 from gallery_lib.train import failure
 from gallery_lib.train.failure import ErrorReport
 
-FAILED = """
-============================================================
-worker FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-11-26_01:00:01
-  host      : a
-  rank      : {other} (local_rank: {other})
-  exitcode  : {code_of_other} (pid: 43)
-  error_file: <N/A>
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-11-26_01:00:00
-  host      : a
-  rank      : {root} (local_rank: {root})
-  exitcode  : {code_of_root} (pid: 42)
-  error_file: <N/A>
-============================================================
-"""
 
-
-def told(folder: Path, text: str, code: int = 1, *, compiled_first: bool = False) -> str:
+def told(folder: Path, text: str = "", code: int = 1, *, compiled_first: bool = False) -> str:
     return str(failure.of_run(folder, code, text, ["a line"], compiled_first=compiled_first))
-
-
-def text(root: int, code_of_root: int, other: int, code_of_other: int) -> str:
-    return FAILED.format(
-        root=root, code_of_root=code_of_root, other=other, code_of_other=code_of_other
-    )
 
 
 def test_the_rank_that_was_killed_is_named_though_another_failed_for_want_of_it(
     tmp_path: Path,
 ) -> None:
     ErrorReport(0, "RuntimeError", "Connection closed by peer").write(tmp_path)
-    said = told(tmp_path, text(0, 1, 1, -9))
+    ErrorReport.of_killed(1, 43, signal.SIGKILL).write(tmp_path)
     assert (
         "rank 1 (process 43) was killed by SIGKILL: by someone, or by the kernel because memory "
-        "ran out" in said
+        "ran out" in told(tmp_path)
     )
-    assert "rank 0 (process 42) was killed by SIGKILL" in told(tmp_path, text(0, -9, 1, -15))
 
 
-def test_what_torchrun_ended_itself_is_not_blamed(tmp_path: Path) -> None:
-    ErrorReport(0, "ValueError", "planted", traceback="a traceback").write(tmp_path)
-    assert "rank 0 failed with ValueError: planted" in told(tmp_path, text(0, 1, 1, -15))
-    forced = text(0, 1, 1, -9) + (
-        "\n"
-        "Unable to shutdown process 43 via Signals.SIGTERM, forcefully exiting via "
-        "Signals.SIGKILL"
-    )
-    assert "rank 0 failed with ValueError: planted" in told(tmp_path, forced)
+def test_the_report_about_a_killed_rank_leaves_the_rank_s_own_in_place(tmp_path: Path) -> None:
+    ErrorReport(0, "RuntimeError", "raised before the end").write(tmp_path)
+    ErrorReport.of_killed(0, 42, signal.SIGTERM).write(tmp_path)
+    assert len(list(tmp_path.glob(failure.ERROR_FILES))) == 2
+    assert "rank 0 (process 42) was killed by SIGTERM." in told(tmp_path)
 
 
-def test_a_rank_that_was_ended_from_outside_by_a_request_is_named(tmp_path: Path) -> None:
-    assert "rank 1 (process 42) was killed by SIGTERM." in told(tmp_path, text(1, -15, 0, 1))
+def test_a_rank_that_failed_is_named_where_none_was_killed(tmp_path: Path) -> None:
+    ErrorReport(1, "ValueError", "planted", traceback="a traceback").write(tmp_path)
+    assert "rank 1 failed with ValueError: planted.\na traceback\n" in told(tmp_path)
 
 
 def test_a_silent_rank_and_a_diverged_run_come_before_all_else(tmp_path: Path) -> None:
     ErrorReport(0, "SilentRank", "rank 1 gives no sign of life").write(tmp_path)
-    found = failure.of_run(tmp_path, 1, text(1, -9, 0, 1), [], compiled_first=False)
+    ErrorReport.of_killed(1, 42, signal.SIGKILL).write(tmp_path)
+    found = failure.of_run(tmp_path, 1, "", [], compiled_first=False)
     assert (
         isinstance(found, SilentRank)
         and str(found) == f"the run in {tmp_path}: rank 1 gives no sign of life."
@@ -88,9 +57,12 @@ def test_a_silent_rank_and_a_diverged_run_come_before_all_else(tmp_path: Path) -
 
 def test_bad_input_of_one_rank_is_bad_input(tmp_path: Path) -> None:
     ErrorReport(0, "RuntimeError", "gone").write(tmp_path)
-    ErrorReport(1, "InputError", "batch_size", exit_code=2).write(tmp_path)
+    ErrorReport(
+        1, "InputError", "batch_size=0 is too small", exit_code=2, parameter="batch_size"
+    ).write(tmp_path)
     found = failure.of_run(tmp_path, 1, "", [], compiled_first=False)
-    assert isinstance(found, InputError) and str(found) == "batch_size"
+    assert isinstance(found, InputError) and found.parameter == "batch_size"
+    assert str(found) == "batch_size=0 is too small"
 
 
 def test_files_that_are_no_reports_are_left_out(tmp_path: Path) -> None:
@@ -100,20 +72,29 @@ def test_files_that_are_no_reports_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "traceback", "compiled_first", "suspects"),
+    ("code", "traceback", "killed_by", "compiled_first", "suspects"),
     [
-        (128 + 7, "", True, True),
-        (128 + 7, "", False, False),
-        (1, 'File "/x/torch/_inductor/codecache.py", line 1', True, True),
-        (1, 'File "/x/torch/nn/modules/linear.py", line 1', True, False),
-        (128 + 9, "", True, False),
+        (128 + 7, "", None, True, True),
+        (128 + 7, "", None, False, False),
+        (1, "", signal.SIGBUS, True, True),
+        (1, "", signal.SIGKILL, True, False),
+        (1, 'File "/x/torch/_inductor/codecache.py", line 1', None, True, True),
+        (1, 'File "/x/torch/nn/modules/linear.py", line 1', None, True, False),
+        (128 + 9, "", None, True, False),
     ],
 )
 def test_kept_code_is_suspected_where_it_may_be_to_blame(
-    tmp_path: Path, code: int, traceback: str, compiled_first: bool, suspects: bool
+    tmp_path: Path,
+    code: int,
+    traceback: str,
+    killed_by: signal.Signals | None,
+    compiled_first: bool,
+    suspects: bool,
 ) -> None:
     if traceback:
         ErrorReport(0, "OSError", "file too short", traceback=traceback).write(tmp_path)
+    if killed_by:
+        ErrorReport.of_killed(0, 42, killed_by).write(tmp_path)
     found = failure.of_run(tmp_path, code, "", [], compiled_first=compiled_first)
     assert isinstance(found, RunFailed) and found.suspects_compiled_code is suspects
 

@@ -1,0 +1,70 @@
+"""Command lines that start the processes of a run: torchrun's, and our own without torchrun."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gallery_lib.comm.rendezvous import meeting_arguments, on_one_host
+from gallery_lib.config import LaunchConfig, TrainConfig, command_line
+from gallery_lib.launcher import preflight
+from gallery_lib.launcher.torchrun import environment_of
+from gallery_lib.system.processes import can_fork
+from gallery_lib.train.resolved import resolve
+
+TORCHRUN = [sys.executable, "-m", "gallery_lib.launcher.torchrun"]
+WORKER = "gallery_lib.launcher.worker"
+"""Module that each process of a training run executes."""
+
+
+def torchrun_command(
+    launch: LaunchConfig, run_dir: str | None, module: str = WORKER, words: Sequence[str] = ()
+) -> list[str]:
+    """Return the torchrun command line of a run.
+
+    Args:
+        launch: the launch options.
+        run_dir: the run's folder; None: not known yet.
+        module: what each process executes.
+        words: options for the module; none: it finds the run's description.
+    """
+    command = [*TORCHRUN, f"--nnodes={launch.nnodes}", f"--nproc-per-node={launch.nproc_per_node}"]
+    if on_one_host(launch):
+        command += meeting_arguments(run_dir)
+    else:
+        command += [
+            f"--node-rank={launch.node_rank}",
+            f"--master-addr={launch.master_addr}",
+            f"--master-port={launch.master_port or preflight.PORT}",
+        ]
+    if run_dir:
+        # Without it torchrun leaves a folder in /tmp.
+        command.append(f"--log-dir={Path(run_dir) / 'torchrun'}")
+    spec = importlib.util.find_spec(module) if can_fork() else None
+    if spec is None or spec.origin is None:
+        return [*command, "-m", module, *words]
+    # With fork torch is imported once.
+    return [*command, "--start-method=fork", "--run-path", spec.origin, *words]
+
+
+def direct_command(processes: int, run_dir: str, module: str = WORKER) -> list[str]:
+    """Return the command line of a run on this host without torchrun (forked.py)."""
+    forked = [sys.executable, "-m", "gallery_lib.launcher.forked"]
+    return [*forked, str(processes), run_dir, module]
+
+
+def dry_run(config: TrainConfig, launch: LaunchConfig) -> str:
+    """Return the command that `launch` would run, with its environment, as a line for a shell.
+
+    The options stand in the line itself: nothing is written.
+    """
+    run_dir = config.run_dir or ""
+    preflight.check(resolve(config, local_processes=launch.nproc_per_node, run_dir=run_dir), launch)
+    variables = [
+        f"{name}={shlex.quote(value)}" for name, value in environment_of(config, launch).items()
+    ]
+    words = command_line.words_of(config)
+    return " ".join([*variables, shlex.join(torchrun_command(launch, config.run_dir, words=words))])

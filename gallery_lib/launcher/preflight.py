@@ -1,0 +1,78 @@
+"""Checks of a run before a process is started: what can be known to fail is refused here."""
+
+from __future__ import annotations
+
+import errno
+
+from gallery_lib import tasks
+from gallery_lib.comm.rendezvous import listening_on, on_one_host
+from gallery_lib.config import LaunchConfig
+from gallery_lib.errors import InputError
+from gallery_lib.launcher import run_folder
+from gallery_lib.system import hardware
+from gallery_lib.tasks import memory_estimate
+from gallery_lib.train.precision import autocast_dtype
+from gallery_lib.train.resolved import ResolvedConfig
+
+PORT = 29400
+"""Port on which host 0 of several listens, unless told otherwise."""
+
+
+def check(config: ResolvedConfig, launch: LaunchConfig) -> None:
+    """Raise InputError for devices, hosts, precision, folder, memory or data that will not do."""
+    _check_devices(launch)
+    _check_hosts(launch)
+    autocast_dtype(config, "cuda" if hardware.gpu_count() else "cpu")
+    if config.run_dir:
+        run_folder.checked(config.run_dir, make=False)
+    memory_estimate.check(config, launch.nproc_per_node)
+    tasks.data_of(config)
+
+
+def check_address(launch: LaunchConfig) -> None:
+    """Raise InputError on host 0 of several where it cannot listen on the address given."""
+    if on_one_host(launch) or launch.node_rank != 0:
+        return
+    host, port = launch.master_addr, launch.master_port or PORT
+    try:
+        listening_on(host, port).close()
+    except OSError as error:
+        what = (
+            "is not an address of this host"
+            if error.errno == errno.EADDRNOTAVAIL
+            else f"cannot be listened on: {error.strerror}"
+        )
+        raise InputError(
+            f"master_addr={host} with port {port} {what}. Host 0 listens there, and nowhere else: "
+            "give the address by which the other hosts reach it, and a port that is free.",
+            parameter="master_addr",
+        ) from None
+
+
+def _check_devices(launch: LaunchConfig) -> None:
+    gpus = hardware.gpu_count()
+    devices, what = (
+        (gpus, f"{gpus} GPU(s)")
+        if gpus
+        else (hardware.cores(), f"{hardware.cores()} CPU core(s) and no GPU")
+    )
+    if launch.nproc_per_node > devices:
+        raise InputError(
+            f"nproc_per_node={launch.nproc_per_node}: this host has {what}, so at most {devices}.",
+            parameter="nproc_per_node",
+        )
+
+
+def _check_hosts(launch: LaunchConfig) -> None:
+    if launch.node_rank >= launch.nnodes:
+        raise InputError(
+            f"node_rank={launch.node_rank} must be below nnodes={launch.nnodes}; "
+            "hosts are counted from 0.",
+            parameter="node_rank",
+        )
+    if launch.nnodes > 1 and launch.master_addr == LaunchConfig().master_addr:
+        raise InputError(
+            f"nnodes={launch.nnodes} needs master_addr: "
+            "the address of host 0, as the other hosts see it.",
+            parameter="master_addr",
+        )

@@ -1,0 +1,152 @@
+"""Measurements of a run that has ended, as `results.json` holds them."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gallery_lib import optim, stats
+from gallery_lib.comm import process_group
+from gallery_lib.comm.ddp import exposed_communication
+from gallery_lib.config import options
+from gallery_lib.kernels.runtime import call_counts, usage
+from gallery_lib.system import hardware
+from gallery_lib.train.divergence import Divergence
+from gallery_lib.train.results import Results
+from gallery_lib.train.session import Session
+
+
+@dataclass
+class Trained:
+    """What the training loop leaves.
+
+    Args:
+        curve: [[step, loss], …] with every step from 1; the loss is the mean over ranks.
+        diverged: where the loss was first no finite number, or None.
+        broken_off: whether training ended there.
+        step_seconds: duration of every step.
+    """
+
+    curve: list[list[float]] = field(default_factory=list)
+    diverged: Divergence | None = None
+    broken_off: bool = False
+    step_seconds: list[float] = field(default_factory=list)
+
+
+def peak_memory_bytes(device_type: str) -> dict[str, int | None]:
+    """Return the highest memory use of this process so far, on the host and on its device."""
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "host": host,
+        "device": torch.cuda.max_memory_allocated() if device_type == "cuda" else None,
+    }
+
+
+def data_facts(session: Session) -> dict[str, Any]:
+    """Return what the results say about the data.
+
+    The facts are the number of items, the size of one, what the data sets leave out, and the number
+    of outputs of a head that follows the data.
+    """
+    splits: Any = session.splits
+    facts: dict[str, Any] = {
+        "train": len(splits.train),
+        "held_out": len(splits.held_out),
+        "notices": splits.notices(),
+    }
+    facts |= {"input": size} if (size := session.task.input_size(session.config)) else {}
+    head, classes = session.task.head, getattr(splits.train, "classes", None)
+    if head is not None and classes is not None:
+        facts |= {"classes": len(classes), "outputs": head.outputs}
+    return facts
+
+
+def techniques(session: Session, calls_before: Counter[tuple[str, str]]) -> dict[str, str]:
+    """Return what the accelerated backend did, or why it did not; empty for the baseline.
+
+    Args:
+        session: the run.
+        calls_before: calls of own kernels in this process before the run.
+    """
+    if not session.config.compiler_opt:
+        return session.techniques
+    reason = usage.reason_not_used(session.loader.device)
+    if not session.config.kernels:
+        reason = "switched off (--no-kernels)"
+    ran = call_counts.summary(since=calls_before)  # of this process, evaluation included
+    return {
+        **session.techniques,
+        "optimizer": optim.kind(session.optimizer),
+        "kernels": ran or f"not used, {reason or 'nothing in this run calls for one'}",
+    }
+
+
+def results_of(
+    session: Session,
+    trained: Trained,
+    *,
+    metrics: dict[str, float],
+    data: dict[str, Any],
+    techniques: dict[str, str],
+    ready_seconds: float,
+) -> Results:
+    """Return the results of a run.
+
+    Args:
+        session: the run.
+        trained: what its training loop left.
+        metrics: held-out metrics by name.
+        data: `data_facts` of the run.
+        techniques: `techniques` of the run.
+        ready_seconds: time from launch to the first step.
+    """
+    config, clock, durations = session.config, session.clock, trained.step_seconds
+    steps = len(trained.curve)
+    warmup = min(config.warmup_steps, steps - 1)
+    step_seconds = stats.percentiles(durations[warmup:])
+    first_steps_excess = max(0.0, sum(durations[:warmup]) - warmup * step_seconds["p50"])
+    world_size = process_group.world_size()
+    whole_batch = config.batch_size * world_size
+    return Results(
+        task=config.model,
+        config=options.to_mapping(config),
+        environment=hardware.environment(),
+        world_size=world_size,
+        nodes=world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        steps=steps,
+        warmup_steps=warmup,
+        loss={
+            "first": _finite(trained.curve[0][1]),
+            "last": _finite(trained.curve[-1][1]),
+            "curve": [[step, _finite(loss)] for step, loss in trained.curve],
+        },
+        metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+        step_seconds=step_seconds,
+        samples_per_second={
+            "per_device": config.batch_size / step_seconds["p50"],
+            "global": whole_batch / step_seconds["p50"],
+            "whole_run": whole_batch * steps / (ready_seconds + sum(durations)),
+        },
+        startup_seconds={
+            "total": ready_seconds + first_steps_excess,
+            "compile": first_steps_excess if "compiler" in techniques else 0.0,
+        },
+        peak_memory_bytes=peak_memory_bytes(session.loader.device.type),
+        page_faults=stats.percentiles(clock.page_faults[warmup:])["p50"],
+        phase_seconds={**clock.usual_phases(warmup), **exposed_communication(session.model)},
+        skipped_steps=session.updates.skipped_steps(),
+        techniques=techniques,
+        data=data,
+        diverged_at=trained.diverged.as_json() if trained.diverged else None,
+        status="diverged" if trained.broken_off else "finished",
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,62 @@
+"""Options of a run with nothing left open.
+
+`resolve` checks the options once; the task and this machine supply what was left open. The launcher
+does so for the processes that it starts (`launcher/description.py`), and `train()` does so when
+nobody has before. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from gallery_lib import tasks
+from gallery_lib.config import TrainConfig, options
+from gallery_lib.system import hardware
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedConfig(TrainConfig):
+    """Checked options of a run, without a None that means "decided later".
+
+    `image_size` or `sequence_length` is None where the task has no such size. Without `max_steps`
+    the data and `epochs` decide.
+    """
+
+    batch_size: int
+    lr: float
+    weight_decay: float
+    threads: int
+    run_dir: str
+
+
+def threads_of(config: TrainConfig, local_processes: int) -> int:
+    """Return the CPU threads of each process; `local_processes` share this host's cores."""
+    return config.threads or max(1, hardware.cores() // local_processes)
+
+
+def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> ResolvedConfig:
+    """Return `config`, checked and completed.
+
+    Args:
+        config: the options.
+        local_processes: training processes on this host.
+        run_dir: the run's folder, where `config` names none.
+
+    Raises:
+        InputError: for a value that is wrong, or an unknown task.
+    """
+    config = tasks.with_sizes(options.checked(config))
+    default = tasks.get(config.model).optimizer
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return ResolvedConfig(
+        **values
+        | {
+            "lr": default.lr if config.lr is None else config.lr,
+            "weight_decay": default.weight_decay
+            if config.weight_decay is None
+            else config.weight_decay,
+            "threads": threads_of(config, local_processes),
+            "run_dir": config.run_dir or run_dir,
+        }
+    )
