@@ -1,4 +1,4 @@
-"""Percentiles, and the interval of a ratio of step times.
+"""Percentiles, the order of turns, and the interval of a ratio of step times.
 
 The ratio compares two variants that took turns. Steps inside one turn share the machine's load. So
 the resampled unit is the round (one turn of each variant), not the step: resampling steps would
@@ -10,7 +10,7 @@ processes. Figures are in seconds and plain ratios.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -26,12 +26,23 @@ Its source is benchmarks/trust.py.
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """Return p50, p75, p90, p95 and mean of durations, by linear interpolation.
 
-    Raises ValueError when there are no durations.
+    Raises:
+        ValueError: when there are no durations.
     """
     if len(seconds) == 0:
         raise ValueError("no durations to summarise")
     p50, p75, p90, p95 = (float(v) for v in np.percentile(seconds, [50, 75, 90, 95]))
     return {"p50": p50, "p75": p75, "p90": p90, "p95": p95, "mean": float(np.mean(seconds))}
+
+
+def turn_order(variants: Iterable[str], round_number: int) -> list[str]:
+    """Return the variants in the order of their turns in a round, counted from 0.
+
+    The order is A B C in even rounds and C B A in odd ones (ABBA counterbalancing). So drift of the
+    machine that is linear in time falls on all variants alike.
+    """
+    order = list(variants)
+    return order if round_number % 2 == 0 else order[::-1]
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,8 @@ def ratio_of_medians(
             widened by its share on each side.
         seed: seed of the bootstrap.
 
-    Raises ValueError with fewer than two rounds, unequal numbers of rounds, or an empty round.
+    Raises:
+        ValueError: with fewer than two rounds, unequal numbers of rounds, or an empty round.
     """
     rounds = len(baseline_rounds)
     if (
@@ -131,7 +143,10 @@ def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:
     """Return the geometric mean of independently measured ratios, with its interval.
 
     Errors add up as in `change_of_ratio`. The interval is that of the measurements; it says nothing
-    about tasks that were not measured. Raises ValueError when there are no ratios.
+    about tasks that were not measured.
+
+    Raises:
+        ValueError: when there are no ratios.
     """
     if not ratios:
         raise ValueError("no ratios to take the mean of")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gallery_lib.stats import percentiles, ratio_of_medians
+from gallery_lib.stats import Ratio, geometric_mean, percentiles, ratio_of_medians, turn_order
 
 
 def drifting_rounds(
@@ -79,3 +79,21 @@ def test_percentiles_are_those_of_the_durations() -> None:
     }
     with pytest.raises(ValueError, match="no durations"):
         percentiles([])
+
+
+def test_the_order_of_turns_reverses_from_round_to_round() -> None:
+    variants = {"A": 1, "B": 2, "C": 3}
+    assert "".join(name for number in range(4) for name in turn_order(variants, number)) == (
+        "ABCCBAABCCBA"
+    )
+    # With an even number of rounds each variant has the same mean place, so linear drift cancels.
+    places = [turn_order(variants, number).index(name) for name in variants for number in (0, 1)]
+    assert [places[i] + places[i + 1] for i in (0, 2, 4)] == [2, 2, 2]
+
+
+def test_the_geometric_mean_of_equal_ratios_is_that_ratio_known_better() -> None:
+    one = Ratio(1.5, 1.4, 1.6)
+    mean = geometric_mean([one] * 4)
+    assert mean.ratio == pytest.approx(1.5)
+    assert 1.4 < mean.low < 1.5 < mean.high < 1.6
+    assert geometric_mean([Ratio(2.0, 1.9, 2.1), Ratio(0.5, 0.4, 0.6)]).ratio == pytest.approx(1.0)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from gallery_lib.system import hardware
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -65,3 +67,19 @@ def measure_limits(
     target.copy_(source)
     seconds = _best_seconds(lambda: target.copy_(source), device)
     return Limits(products, 2.0 * source.numel() * source.element_size() / seconds)
+
+
+def limits_of_whole_machine() -> dict[str, float]:
+    """Measure the limits of all cores, or of the first GPU, now.
+
+    The result holds the FLOP/s of matrix products by dtype, and as `copy` the bytes/s.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(hardware.cores())
+    try:
+        limits = measure_limits(torch.device(hardware.device_type()))
+    finally:
+        torch.set_num_threads(before)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    return {**limits.matmul_flops_per_second, "copy": limits.copy_bytes_per_second}

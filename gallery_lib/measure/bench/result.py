@@ -100,8 +100,12 @@ def write_bench(path: Path, bench: Bench) -> None:
 
 
 def read_bench(path: Path) -> Bench:
-    """Return a bench from its file. Raises InputError for what is no such file."""
+    """Return a bench from its file.
+
+    Raises:
+        InputError: for what is no such file.
+    """
     try:
         return read_json(path, Bench, schema=SCHEMA, again="Delete it, and measure again.")
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist.") from None
+        raise InputError(f"{path} does not exist.", parameter=str(path)) from None

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from gallery_lib.comm.accelerate_ddp import accelerate_ddp, gradient_reducer
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.comm.strategy import gradient_reducer
 from gallery_lib.config import Comm
 
 _STEPS = 3

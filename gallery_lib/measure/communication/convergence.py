@@ -129,21 +129,21 @@ def _trainings(
 
     The function takes a strategy and a seed, and returns the quantity.
     """
-    found: list[tuple[str, str, bool, Callable[[Comm, int], float]]] = []
+    trainings: list[tuple[str, str, bool, Callable[[Comm, int], float]]] = []
     if config.digits:
         for title, unit in (("digits", 1.0), ("digits, mixed units", digits.MIXED_UNITS)):
 
             def learn(way: Comm, seed: int, unit: float = unit) -> float:
                 return digits.accuracy(way, seed=seed, epochs=config.epochs, bias_unit=unit)
 
-            found.append((title, "held-out accuracy", True, learn))
+            trainings.append((title, "held-out accuracy", True, learn))
     if config.task is not None:
-        asked = {name: getattr(config, name) for name in tasks.SIZES}
+        sizes = {name: getattr(config, name) for name in tasks.SIZES}
         train = tasks.with_sizes(
-            TrainConfig(model=config.task, max_steps=config.task_steps, **asked), "quick"
+            TrainConfig(model=config.task, max_steps=config.task_steps, **sizes), "quick"
         )
-        found.append((config.task, "training loss", False, functools.partial(task_loss, train)))
-    return found
+        trainings.append((config.task, "training loss", False, functools.partial(task_loss, train)))
+    return trainings
 
 
 def measure(config: ConvergenceConfig) -> int:
@@ -155,7 +155,7 @@ def measure(config: ConvergenceConfig) -> int:
         )
     trainings = _trainings(config)
     process_group.ensure_initialized()
-    found: list[dict[str, Any]] = []
+    scores: list[dict[str, Any]] = []
     for title, quantity, higher_is_better, score in trainings:
         by_format = {}
         for name, way in FORMATS.items():
@@ -168,19 +168,20 @@ def measure(config: ConvergenceConfig) -> int:
                     f"{', '.join(f'{value:.3f}' for value in by_format[name])}",
                     flush=True,
                 )
-        found.append(dataclasses.asdict(Scores(title, quantity, higher_is_better, by_format)))
+        scores.append(dataclasses.asdict(Scores(title, quantity, higher_is_better, by_format)))
     if process_group.rank() == 0 and config.out:
-        write_json(Path(config.out), {"trainings": found})
+        write_json(Path(config.out), {"trainings": scores})
     return 0
 
 
 def measured(config: ConvergenceConfig, processes: int = 2) -> list[Scores]:
     """Run all trainings in processes that are started on this host, and return the scores.
 
-    Raises RunFailed when a process fails.
+    Raises:
+        RunFailed: when a process fails.
     """
-    found = run_on_this_host(__name__, config, processes)
-    return [Scores(**values) for values in found["trainings"]]
+    outcome = run_on_this_host(__name__, config, processes)
+    return [Scores(**values) for values in outcome["trainings"]]
 
 
 def main(arguments: Sequence[str]) -> None:

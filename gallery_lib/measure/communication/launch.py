@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from gallery_lib.cluster import Lab
 from gallery_lib.cluster.run import run
 from gallery_lib.config import LabRunConfig
-from gallery_lib.config.options import checked, command_line, parse_command_line
+from gallery_lib.config.command_line import parse_command_line, words_of
+from gallery_lib.config.options import checked
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.system import hardware
@@ -32,15 +33,18 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def _arguments(config: Any, out: Path) -> list[str]:
-    return command_line(dataclasses.replace(checked(config), out=str(out)))
+    return words_of(dataclasses.replace(checked(config), out=str(out)))
 
 
 @interruptible("the measurement")
 def run_on_this_host(module: str, config: Any, processes: int) -> dict[str, Any]:
     """Run the measurement on this host and return what rank 0 wrote.
 
-    Lines are shown as they come. Raises RunFailed with the last ones, and InputError for what the
-    module refused.
+    Lines are shown as they come.
+
+    Raises:
+        RunFailed: with the last ones.
+        InputError: for what the module refused.
     """
     threads = str(max(1, hardware.cores() // processes))
     with TemporaryDirectory() as folder:

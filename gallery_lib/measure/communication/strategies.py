@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.comm.rebuild import SETTLING_STEPS
 from gallery_lib.config import Comm, WaysConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.communication import bucket_times, bytes_sent
@@ -48,7 +49,6 @@ LIMITS = {"exact": 1e-6, "bf16": 0.01, "fp16": 0.002, "int8": 0.02}
 It comes from rounding in fp32, or in the format, when the gradient is sent and when sums are sent
 on. PowerSGD has no limit: what it leaves out of one step is sent later.
 """
-SETTLING_STEPS = 2
 LAYERS, BATCH_SIZE = 4, 64
 
 
@@ -57,16 +57,16 @@ def ways(hosts: topology.Topology) -> dict[str, Comm]:
 
     Each has what the one before has. Only PowerSGD goes with neither of the last techniques.
     """
-    found = {PLAIN: Comm()}
+    strategies = {PLAIN: Comm()}
     small = Comm(bucket_mb=1, bucket_views=True)
-    found["small buckets"] = small
-    last = found["two streams"] = dataclasses.replace(small, streams=2)
+    strategies["small buckets"] = small
+    last = strategies["two streams"] = dataclasses.replace(small, streams=2)
     if hosts.uniform and len(hosts.hosts[0]) > 1:
-        last = found["hierarchical"] = dataclasses.replace(last, hierarchical=True)
-    found["bf16"] = dataclasses.replace(last, wire="bf16")
-    found["int8"] = dataclasses.replace(last, wire="int8")
-    found["PowerSGD"] = dataclasses.replace(small, wire="powersgd")
-    return found
+        last = strategies["hierarchical"] = dataclasses.replace(last, hierarchical=True)
+    strategies["bf16"] = dataclasses.replace(last, wire="bf16")
+    strategies["int8"] = dataclasses.replace(last, wire="int8")
+    strategies["PowerSGD"] = dataclasses.replace(small, wire="powersgd")
+    return strategies
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,14 @@ class Effects:
     @classmethod
     def of(cls, values: dict[str, Any]) -> Effects:
         """Return the effects from the plain values that `dataclasses.asdict` made of them."""
-        found = {}
+        effects = {}
         for name, way in values["ways"].items():
             timeline = way["timeline"] and Timeline(
                 **{**way["timeline"], "buckets": [tuple(row) for row in way["timeline"]["buckets"]]}
             )
             ratio = way["ratio"] and stats.Ratio(**way["ratio"])
-            found[name] = Effect(**{**way, "timeline": timeline, "ratio": ratio})
-        return cls(**{**values, "ways": found})
+            effects[name] = Effect(**{**way, "timeline": timeline, "ratio": ratio})
+        return cls(**{**values, "ways": effects})
 
 
 def build_model(width: int) -> nn.Module:
@@ -246,7 +246,7 @@ def measure(config: WaysConfig) -> int:
     seconds: dict[str, list[list[float]]] = {name: [] for name in candidates}
     sent: dict[str, list[int]] = {name: [] for name in candidates}
     for number in range(config.rounds):
-        for name in candidates if number % 2 == 0 else reversed(candidates):
+        for name in stats.turn_order(candidates, number):
             steps, counted = training.turn(candidates[name], config.block_steps)
             seconds[name].append(steps)
             if counted is not None:
@@ -255,12 +255,12 @@ def measure(config: WaysConfig) -> int:
             print(f"round {number + 1} of {config.rounds}", flush=True)
     accelerate_ddp(training.model, Comm())
     shapes = bytes_sent.shapes_of(training.net)
-    found = {}
+    by_name = {}
     for name, way in candidates.items():
         of_a_host = max(
             process_group.all_ranks(stats.percentiles(sent[name])["p50"] if sent[name] else -1.0)
         )
-        found[name] = Effect(
+        by_name[name] = Effect(
             options=dataclasses.asdict(way or Comm()),
             rounds=seconds[name],
             ratio=None
@@ -277,10 +277,10 @@ def measure(config: WaysConfig) -> int:
             timeline=bucket_times.note(training.net, way, training.inputs, _loss) if way else None,
         )
         if process_group.rank() == 0:
-            print(f"{name}: {found[name].seconds:.3f} s a step", flush=True)
+            print(f"{name}: {by_name[name].seconds:.3f} s a step", flush=True)
     if process_group.rank() == 0 and config.out:
         parameters = sum(parameter.numel() for parameter in training.net.parameters())
-        effects = Effects(str(hosts), len(hosts.hosts[0]), parameters, config.confidence, found)
+        effects = Effects(str(hosts), len(hosts.hosts[0]), parameters, config.confidence, by_name)
         write_json(Path(config.out), dataclasses.asdict(effects))
     return 0
 

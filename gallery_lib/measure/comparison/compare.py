@@ -9,65 +9,101 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from gallery_lib import stats, tasks
+from gallery_lib import tasks
 from gallery_lib.compiler import cache
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig, options
-from gallery_lib.console.progress import Progress, shown_on
+from gallery_lib.console.progress import Progress, progress_display
 from gallery_lib.errors import InputError
-from gallery_lib.measure.comparison import float64_reference, interleaved, parity
+from gallery_lib.measure.comparison import float64_reference, gradient_parity, interleaved, pair
 from gallery_lib.measure.comparison.float64_reference import Reference
-from gallery_lib.measure.comparison.interleaved import Measured, Turns, Variant
 from gallery_lib.measure.comparison.machine_load import Watch
-from gallery_lib.measure.comparison.result import Comparison, Parity, break_even_steps
+from gallery_lib.measure.comparison.measurement import Measurement
+from gallery_lib.measure.comparison.plan import Turns, Variant, configuration, folders_of_starts
+from gallery_lib.measure.comparison.result import Comparison, break_even_steps
 from gallery_lib.system import paths
 from gallery_lib.system.json_files import write_json
 from gallery_lib.system.processes import interruptible
 from gallery_lib.tasks import memory_estimate
 
+_EQUAL_OPTIONS = (
+    "batch_size",
+    "image_size",
+    "sequence_length",
+    "seed",
+    "data_dir",
+    "lr",
+    "weight_decay",
+    "warmup_steps",
+)
+"""Options that both variants must have in common."""
 
-def judge(baseline: Measured, candidate: Measured, exact: Reference, steps: int) -> Parity:
-    """Return whether two variants compute the same training.
 
-    What counts are the first `steps` losses and the probed gradients.
-    """
-    levels = [variant.results.config["amp_level"] for variant in (baseline, candidate)]
-    losses = [
-        [loss for _, loss in variant.results.loss["curve"][:steps]]
-        for variant in (baseline, candidate)
+def _check_comparable(variants: Mapping[str, TrainConfig], launch: LaunchConfig) -> None:
+    """Raise InputError where these variants cannot be compared here."""
+    if len(variants) != 2:
+        raise InputError(
+            f"a comparison takes two variants, baseline first; got {len(variants)}: "
+            f"{', '.join(variants)}.",
+            parameter="variants",
+        )
+    if launch.nnodes > 1:
+        raise InputError(
+            f"nnodes={launch.nnodes}: a comparison runs on one host, "
+            "where its variants take turns. "
+            "Train each variant with launch_single_task.py on all hosts, or compare on one with "
+            "nproc_per_node.",
+            parameter="nnodes",
+        )
+    first, second = variants.values()
+    for name in _EQUAL_OPTIONS:
+        if getattr(first, name) != getattr(second, name):
+            raise InputError(
+                f"variants must have the same {name}: {getattr(first, name)} and "
+                f"{getattr(second, name)}.",
+                parameter=name,
+            )
+    # Two variants, or one in float64.
+    memory_estimate.check(first, launch.nproc_per_node, compared=2)
+
+
+def _train(
+    variants: Mapping[str, TrainConfig],
+    launch: LaunchConfig,
+    options_: CompareConfig,
+    folder: Path,
+    progress: Progress,
+    watch: Watch,
+) -> tuple[Reference, list[dict[str, Measurement]]]:
+    """Run the reference, then all starts of the variants; return what was measured of each."""
+    first = next(iter(variants.values()))
+    probed = gradient_parity.probe_batches(config.amp_level for config in variants.values())
+    warmup = max(first.warmup_steps, options_.parity_steps, probed)
+    turns = Turns(warmup, options_.rounds, options_.block_steps, probed)
+    label = _task_name(first)
+    of_reference = f"{label}, {float64_reference.PART}"
+    exact_config = float64_reference.configuration(
+        configuration(first, turns, folder / "reference"), options_.parity_steps, probed
+    )
+    runs = {name: Variant(config) for name, config in variants.items()}
+
+    def take_turns(run_folder: Path) -> dict[str, Measurement]:
+        return interleaved.take_turns(
+            runs, launch, turns, run_folder, progress, label, at_pause=watch.at_pause
+        )
+
+    exact = float64_reference.reference_for(exact_config, launch, progress, of_reference)
+    starts = [
+        cache.without_damage(functools.partial(take_turns, run_folder))
+        for run_folder in folders_of_starts(folder, options_.starts)
     ]
-    triples = (losses[0], losses[1], exact.losses), (baseline.probe, candidate.probe, exact.probe)
-    return parity.judge(
-        *triples,
-        levels[1],
-        same_precision=levels[0] == levels[1],
-        diverged={
-            "the baseline": baseline.results.diverged_at,
-            "the candidate": candidate.results.diverged_at,
-        },
+    probe = next(iter(starts[0].values())).probe
+    exact = float64_reference.rerun_if_stale(
+        exact, probe, exact_config, launch, progress, of_reference
     )
-
-
-Pair = tuple[Measured, Measured]
-"""A baseline and a candidate that took turns with one another."""
-
-
-def judge_all(pairs: Sequence[Pair], exact: Reference, steps: int) -> Parity:
-    """Return the parity of two variants that were started several times: it must hold each time.
-
-    The result is that of the first start that lacks parity, otherwise that of the first start.
-    """
-    judged = [judge(before, after, exact, steps) for before, after in pairs]
-    return next((each for each in judged if not each.passed), judged[0])
-
-
-def speedup_of_all(pairs: Sequence[Pair], confidence: float) -> stats.Ratio:
-    """Return the geometric mean of the speed-ups of two variants over several starts."""
-    return stats.geometric_mean(
-        [interleaved.ratio(before, after, confidence) for before, after in pairs]
-    )
+    return exact, starts
 
 
 @interruptible("the comparison")
@@ -98,88 +134,30 @@ def compare(
         RunFailed: when one of them fails.
         Interrupted: when the comparison is stopped.
     """
-    launch, options_ = (
-        options.checked(launch or LaunchConfig()),
-        options.checked(options_ or CompareConfig()),
-    )
-    if len(variants) != 2:
-        raise InputError(
-            f"a comparison takes two variants, baseline first; got {len(variants)}: "
-            f"{', '.join(variants)}."
-        )
-    if launch.nnodes > 1:
-        raise InputError(
-            f"nnodes={launch.nnodes}: a comparison runs on one host, "
-            "where its variants take turns. "
-            "Train each variant with launch_single_task.py on all hosts, or compare on one with "
-            "nproc_per_node."
-        )
-    first, second = variants.values()
-    for name in (
-        "batch_size",
-        "image_size",
-        "sequence_length",
-        "seed",
-        "data_dir",
-        "lr",
-        "weight_decay",
-        "warmup_steps",
-    ):
-        if getattr(first, name) != getattr(second, name):
-            raise InputError(
-                f"variants must have the same {name}: {getattr(first, name)} and "
-                f"{getattr(second, name)}."
-            )
-    # Two variants, or one in float64.
-    memory_estimate.check(first, launch.nproc_per_node, compared=2)
+    launch = options.checked(launch or LaunchConfig())
+    options_ = options.checked(options_ or CompareConfig())
+    _check_comparable(variants, launch)
     watch = Watch()
-    probed = parity.probe_batches(config.amp_level for config in variants.values())
-    warmup = max(first.warmup_steps, options_.parity_steps, probed)
-    task_name = first.model.rsplit(":", 1)[-1]
-    folder = folder or paths.new_run_dir(f"compare-{task_name}-{launch.nproc_per_node}p")
-    turns = Turns(warmup, options_.rounds, options_.block_steps, probed)
-    exact_config = float64_reference.configuration(
-        interleaved.configuration(first, turns, folder / "reference"), options_.parity_steps, probed
-    )
-    runs = {name: Variant(config) for name, config in variants.items()}
-    folders = interleaved.folders_of_starts(folder, options_.starts)
-    of_reference = f"{task_name}, {float64_reference.PART}"
-    with shown_on(progress) as shown:
-        exact = float64_reference.reference_for(exact_config, launch, shown, of_reference)
-        starts = [
-            cache.without_damage(
-                functools.partial(
-                    interleaved.take_turns,
-                    runs,
-                    launch,
-                    turns,
-                    each,
-                    shown,
-                    task_name,
-                    at_pause=watch.at_pause,
-                )
-            )
-            for each in folders
-        ]
-        baseline, candidate = starts[0].values()
-        if exact.kept and not exact.belongs_to(baseline.probe):  # the data have changed
-            exact = float64_reference.run_reference(exact_config, launch, shown, of_reference)
+    config = next(iter(variants.values()))
+    folder = folder or paths.new_run_dir(f"compare-{_task_name(config)}-{launch.nproc_per_node}p")
+    with progress_display(progress) as shown:
+        exact, starts = _train(variants, launch, options_, folder, shown, watch)
     before, after = variants
     pairs = [(start[before], start[after]) for start in starts]
+    results = {name: variant.results for name, variant in starts[0].items()}
     load = watch.seen({name: variant.rounds for name, variant in starts[0].items()})
-    verdict_of_parity = judge_all(pairs, exact, options_.parity_steps)
-    speedup = speedup_of_all(pairs, options_.confidence) if verdict_of_parity.passed else None
+    parity = pair.parity_of_all(pairs, exact, options_.parity_steps)
+    speedup = pair.speedup_of_all(pairs, options_.confidence) if parity.passed else None
+    faster = speedup is not None and speedup.verdict == "faster"
     outcome = Comparison(
-        task=first.model,
+        task=config.model,
         folder=str(folder),
-        variants={name: variant.results for name, variant in starts[0].items()},
+        variants=results,
         speedup=speedup,
-        parity=verdict_of_parity,
-        break_even_steps=break_even_steps(baseline.results, candidate.results)
-        if speedup and speedup.verdict == "faster"
-        else None,
+        parity=parity,
+        break_even_steps=break_even_steps(*results.values()) if faster else None,
         verdict=speedup.verdict if speedup else "not comparable",
-        chance=_chance(first),
+        chance=tasks.get(config.model).chance(tasks.data_of(config)),
         confidence=options_.confidence,
         load=load,
     )
@@ -187,8 +165,8 @@ def compare(
     return outcome
 
 
-def _chance(config: TrainConfig) -> dict[str, float]:
-    return tasks.get(config.model).chance(tasks.data_of(config))
+def _task_name(config: TrainConfig) -> str:
+    return config.model.rsplit(":", 1)[-1]
 
 
 def compare_backend(
@@ -201,6 +179,14 @@ def compare_backend(
     """Compare the task as `baseline` with the accelerated backend, `compiler-opt`.
 
     Everything else is equal.
+
+    Example:
+        >>> from gallery_lib.config import CompareConfig, TrainConfig
+        >>> from gallery_lib.measure.comparison.compare import compare_backend
+        >>> task = TrainConfig("tts_angular", batch_size=8, sequence_length=16, evaluate=False)
+        >>> comparison = compare_backend(task, options_=CompareConfig(rounds=4, block_steps=2))
+        >>> list(comparison.variants)
+        ['baseline', 'compiler-opt']
     """
     variants = {
         "baseline": dataclasses.replace(config, compiler_opt=False, save_weights=False),

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.console import user_errors
+from gallery_lib.console.error_meanings import NO_GRADIENT
 from gallery_lib.data.loading.device_loader import DeviceLoader
 from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.measure.comparison import float64_model
@@ -29,22 +30,24 @@ from gallery_lib.train import precision
 
 
 @contextlib.contextmanager
-def _in_words(otherwise: user_errors.Line | None) -> Iterator[None]:
+def _in_words(otherwise: user_errors.Line | None, parameter: str | None = None) -> Iterator[None]:
     """Turn what the reader's code raises into an InputError, as a context manager.
 
-    `otherwise` is the line to name where no frame is theirs.
+    Args:
+        otherwise: the line to name where no frame is theirs.
+        parameter: the function of theirs that runs; None: any.
     """
     try:
         yield
     except GalleryError:
         raise
     except Exception as error:
-        raise InputError(user_errors.told(error, otherwise)) from error
+        raise InputError(user_errors.message(error, otherwise), parameter=parameter) from error
 
 
 def _build(task: Task) -> nn.Module:
     build_model = task.build_model
-    with _in_words(user_errors.line_of_definition(build_model)):
+    with _in_words(user_errors.line_of_definition(build_model), "build_model"):
         model: Any = build_model()
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise user_errors.at_return(
@@ -99,17 +102,18 @@ def _described(output: Any) -> str:
 def _scalar(task: Task, model: nn.Module, batch: Any) -> Tensor:
     """Return the loss of the batch.
 
-    Raises InputError where it is not one number that depends on the model.
+    Raises:
+        InputError: where it is not one number that depends on the model.
     """
     outputs: list[Any] = []
     hook = model.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
-        with _in_words(user_errors.line_of_definition(task.loss)):
+        with _in_words(user_errors.line_of_definition(task.loss), "loss"):
             loss: Any = task.loss(model, batch)
     except InputError as error:
         described = _described(outputs[-1]) if outputs else ""
         if described and type(outputs[-1]).__name__ in str(error.__cause__):
-            raise InputError(f"{described} {error}") from error.__cause__
+            raise InputError(f"{described} {error}", parameter=error.parameter) from error.__cause__
         raise
     finally:
         hook.remove()
@@ -136,7 +140,7 @@ def _scalar(task: Task, model: nn.Module, batch: Any) -> Tensor:
             ),
         )
     if not loss.requires_grad:
-        raise user_errors.at_return(task.loss, user_errors.NO_GRADIENT)
+        raise user_errors.at_return(task.loss, NO_GRADIENT)
     if not math.isfinite(value := float(loss.detach())):
         raise user_errors.at_return(
             task.loss,
@@ -154,11 +158,11 @@ def _pass(
     """Run one forward and backward pass and return the loss."""
     with precision.autocast(dtype, device.type):
         loss = _scalar(task, model, batch)
-    with _in_words(user_errors.line_of_return(task.loss)):
+    with _in_words(user_errors.line_of_return(task.loss), "loss"):
         loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     if not gradients:
-        raise user_errors.at_return(task.loss, user_errors.NO_GRADIENT)
+        raise user_errors.at_return(task.loss, NO_GRADIENT)
     if dtype is not torch.float16:  # float16 overflows without its scaler
         for name, gradient in gradients.items():
             if not bool(gradient.isfinite().all()):
@@ -176,8 +180,10 @@ def _pass(
 def try_once(config: TrainConfig, device: torch.device) -> float:
     """Run one forward and backward pass of the task in `config`; return the loss.
 
-    The pass is repeated in float64. Raises InputError for a mistake in the task's functions. Random
-    numbers of the caller are as before.
+    The pass is repeated in float64. Random numbers of the caller are as before.
+
+    Raises:
+        InputError: for a mistake in the task's functions.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.seed)
@@ -193,7 +199,8 @@ def try_once(config: TrainConfig, device: torch.device) -> float:
         except InputError as error:
             reason = "The comparison trains the model in float64, too, as its reference, and there:"
             raise InputError(
-                f"{reason} {str(error)[:1].lower()}{str(error)[1:]}"
+                f"{reason} {str(error)[:1].lower()}{str(error)[1:]}",
+                parameter=error.parameter,
             ) from error.__cause__
     del model, batch
     gc.collect()

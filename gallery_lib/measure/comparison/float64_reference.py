@@ -19,7 +19,6 @@ import platform
 import shutil
 import time
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,6 +33,7 @@ from gallery_lib.measure.comparison.worker import FIRST_BATCHES, PROBE_FILE, WOR
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, set_aside, write_json
 from gallery_lib.system.processes import now
+from gallery_lib.system.version import library_version
 from gallery_lib.train.results import read_results
 
 PART = "reference in float64"
@@ -82,13 +82,6 @@ def configuration(config: TrainConfig, parity_steps: int, probe_batches: int) ->
     )
 
 
-def _version(library: str) -> str:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return "none"
-
-
 def key(config: TrainConfig, world_size: int) -> str:
     """Return the name of a kept reference: a digest of all that it depends on.
 
@@ -98,15 +91,15 @@ def key(config: TrainConfig, world_size: int) -> str:
     sources = sorted(package.rglob("*.py"))
     if ".py:" in config.model:
         sources.append(Path(config.model.rsplit(":", 1)[0]))
-    asked = {
+    relevant = {
         name: value for name, value in options.to_mapping(config).items() if name not in _IRRELEVANT
     }
     facts = [
-        asked,
+        relevant,
         world_size,
         platform.python_version(),
         hardware.processor(),
-        {name: _version(name) for name in _LIBRARIES},
+        {name: library_version(name) or "none" for name in _LIBRARIES},
     ]
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for path in sources:
@@ -117,7 +110,9 @@ def key(config: TrainConfig, world_size: int) -> str:
 def _read(folder: Path, *, kept: bool) -> Reference:
     """Return the reference in `folder`.
 
-    Raises InputError or ValueError for files that are not what was kept.
+    Raises:
+        InputError: for files that are not what was kept.
+        ValueError: for files that are not what was kept.
     """
     if kept and read_json(folder / _DIGESTS_FILE, dict[str, str], again="") != _digests(folder):
         raise ValueError("its files are not what was kept")
@@ -203,3 +198,20 @@ def reference_for(
     return kept_reference(config, launch.nproc_per_node) or run_reference(
         config, launch, progress, label
     )
+
+
+def rerun_if_stale(
+    reference: Reference,
+    variant: dict[str, Any],
+    config: TrainConfig,
+    launch: LaunchConfig,
+    progress: Progress,
+    label: str = PART,
+) -> Reference:
+    """Return `reference`, or run it again if the data have changed since it was kept.
+
+    `variant` is the probe of a variant that has just run.
+    """
+    if not reference.kept or reference.belongs_to(variant):
+        return reference
+    return run_reference(config, launch, progress, label)

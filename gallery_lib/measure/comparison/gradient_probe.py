@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gallery_lib.data.loading.nesting import tensors_in
-from gallery_lib.train.loop import Session
+from gallery_lib.train.session import Session
 
 SAMPLE = 512
 """Gradient elements kept per parameter."""
@@ -54,9 +54,9 @@ def digest(value: Any) -> str:
 
 def differences_of_start(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Return what two probed runs did not share at their start: initial weights, first batches."""
-    found = ["initial weights"] if one["weights"] != other["weights"] else []
+    differences = ["initial weights"] if one["weights"] != other["weights"] else []
     pairs = zip(one["first_batches"], other["first_batches"], strict=False)
-    return found + [f"batch {number}" for number, (a, b) in enumerate(pairs, 1) if a != b]
+    return differences + [f"batch {number}" for number, (a, b) in enumerate(pairs, 1) if a != b]
 
 
 def _sample_indices(elements: int) -> Tensor:

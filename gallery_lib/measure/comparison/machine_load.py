@@ -76,26 +76,28 @@ class MachineLoad:
 
     def reasons(self) -> list[str]:
         """Return what speaks against a quiet machine, a phrase each; nothing for a quiet one."""
-        found = [
+        reasons = [
             _of_others(self.start_up, self.cores, "before the turns"),
             _of_others(self.turns, self.cores, "during the turns"),
         ]
         if self.stolen is not None and self.stolen > STOLEN:
-            found.append(f"the hypervisor gave {self.stolen:.0%} of the CPU time to other machines")
+            reasons.append(
+                f"the hypervisor gave {self.stolen:.0%} of the CPU time to other machines"
+            )
         if self.load_average and max(self.load_average) > LOAD_PER_CORE * self.cores:
             before, after = self.load_average
-            found.append(
+            reasons.append(
                 f"the load average was {before:.1f} before and {after:.1f} after, on {self.cores} "
                 "cores"
             )
         for name, drift in self.drift.items():
             if abs(drift) > DRIFT:
                 longer = "longer" if drift > 0 else "less"
-                found.append(
+                reasons.append(
                     f"steps of {name} took {abs(drift):.0%} {longer} in the last third of its "
                     "turns than in the first"
                 )
-        return [reason for reason in found if reason]
+        return [reason for reason in reasons if reason]
 
 
 def _of_others(others: Others | None, cores: int, when: str) -> str:
@@ -127,13 +129,13 @@ def _below(process: int, parents: Mapping[int, int]) -> set[int]:
 
     `parents` maps a process to its parent.
     """
-    found, waiting = set(), [process]
+    numbers, waiting = set(), [process]
     while waiting:
-        found.add(number := waiting.pop())
+        numbers.add(number := waiting.pop())
         waiting += [
-            child for child, parent in parents.items() if parent == number and child not in found
+            child for child, parent in parents.items() if parent == number and child not in numbers
         ]
-    return found
+    return numbers
 
 
 def look() -> Look:

@@ -43,8 +43,8 @@ def of_ratio(baseline: Results, candidate: Results) -> float:
     either_pays = max(page_faults_part(baseline), page_faults_part(candidate)) > _PART_OF_STEP
     return math.hypot(
         *(
-            GIVES_MEMORY_BACK if either_pays and not _told_to_keep(each) else KEEPS_MEMORY
-            for each in (baseline, candidate)
+            GIVES_MEMORY_BACK if either_pays and not _told_to_keep(results) else KEEPS_MEMORY
+            for results in (baseline, candidate)
         )
     )
 

@@ -119,7 +119,8 @@ _AGAIN = "Run the comparison again."
 def read_comparison(folder: Path | str) -> Comparison:
     """Return a comparison read back from its folder.
 
-    Raises InputError when there is none, or one that is damaged or of another version.
+    Raises:
+        InputError: when there is none, or one that is damaged or of another version.
     """
     check_folder(folder)
     path = Path(folder) / "comparison.json"
@@ -127,9 +128,14 @@ def read_comparison(folder: Path | str) -> Comparison:
         values = read_json(path, dict[str, Any], again=_AGAIN)
         return _from_json(str(folder), values)
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist: that comparison did not finish.") from None
+        raise InputError(
+            f"{path} does not exist: that comparison did not finish.", parameter=str(path)
+        ) from None
     except Misfit as error:
-        raise InputError(f"{path} is damaged, or of another version: {error}. {_AGAIN}") from None
+        raise InputError(
+            f"{path} is damaged, or of another version: {error}. {_AGAIN}",
+            parameter=error.place or str(path),
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -151,13 +157,13 @@ class _Kept:
 def _from_json(folder: str, values: dict[str, Any]) -> Comparison:
     kept = converted(values, _Kept)
     if len(kept.variants) != 2:
-        raise Misfit(f"variants: must be two, and are {len(kept.variants)}")
-    found = converted(kept.parity.get("checks"), list[dict[str, Any]], "parity.checks")
+        raise Misfit(f"must be two, and are {len(kept.variants)}", "variants")
+    rows = converted(kept.parity.get("checks"), list[dict[str, Any]], "parity.checks")
     numbers = ("worst", "limit", "baselines")  # an infinite one is text
     try:
         checks = [
             Check(**{**c, **{name: float(c[name]) for name in numbers if c.get(name) is not None}})
-            for c in found
+            for c in rows
         ]
         load = MachineLoad.from_json(kept.load) if kept.load else None
     except (TypeError, ValueError, KeyError, AttributeError) as error:

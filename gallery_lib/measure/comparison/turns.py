@@ -159,7 +159,8 @@ class TurnClient:
     def wait(self) -> None:
         """Say that this rank is idle, and return when it has the turn.
 
-        Raises RunFailed when the server is gone.
+        Raises:
+            RunFailed: when the server is gone.
         """
         try:
             self._connection.send_bytes(b"idle")

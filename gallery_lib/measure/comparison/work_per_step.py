@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gallery_lib.data.loading.nesting import tensors_in
-from gallery_lib.train.loop import Session
+from gallery_lib.train.session import Session
 
 _MOVES_NOTHING = (
     "empty",

@@ -28,7 +28,8 @@ from gallery_lib.measure.comparison.turns import TurnClient
 from gallery_lib.measure.variants import recipes
 from gallery_lib.models.dropout import without_dropout
 from gallery_lib.system.json_files import write_json
-from gallery_lib.train.loop import Observer, Session, train
+from gallery_lib.train.loop import train
+from gallery_lib.train.session import Observer, Session
 
 ROLE_VARIABLE = "GALLERY_MEASURE"
 PROBE_FILE = "probe.pt"

@@ -77,12 +77,14 @@ class Replay(nn.Module):
         self.timeline, self.stretch = timeline, stretch
         self._pattern = torch.randn(_PATTERN_VALUES, generator=torch.Generator().manual_seed(seed))
         self._wait = AtWork() if at_work else Asleep()
-        largest = max(each.bytes for each in timeline.gradients)
+        largest = max(gradient.bytes for gradient in timeline.gradients)
         self._memory = repeated(largest) if share_gradients else None
         by_place = sorted(timeline.gradients, key=lambda gradient: gradient.place)
         parameters = [
-            nn.Parameter(torch.zeros((), dtype=getattr(torch, each.dtype)).expand(each.shape))
-            for each in by_place
+            nn.Parameter(
+                torch.zeros((), dtype=getattr(torch, gradient.dtype)).expand(gradient.shape)
+            )
+            for gradient in by_place
         ]
         self.weights = nn.ParameterList(parameters)
         self._parameter_of = {
@@ -115,9 +117,11 @@ class Replay(nn.Module):
         """Return a scalar, after the wait for the input and for the forward pass."""
         self._wait.begin()
         token = _Gate.apply(torch.zeros((), requires_grad=True), None, self._end)
-        for each in reversed(self.timeline.gradients):
+        for gradient in reversed(self.timeline.gradients):
             token = _Gate.apply(
-                token, self._parameter_of[each.place], lambda each=each: self._give(each)
+                token,
+                self._parameter_of[gradient.place],
+                lambda gradient=gradient: self._give(gradient),
             )
         token = _Gate.apply(token, None, self._wait.begin)
         self._wait.until(

@@ -21,7 +21,8 @@ from gallery_lib.config import TrainConfig
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.timeline import RECORDED, Gradient, Timeline
 from gallery_lib.system import hardware
-from gallery_lib.train.loop import Observer, Session, train
+from gallery_lib.train.loop import train
+from gallery_lib.train.session import Observer, Session
 
 WARMUP_STEPS = 3
 _SETTINGS = (
@@ -84,7 +85,8 @@ class Recorder(Observer):
     def timeline(self, session: Session) -> Timeline:
         """Return the medians over the recorded steps; on CUDA this waits for the device.
 
-        Raises InputError for a model without gradients.
+        Raises:
+            InputError: for a model without gradients.
         """
         session.clock.read()
         steps = slice(self.recorded.start, self.recorded.stop)
@@ -98,7 +100,8 @@ class Recorder(Observer):
                 ready.setdefault(place, []).append(_seconds(began, mark))
         if not ready:
             raise InputError(
-                f"no parameter of {session.task.name} gets a gradient: there is nothing to record."
+                f"no parameter of {session.task.name} gets a gradient: there is nothing to record.",
+                parameter="model",
             )
         parameters = list(session.plain.named_parameters())
         order = sorted(ready, key=lambda place: median(ready[place]))
@@ -151,17 +154,18 @@ def _gradient(place: int, name: str, parameter: nn.Parameter, ready_seconds: flo
 
 
 class _Whole(Recorder):
-    """Recorder of a run that is recorded to its end; `found` keeps the timeline."""
+    """Recorder of a run that is recorded to its end; `result` keeps the timeline."""
 
     def after_training(self, session: Session) -> None:
         """Keep the timeline."""
-        self.found = self.timeline(session)
+        self.result = self.timeline(session)
 
 
 def record(config: TrainConfig, steps: int = 5) -> Timeline:
     """Train a few steps of `config` in this process, alone, and return their timeline.
 
-    Raises InputError for bad options or data.
+    Raises:
+        InputError: for bad options or data.
     """
     recorder = _Whole(WARMUP_STEPS, steps)
     with TemporaryDirectory() as folder:
@@ -172,4 +176,4 @@ def record(config: TrainConfig, steps: int = 5) -> Timeline:
             "run_dir": folder,
         }
         train(dataclasses.replace(config, log_interval=WARMUP_STEPS + steps, **run), recorder)
-    return recorder.found
+    return recorder.result

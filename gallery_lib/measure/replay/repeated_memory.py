@@ -28,7 +28,10 @@ def repeated(size: int, piece_bytes: int = PIECE_BYTES) -> Tensor:
     """Return [size] bytes of memory in which bytes `piece_bytes` apart are the same one.
 
     `piece_bytes` is a number of whole pages. Ordinary memory comes back where `size` is no longer
-    than a piece, and on systems other than Linux. Raises OSError when the system has no memory.
+    than a piece, and on systems other than Linux.
+
+    Raises:
+        OSError: when the system has no memory.
     """
     if size <= piece_bytes or sys.platform != "linux":
         return torch.empty(size, dtype=torch.uint8)
@@ -45,14 +48,14 @@ def repeated(size: int, piece_bytes: int = PIECE_BYTES) -> Tensor:
     library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
     def mapped(address: int | None, length: int, protection: int, flags: int, file: int) -> int:
-        found = library.mmap(address, length, protection, flags, file, 0)
-        if found == _FAILED:
+        mapped = library.mmap(address, length, protection, flags, file, 0)
+        if mapped == _FAILED:
             number = ctypes.get_errno()
             raise OSError(
                 number,
                 f"{length / 2**20:.0f} MiB of addresses could not be had: {os.strerror(number)}",
             )
-        return int(found)
+        return int(mapped)
 
     length = -(-size // piece_bytes) * piece_bytes
     file = os.memfd_create("repeated")

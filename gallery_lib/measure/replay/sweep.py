@@ -1,34 +1,20 @@
 """Results of a sweep, timelines × numbers of hosts: DDP's own strategy beside the tuner's choice.
 
-This module writes, reads and checks them. `benchmarks/ddp_lab.py sweep` makes a table (CSV, a line
-for each timeline on each number of hosts) with the conditions beside it (JSON). In the folder of
-the sweep they are `sweep.csv` and `settings.json`. Published, they are `<machine>/sweep.csv` and
-`sweep.json`. What was not measured has no line. Needs no torch.
+`benchmarks/ddp_lab.py sweep` measures them, and sweep_table.py writes and reads them. What was not
+measured has no cell. Needs no torch.
 """
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import json
-import math
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.timeline import RECORDED, Timeline
 from gallery_lib.stats import Ratio
 
-TABLE, SETTINGS = "sweep.csv", "settings.json"
 HOSTS = (1, 2, 4, 8)
-_AGAIN = (
-    "Begin the sweep again with the same folder (benchmarks/ddp_lab.py sweep … --out FOLDER): "
-    "it writes the table anew."
-)
-
 
 Recording = tuple[str, int, str, str, str, str, float]
 """What tells a timeline from others.
@@ -119,9 +105,6 @@ class Cell:
         )
 
 
-COLUMNS = tuple(f.name for f in dataclasses.fields(Cell))
-
-
 @dataclass(frozen=True)
 class Sweep:
     """A table that has been read, and its conditions."""
@@ -173,20 +156,22 @@ class Sweep:
 
     def recordings(self, model: str) -> list[tuple[Cell, ...]]:
         """Return the measurements of each timeline of a model, by number of hosts."""
-        found: dict[Recording, list[Cell]] = {}
+        by_recording: dict[Recording, list[Cell]] = {}
         for cell in self.cells:
             if cell.model == model:
-                found.setdefault(cell.recording, []).append(cell)
-        return [tuple(sorted(cells, key=lambda cell: cell.hosts)) for cells in found.values()]
+                by_recording.setdefault(cell.recording, []).append(cell)
+        return [
+            tuple(sorted(cells, key=lambda cell: cell.hosts)) for cells in by_recording.values()
+        ]
 
     def missing(self, models: Iterable[str]) -> dict[tuple[str, int], str]:
         """Return what was not measured of these models, and why, as far as that is known."""
-        there = {(cell.model, cell.hosts) for cell in self.cells}
-        asked = ((model, hosts) for model in models for hosts in self.hosts)
+        measured = {(cell.model, cell.hosts) for cell in self.cells}
+        places = ((model, hosts) for model in models for hosts in self.hosts)
         return {
-            each: self.reasons.get(each, "no reason recorded")
-            for each in asked
-            if each not in there
+            place: self.reasons.get(place, "no reason recorded")
+            for place in places
+            if place not in measured
         }
 
 
@@ -200,158 +185,4 @@ def _by_hosts(values: Iterable[tuple[str, int]]) -> str:
     return "; ".join(
         f"{value} (hosts: {', '.join(map(str, sorted(numbers)))})"
         for value, numbers in hosts.items()
-    )
-
-
-# --------------------------------------------------------------------------------------------------
-# Writing
-
-
-def write_sweep(path: Path, cells: Iterable[Cell]) -> None:
-    """Write the table atomically, so that it is never there by half."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(dataclasses.asdict(cell) for cell in cells)
-    part.replace(path)
-
-
-# --------------------------------------------------------------------------------------------------
-# Reading
-
-
-def _value(column: str, kind: Any, text: str) -> Any:
-    """Return the value of a column. Raises ValueError with what is wrong."""
-    if kind is str:
-        if not text.isprintable() or (not text and column != "input_sizes"):
-            raise ValueError(f"{column}={text!r} is no text")
-        return text
-    if not text and type(None) in typing.get_args(kind):
-        return None
-    try:
-        number = int(text) if kind is int else float(text)
-    except ValueError:
-        raise ValueError(
-            f"{column}={text!r} is no {'whole ' if kind is int else ''}number"
-        ) from None
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{column}={text!r} is not above 0")
-    return number
-
-
-def _cell(values: dict[str | None, Any]) -> Cell:
-    """Return the cell of a line. Raises ValueError with what is wrong."""
-    if None in values or None in values.values():
-        raise ValueError(
-            f"it has {'more' if None in values else 'fewer'} values than the {len(COLUMNS)} columns"
-        )
-    kinds = typing.get_type_hints(Cell)
-    cell = Cell(**{column: _value(column, kinds[column], values[column]) for column in COLUMNS})
-    if not cell.acc_ratio_low <= cell.acc_ratio <= cell.acc_ratio_high:
-        raise ValueError(
-            f"acc_ratio={cell.acc_ratio} is not within its interval, {cell.acc_ratio_low} to "
-            f"{cell.acc_ratio_high}"
-        )
-    return cell
-
-
-def _read_cells(path: Path) -> tuple[Cell, ...]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            table = csv.DictReader(file, strict=True)
-            if tuple(table.fieldnames or ()) != COLUMNS:
-                raise InputError(
-                    f"{path}, line 1: its columns are not those of a sweep, {', '.join(COLUMNS)}. "
-                    f"{_AGAIN}"
-                )
-            cells: dict[tuple[Recording, int], Cell] = {}
-            for values in table:
-                cell = _cell(values)
-                if (cell.recording, cell.hosts) in cells:
-                    raise ValueError(f"{cell.model} on {cell.hosts} hosts is there twice")
-                cells[cell.recording, cell.hosts] = cell
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text file ({error.reason}). {_AGAIN}") from None
-    except csv.Error as error:
-        raise InputError(f"{path}, line {table.reader.line_num}: {error}. {_AGAIN}") from None
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"{path}, line {table.line_num}: {error}. {_AGAIN}") from None
-    return tuple(cells.values())
-
-
-def read_sweep(path: Path) -> Sweep:
-    """Return a table with the conditions beside it.
-
-    Raises InputError, with file and line, for what is missing, damaged or does not fit.
-    """
-    cells = _read_cells(path)
-    beside = path.with_suffix(".json")
-    settings = beside if beside.exists() else path.with_name(SETTINGS)
-    if not settings.exists():
-        raise InputError(
-            f"{path} has no conditions beside it ({beside.name} or {SETTINGS}): copy them with it, "
-            "from the sweep's folder."
-        )
-    try:
-        content = json.loads(settings.read_text(encoding="utf-8"))
-        about = content["sweep"]
-        stretches = {int(hosts): float(stretch) for hosts, stretch in content["stretches"].items()}
-        sweep = Sweep(
-            path=path,
-            cells=cells,
-            date=str(content["date"]),
-            command=str(content["command"]),
-            what_it_is=str(content["what_it_is"]),
-            ranks=int(about["ranks"]),
-            rate=str(about["rate"]),
-            wires=str(about["replay"]["wires"]),
-            rounds=int(about["replay"]["rounds"]),
-            block_steps=int(about["replay"]["block_steps"]),
-            reasons={
-                (each["model"], int(each["hosts"])): str(each["reason"])
-                for each in content["not_measured"]
-            },
-        )
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{settings} does not hold the conditions of a sweep ({type(error).__name__}: "
-            f"{error}). {_AGAIN}"
-        ) from None
-    for cell in cells:
-        for name, expected in {
-            "ranks": sweep.ranks,
-            "rate": sweep.rate,
-            "stretch": stretches.get(cell.hosts),
-        }.items():
-            if getattr(cell, name) != expected:
-                value = f"{cell.model} on {cell.hosts} hosts has {name}={getattr(cell, name)}"
-                raise InputError(
-                    f"{path}: {value}, and {settings.name} beside it {expected}: they are not of "
-                    "the same sweep."
-                )
-    return sweep
-
-
-def find_sweep(place: Path) -> Sweep | None:
-    """Return the sweep at `place`, or None if none is there yet.
-
-    `place` is a table, the folder of a sweep, or a folder above machines' folders, of which the
-    newest sweep is returned. Raises InputError for a place that does not exist, and for what cannot
-    be read.
-    """
-    if place.is_file():
-        return read_sweep(place)
-    if not place.is_dir():
-        raise InputError(
-            f"sweep={place} does not exist. Name a table of benchmarks/ddp_lab.py sweep, or the "
-            "folder that it was written to."
-        )
-    tables = [place / TABLE] if (place / TABLE).exists() else sorted(place.glob(f"*/{TABLE}"))
-    return max(
-        map(read_sweep, tables), key=lambda sweep: (sweep.date, str(sweep.path)), default=None
     )

@@ -117,10 +117,16 @@ class Timeline:
 def derived(timeline: Timeline, times: float, reason: str) -> Timeline:
     """Return the same step with all its times multiplied, for a device that was not recorded.
 
-    `reason` is kept in `origin`. Raises InputError for a factor that is not above 0.
+    `reason` is kept in `origin`.
+
+    Raises:
+        InputError: for a factor that is not above 0.
     """
     if not (math.isfinite(times) and times > 0):
-        raise InputError(f"times={times!r}: what recorded times are multiplied by must be above 0.")
+        raise InputError(
+            f"times={times!r}: what recorded times are multiplied by must be above 0.",
+            parameter="times",
+        )
     return dataclasses.replace(
         timeline,
         origin=(
@@ -132,8 +138,8 @@ def derived(timeline: Timeline, times: float, reason: str) -> Timeline:
             for part in ("input", "forward", "backward", "optimizer")
         },
         gradients=tuple(
-            dataclasses.replace(each, ready_seconds=each.ready_seconds * times)
-            for each in timeline.gradients
+            dataclasses.replace(gradient, ready_seconds=gradient.ready_seconds * times)
+            for gradient in timeline.gradients
         ),
     )
 
@@ -145,7 +151,13 @@ def write_timeline(path: Path, timeline: Timeline) -> None:
 
 
 def _checked_gradient(values: Any) -> Gradient:
-    """Return the gradient of a file. Raises ValueError, KeyError or TypeError for what is wrong."""
+    """Return the gradient of a file.
+
+    Raises:
+        ValueError: for a wrong value.
+        KeyError: for a missing one.
+        TypeError: for one of another type.
+    """
     gradient = Gradient(**{**values, "shape": tuple(values["shape"])})
     if gradient.dtype not in BYTES_OF:
         raise ValueError(
@@ -182,33 +194,39 @@ def _check(timeline: Timeline) -> None:
 def read_timeline(path: Path) -> Timeline:
     """Return the timeline of a file.
 
-    Raises InputError for a file that is missing, damaged, or of another schema.
+    Raises:
+        InputError: for a file that is missing, damaged, or of another schema.
     """
     try:
         values = json.loads(path.read_text())
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}). A timeline is made by: "
-            "benchmarks/ddp_lab.py record"
+            "benchmarks/ddp_lab.py record",
+            parameter=str(path),
         ) from None
     except ValueError as error:
-        raise InputError(f"{path} is no timeline: {error}. Record it again.") from None
-    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-        found = values.get("schema") if isinstance(values, dict) else None
         raise InputError(
-            f"{path} has schema {found}, and this version reads timelines of schema {SCHEMA}. "
-            "Record it again."
+            f"{path} is no timeline: {error}. Record it again.", parameter=str(path)
+        ) from None
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+        schema = values.get("schema") if isinstance(values, dict) else None
+        raise InputError(
+            f"{path} has schema {schema}, and this version reads timelines of schema {SCHEMA}. "
+            "Record it again.",
+            parameter="schema",
         )
     try:
         timeline = Timeline(
             **{
                 **values,
-                "gradients": tuple(_checked_gradient(each) for each in values["gradients"]),
+                "gradients": tuple(_checked_gradient(gradient) for gradient in values["gradients"]),
             }
         )
         _check(timeline)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path} is damaged ({type(error).__name__}: {error}). Record it again."
+            f"{path} is damaged ({type(error).__name__}: {error}). Record it again.",
+            parameter=str(path),
         ) from None
     return timeline

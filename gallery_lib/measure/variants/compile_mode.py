@@ -24,7 +24,7 @@ from gallery_lib.console.progress import Progress
 from gallery_lib.console.table import seconds
 from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.measure.comparison import float64_reference, interleaved
-from gallery_lib.measure.comparison.interleaved import Turns, Variant
+from gallery_lib.measure.comparison.plan import Turns, Variant
 from gallery_lib.measure.variants.by_hand import DEFAULT_MODE
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, set_aside, write_json
@@ -43,11 +43,11 @@ TURNS = Turns(warmup_steps=4, rounds=4, block_steps=4, probe_batches=1)
 class Choice:
     """The mode to use, and what was measured of each mode.
 
-    An example of `said`: `default 210.0 ms, max-autotune 205.0 ms (1.01 times as fast)`.
+    An example of `comparison`: `default 210.0 ms, max-autotune 205.0 ms (1.01 times as fast)`.
     """
 
     mode: str
-    said: str
+    comparison: str
 
 
 def key(config: TrainConfig, modes: Mapping[str, Variant]) -> str:
@@ -73,7 +73,7 @@ def decide(measured: Mapping[str, list[list[float]]], dropped: Mapping[str, str]
         dropped: why the other modes have none.
     """
     first = next(iter(measured), DEFAULT_MODE)  # the default mode, unless it was dropped
-    best, gain, said = first, LEAST_GAIN, []
+    best, gain, texts = first, LEAST_GAIN, []
     for mode, rounds in measured.items():
         text = (
             f"{mode} "
@@ -83,10 +83,9 @@ def decide(measured: Mapping[str, list[list[float]]], dropped: Mapping[str, str]
             ratio = stats.ratio_of_medians(measured[first], rounds).ratio
             text += f" ({ratio:.2f} times as fast)"
             best, gain = (mode, ratio) if ratio >= gain else (best, gain)
-        said.append(text)
-    return Choice(
-        best, ", ".join([*said, *(f"{mode} dropped: {reason}" for mode, reason in dropped.items())])
-    )
+        texts.append(text)
+    texts += [f"{mode} dropped: {reason}" for mode, reason in dropped.items()]
+    return Choice(best, ", ".join(texts))
 
 
 def _kept(path: Path, modes: Mapping[str, Variant]) -> Choice | None:
@@ -97,7 +96,7 @@ def _kept(path: Path, modes: Mapping[str, Variant]) -> Choice | None:
     try:
         choice = read_json(path, Choice, again="")
         if choice.mode not in modes:
-            raise InputError(f"unknown mode {choice.mode!r}")
+            raise InputError(f"unknown mode {choice.mode!r}", parameter="mode")
         return choice
     except FileNotFoundError:
         return None
@@ -126,12 +125,12 @@ def choose(
         for mode, variant in modes.items()
     }
     failed: dict[str, GalleryError] = {}
-    found = interleaved.take_turns(
+    measurements = interleaved.take_turns(
         limited, LaunchConfig(), TURNS, folder, progress, label, dropped=failed
     )
-    rounds = {mode: found[mode].rounds for mode in modes if mode in found}
+    rounds = {mode: measurements[mode].rounds for mode in modes if mode in measurements}
     choice = decide(rounds, {mode: interleaved.reason_of(error) for mode, error in failed.items()})
-    if found:
+    if measurements:
         # If the cache cannot be written, the next bench measures again.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,12 +65,14 @@ class Peer(Recipe):
     def prepare(self, plain: Plain) -> Prepared:
         """Return the model ready to train.
 
-        Raises InputError in float16, which needs a loss scaler: the other libraries have their own.
+        Raises:
+            InputError: in float16, which needs a loss scaler: the other libraries have their own.
         """
         dtype = plain.autocast_dtype
         if dtype not in (None, torch.bfloat16):
             raise InputError(
-                f"{self.name} is measured in fp32 and bfloat16, and this run is in {dtype}."
+                f"{self.name} is measured in fp32 and bfloat16, and this run is in {dtype}.",
+                parameter="amp_dtype",
             )
         form = (
             by_hand.as_it_comes(plain)

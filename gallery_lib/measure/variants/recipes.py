@@ -57,16 +57,16 @@ class Techniques(Recipe):
 
     def prepare(self, plain: Plain) -> Prepared:
         """Return the model ready to train with these techniques."""
-        asked = Config.plain()
-        asked.memory.layout = "auto" if "layout" in self.names else "contiguous"
-        asked.memory.allocator = "allocator" in self.names
-        asked.compiler.enabled = "compiler" in self.names
-        asked.compiler.bf16_on_fp32_units = EMULATED in self.names
-        asked.compiler.short_attention = SHORT_ATTENTION in self.names
-        asked.compiler.whole_upsampling = WHOLE_UPSAMPLING in self.names
-        asked.compiler.small_convolutions = SMALL_CONVOLUTIONS in self.names
-        asked.loader.nice = Config().loader.nice if NICE_LOADING in self.names else 0
-        wrapped, batches = accelerate(plain.model, plain.loader, asked)
+        config = Config.plain()
+        config.memory.layout = "auto" if "layout" in self.names else "contiguous"
+        config.memory.allocator = "allocator" in self.names
+        config.compiler.enabled = "compiler" in self.names
+        config.compiler.bf16_on_fp32_units = EMULATED in self.names
+        config.compiler.short_attention = SHORT_ATTENTION in self.names
+        config.compiler.whole_upsampling = WHOLE_UPSAMPLING in self.names
+        config.compiler.small_convolutions = SMALL_CONVOLUTIONS in self.names
+        config.loader.nice = Config().loader.nice if NICE_LOADING in self.names else 0
+        wrapped, batches = accelerate(plain.model, plain.loader, config)
         optimizer = plain.build_optimizer(accelerated=FUSED in self.names)
         done = techniques(wrapped)
         if FUSED in self.names:

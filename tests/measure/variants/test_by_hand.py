@@ -15,8 +15,9 @@ from torch import nn
 from gallery_lib import optim
 from gallery_lib.config import TrainConfig
 from gallery_lib.measure.variants import by_hand, peers, recipes
-from gallery_lib.optim import OptimizerSpec, fused_cpu, sync_free
+from gallery_lib.optim import OptimizerSpec, fused_cpu
 from gallery_lib.optim.fused import Fused
+from gallery_lib.optim.sync_free_step import SyncFree
 from gallery_lib.train.recipe import Plain, Prepared
 
 PEERS = [name for name in peers.MODULES if peers.missing(name) is None]
@@ -119,9 +120,7 @@ def test_at_its_best_a_peer_has_torchs_fused_optimizer_channels_last_and_the_mod
 def test_no_form_of_a_peer_has_anything_of_this_backend(peer: str, modes: list[str]) -> None:
     for words in ([peer], recipes.best_form(peer)):
         made = prepared(words, "SGD")
-        assert not isinstance(
-            torchs(made.optimizer), fused_cpu.OnePass | sync_free.SyncFree | Fused
-        )
+        assert not isinstance(torchs(made.optimizer), fused_cpu.OnePass | SyncFree | Fused)
         assert made.loader.niceness == 0
         assert not made.kernels
 

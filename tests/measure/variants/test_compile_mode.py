@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import tiny_task
 
-from gallery_lib.config import BenchConfig
+from gallery_lib.config import BenchConfig, LaunchConfig
 from gallery_lib.console.progress import Progress
 from gallery_lib.console.table import number
 from gallery_lib.errors import RunFailed
-from gallery_lib.measure.bench import bench, task
+from gallery_lib.measure.bench.plan import Plan, bench_plan
 from gallery_lib.measure.comparison import interleaved
+from gallery_lib.measure.comparison.measurement import Measurement
+from gallery_lib.measure.comparison.plan import Turns, Variant
 from gallery_lib.measure.variants import compile_mode
 from gallery_lib.measure.variants.compile_mode import Choice, decide
+from gallery_lib.system import hardware
 
 TINY = f"{tiny_task.__file__}:TASK"
 DEFAULT, AUTOTUNE = "default", "max-autotune-no-cudagraphs"
@@ -34,7 +37,7 @@ def test_another_mode_has_to_be_faster_than_the_default_one_by_more_than_noise(
     choice = decide({DEFAULT: turns(0.1), AUTOTUNE: turns(other_seconds)}, {})
     assert choice.mode == mode
     assert (
-        choice.said == f"default 100 ms, {AUTOTUNE} {number(other_seconds * 1000)} ms "
+        choice.comparison == f"default 100 ms, {AUTOTUNE} {number(other_seconds * 1000)} ms "
         f"({0.1 / other_seconds:.2f} times as fast)"
     )
 
@@ -51,29 +54,29 @@ def test_a_mode_that_is_dropped_is_named_with_its_reason() -> None:
     assert decide({}, {DEFAULT: "it failed", AUTOTUNE: "it failed"}).mode == DEFAULT
 
 
-def line(**values: Any) -> task.Line:
-    return bench.bench_line(TINY, BenchConfig(amp_level="O0", **values))
+def plan(**values: Any) -> Plan:
+    return bench_plan(TINY, BenchConfig(amp_level="O0", **values))
 
 
-def choose(where: task.Line, folder: Path) -> Choice:
-    return compile_mode.choose(where.config, where.modes, folder, Progress(enabled=False), "tiny")
+def choose(plan: Plan, folder: Path) -> Choice:
+    return compile_mode.choose(plan.config, plan.modes, folder, Progress(enabled=False), "tiny")
 
 
 def test_what_was_found_is_kept_for_the_same_task_options_and_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
-    tried: list[dict[str, interleaved.Variant]] = []
+    tried: list[dict[str, Variant]] = []
 
-    def take_turns(variants: dict[str, interleaved.Variant], *_: Any, **__: Any) -> dict[str, Any]:
+    def take_turns(variants: dict[str, Variant], *_: Any, **__: Any) -> dict[str, Any]:
         tried.append(variants)
         return {
-            mode: interleaved.Measured(None, {}, turns(0.1 if mode == DEFAULT else 0.05))
+            mode: Measurement(None, {}, turns(0.1 if mode == DEFAULT else 0.05))
             for mode in variants
         }  # type: ignore[arg-type]
 
     monkeypatch.setattr(interleaved, "take_turns", take_turns)
-    first, again = (choose(line(), tmp_path) for _ in range(2))
+    first, again = (choose(plan(), tmp_path) for _ in range(2))
     assert first == again and first.mode == AUTOTUNE and len(tried) == 1
     limits = {mode: variant.start_up_limit_seconds for mode, variant in tried[0].items()}
     # The mode that others are compared with must not drop out.
@@ -81,11 +84,11 @@ def test_what_was_found_is_kept_for_the_same_task_options_and_machine(
         DEFAULT: None,
         AUTOTUNE: compile_mode.START_UP_LIMIT_SECONDS,
     }
-    choose(line(batch_size=4), tmp_path)
+    choose(plan(batch_size=4), tmp_path)
     assert len(tried) == 2
     for path in (tmp_path / "cache" / "compile_modes").iterdir():
-        path.write_text('{"mode": "fastest", "said": ""}')
-    choose(line(), tmp_path)
+        path.write_text('{"mode": "fastest", "comparison": ""}')
+    choose(plan(), tmp_path)
     assert len(tried) == 3 and list((tmp_path / "cache" / "compile_modes").glob("*.damaged"))
 
 
@@ -95,7 +98,7 @@ def test_nothing_is_kept_where_no_mode_could_be_measured(
     monkeypatch.setenv("GALLERY_CACHE_DIR", str(tmp_path / "cache"))
 
     def take_turns(
-        variants: dict[str, interleaved.Variant], *_: Any, dropped: dict[str, Exception], **__: Any
+        variants: dict[str, Variant], *_: Any, dropped: dict[str, Exception], **__: Any
     ) -> dict[str, Any]:
         dropped |= {
             mode: RunFailed("the run in /x did not finish: no compiler\nmore") for mode in variants
@@ -104,15 +107,15 @@ def test_nothing_is_kept_where_no_mode_could_be_measured(
 
     monkeypatch.setattr(interleaved, "take_turns", take_turns)
     assert (
-        choose(line(), tmp_path).said
+        choose(plan(), tmp_path).comparison
         == f"default dropped: no compiler, {AUTOTUNE} dropped: no compiler"
     )
     assert not (tmp_path / "cache" / "compile_modes").exists()
 
 
 def test_all_best_forms_that_are_compiled_get_the_mode_and_no_other_variant() -> None:
-    before = line()
-    after = task.in_mode(before, Choice(AUTOTUNE, ""))
+    before = plan()
+    after = before.with_mode(AUTOTUNE)
     for name, variant in after.variants.items():
         compiled = name.endswith("-best") and name != "eager-best"
         assert (AUTOTUNE in variant.recipe) == compiled == (name in before.in_best_mode)
@@ -125,25 +128,25 @@ def test_all_best_forms_that_are_compiled_get_the_mode_and_no_other_variant() ->
 def test_with_one_mode_there_is_nothing_to_find_out(
     asked: str | None, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench.hardware, "device_type", lambda: "cpu")
-    found = line(peer_modes=asked)
-    assert list(found.modes) == tried
-    assert list(found.variants["torch.compile-best"].recipe)[-1] == (asked or DEFAULT)
+    monkeypatch.setattr(hardware, "device_type", lambda: "cpu")
+    one = plan(peer_modes=asked)
+    assert list(one.modes) == tried
+    assert list(one.variants["torch.compile-best"].recipe)[-1] == (asked or DEFAULT)
     # Nothing of these is compiled by torch.compile's modes.
-    assert not line(variants="eager-best,ours").modes
+    assert not plan(variants="eager-best,ours").modes
 
 
 @pytest.mark.slow
 def test_a_variant_whose_start_up_takes_too_long_drops_out_and_the_others_go_on(
     tmp_path: Path,
 ) -> None:
-    quick = interleaved.Variant(tiny_task.config())
-    slow = interleaved.Variant(tiny_task.config("SLEEPING"), start_up_limit_seconds=1.0)
+    quick = Variant(tiny_task.config())
+    slow = Variant(tiny_task.config("SLEEPING"), start_up_limit_seconds=1.0)
     dropped: dict[str, Any] = {}
     found = interleaved.take_turns(
         {"quick": quick, "slow": slow},
-        interleaved.LaunchConfig(),
-        interleaved.Turns(4, 4, 2, 1),
+        LaunchConfig(),
+        Turns(4, 4, 2, 1),
         tmp_path,
         Progress(enabled=False),
         "tiny",

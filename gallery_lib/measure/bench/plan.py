@@ -1,0 +1,232 @@
+"""Plan of a bench for one task: which variants run, with which options, and which are compared.
+
+The variants of a task (measure/variants/) have the same weights, batches, loss and optimizer. They
+differ in who makes them fast. Peers are there as their documentation shows them, and at their best,
+as somebody who tunes by hand uses them. Alternatively, as a waterfall (ablation), one task runs
+with one technique of the backend after another switched on.
+
+All variants that are compared have one precision: mixed, or fp32 where the device would have to
+emulate bfloat16.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gallery_lib import tasks
+from gallery_lib.config import BenchConfig, CompareConfig, TrainConfig, options
+from gallery_lib.errors import InputError, did_you_mean
+from gallery_lib.measure.bench.result import EAGER, OURS, AmpLevel
+from gallery_lib.measure.comparison.plan import Variant
+from gallery_lib.measure.variants import by_hand, forms, peers, recipes
+from gallery_lib.measure.variants.forms import BEST, EAGER_BEST, GROUPS, PEERS, TURN_ORDER, VARIANTS
+from gallery_lib.system import hardware
+from gallery_lib.train import precision
+
+_LARGE_IMAGE, _LONG_SEQUENCE = 224, 128
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plan for measuring a task, the baseline first.
+
+    `absent` are variants that cannot run here, and why.
+    """
+
+    config: TrainConfig
+    compare: CompareConfig
+    variants: Mapping[str, Variant]
+    absent: Mapping[str, str]
+    # Pairs whose ratio is wanted: the slower one, as is hoped, first.
+    pairs: Sequence[tuple[str, str]]
+    order: Sequence[str]  # of all variants, in the tables
+    # Modes of torch.compile to be tried first; none: nothing is to be found out.
+    modes: Mapping[str, Variant] = field(default_factory=dict)
+    in_best_mode: Sequence[str] = ()  # variants that are compiled in the fastest of them
+
+    @property
+    def baseline(self) -> str:
+        """Return the variant that all are compared with."""
+        return self.order[0]
+
+    def with_mode(self, mode: str) -> Plan:
+        """Return the plan with the best forms compiled in this mode of torch.compile."""
+        best_forms = {
+            name: dataclasses.replace(
+                self.variants[name], recipe=recipes.best_form(self.variants[name].recipe[0], mode)
+            )
+            for name in self.in_best_mode
+        }
+        return dataclasses.replace(self, variants={**self.variants, **best_forms})
+
+
+# --------------------------------------------------------------------------------------------------
+# What the options of a bench mean
+
+
+def amp_level(config: BenchConfig) -> AmpLevel:
+    """Return the amp level of the options, or else the one that suits this device."""
+    return precision.chosen_level(config.amp_level, hardware.device_type())
+
+
+def variant_names(config: BenchConfig) -> list[str]:
+    """Return the variants, the baseline first.
+
+    Raises:
+        InputError: for an unknown one.
+    """
+    baseline = EAGER[amp_level(config)]
+    # In O1, fp32 is what mixed precision has to beat; in O0, nobody chooses emulated bfloat16.
+    if config.variants is None:
+        return [baseline, *(name for name in VARIANTS if name not in (baseline, EAGER["O1"]))]
+    known = (*GROUPS, *VARIANTS)
+    names: list[str] = []
+    for name in _words(config.variants):
+        if name not in known:
+            raise InputError(
+                f"variants: unknown `{name}`.{did_you_mean(name, known)} "
+                f"Known: {', '.join(known)}.",
+                parameter="variants",
+            )
+        names += GROUPS.get(name, (name,))
+    return [baseline, *(name for name in VARIANTS if name in names and name != baseline)]
+
+
+def compile_modes(config: BenchConfig) -> tuple[str, ...]:
+    """Return the modes of torch.compile that the best forms choose from.
+
+    Raises:
+        InputError: for an unknown mode, or none at all.
+    """
+    known = by_hand.MODES[hardware.device_type()]
+    if config.peer_modes is None:
+        return known
+    names = _words(config.peer_modes)
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"peer_modes: unknown `{name}`.{did_you_mean(name, known)} "
+                f"Known on this device: {', '.join(known)}.",
+                parameter="peer_modes",
+            )
+    if not names:
+        raise InputError(
+            f"peer_modes names no mode. Known on this device: {', '.join(known)}.",
+            parameter="peer_modes",
+        )
+    return tuple(name for name in known if name in names)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of an option that takes several, with commas between."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _large(task: tasks.Task) -> dict[str, Any]:
+    """Return the values of the profile `large` that differ from `quick`.
+
+    They are a size at which computing counts for more, and turns that a few cores can do.
+    """
+    sizes: dict[str, Any] = {}
+    if task.image_size:
+        sizes["image_size"] = _LARGE_IMAGE
+    if task.sequence_length:
+        sizes["sequence_length"] = min(
+            _LONG_SEQUENCE, task.full.get("sequence_length", task.sequence_length)
+        )
+    return {**sizes, "rounds": 6, "block_steps": 2}
+
+
+def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareConfig]:
+    """Return the options of the baseline's run, and those of the turns.
+
+    The profile's values apply where nothing else was asked.
+    """
+    task = tasks.get(name)
+    on_cuda = hardware.device_type() == "cuda"
+    full = config.profile == "full" or (config.profile == "auto" and on_cuda)
+    values: dict[str, Any] = dict(task.full if full else task.quick)
+    if config.profile == "large":
+        values |= _large(task)
+    given = options.to_mapping(config)
+    del given["amp_level"]
+    both = {f.name for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
+    values |= {
+        option: value for option, value in given.items() if option in both and value is not None
+    }
+    compare = {
+        f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values
+    }
+    train = options.from_mapping(
+        TrainConfig, {**values, "model": name, "amp_level": amp_level(config), "evaluate": False}
+    )
+    return train, options.from_mapping(CompareConfig, compare)
+
+
+# --------------------------------------------------------------------------------------------------
+# The plans
+
+
+def _variant(config: TrainConfig, words: list[str], *, counts_traffic: bool = False) -> Variant:
+    """Return the variant that the words of a recipe make of a run's options."""
+    return Variant(config, words, recipes.environment(words), counts_traffic)
+
+
+def _every_variant(train: TrainConfig, mode: str) -> dict[str, Variant]:
+    """Return all variants that a bench knows, by name; best forms are compiled in `mode`."""
+    eager = {
+        name: _variant(dataclasses.replace(train, amp_level=level), [], counts_traffic=True)
+        for level, name in EAGER.items()
+    }
+    as_they_come = {peer: _variant(train, [peer]) for peer in PEERS}
+    best = {name: _variant(train, recipes.best_form(forms.plain_name(name), mode)) for name in BEST}
+    ours = _variant(dataclasses.replace(train, compiler_opt=True), [])
+    return {**eager, **as_they_come, **best, OURS: ours}
+
+
+def bench_plan(name: str, config: BenchConfig) -> Plan:
+    """Return the plan for the task `name`, in the variants of the options."""
+    train, compare = _run_options(name, config)
+    modes, names = compile_modes(config), variant_names(config)
+    absent = {
+        variant: why
+        for variant in (*PEERS, *BEST)
+        if variant in names and (why := peers.missing(forms.plain_name(variant)))
+    }
+    baseline, *others = [variant for variant in names if variant not in absent]
+    pairs = [(baseline, variant) for variant in others]
+    if OURS in others:
+        pairs += [(variant, OURS) for variant in others if variant != OURS]
+    known = _every_variant(train, modes[0])
+    variants = {
+        variant: known[variant] for variant in [baseline, *sorted(others, key=TURN_ORDER.index)]
+    }
+    compiled = [variant for variant in variants if variant in BEST and variant != EAGER_BEST]
+    tried = (
+        {mode: _variant(train, recipes.best_form("torch.compile", mode)) for mode in modes}
+        if compiled and len(modes) > 1
+        else {}
+    )
+    return Plan(train, compare, variants, absent, pairs, names, tried, compiled)
+
+
+def waterfall_plan(name: str, config: BenchConfig) -> Plan:
+    """Return the plan for the task `name`, with one technique after another."""
+    train, compare = _run_options(name, config)
+    baseline = EAGER[train.amp_level]
+    variants = {baseline: _variant(train, [], counts_traffic=True)}
+    absent: dict[str, str] = {}
+    words: list[str] = []
+    for technique in recipes.TECHNIQUES:
+        if why := recipes.reason_not_applied(technique, train.amp_level):
+            absent[technique] = f"does not apply: {why}"
+            continue
+        words = [*words, technique]
+        variants[technique] = _variant(train, words)
+    others = list(variants)[1:]
+    pairs = [(baseline, variant) for variant in others] + list(itertools.pairwise(others))
+    return Plan(train, compare, variants, absent, pairs, [baseline, *recipes.TECHNIQUES])
