@@ -4,7 +4,7 @@
     python3 benchmarks/bench.py MACHINE --profile large   larger images and longer sequences
     python3 benchmarks/bench.py MACHINE --run 2           a second run beside the first
     python3 benchmarks/bench.py MACHINE --only resnet50   some tasks only
-    python3 benchmarks/bench.py MACHINE --resume          go on after an interruption
+    python3 benchmarks/bench.py MACHINE --resume          continue after an interruption
     python3 benchmarks/bench.py MACHINE --variants best,ours   pass on any option of `gallery bench`
 
 Figures of small inputs go to results/MACHINE/bench-small.json and .png, and of a second run to
@@ -35,12 +35,12 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 import pages
-from common import conditions, results_file, write_result
+from figures_file import conditions, results_file, write_result
 
 from gallery_lib import tasks
 from gallery_lib.cli.main import main as gallery
 from gallery_lib.config import BenchConfig, TrainConfig
-from gallery_lib.config.options import choices
+from gallery_lib.config.options import options_of
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import GalleryError
 from gallery_lib.launcher.job import launch
@@ -48,10 +48,11 @@ from gallery_lib.system import hardware, paths
 from gallery_lib.train.results import Results
 
 
-def trained(batch_size: int, steps: int, folder: Path) -> Results:
+def train_resnet50(batch_size: int, steps: int, folder: Path) -> Results:
     """Return the results of ResNet-50 at 224² with the accelerated backend at O1.
 
-    Raises GalleryError when the batch does not fit into memory.
+    Raises:
+        GalleryError: when the batch does not fit into memory.
     """
     config = TrainConfig(
         model="resnet50",
@@ -78,11 +79,11 @@ def largest_batch(folder: Path) -> dict[str, Any]:
     batch_size, reason = 128, ""
     while not reason:
         try:
-            trained(2 * batch_size, 3, folder)
+            train_resnet50(2 * batch_size, 3, folder)
             batch_size *= 2
         except GalleryError as error:
             reason = str(error).splitlines()[0]
-    results = trained(batch_size, 60, folder)
+    results = train_resnet50(batch_size, 60, folder)
     return {
         "batch_size": batch_size,
         "twice_as_many": reason,
@@ -107,17 +108,28 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("machine", help="a name for the machine: the folder of its figures")
     parser.add_argument(
-        "--only", nargs="+", choices=tasks.names(), default=[], help="some tasks only"
+        "machine", help="name of the machine: the folder of its figures in benchmarks/results/"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=tasks.names(),
+        default=[],
+        metavar="TASK",
+        help="tasks to measure; `gallery list` names them (default: all)",
     )
     parser.add_argument(
         "--profile",
-        choices=choices(BenchConfig, "profile"),
+        choices=options_of(BenchConfig)["profile"].choices,
         default="auto",
-        help="sizes of the tasks (default: auto)",
+        help="sizes of the tasks; large inputs take several times as long (default: auto)",
     )
-    parser.add_argument("--run", type=int, help="the number of this run, where there are several")
+    parser.add_argument(
+        "--run",
+        type=int,
+        help="number of this run, where several of one size are published; its files end with it",
+    )
     arguments, passed_on = parser.parse_known_args()
     gpu = hardware.gpu_count() > 0
     large = gpu or arguments.profile in ("large", "full")
@@ -146,4 +158,10 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main, error_prefix="error", interrupted="interrupted; --resume goes on"))
+    sys.exit(
+        exit_code_of(
+            main,
+            error_prefix="error",
+            interrupted="interrupted. The same command with --resume continues.",
+        )
+    )

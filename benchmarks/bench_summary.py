@@ -88,8 +88,8 @@ class Run:
 
         Tasks that have no ratio are left out.
         """
-        found = {name: outcome.ratio(other, OURS) for name, outcome in self.tasks.items()}
-        return {name: ratio for name, ratio in found.items() if ratio is not None}
+        ratios = {name: outcome.ratio(other, OURS) for name, outcome in self.tasks.items()}
+        return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
 def label(variant: str) -> str:
@@ -100,13 +100,13 @@ def label(variant: str) -> str:
 
 def runs_of(machine: Machine) -> list[Run]:
     """Return the runs of a machine, small inputs first, each size by number."""
-    found: dict[tuple[int, int], list[File]] = {}
+    by_run: dict[tuple[int, int], list[File]] = {}
     for file in machine.files:
         for place, size in enumerate(SIZES):
             if file.series.startswith(f"bench-{size}"):
-                found.setdefault((place, file.run), []).append(file)
+                by_run.setdefault((place, file.run), []).append(file)
     return [
-        Run(SIZES[place], number, tuple(files)) for (place, number), files in sorted(found.items())
+        Run(SIZES[place], number, tuple(files)) for (place, number), files in sorted(by_run.items())
     ]
 
 
@@ -144,8 +144,8 @@ def best_peer(run: Run, task: str) -> tuple[str, Ratio] | None:
     others = {
         other: run.ratios(other).get(task) for other in run.others if other not in EAGER.values()
     }
-    found = [(other, ratio) for other, ratio in others.items() if ratio is not None]
-    return min(found, key=lambda each: each[1].ratio) if found else None
+    ratios = [(other, ratio) for other, ratio in others.items() if ratio is not None]
+    return min(ratios, key=lambda pair: pair[1].ratio) if ratios else None
 
 
 def newest(runs: Sequence[Run], size: str) -> Run | None:
@@ -158,20 +158,20 @@ def task_rows(runs: Sequence[Run]) -> Rows:
 
     The cells are step times, ours over eager, and ours over the best peer.
     """
-    shown = [run for size in SIZES if (run := newest(runs, size))]
+    columns = [run for size in SIZES if (run := newest(runs, size))]
     header = ["task"]
-    for run in shown:
+    for run in columns:
         header += [
             f"{run.size}: input",
             f"{label(run.baseline)} → ours",
             "over eager",
             "over the best peer",
         ]
-    names = dict.fromkeys(name for run in shown for name in run.tasks)
+    names = dict.fromkeys(name for run in columns for name in run.tasks)
     return [
         header,
         *(
-            [name, *(cell for run in shown for cell in _task_cells(run, name, runs))]
+            [name, *(cell for run in columns for cell in _task_cells(run, name, runs))]
             for name in names
         ),
     ]
@@ -187,8 +187,8 @@ def _input(run: Run, name: str, runs: Sequence[Run]) -> str:
         *(set(other.tasks[name].sizes) for other in runs if name in other.tasks)
     )
     words = {"image_size": "{}²", "sequence_length": "{} tokens"}
-    shown = [text.format(sizes[key]) for key, text in words.items() if key in all_have]
-    return " × ".join([str(sizes.get("batch_size", "")), *shown])
+    words_of_sizes = [text.format(sizes[key]) for key, text in words.items() if key in all_have]
+    return " × ".join([str(sizes.get("batch_size", "")), *words_of_sizes])
 
 
 def _task_cells(run: Run, name: str, runs: Sequence[Run]) -> list[str]:

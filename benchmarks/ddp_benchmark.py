@@ -30,45 +30,64 @@ if __name__ == "__main__":
 
 import ddp_turns
 import torch
-from common import conditions, writable, write_result
-from ddp_turns import SETTLING_STEPS
+from figures_file import conditions, writable, write_result
 from torch import Tensor, nn
 
 from gallery_lib import tasks
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp, step_in_backward
-from gallery_lib.comm.tuner import PLAIN, candidates
+from gallery_lib.comm.candidates import PLAIN, candidates
+from gallery_lib.comm.rebuild import SETTLING_STEPS
 from gallery_lib.config import Comm, TrainConfig
-from gallery_lib.config.options import option, parse_command_line
+from gallery_lib.config.command_line import parse_command_line
+from gallery_lib.config.options import option
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
-from gallery_lib.train.loop import Observer, Session, train
+from gallery_lib.train.loop import train
+from gallery_lib.train.session import Observer, Session
 
 
 @dataclass(frozen=True)
 class DdpBenchmarkConfig:
     """Training that is measured, and its length."""
 
-    model: str = option("resnet50", "task, or FILE.py:NAME")
-    precision: Literal["fp32", "amp"] = option("amp", "fp32, or autocast (bf16 on the CPU)")
+    model: str = option("resnet50", "Task to train, or FILE.py:NAME.")
+    precision: Literal["fp32", "amp"] = option("amp", "fp32, or amp for autocast (bf16 on a CPU).")
     batch_size: int | None = option(
-        None, "samples a process; default: the task's quick setting", unit="samples", minimum=1
+        None,
+        "Samples per process and step. Default: the task's quick setting.",
+        unit="samples",
+        minimum=1,
     )
     image_size: int | None = option(
-        None, "height of images; default: the task's quick setting", unit="pixels", minimum=1
+        None,
+        "Height and width of images. Default: the task's quick setting.",
+        unit="pixels",
+        minimum=1,
     )
-    compiler_opt: bool = option(False, "train with the accelerated backend, all ways alike")
-    rounds: int = option(8, "turns that each way gets", unit="turns", minimum=4)
-    block_steps: int = option(5, "counted steps in a turn", unit="steps", minimum=1)
+    compiler_opt: bool = option(
+        False, "Train with the accelerated backend, in every strategy. Start-up compiles."
+    )
+    rounds: int = option(
+        8,
+        "Turns of each strategy. More narrow the intervals, and take longer.",
+        unit="turns",
+        minimum=4,
+    )
+    block_steps: int = option(
+        5, "Counted steps of a turn, after the steps that settle it.", unit="steps", minimum=1
+    )
     fused: bool = option(
-        False, "all ways alike, DDP's own too: torch's fused form of the optimizer"
+        False,
+        "Use torch's fused form of the optimizer in every strategy, DDP's own too. Not every "
+        "optimizer has one.",
     )
     early_steps: bool = option(
         False,
-        "all ways but DDP's own take the optimizer's step of a bucket "
-        "while others are on their way",
+        "Update a bucket's parameters while other buckets are being averaged, in every strategy "
+        "but DDP's own.",
     )
-    out: str | None = option(None, "file for the figures, as JSON")
+    out: str | None = option(None, "JSON file for the figures. Default: printed only.")
 
 
 class Turns(Observer):
@@ -125,7 +144,8 @@ def _choose_fused(optimizer: torch.optim.Optimizer) -> None:
     """Switch the optimizer to torch's fused form, before its first step."""
     if "fused" not in optimizer.defaults:
         raise InputError(
-            f"torch has no fused form of {type(optimizer).__name__}. Leave --fused out."
+            f"torch has no fused form of {type(optimizer).__name__}. Leave --fused out.",
+            parameter="fused",
         )
     for group in optimizer.param_groups:
         group["fused"] = True
@@ -172,8 +192,8 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
         return 0
     device = "CPU" if results.environment["device"] == "cpu" else "GPU"
     batch_size = results.config["batch_size"]
-    found = ddp_turns.figures(observer.ways, observer.seconds)
-    print(ddp_turns.text(found, batch_size, [len(ranks) for ranks in hosts.hosts], device))
+    figures = ddp_turns.figures(observer.ways, observer.seconds)
+    print(ddp_turns.text(figures, batch_size, [len(ranks) for ranks in hosts.hosts], device))
     if config.out:
         about = {
             **conditions(),
@@ -187,7 +207,7 @@ def measure(config: DdpBenchmarkConfig, options: Comm) -> int:
             "fused": config.fused,
             "compiler_opt": config.compiler_opt,
         }
-        write_result(Path(config.out), {**about, "ways": found})
+        write_result(Path(config.out), {**about, "ways": figures})
         print(f"figures: {config.out}")
     return 0
 
@@ -196,7 +216,7 @@ def main() -> int:
     """Measure, or compare two files, and return the exit code."""
     if sys.argv[1:2] == ["diff"]:
         if len(sys.argv) != 4:
-            raise InputError("diff takes two files: diff BEFORE.json AFTER.json")
+            raise InputError("diff takes two files: diff BEFORE.json AFTER.json", parameter="files")
         return ddp_turns.diff(Path(sys.argv[2]), Path(sys.argv[3]))
     config, options = parse_command_line(
         sys.argv[1:], DdpBenchmarkConfig, Comm, prog="ddp_benchmark.py", description=__doc__ or ""

@@ -29,16 +29,19 @@ if __name__ == "__main__":
 
 import ddp_turns
 import torch
-from common import write_result
-from ddp_turns import SETTLING_STEPS, Blocks
+from ddp_turns import Blocks
+from figures_file import write_result
 from torch import nn
 
 from gallery_lib import stats
 from gallery_lib.comm import process_group, topology
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
-from gallery_lib.comm.tuner import PLAIN, Tuner, candidates
+from gallery_lib.comm.candidates import PLAIN, candidates
+from gallery_lib.comm.rebuild import SETTLING_STEPS
+from gallery_lib.comm.tuner import Tuner
 from gallery_lib.config import Comm, ReplayConfig
-from gallery_lib.config.options import CommandLine, check_value
+from gallery_lib.config.command_line import CommandLine
+from gallery_lib.config.options import check_value
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError, did_you_mean
 from gallery_lib.measure.replay.model import Replay
@@ -52,41 +55,43 @@ DDP = nn.parallel.DistributedDataParallel
 def ways(config: ReplayConfig, hosts: topology.Topology) -> dict[str, Comm]:
     """Return DDP's own strategy, and those that `config.wires` and `config.only` ask for.
 
-    Raises InputError for an unknown name.
+    Raises:
+        InputError: for an unknown name.
     """
-    found = {PLAIN: Comm()}
+    strategies = {PLAIN: Comm()}
     for wire in config.wires.split(","):
         options = Comm(wire=check_value(Comm, "wire", wire.strip()))
         named = candidates(options, hosts)
-        found |= {
+        strategies |= {
             name if options.wire == "exact" else f"{options.wire}: {name}": way
             for name, way in named.items()
             if name != PLAIN
         }
     if config.only is None:
-        return found
-    wanted = [name.strip() for name in config.only.split(";")]
-    for name in wanted:
-        if name not in found:
+        return strategies
+    names = [name.strip() for name in config.only.split(";")]
+    for name in names:
+        if name not in strategies:
             raise InputError(
-                f"only={name!r} is no way here.{did_you_mean(name, found)} Known: "
-                f"{'; '.join(found)}"
+                f"only={name!r} is no strategy here.{did_you_mean(name, strategies)} Known: "
+                f"{'; '.join(strategies)}",
+                parameter="only",
             )
-    return {PLAIN: Comm(), **{name: found[name] for name in wanted}}
+    return {PLAIN: Comm(), **{name: strategies[name] for name in names}}
 
 
 def in_turns(
-    model: DDP, replay: Replay, chosen: dict[str, Comm], config: ReplayConfig
+    model: DDP, replay: Replay, strategies: dict[str, Comm], config: ReplayConfig
 ) -> dict[str, Blocks]:
     """Return the step times of each strategy by turn, on every rank.
 
     Each step takes as long as on the slowest rank.
     """
-    own: dict[str, Blocks] = {name: [] for name in chosen}
-    for name in ddp_turns.order(chosen, config.rounds):
+    own: dict[str, Blocks] = {name: [] for name in strategies}
+    for name in ddp_turns.order(strategies, config.rounds):
         # Gradients may be views of the previous strategy's buckets.
         model.zero_grad(set_to_none=True)
-        accelerate_ddp(model, chosen[name])
+        accelerate_ddp(model, strategies[name])
         own[name].append(
             [replay.train_step(model) for _ in range(SETTLING_STEPS + config.block_steps)][
                 SETTLING_STEPS:
@@ -98,21 +103,25 @@ def in_turns(
 
 
 def tuned(
-    model: DDP, replay: Replay, offered: dict[str, Comm], config: ReplayConfig
+    model: DDP, replay: Replay, strategies: dict[str, Comm], config: ReplayConfig
 ) -> dict[str, Blocks]:
     """Return the step times of DDP's own strategy and of the tuner's choice, by turn.
 
     A choice is measured again, beside DDP's own strategy: a best of several is likely to have had
     luck. Where DDP's own strategy is kept, the tuner's measurement of it stands.
     """
-    tuner = Tuner(model, offered, rounds=config.rounds, block_steps=config.block_steps, keep=False)
-    while tuner.chosen is None:
+    tuner = Tuner(
+        model, strategies, rounds=config.rounds, block_steps=config.block_steps, keep=False
+    )
+    while tuner.choice is None:
         replay.train_step(model)
-    if tuner.chosen == PLAIN:
+    if tuner.choice == PLAIN:
         return {
             PLAIN: [[step / config.stretch for step in block] for block in tuner.measured[PLAIN]]
         }
-    return in_turns(model, replay, {name: offered[name] for name in (PLAIN, tuner.chosen)}, config)
+    return in_turns(
+        model, replay, {name: strategies[name] for name in (PLAIN, tuner.choice)}, config
+    )
 
 
 def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str, Any]:
@@ -123,15 +132,15 @@ def measure(timeline: Timeline, config: ReplayConfig, choose: bool) -> dict[str,
     )
     model = DDP(replay, init_sync=False)  # no rank has values to broadcast
     alone = process_group.world_size() == 1
-    offered = {PLAIN: Comm()} if alone else ways(config, hosts)
-    several = choose and len(offered) > 1
-    seconds = (tuned if several else in_turns)(model, replay, offered, config)
+    strategies = {PLAIN: Comm()} if alone else ways(config, hosts)
+    several = choose and len(strategies) > 1
+    seconds = (tuned if several else in_turns)(model, replay, strategies, config)
     model.zero_grad(set_to_none=True)  # gradients may be views of buckets and keep them alive
     accelerate_ddp(model, Comm())  # ends the threads and process groups of the strategy
     return {
         "processes_by_host": [len(ranks) for ranks in hosts.hosts],
-        "offered": list(offered),
-        "ways": ddp_turns.figures({name: offered[name] for name in seconds}, seconds),
+        "offered": list(strategies),
+        "ways": ddp_turns.figures({name: strategies[name] for name in seconds}, seconds),
     }
 
 
@@ -144,7 +153,7 @@ def main() -> int:
     allocator.give_back()  # DDP makes its buckets anew at every turn
     process_group.ensure_initialized()
     for path, timeline in timelines.items():
-        found = measure(timeline, config, words.action == "tuned")
+        figures = measure(timeline, config, words.action == "tuned")
         gc.collect()
         if process_group.rank() == 0:
             about = {
@@ -159,7 +168,7 @@ def main() -> int:
                     "replay": dataclasses.asdict(config),
                     "timeline": about,
                     "replayed_on": where,
-                    **found,
+                    **figures,
                 },
             )
     return 0
@@ -169,12 +178,14 @@ def _operands(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=("turns", "tuned"),
-        help="all ways in turns, or DDP's own way and the tuner's choice",
+        help="turns: every strategy in turns; tuned: DDP's own strategy and the tuner's choice",
     )
     parser.add_argument(
-        "timelines", nargs="+", type=Path, metavar="TIMELINE.json", help="what is replayed"
+        "timelines", nargs="+", type=Path, metavar="TIMELINE.json", help="timelines to replay"
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the figures")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the figures, a file for each timeline"
+    )
 
 
 if __name__ == "__main__":

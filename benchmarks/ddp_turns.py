@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib import stats
-from gallery_lib.comm.tuner import PLAIN
+from gallery_lib.comm.candidates import PLAIN
 from gallery_lib.config import Comm
 from gallery_lib.console.table import text_table
 from gallery_lib.errors import InputError
 
-SETTLING_STEPS = 2
-"""Steps at the beginning of a turn that are not counted: DDP orders its buckets anew."""
 PERCENTILES = ("p50", "p75", "p90", "p95")
 
 Blocks = list[list[float]]
@@ -31,20 +29,19 @@ def order(ways: Mapping[str, Comm], rounds: int) -> list[str]:
 
     The order reverses from round to round, so that drift of the machine falls on all strategies.
     """
-    turns = (list(ways) if number % 2 == 0 else list(reversed(ways)) for number in range(rounds))
-    return [name for turn in turns for name in turn]
+    return [name for number in range(rounds) for name in stats.turn_order(ways, number)]
 
 
 def figures(ways: Mapping[str, Comm], seconds: Mapping[str, Blocks]) -> dict[str, Any]:
     """Return for each strategy its options, step times, and speed-up over DDP's own."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, blocks in seconds.items():
         times = stats.percentiles([step for block in blocks for step in block])
-        found[name] = {"options": dataclasses.asdict(ways[name]), "step_seconds": times}
+        by_name[name] = {"options": dataclasses.asdict(ways[name]), "step_seconds": times}
         if name != PLAIN:
             ratio = stats.ratio_of_medians(seconds[PLAIN], blocks)
-            found[name]["speedup"] = {**dataclasses.asdict(ratio), "verdict": ratio.verdict}
-    return found
+            by_name[name]["speedup"] = {**dataclasses.asdict(ratio), "verdict": ratio.verdict}
+    return by_name
 
 
 def line(seconds: Mapping[str, float], batch_size: int, hosts: Sequence[int], device: str) -> str:
@@ -64,10 +61,12 @@ def line(seconds: Mapping[str, float], batch_size: int, hosts: Sequence[int], de
     return f"{world} {device}s -- {len(hosts)}M/{world}{device[0]}:  {per_device}  ({total})"
 
 
-def text(found: Mapping[str, Any], batch_size: int, hosts: Sequence[int], device: str) -> str:
+def text(
+    figures_by_name: Mapping[str, Any], batch_size: int, hosts: Sequence[int], device: str
+) -> str:
     """Return the result of `figures` as text, two or three lines for each strategy."""
     lines = []
-    for name, way in found.items():
+    for name, way in figures_by_name.items():
         lines.append(f"{name}:\n  {line(way['step_seconds'], batch_size, hosts, device)}")
         if "speedup" in way:
             ratio = way["speedup"]
@@ -81,7 +80,8 @@ def text(found: Mapping[str, Any], batch_size: int, hosts: Sequence[int], device
 def diff(before: Path, after: Path) -> int:
     """Print the step times of the strategies that two files share, side by side, and return 0.
 
-    Raises InputError for a file that this benchmark did not write.
+    Raises:
+        InputError: for a file that this benchmark did not write.
     """
     files = []
     for path in (before, after):
@@ -89,7 +89,9 @@ def diff(before: Path, after: Path) -> int:
             files.append(json.loads(path.read_text())["ways"])
         except (OSError, json.JSONDecodeError, KeyError) as error:
             raise InputError(
-                f"{path} is no file of this benchmark ({type(error).__name__}: {error})."
+                f"{path} is no file of this benchmark ({type(error).__name__}: {error}). "
+                "Give a file that `ddp_benchmark.py` or `ddp_lab.py run` wrote.",
+                parameter=str(path),
             ) from None
     rows = [["way", str(before), str(after), "after / before"]]
     for name in files[0]:

@@ -28,21 +28,24 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 import ddp_turns
-from common import out_file, write_result
-from ddp_turns import SETTLING_STEPS, Blocks
+from ddp_turns import Blocks
+from figures_file import out_file, write_result
 from torch import nn
 
 from gallery_lib import stats, tasks
 from gallery_lib.comm import process_group
 from gallery_lib.comm.accelerate_ddp import accelerate_ddp
-from gallery_lib.comm.tuner import PLAIN
+from gallery_lib.comm.candidates import PLAIN
+from gallery_lib.comm.rebuild import SETTLING_STEPS
 from gallery_lib.config import Comm, TrainConfig
-from gallery_lib.config.options import CommandLine, option
+from gallery_lib.config.command_line import CommandLine
+from gallery_lib.config.options import option
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
 from gallery_lib.measure.replay.model import Replay
 from gallery_lib.measure.replay.record import WARMUP_STEPS, Recorder
-from gallery_lib.train.loop import Observer, Session, train
+from gallery_lib.train.loop import train
+from gallery_lib.train.session import Observer, Session
 
 AGREEMENT = 1.15
 """Greatest allowed ratio of real and replayed step times, the longer over the shorter."""
@@ -52,17 +55,32 @@ AGREEMENT = 1.15
 class DdpValidateConfig:
     """Training that is recorded and replayed, and its length."""
 
-    model: str = option("resnet18", "task, or FILE.py:NAME")
-    precision: Literal["fp32", "amp"] = option("fp32", "fp32, or autocast (bf16 on the CPU)")
+    model: str = option("resnet18", "Task to train, or FILE.py:NAME.")
+    precision: Literal["fp32", "amp"] = option("fp32", "fp32, or amp for autocast (bf16 on a CPU).")
     batch_size: int | None = option(
-        None, "samples a process; default: the task's quick setting", unit="samples", minimum=1
+        None,
+        "Samples per process and step. Default: the task's quick setting.",
+        unit="samples",
+        minimum=1,
     )
     image_size: int | None = option(
-        None, "height of images; default: the task's quick setting", unit="pixels", minimum=1
+        None,
+        "Height and width of images. Default: the task's quick setting.",
+        unit="pixels",
+        minimum=1,
     )
-    recorded_steps: int = option(5, "steps that are recorded", unit="steps", minimum=3)
-    rounds: int = option(6, "turns of each, of either kind", unit="turns", minimum=4)
-    block_steps: int = option(4, "counted steps in a turn", unit="steps", minimum=1)
+    recorded_steps: int = option(
+        5, "Steps to record. The timeline is their median.", unit="steps", minimum=3
+    )
+    rounds: int = option(
+        6,
+        "Turns of each strategy, real and replayed. More narrow the intervals, and take longer.",
+        unit="turns",
+        minimum=4,
+    )
+    block_steps: int = option(
+        4, "Counted steps of a turn, after the steps that settle it.", unit="steps", minimum=1
+    )
 
 
 class Beside(Observer):
@@ -113,10 +131,10 @@ class Beside(Observer):
             self.real[name].append(
                 seconds[number * self.length + SETTLING_STEPS : (number + 1) * self.length]
             )
-        for found in (self.real, self.replayed):
-            found |= {
+        for times in (self.real, self.replayed):
+            times |= {
                 name: stats.slowest_rank(process_group.all_ranks(blocks))
-                for name, blocks in found.items()
+                for name, blocks in times.items()
             }
 
 
@@ -162,15 +180,15 @@ def main() -> int:
             **dataclasses.asdict(observer.timeline),
             "gradients": len(observer.timeline.gradients),
         }
-        found = {
+        figures = {
             name: _figures(observer.real[name], observer.replayed[name]) for name in observer.ways
         }
-        write_result(words.out, {"timeline": about, "ways": found})
+        write_result(words.out, {"timeline": about, "ways": figures})
     return 0
 
 
 def _operands(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=out_file, required=True, help="file for the figures, as JSON")
+    parser.add_argument("--out", type=out_file, required=True, help="JSON file for the figures")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from common import conditions, exit_code, measured_before, out_file, write_result
+from figures_file import conditions, exit_code, measured_before, out_file, write_result
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
@@ -32,7 +32,7 @@ from gallery_lib.errors import GalleryError
 from gallery_lib.launcher.job import launch
 
 
-def one(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:
+def run_task(name: str, steps: int, *, compiler_opt: bool) -> dict[str, Any]:
     """Run `steps` steps of the task `name`, and return the outcome with its figures."""
     with TemporaryDirectory() as folder:
         config = TrainConfig(
@@ -68,17 +68,31 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", nargs="+", choices=tasks.names(), default=tasks.names(), help="some tasks only"
+        "--only",
+        nargs="+",
+        choices=tasks.names(),
+        default=tasks.names(),
+        metavar="TASK",
+        help="tasks to run; `gallery list` names them (default: all)",
     )
-    parser.add_argument("--steps", type=int, default=3, help="steps of each (default: 3)")
     parser.add_argument(
-        "--eager", action="store_true", help="the baseline instead of the accelerated backend"
+        "--steps",
+        type=int,
+        default=3,
+        help="steps of each task; a few show whether it runs (default: 3)",
     )
-    parser.add_argument("--out", type=out_file, help="JSON file to write or bring up to date")
+    parser.add_argument(
+        "--eager", action="store_true", help="run the baseline instead of the accelerated backend"
+    )
+    parser.add_argument(
+        "--out",
+        type=out_file,
+        help="JSON file for the figures; it keeps what it has of other tasks",
+    )
     arguments = parser.parse_args()
     rows = measured_before(arguments.out, "tasks") or {}
     for name in arguments.only:
-        rows[name] = one(name, arguments.steps, compiler_opt=not arguments.eager)
+        rows[name] = run_task(name, arguments.steps, compiler_opt=not arguments.eager)
         step = (
             f"  {rows[name]['step_seconds']:.1f} s a step" if "step_seconds" in rows[name] else ""
         )

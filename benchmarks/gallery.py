@@ -27,7 +27,7 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from common import conditions, out_file, write_result
+from figures_file import conditions, out_file, write_result
 
 from gallery_lib.config import BatchConfig
 from gallery_lib.console.exit_code import INTERRUPTED, exit_code_of
@@ -77,16 +77,17 @@ class Writer(schedule.Observer):
 
 def main() -> int:
     """Run the notebooks and write the file after each; return 1 when one did not run through."""
-    known = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+    notebooks = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--only",
         nargs="+",
-        choices=known,
-        default=[n for n in known if n != "index"],
-        help="some notebooks only",
+        choices=notebooks,
+        default=[n for n in notebooks if n != "index"],
+        metavar="NOTEBOOK",
+        help="notebooks to run (default: all but index)",
     )
     parser.add_argument(
         "-p",
@@ -94,14 +95,18 @@ def main() -> int:
         action="append",
         default=[],
         metavar=("NAME", "VALUE"),
-        help="a parameter, for all that have it",
+        help="value of a parameter, for every notebook that has it; may be given several times",
     )
-    parser.add_argument("--out", type=out_file, help="JSON file to write or bring up to date")
+    parser.add_argument(
+        "--out",
+        type=out_file,
+        help="JSON file for the figures; it keeps what it has of other notebooks",
+    )
     parser.add_argument(
         "--of",
         type=Path,
         metavar="BATCH",
-        help="run nothing: take what `gallery run` has left in this folder",
+        help="run nothing; take the figures from this folder of `gallery run`",
     )
     arguments = parser.parse_args()
     if arguments.of:

@@ -30,15 +30,16 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 import torch
-from common import conditions, out_file, write_result
-from kernel_cases import CASES, Call, Case
+from figures_file import conditions, out_file, write_result
+from kernel_cases import CASES
+from kernel_cases.case import Call, Case
 
 from gallery_lib.config.switches import COMPILER_VARIABLE, KERNELS_VARIABLE
 from gallery_lib.console import table
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.errors import InputError
 from gallery_lib.kernels.runtime import fallback
-from gallery_lib.stats import percentiles, ratio_of_medians
+from gallery_lib.stats import percentiles, ratio_of_medians, turn_order
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 470
@@ -166,7 +167,7 @@ def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> d
             call()
     rows: dict[str, list[list[float]]] = {name: [] for name in candidates}
     for turn in range(rounds):
-        for name in list(candidates) if turn % 2 else reversed(list(candidates)):
+        for name in turn_order(candidates, turn + 1):
             rows[name].append(_seconds(candidates[name], device))
     ratios = {
         name: dataclasses.asdict(ratio_of_medians(rows[name], rows["ours"], process_spread=0.0))
@@ -176,7 +177,7 @@ def timed(case: Case, device: torch.device, rounds: int, may_compile: bool) -> d
     return {
         "bytes_moved": case.bytes_moved,
         "seconds": {
-            name: percentiles([each for turn in turns for each in turn])
+            name: percentiles([seconds for turn in turns for seconds in turn])
             for name, turns in rows.items()
         },
         "times_as_fast_as": ratios,
@@ -205,7 +206,7 @@ def _table(cases: dict[str, Any]) -> str:
     ]
     for name, case in cases.items():
         seconds, ratios = case["seconds"], case["times_as_fast_as"]
-        shown = [
+        times = [
             f"{seconds[key]['p50'] * 1e6:.0f} µs" if key in seconds else "–"
             for key in ("ours", "eager", "compiled")
         ]
@@ -220,7 +221,7 @@ def _table(cases: dict[str, Any]) -> str:
             f"{compiled['ratio']:.2f}" if compiled else "–",
             f"{100 * ratios['copy']['ratio']:.0f} %",
         ]
-        rows.append([name, *shown, f"{eager['ratio']:.2f}", interval, aim, *rest])
+        rows.append([name, *times, f"{eager['ratio']:.2f}", interval, aim, *rest])
     return table.text_table(rows)
 
 
@@ -229,15 +230,20 @@ def run() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
+    parser.add_argument(
+        "--out", type=out_file, help="JSON file for the figures (default: printed only)"
+    )
     parser.add_argument(
         "--only",
         default="",
         metavar="TEXT",
-        help="cases with this in their name; without the tests",
+        help="time only cases with TEXT in their name, and skip the tests (default: all cases)",
     )
     parser.add_argument(
-        "--rounds", type=int, default=20, help="turns of each candidate (default: 20)"
+        "--rounds",
+        type=int,
+        default=20,
+        help="turns of each candidate; more narrow the intervals (default: 20)",
     )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -286,6 +292,6 @@ if __name__ == "__main__":
         exit_code_of(
             run,
             error_prefix="kernels.py",
-            interrupted="interrupted; what was measured is in the file",
+            interrupted="interrupted; the file of --out has what was measured, if anything was",
         )
     )

@@ -39,14 +39,14 @@ if __name__ == "__main__":
 import psutil
 import torch
 import torchvision
-from common import conditions, exit_code, out_file, write_result
+from figures_file import conditions, exit_code, out_file, write_result
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision.transforms import v2
 
 from gallery_lib.data.images.image_folder import MEAN, STANDARD_DEVIATION, ImageFolder
 from gallery_lib.data.images.mock_imagenet import PRESETS, generate
 from gallery_lib.errors import InputError
-from gallery_lib.stats import ratio_of_medians
+from gallery_lib.stats import ratio_of_medians, turn_order
 from gallery_lib.system import paths
 
 SIZE = 224
@@ -101,7 +101,7 @@ def cpu_seconds() -> float:
     own = psutil.Process()
     return sum(
         times.user + times.system
-        for times in (each.cpu_times() for each in (own, *own.children(recursive=True)))
+        for times in (process.cpu_times() for process in (own, *own.children(recursive=True)))
     )
 
 
@@ -148,7 +148,7 @@ def compare(root: Path, workers: int, rounds: int, batches: int) -> dict[str, An
     seconds: dict[str, list[list[float]]] = {name: [] for name in parts}
     cpu: dict[str, list[float]] = {name: [] for name in parts}
     for number in range(rounds + 1):
-        for name in list(parts) if number % 2 else list(parts)[::-1]:  # neither is always first
+        for name in turn_order(parts, number + 1):
             dataset, finish = parts[name]
             if isinstance(dataset, ImageFolder):
                 dataset.set_epoch(number)
@@ -196,20 +196,29 @@ def main() -> int:
         description="Images/s of our ImageFolder against torchvision's."
     )
     parser.add_argument(
-        "--data", type=Path, help="ImageNet-like folder; default: the small mock, made if missing"
+        "--data",
+        type=Path,
+        help="ImageNet-like folder of images (default: the small mock, made if missing)",
     )
     parser.add_argument(
         "--workers",
         type=int,
         nargs="+",
         default=[1, 2],
-        help="worker processes, one or several numbers (default: 1 2)",
+        help="numbers of worker processes to measure, one after another (default: 1 2)",
     )
-    parser.add_argument("--rounds", type=int, default=8, help="turns that each gets (default: 8)")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=8,
+        help="turns of each loader; more narrow the interval, and take longer (default: 8)",
+    )
     parser.add_argument(
         "--batches", type=int, default=64, help=f"batches of {BATCH_SIZE} in a turn (default: 64)"
     )
-    parser.add_argument("--out", type=out_file, help="JSON file to write")
+    parser.add_argument(
+        "--out", type=out_file, help="JSON file for the figures (default: printed only)"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     if min(args.workers) < 1 or args.rounds < 2 or args.batches < 1:

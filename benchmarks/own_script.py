@@ -29,11 +29,11 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from common import conditions, exit_code, out_file, write_result
+from figures_file import conditions, exit_code, out_file, write_result
 
 from gallery_lib.errors import GalleryError, InputError
 from gallery_lib.measure.comparison.parity import LOSS_TOLERANCE
-from gallery_lib.stats import ratio_of_medians
+from gallery_lib.stats import ratio_of_medians, turn_order
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import data_dir
 
@@ -50,7 +50,8 @@ Later ones diverge: AdamW's first steps follow the sign of a gradient, which rou
 def run(form: str, options: Sequence[str], folder: Path) -> dict[str, list[float]]:
     """Run one form of the script; return the seconds and the loss of each step.
 
-    Raises GalleryError when the script fails.
+    Raises:
+        GalleryError: when the script fails.
     """
     log = folder / "log.json"
     environment = {**os.environ, "OMP_NUM_THREADS": str(hardware.cores())}
@@ -73,67 +74,97 @@ def losses_differ(plain: Sequence[float], accelerated: Sequence[float], amp_leve
     return max(abs(a - b) / (LOSS_TOLERANCE[amp_level] * abs(a)) for a, b in pairs)
 
 
-def main() -> int:
-    """Run both forms, print and write the figures, and return the exit code."""
+def _arguments() -> argparse.Namespace:
+    """Return the arguments.
+
+    Raises:
+        InputError: for what cannot be measured.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--data",
         default=str(data_dir("imagenet-small") / "train"),
-        help="a folder of images (default: the mock ImageNet)",
+        help="folder with a folder of images for each class (default: the mock ImageNet)",
     )
     parser.add_argument(
-        "--rounds", type=int, default=5, help="runs of each form (default: %(default)s)"
+        "--rounds",
+        type=int,
+        default=5,
+        help="runs of each form; more narrow the interval, and take longer (default: %(default)s)",
     )
     parser.add_argument(
         "--steps",
         type=int,
         default=50,
-        help=f"steps of a run; the first {WARMUP_STEPS} do not count",
+        help=f"steps of a run; the first {WARMUP_STEPS} do not count (default: %(default)s)",
     )
-    parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--image_size", type=int, default=64)
-    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
+    parser.add_argument(
+        "--batch_size", type=int, default=16, help="images of a step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--image_size",
+        type=int,
+        default=64,
+        help="height and width of an image in pixels (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=out_file, help="JSON file for the figures (default: printed only)"
+    )
     arguments = parser.parse_args()
     if arguments.rounds < 2 or arguments.steps <= WARMUP_STEPS:
         raise InputError(f"--rounds must be at least 2 and --steps at least {WARMUP_STEPS + 1}.")
     if not Path(arguments.data).is_dir():
         raise InputError(
-            f"--data {arguments.data} is no folder. `bash prepare.sh` makes the mock ImageNet."
+            f"--data {arguments.data} is no folder. `bash prepare.sh` makes the mock ImageNet.",
+            parameter="data",
         )
-    bf16 = hardware.device_type() == "cuda" or hardware.computes_in_bf16("cpu")
-    amp_level = "O1" if bf16 else "O0"
-    names = ("data", "steps", "batch_size", "image_size")
-    options = [f"--{name}={getattr(arguments, name)}" for name in names] + (
-        ["--bf16"] if bf16 else []
-    )
+    return arguments
+
+
+def _run_in_turns(rounds: int, options: Sequence[str]) -> dict[str, list[dict[str, list[float]]]]:
+    """Run both forms in turns; return seconds and losses of each run, by form."""
     runs: dict[str, list[dict[str, list[float]]]] = {form: [] for form in FORMS}
     with TemporaryDirectory() as folder:
         run("accelerated", options, Path(folder))  # fills the compiler's cache
-        for number in range(arguments.rounds):
-            for form in FORMS if number % 2 == 0 else reversed(FORMS):
+        for number in range(rounds):
+            for form in turn_order(FORMS, number):
                 runs[form].append(run(form, options, Path(folder)))
                 steady = sorted(runs[form][-1]["seconds"][WARMUP_STEPS:])
                 print(
                     f"round {number + 1}, {form}: {1e3 * steady[len(steady) // 2]:.0f} ms a step",
                     flush=True,
                 )
-    share = losses_differ(runs["plain"][0]["losses"], runs["accelerated"][0]["losses"], amp_level)
-    sizes = {
+    return runs
+
+
+def main() -> int:
+    """Run both forms, print and write the figures, and return the exit code."""
+    arguments = _arguments()
+    bf16 = hardware.device_type() == "cuda" or hardware.computes_in_bf16("cpu")
+    amp_level = "O1" if bf16 else "O0"
+    names = ("data", "steps", "batch_size", "image_size")
+    options = [f"--{name}={getattr(arguments, name)}" for name in names]
+    runs = _run_in_turns(arguments.rounds, [*options, "--bf16"] if bf16 else options)
+    result: dict[str, Any] = {
+        "amp_level": amp_level,
         "batch_size": arguments.batch_size,
         "image_size": arguments.image_size,
         "warmup_steps": WARMUP_STEPS,
+        "runs": runs,
     }
-    result: dict[str, Any] = {"amp_level": amp_level, **sizes, "runs": runs}
+    share = losses_differ(runs["plain"][0]["losses"], runs["accelerated"][0]["losses"], amp_level)
     if share > 1:
         print(
             f"not comparable: the first losses differ by {share:.1f} times what rounding is "
             "allowed, so no speed-up is given"
         )
     else:
-        counted = [[one["seconds"][WARMUP_STEPS:] for one in runs[form]] for form in FORMS]
-        ratio = ratio_of_medians(counted[0], counted[1])
+        plain, accelerated = (
+            [values["seconds"][WARMUP_STEPS:] for values in runs[form]] for form in FORMS
+        )
+        ratio = ratio_of_medians(plain, accelerated)
         result["speedup"] = {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
         print(
             f"the same training (first losses within {share:.2f} of what rounding is allowed); "

@@ -157,14 +157,16 @@ BENCHES = ("bench-small", "bench-large")
 def kind_of(file: File) -> Kind | None:
     """Return the kind of a file; None for a bench.
 
-    Raises InputError for a name of no kind.
+    Raises:
+        InputError: for a name of no kind.
     """
     if file.name.startswith(BENCHES):
         return None
-    found = [kind for kind in KINDS if file.name.startswith(kind.prefix)]
-    if not found:
+    kinds = [kind for kind in KINDS if file.name.startswith(kind.prefix)]
+    if not kinds:
         known = ", ".join([*BENCHES, *(kind.prefix for kind in KINDS)])
         raise InputError(
-            f"{file.path}: no page shows files of this name. Names begin with one of: {known}."
+            f"{file.path}: no page shows files of this name. Names begin with one of: {known}.",
+            parameter=str(file.path),
         )
-    return found[0]
+    return kinds[0]

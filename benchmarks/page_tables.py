@@ -12,9 +12,10 @@ from typing import Any
 from published import File
 
 from gallery_lib.console.table import Rows, markdown_table, seconds
-from gallery_lib.measure.replay.sweep import read_sweep
-from gallery_lib.report import bench as bench_tables
+from gallery_lib.measure.replay.sweep_table import read_sweep
 from gallery_lib.report import replay_plots
+from gallery_lib.report.bench.figure import figure_text
+from gallery_lib.report.bench.task_table import task_rows
 from gallery_lib.stats import Ratio
 
 _PLAIN = "ddp"
@@ -26,11 +27,11 @@ def _ratio(values: dict[str, float] | None) -> str:
 
 def _by_run(header: Sequence[str], rows: dict[tuple[str, ...], dict[int, str]]) -> Rows:
     """Return rows with a column for each run, from cells by key and run."""
-    runs = sorted({run for found in rows.values() for run in found})
+    runs = sorted({run for cells in rows.values() for run in cells})
     columns = [f"run {run}" for run in runs] if len(runs) > 1 else ["speed-up"]
     return [
         [*header, *columns],
-        *([*key, *(found.get(run, "–") for run in runs)] for key, found in rows.items()),
+        *([*key, *(cells.get(run, "–") for run in runs)] for key, cells in rows.items()),
     ]
 
 
@@ -74,8 +75,8 @@ def resnet50(files: Sequence[File]) -> str:
     }
     rows: dict[tuple[str, ...], dict[int, str]] = {}
     for row in files[-1].content["comparisons"]:
-        found = rows.setdefault((names[row["pair"]],), {})
-        found[len(found) + 1] = _ratio(row["speedup"]) if row["speedup"] else row["verdict"]
+        cells = rows.setdefault((names[row["pair"]],), {})
+        cells[len(cells) + 1] = _ratio(row["speedup"]) if row["speedup"] else row["verdict"]
     return markdown_table(_by_run(["ours over"], rows))
 
 
@@ -97,8 +98,8 @@ def own_script(files: Sequence[File]) -> str:
         (
             *key,
             *(seconds(statistics.median(side)) for side in zip(*steps[key[0]], strict=True)),
-        ): found
-        for key, found in ratios.items()
+        ): cells
+        for key, cells in ratios.items()
     }
     return markdown_table(_by_run(["ResNet-18", "plain step (median)", "accelerated"], rows))
 
@@ -146,15 +147,15 @@ def _ways(file: File) -> list[tuple[str, str, dict[str, float], float, float]]:
     ]
     rate = content.get("rate") or file.series.split("-")[3]  # ddp-real-2x1-1gbit-…
     plain = content["ways"][_PLAIN]["step_seconds"]["p50"]
-    found = []
+    ways = []
     for name, way in content["ways"].items():
         if name != _PLAIN:
             plainly = f"as they are: {name}" if way["options"]["wire"] == "exact" else name
             words = ", ".join(
                 [way["options"]["wire"] if name == "accelerated" else plainly, *extras]
             )
-            found.append((rate, words, way["speedup"], plain, way["step_seconds"]["p50"]))
-    return found
+            ways.append((rate, words, way["speedup"], plain, way["step_seconds"]["p50"]))
+    return ways
 
 
 def ddp(files: Sequence[File]) -> str:
@@ -199,10 +200,14 @@ def _bits(rate: str) -> float:
 def sweep(files: Sequence[File]) -> str:
     """Return the picture and table of how much other strategies gain by number of hosts."""
     table = files[-1].path.with_suffix(".csv")
-    found = read_sweep(table)
-    picture = f"![{replay_plots.scatter_text(found)}]({files[-1].name}.png)"
+    results = read_sweep(table)
+    picture = f"![{replay_plots.scatter_text(results)}]({files[-1].name}.png)"
     return "\n\n".join(
-        [picture, f"Replayed on: {found.machines}.", markdown_table(replay_plots.gains_rows(found))]
+        [
+            picture,
+            f"Replayed on: {results.machines}.",
+            markdown_table(replay_plots.gains_rows(results)),
+        ]
     )
 
 
@@ -217,9 +222,9 @@ def waterfall(files: Sequence[File]) -> str:
         )
         parts += [
             f"### {task}: {sizes}",
-            f"![{bench_tables.figure_text(file.bench)}]({file.name}.png)",
+            f"![{figure_text(file.bench)}]({file.name}.png)",
         ]
-        parts += [markdown_table(bench_tables.task_rows(outcome, "waterfall"))]
+        parts += [markdown_table(task_rows(outcome, "waterfall"))]
     return "\n\n".join(parts)
 
 
@@ -228,15 +233,15 @@ def trust(files: Sequence[File]) -> str:
     content = files[-1].content
     rows = [["compared", "asked", "found", "ratios", "page faults a step"]]
     for kind, row in content["summary"].items():
-        own = [each for each in content["comparisons"] if each["kind"] == kind]
-        ratios = [each["speedup"]["ratio"] for each in own if each["speedup"]]
-        faults = [count for each in own for count in each["page_faults"]]
-        asked = f"{row['expected']} in {row['at_least']} of {row['of']}"
+        own = [comparison for comparison in content["comparisons"] if comparison["kind"] == kind]
+        ratios = [comparison["speedup"]["ratio"] for comparison in own if comparison["speedup"]]
+        faults = [count for comparison in own for count in comparison["page_faults"]]
+        demand = f"{row['expected']} in {row['at_least']} of {row['of']}"
         span = f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "–"
         rows.append(
             [
                 kind,
-                asked,
+                demand,
                 f"{row['found'].get(row['expected'], 0)} of {row['of']}",
                 span,
                 f"{min(faults):.0f} to {max(faults):.0f}",
@@ -268,11 +273,14 @@ def gallery(files: Sequence[File]) -> str:
     """Return the table of each notebook's duration and speed-ups."""
     rows = [["notebook", "minutes", "one process", "two processes", "precision"]]
     for name, run in files[-1].content["notebooks"].items():
-        by_processes = {each["processes"]: each for each in run["comparisons"]}
-        shown = [
+        by_processes = {comparison["processes"]: comparison for comparison in run["comparisons"]}
+        speedups = [
             _ratio(c["speedup"]) if c and c["speedup"] else c["verdict"] if c else "–"
             for c in map(by_processes.get, (1, 2))
         ]
-        levels = ", ".join(dict.fromkeys(each["amp_level"] for each in run["comparisons"])) or "–"
-        rows.append([name, run["problem"] or f"{run['seconds'] / 60:.1f}", *shown, levels])
+        levels = (
+            ", ".join(dict.fromkeys(comparison["amp_level"] for comparison in run["comparisons"]))
+            or "–"
+        )
+        rows.append([name, run["problem"] or f"{run['seconds'] / 60:.1f}", *speedups, levels])
     return markdown_table(rows)

@@ -30,7 +30,7 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from common import conditions, exit_code, out_file, write_result
+from figures_file import conditions, exit_code, out_file, write_result
 from trust import RESNET50, SMALL
 
 from gallery_lib.config import TrainConfig
@@ -44,7 +44,7 @@ RUNS = {
 }
 
 
-def one(run: TrainConfig, *, keeps: bool) -> dict[str, float]:
+def run_process(run: TrainConfig, *, keeps: bool) -> dict[str, float]:
     """Run one process, and return the medians over its steps."""
     variables = allocator.environment() if keeps else {}
     with TemporaryDirectory() as folder, mock.patch.dict(os.environ, variables):
@@ -63,36 +63,44 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--processes", type=int, default=8, help="of each kind (default: %(default)s)"
+        "--processes",
+        type=int,
+        default=8,
+        help="processes of each of the four kinds; more make the deviation surer, and take longer "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
+    parser.add_argument(
+        "--out", type=out_file, help="JSON file for the figures (default: printed only)"
+    )
     arguments = parser.parse_args()
     if arguments.processes < 2:
         raise InputError(
-            f"--processes {arguments.processes} must be at least 2: one has nothing to differ from."
+            f"--processes {arguments.processes} must be at least 2: "
+            "one has nothing to differ from.",
+            parameter="processes",
         )
     rows: list[dict[str, Any]] = []
     for name, run in RUNS.items():
         for keeps in (False, True):
-            found = [one(run, keeps=keeps) for _ in range(arguments.processes)]
-            steps = [each["step_seconds"] for each in found]
+            figures = [run_process(run, keeps=keeps) for _ in range(arguments.processes)]
+            steps = [process["step_seconds"] for process in figures]
             deviation = statistics.stdev(steps) / statistics.mean(steps)
             rows.append(
                 {
                     "run": name,
                     "keeps_large_blocks": keeps,
                     "relative_standard_deviation": deviation,
-                    "processes": found,
+                    "processes": figures,
                 }
             )
             print(
                 f"{name}, {'large blocks kept' if keeps else 'as glibc comes'}: "
                 f"standard deviation {deviation:.1%}"
             )
-            for each in found:
+            for process in figures:
                 print(
-                    f"  {each['page_faults']:8,.0f} page faults a step  "
-                    f"{1e3 * each['step_seconds']:7.1f} ms",
+                    f"  {process['page_faults']:8,.0f} page faults a step  "
+                    f"{1e3 * process['step_seconds']:7.1f} ms",
                     flush=True,
                 )
             if arguments.out:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from gallery_lib.measure.bench.result import Bench, read_bench
 from gallery_lib.system import hardware
 
 ABOUT = "machine.yaml"
+PAGE = "README.md"
+"""Name of a folder's page, which pages.py makes."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,18 @@ class Machine:
         """Return the hardware that the files name, with the greatest number of cores."""
         return max(self.files, key=lambda file: int(file.environment["cores"])).hardware
 
+    @property
+    def link(self) -> str:
+        """Return a link from the page across machines to the machine's page, as Markdown."""
+        return f"[{self.name}]({self.folder.name}/{PAGE})"
+
+
+def days(files: Iterable[File]) -> str:
+    """Return the day on which the files were measured, or the first and the last day."""
+    ordered = sorted(date for file in files for date in file.dates)
+    first, last = ordered[0], ordered[-1]
+    return first if first == last else f"{first} to {last}"
+
 
 def _words(path: Path) -> tuple[str, str, dict[str, str]]:
     try:
@@ -112,12 +127,14 @@ def _words(path: Path) -> tuple[str, str, dict[str, str]]:
         )
     except FileNotFoundError:
         raise InputError(
-            f"{path} is missing. Write it: `name:` and `about:` of the machine."
+            f"{path} is missing. Write it: `name:` and `about:` of the machine.",
+            parameter=str(path),
         ) from None
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} needs `name:` and `about:`, "
-            f"and may have `files:` ({type(error).__name__}: {error})."
+            f"and may have `files:` ({type(error).__name__}: {error}).",
+            parameter=str(path),
         ) from None
 
 
@@ -129,29 +146,36 @@ def _file(path: Path) -> File:
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} is no file of results ({type(error).__name__}: {error}). "
-            "Measure again, or remove it."
+            "Measure again, or remove it.",
+            parameter=str(path),
         ) from None
 
 
 def read_machine(folder: Path) -> Machine:
     """Read one machine's folder.
 
-    Raises InputError for what cannot be read, and for files of different hardware.
+    Raises:
+        InputError: for what cannot be read, and for files of different hardware.
     """
     name, about, notes = _words(folder / ABOUT)
     files = tuple(_file(path) for path in sorted(folder.glob("*.json")))
     if not files:
-        raise InputError(f"{folder} holds no figures. Remove the folder, or measure something.")
+        raise InputError(
+            f"{folder} holds no figures. Remove the folder, or measure something.",
+            parameter=str(folder),
+        )
     for file in files:
         if file.processor != files[0].processor:
             other = f"{files[0].path.name} of {files[0].processor}"
             raise InputError(
-                f"{file.path} is of {file.processor}, and {other}. Use a folder for each."
+                f"{file.path} is of {file.processor}, and {other}. Use a folder for each.",
+                parameter=str(file.path),
             )
     if unknown := sorted(set(notes) - {file.name for file in files}):
         raise InputError(
             f"{folder / ABOUT} has words for files that are not there: "
-            f"{', '.join(unknown)}. Remove them."
+            f"{', '.join(unknown)}. Remove them.",
+            parameter=str(folder / ABOUT),
         )
     return Machine(folder, name, about, notes, files)
 

@@ -27,7 +27,7 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 import torch
-from common import conditions, exit_code, out_file, write_result
+from figures_file import conditions, exit_code, out_file, write_result
 
 from gallery_lib import tasks
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
@@ -40,7 +40,9 @@ from gallery_lib.system import hardware
 PAIRS = {"O1": ("O1", "O1"), "O0": ("O0", "O0"), "fp32-O1": ("O0", "O1")}
 
 
-def one(pair: str, batch_size: int, image_size: int, options: CompareConfig) -> dict[str, Any]:
+def compare_pair(
+    pair: str, batch_size: int, image_size: int, options: CompareConfig
+) -> dict[str, Any]:
     """Run one comparison, print its tables, and return its figures."""
     before, after = PAIRS[pair]
     base = TrainConfig(
@@ -60,8 +62,7 @@ def one(pair: str, batch_size: int, image_size: int, options: CompareConfig) -> 
     return {"pair": pair, **values}
 
 
-def main() -> int:
-    """Run all comparisons, print and write the figures, and return the exit code."""
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,20 +71,42 @@ def main() -> int:
         nargs="+",
         choices=list(PAIRS),
         default=list(PAIRS),
-        help="what to compare (default: all)",
+        help="pairs to compare: O1, O0, fp32-O1 (default: all)",
     )
-    parser.add_argument("--runs", type=int, default=3, help="runs of each pair (default: 3)")
-    parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--image_size", type=int, default=224)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: 5)")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=3,
+        help="runs of each pair, minutes each; they show how figures repeat (default: 3)",
+    )
+    parser.add_argument("--batch_size", type=int, default=16, help="images of a step (default: 16)")
+    parser.add_argument(
+        "--image_size",
+        type=int,
+        default=224,
+        help="height and width of an image in pixels (default: 224)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="turns of each variant; more narrow the interval, and take longer (default: 5)",
+    )
     parser.add_argument(
         "--block_steps",
         type=int,
         default=2,
-        help="steps of a turn, the first not counted (default: 2)",
+        help="steps of a turn, of which the first does not count (default: 2)",
     )
-    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
-    arguments = parser.parse_args()
+    parser.add_argument(
+        "--out", type=out_file, help="JSON file for the figures (default: printed only)"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run all comparisons, print and write the figures, and return the exit code."""
+    arguments = _arguments()
     torch.set_num_threads(hardware.cores())
     limits = measure_limits(torch.device(hardware.device_type()))
     flops = tasks.get("resnet50").flops_per_sample * (arguments.image_size / 224) ** 2
@@ -99,7 +122,7 @@ def main() -> int:
     rows = []
     for _ in range(arguments.runs):
         for pair in arguments.pairs:
-            rows.append(one(pair, arguments.batch_size, arguments.image_size, options))
+            rows.append(compare_pair(pair, arguments.batch_size, arguments.image_size, options))
             if arguments.out:  # after each, so that an interrupted run keeps what it has
                 result = {
                     "limits": dataclasses.asdict(limits),

@@ -26,10 +26,10 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from common import conditions, exit_code, measured_before, out_file, write_result
+from figures_file import conditions, exit_code, measured_before, out_file, write_result
 
 from gallery_lib import tasks
-from gallery_lib.config import TrainConfig, options
+from gallery_lib.config import TrainConfig, command_line
 from gallery_lib.train.results import read_results
 
 _MOST_SECONDS = 10.0
@@ -47,7 +47,7 @@ def run(name: str, steps: int) -> dict[str, Any]:
             evaluate=False,
             run_dir=str(Path(folder) / "run"),
         )
-        words = options.command_line(tasks.with_sizes(config, "quick"))
+        words = command_line.words_of(tasks.with_sizes(config, "quick"))
         subprocess.run(
             [sys.executable, str(_COMMAND), *words], check=True, stdout=subprocess.DEVNULL
         )
@@ -65,10 +65,21 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", nargs="+", choices=tasks.names(), default=tasks.names(), help="some tasks only"
+        "--only",
+        nargs="+",
+        choices=tasks.names(),
+        default=tasks.names(),
+        metavar="TASK",
+        help="tasks to run; `gallery list` names them (default: all)",
     )
-    parser.add_argument("--steps", type=int, default=30, help="steps of each run (default: 30)")
-    parser.add_argument("--out", type=out_file, help="JSON file to write or bring up to date")
+    parser.add_argument(
+        "--steps", type=int, default=30, help="steps of each run, warm-up included (default: 30)"
+    )
+    parser.add_argument(
+        "--out",
+        type=out_file,
+        help="JSON file for the figures; it keeps what it has of other tasks",
+    )
     arguments = parser.parse_args()
     rows = measured_before(arguments.out, "tasks") or {}
     for name in arguments.only:

@@ -38,7 +38,7 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from common import conditions, exit_code, measured_before, out_file, write_result
+from figures_file import conditions, exit_code, measured_before, out_file, write_result
 
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
 from gallery_lib.measure.comparison import process_spread
@@ -119,7 +119,7 @@ KINDS = {
 }
 
 
-def one(name: str, seed: int, rounds: int) -> dict[str, Any]:
+def run_comparison(name: str, seed: int, rounds: int) -> dict[str, Any]:
     """Run one comparison, and return what is judged."""
     began = time.time()
     with TemporaryDirectory() as folder:
@@ -137,13 +137,13 @@ def one(name: str, seed: int, rounds: int) -> dict[str, Any]:
         "page_faults": [results.page_faults for results in variants],
         "process_spread": process_spread.of_ratio(*variants),
     }
-    shown = (
+    ratio = (
         f"{interval['ratio']:.3f} ({interval['low']:.3f} to {interval['high']:.3f})"
         if interval
         else ""
     )
     print(
-        f"{name:32} seed {seed:2}  {outcome.verdict:26} {shown}  [{time.time() - began:.0f} s]",
+        f"{name:32} seed {seed:2}  {outcome.verdict:26} {ratio}  [{time.time() - began:.0f} s]",
         flush=True,
     )
     return row
@@ -158,17 +158,26 @@ def main() -> int:
         "--rounds",
         type=int,
         default=MANY_TURNS.rounds,
-        help="turns of each variant (default: %(default)s)",
+        help="turns of each variant of the small network; fewer are quicker and may miss 5 %% "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--out", type=out_file, help="write the figures to this JSON file")
-    parser.add_argument("--only", choices=list(KINDS), help="one kind only")
+    parser.add_argument(
+        "--out",
+        type=out_file,
+        help="JSON file for the figures; what it has is not measured again (default: printed only)",
+    )
+    parser.add_argument(
+        "--only",
+        choices=list(KINDS),
+        help="the one kind of comparison to make (default: all, which take an hour)",
+    )
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = measured_before(arguments.out, "comparisons") or []
     for name in [arguments.only] if arguments.only else KINDS:
         for seed in range(KINDS[name].of):
             if any(row["kind"] == name and row["seed"] == seed for row in rows):
                 continue
-            rows.append(one(name, seed, arguments.rounds))
+            rows.append(run_comparison(name, seed, arguments.rounds))
             if arguments.out:
                 write_result(
                     arguments.out,
@@ -191,19 +200,19 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what was asked of each kind, and what was found."""
     result = {}
     for name, kind in KINDS.items():
-        found = Counter(row["verdict"] for row in rows if row["kind"] == name)
+        verdicts = Counter(row["verdict"] for row in rows if row["kind"] == name)
         outcome = (
             "not finished"
-            if found.total() < kind.of
+            if verdicts.total() < kind.of
             else "met"
-            if found[kind.expected] >= kind.at_least
+            if verdicts[kind.expected] >= kind.at_least
             else "missed"
         )
         result[name] = {
             "expected": kind.expected,
             "at_least": kind.at_least,
             "of": kind.of,
-            "found": dict(found),
+            "found": dict(verdicts),
             "outcome": outcome,
         }
     return result

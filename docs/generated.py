@@ -29,6 +29,17 @@ MACHINE = DOCS.parent / "benchmarks" / "results" / "epyc-avx2-2core"
 """Machine whose figures README shows: it has small and large inputs of all tasks."""
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CONTEXT_LINES = 3
+RESULTS_HEAD = [
+    "model",
+    "small input",
+    "eager",
+    "best peer",
+    "ours",
+    "over eager",
+    "over best peer",
+    "large input",
+    "over eager",
+]
 
 
 def diff() -> str:
@@ -40,8 +51,8 @@ def diff() -> str:
         (EXAMPLES / name).read_text().splitlines()[1:] for name in ("plain.py", "accelerated.py")
     )
     lines = list(difflib.unified_diff(plain, accelerated, n=CONTEXT_LINES, lineterm=""))[2:]
-    kept = ["…" if line.startswith("@@") else line for line in lines]
-    return "\n".join(["```diff", *kept[1:], "```"])
+    shortened = ["…" if line.startswith("@@") else line for line in lines]
+    return "\n".join(["```diff", *shortened[1:], "```"])
 
 
 def _benches(pattern: str) -> list[Any]:
@@ -61,73 +72,51 @@ def _input(task: Any, sizes: dict[str, Any]) -> str:
     )
 
 
+def _result_row(name: str, small: Any, large: dict[str, Any]) -> list[str]:
+    """Return the row of a task: its speeds with small inputs, and ratios with small and large."""
+    from gallery_lib import tasks
+    from gallery_lib.console.table import number
+    from gallery_lib.measure.bench.result import OURS
+    from gallery_lib.report.bench.leads import over_best
+
+    task, outcome, best = tasks.get(name), small.tasks[name], over_best(small, name)
+    speed = {
+        variant: number(row.samples_per_second["global"])
+        for variant, row in outcome.rows.items()
+        if row.reason is None
+    }
+    row = [
+        task.title,
+        _input(task, outcome.sizes),
+        speed[outcome.baseline],
+        f"{speed[best[0]]} ({best[0]})" if best else "–",
+        speed[OURS],
+        str(outcome.ratio(outcome.baseline, OURS) or "–"),
+        str(best[1]) if best else "–",
+    ]
+    if name not in large:
+        return [*row, "not measured", "–"]
+    big = large[name].tasks[name]
+    return [*row, _input(task, big.sizes), str(big.ratio(big.baseline, OURS) or "–")]
+
+
 def results() -> str:
     """Return the table of README: each task with small and large inputs on one machine."""
-    from gallery_lib import tasks
-    from gallery_lib.console.table import markdown_table, number
-    from gallery_lib.measure.bench.result import OURS
-    from gallery_lib.report.bench import mean_over_best, mean_over_tasks, over_best
+    from gallery_lib.console.table import markdown_table
+    from gallery_lib.report.bench.leads import mean_over_best, mean_over_tasks
     from gallery_lib.system import hardware
 
-    small, large = (
-        _benches("bench-small.json")[0],
-        {name: bench for bench in _benches("bench-large*.json") for name in bench.tasks},
-    )
-    rows = [
-        [
-            "model",
-            "small input",
-            "eager",
-            "best peer",
-            "ours",
-            "over eager",
-            "over best peer",
-            "large input",
-            "over eager",
-        ]
-    ]
-    for name, outcome in small.tasks.items():
-        task, best = tasks.get(name), over_best(small, name)
-        speed = {
-            variant: number(row.samples_per_second["global"])
-            for variant, row in outcome.rows.items()
-            if row.reason is None
-        }
-        peer = f"{speed[best[0]]} ({best[0]})" if best else "–"
-        big = large[name].tasks[name] if name in large else None
-        rows.append(
-            [
-                *(
-                    task.title,
-                    _input(task, outcome.sizes),
-                    speed[outcome.baseline],
-                    peer,
-                    speed[OURS],
-                ),
-                *(str(outcome.ratio(outcome.baseline, OURS) or "–"), str(best[1]) if best else "–"),
-                *(
-                    (_input(task, big.sizes), str(big.ratio(big.baseline, OURS) or "–"))
-                    if big
-                    else ("not measured", "–")
-                ),
-            ]
-        )
+    small = _benches("bench-small.json")[0]
+    large = {name: bench for bench in _benches("bench-large*.json") for name in bench.tasks}
     mean, over_peers = mean_over_tasks(small, small.baseline)[0], mean_over_best(small)[0]
-    rows.append(
-        [
-            "geometric mean",
-            "",
-            "",
-            "",
-            "",
-            str(mean),
-            str(over_peers),
-            "",
-            _mean_of(large) if large else "–",
-        ]
-    )
+    over_eager = _mean_of(large) if large else "–"
     day = max(outcome.date for outcome in small.tasks.values())[:10]
     about = f"Samples a second on {hardware.describe(small.environment)}, {day}."
+    rows = [
+        RESULTS_HEAD,
+        *(_result_row(name, small, large) for name in small.tasks),
+        ["geometric mean", "", "", "", "", str(mean), str(over_peers), "", over_eager],
+    ]
     return f"{about}\n\n{markdown_table(rows)}"
 
 
@@ -146,7 +135,7 @@ def _mean_of(benches: dict[str, Any]) -> str:
 
 def picture() -> str:
     """Draw README's picture; return the Markdown that shows it."""
-    from gallery_lib.report.bench import figure
+    from gallery_lib.report.bench.figure import figure
 
     PICTURES.mkdir(exist_ok=True)
     figure(_benches("bench-small.json")[0]).savefig(PICTURES / "speed-ups.png", dpi=110)
@@ -176,7 +165,7 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
-def written(text: str) -> str:
+def with_parts(text: str) -> str:
     """Return the page with every part made anew.
 
     Raises SystemExit for a part that nobody makes.
@@ -205,13 +194,13 @@ def main() -> int:
     from gallery_lib.system.prepared_python import run_in_prepared_environment
 
     run_in_prepared_environment()
-    different = [page for page in PAGES if page.read_text() != written(page.read_text())]
+    different = [page for page in PAGES if page.read_text() != with_parts(page.read_text())]
     if check and different:
         names = ", ".join(str(page.relative_to(DOCS.parent)) for page in different)
         print(f"not up to date: {names}. Run: python3 docs/generated.py", file=sys.stderr)
         return 1
     for page in different:
-        page.write_text(written(page.read_text()))
+        page.write_text(with_parts(page.read_text()))
     print(f"{len(PAGES)} pages, {len(different)} changed")
     return 0
 

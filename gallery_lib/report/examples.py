@@ -57,30 +57,30 @@ def _grid(pictures: Pictures) -> Figure:
     lines = max(caption.count("\n") + 1 for caption in pictures.captions)
     height, width = pictures.images[0].shape[:2]
     cell = 9.2 / columns
-    drawn = Figure(
+    grid = Figure(
         figsize=(cell * columns, (cell * height / width + 0.16 * lines + 0.1) * rows),
         layout="constrained",
     )
     for place, (image, caption) in enumerate(
         zip(pictures.images, pictures.captions, strict=True), 1
     ):
-        axes = drawn.add_subplot(rows, columns, place)
+        axes = grid.add_subplot(rows, columns, place)
         axes.imshow(image)
         axes.set_title(caption, fontsize=7)
         axes.axis("off")
-    return drawn
+    return grid
 
 
 def _matrices(matrices: Matrices) -> Figure:
     count = len(matrices.values)
-    drawn = Figure(figsize=(min(9.2, 3.4 * count + 0.8), 3.2), layout="constrained")
+    heatmaps = Figure(figsize=(min(9.2, 3.4 * count + 0.8), 3.2), layout="constrained")
     low = min(float(np.min(m)) for m in matrices.values.values())
     high = max(float(np.max(m)) for m in matrices.values.values())
-    plots = drawn.subplots(1, count, squeeze=False)[0]
+    plots = heatmaps.subplots(1, count, squeeze=False)[0]
     for axes, (title, matrix) in zip(plots, matrices.values.items(), strict=True):
-        shown = axes.imshow(
+        image = axes.imshow(
             matrix, vmin=low, vmax=high, cmap="cividis", aspect="auto", interpolation="nearest"
         )
         axes.set(title=title, xlabel=matrices.column_label, ylabel=matrices.row_label)
-    drawn.colorbar(shown, ax=list(plots))
-    return drawn
+    heatmaps.colorbar(image, ax=list(plots))
+    return heatmaps

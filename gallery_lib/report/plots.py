@@ -140,10 +140,10 @@ def losses_rows(comparison: Comparison) -> Rows:
     """Return the table of `losses` at some of the steps, including the first and the last."""
     curves = [run.loss["curve"] for run in comparison.variants.values()]
     count = min(map(len, curves))
-    chosen = np.unique(np.linspace(0, count - 1, min(count, _TABLE_STEPS)).round().astype(int))
+    places = np.unique(np.linspace(0, count - 1, min(count, _TABLE_STEPS)).round().astype(int))
     rows = [["step", *comparison.variants]]
     return rows + [
-        [str(curves[0][i][0]), *(_loss(curve[i][1]) for curve in curves)] for i in chosen
+        [str(curves[0][i][0]), *(_loss(curve[i][1]) for curve in curves)] for i in places
     ]
 
 

@@ -238,11 +238,11 @@ def throughput(cells: Sequence[Cell], hosts: Sequence[int]) -> Figure:
 
 def throughput_text(cells: Sequence[Cell], hosts: Sequence[int]) -> str:
     """Return the alternative text of `throughput`."""
-    there = {cell.hosts: cell for cell in cells}
+    by_hosts = {cell.hosts: cell for cell in cells}
     parts = []
     for count in hosts:
-        if count in there:
-            cell = there[count]
+        if count in by_hosts:
+            cell = by_hosts[count]
             rates = f"DDP {rate(cell.ddp_rate)}, accelerated {rate(cell.chosen_rate)}, {cell.ratio}"
             parts.append(f"{_hosts(count)}: {rates}")
         else:
@@ -268,9 +268,9 @@ def throughput_rows(
             "way that was chosen",
         ]
     ]
-    there = {cell.hosts: cell for cell in cells}
+    by_hosts = {cell.hosts: cell for cell in cells}
     for count in hosts:
-        if count not in there:
+        if count not in by_hosts:
             rows.append(
                 [
                     str(count),
@@ -281,7 +281,7 @@ def throughput_rows(
                 ]
             )
             continue
-        cell = there[count]
+        cell = by_hosts[count]
         ddp = f"{seconds(cell.ddp_step_seconds)}, {rate(cell.ddp_rate)}"
         ours = f"{seconds(cell.chosen_step_seconds)}, {rate(cell.chosen_rate)}"
         scaling = NOT_MEASURED if cell.ddp_acc is None else f"{cell.ddp_acc:.2f}"

@@ -115,7 +115,7 @@ def parity_rows(comparison: Comparison) -> Rows:
             number(c.limit),
             c.where,
             "passed" if c.passed else "FAILED",
-            verdict.asked_by(c),
+            verdict.meaning_of(c),
         ]
         for c in comparison.parity.checks
     ]
@@ -126,7 +126,9 @@ def _parity_text(comparison: Comparison) -> str:
 
     What each check compares stands below the table, where there is room.
     """
-    explained = [f"  {check.name}: {verdict.asked_by(check)}" for check in comparison.parity.checks]
+    explained = [
+        f"  {check.name}: {verdict.meaning_of(check)}" for check in comparison.parity.checks
+    ]
     return "\n".join([text_table([row[:-1] for row in parity_rows(comparison)]), *explained])
 
 
@@ -233,7 +235,8 @@ def scaling_markdown(one: Comparison, several: Comparison) -> str:
 def folder_text(folder: Path | str) -> str:
     """Return the tables of every comparison and of every other run at or below `folder`.
 
-    Raises InputError when there is none.
+    Raises:
+        InputError: when there is none.
     """
     from gallery_lib.measure.comparison.result import read_comparison
 
@@ -244,7 +247,7 @@ def folder_text(folder: Path | str) -> str:
         p.parent for p in root.rglob("results.json") if not any(c in p.parents for c in comparisons)
     )
     if not comparisons and not runs:
-        raise InputError(f"{root} holds no finished run and no comparison.")
+        raise InputError(f"{root} holds no finished run and no comparison.", parameter=str(root))
     return "\n".join(
         [comparison_text(read_comparison(c)) for c in comparisons]
         + [results_text(read_results(r)) for r in runs]

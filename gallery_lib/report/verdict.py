@@ -24,8 +24,8 @@ def precision(results: Results) -> str:
     """Return the precision of a run: `fp32`, or `bf16 autocast`."""
     if results.config["amp_level"] == "O0":
         return "fp32"
-    asked = results.config.get("amp_dtype", "auto")
-    dtype = "bf16" if asked == "auto" and results.environment["device"] == "cpu" else asked
+    amp_dtype = results.config.get("amp_dtype", "auto")
+    dtype = "bf16" if amp_dtype == "auto" and results.environment["device"] == "cpu" else amp_dtype
     return "autocast" if dtype == "auto" else f"{dtype} autocast"
 
 
@@ -118,13 +118,13 @@ def one_line(comparison: Comparison) -> str:
     )
     interval = f"{level} {ratio.low:.2f} to {ratio.high:.2f}"
     if comparison.verdict == "no measurable difference":
-        said = f"no measurable difference from {other} ({ratio.ratio:.2f}×, {interval})"
+        speed = f"no measurable difference from {other} ({ratio.ratio:.2f}×, {interval})"
     else:
         slower = ", so slower" if comparison.verdict == "slower" else ""
-        said = f"{ratio.ratio:.2f}× as fast as {other} ({interval}){slower}"
+        speed = f"{ratio.ratio:.2f}× as fast as {other} ({interval}){slower}"
     return (
         f"{subject}: "
-        + ", ".join(filter(None, [said, "same training (parity passed)", _break_even(comparison)]))
+        + ", ".join(filter(None, [speed, "same training (parity passed)", _break_even(comparison)]))
         + "."
     )
 
@@ -172,10 +172,10 @@ def break_even_line(comparison: Comparison) -> str:
         )
     if comparison.verdict == "slower":
         return "There is no break-even: steps are not shorter on this machine."
-    said = _break_even(comparison)
+    break_even = _break_even(comparison)
     return (
-        f"Break-even: {said}."
-        if said
+        f"Break-even: {break_even}."
+        if break_even
         else "There is no break-even: over all steps, those of both take as long in the median."
     )
 
@@ -196,7 +196,7 @@ def conditions_line(comparison: Comparison) -> str:
 # Parity
 
 
-_ASKED = {
+_MEANINGS = {
     "finite losses": "Whether the loss of both is a finite number at every step of the comparison.",
     "baseline": (
         "How far the baseline itself is from float64. What is allowed to the candidate is made of "
@@ -218,14 +218,14 @@ _ASKED = {
 }
 
 
-def asked_by(check: Check) -> str:
+def meaning_of(check: Check) -> str:
     """Return what a check compares, relative to what, and why its limit is where it is."""
-    said = _ASKED.get(check.name, "")
+    meaning = _MEANINGS.get(check.name, "")
     if check.baselines is None or not math.isfinite(check.limit):
-        return said
+        return meaning
     return (
-        f"{said} The baseline itself is {number(check.baselines)} off there, by rounding alone. So "
-        f"the limit is three times that and a tolerance, together {number(check.limit)}; "
+        f"{meaning} The baseline itself is {number(check.baselines)} off there, by rounding alone. "
+        f"So the limit is three times that and a tolerance, together {number(check.limit)}; "
         f"{number(check.worst)} is {_judged(check)}."
     )
 

@@ -9,7 +9,10 @@ import pytest
 
 from gallery_lib.cli.main import main
 from gallery_lib.measure.bench.result import Bench, Outcome, Row, read_bench, write_bench
-from gallery_lib.report import bench as report
+from gallery_lib.report.bench.figure import figure, figure_text
+from gallery_lib.report.bench.leads import summary_rows
+from gallery_lib.report.bench.task_table import task_rows
+from gallery_lib.report.bench.text import complete, markdown, text
 
 PASSED = {"passed": True, "checks": []}
 FAILED = {
@@ -157,23 +160,23 @@ def test_a_bench_is_read_back_as_it_was_written(
     write_bench(tmp_path / "bench.json", bench())
     assert read_bench(tmp_path / "bench.json") == bench()
     assert main(["show", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == report.text(bench()) + "\n"
+    assert capsys.readouterr().out == text(bench()) + "\n"
 
 
 def test_a_variant_shows_its_speed_or_why_it_has_none() -> None:
-    by_name = {cells[0]: cells for cells in report.task_rows(bench().tasks["a"], "bench")}
+    by_name = {cells[0]: cells for cells in task_rows(bench().tasks["a"], "bench")}
     assert by_name["ours"][1] == "500 ms"
     assert "2.00× (1.90 to 2.10)" in by_name["ours"]
     assert "60 (60%)" in by_name["ours"]  # of the fastest product, 100 GFLOP/s
     assert "1.60× (1.50 to 1.70)" in by_name["fabric"]
     assert by_name["accelerate"][-1] == "not installed: accelerate (pip install x)"
-    by_name = {cells[0]: cells for cells in report.task_rows(bench().tasks["b"], "bench")}
+    by_name = {cells[0]: cells for cells in task_rows(bench().tasks["b"], "bench")}
     assert by_name["fabric"][-1] == "did not run: rank 0 failed with ValueError: x"
     assert by_name["ours"][-1] == "FAILED: gradient scale"
 
 
 def test_the_summary_says_of_how_many_tasks_the_mean_is() -> None:
-    rows = {cells[0]: cells for cells in report.summary_rows(bench())}
+    rows = {cells[0]: cells for cells in summary_rows(bench())}
     assert rows["task"][:4] == [
         "task",
         "ours over eager-O1",
@@ -190,7 +193,7 @@ def test_the_summary_says_of_how_many_tasks_the_mean_is() -> None:
 
 
 def test_the_summary_holds_ours_against_the_best_peer_of_each_task_and_names_it() -> None:
-    rows = {cells[0]: cells for cells in report.summary_rows(with_best_forms())}
+    rows = {cells[0]: cells for cells in summary_rows(with_best_forms())}
     assert rows["task"][-1] == "ours over the best of the others at its best"
     assert rows["a"][-1] == "1.20× (1.10 to 1.30), torch.compile-best"
     assert rows["b"][-1] == "1.10× (1.00 to 1.20), fabric-best"
@@ -202,46 +205,46 @@ def test_the_summary_holds_ours_against_the_best_peer_of_each_task_and_names_it(
 
 
 def test_where_no_peer_is_at_its_best_the_best_is_one_as_it_comes_and_is_called_so() -> None:
-    rows = {cells[0]: cells for cells in report.summary_rows(bench())}
+    rows = {cells[0]: cells for cells in summary_rows(bench())}
     assert rows["task"][-1] == "ours over the best of the peers as it comes"
     assert rows["a"][-1] == "1.60× (1.50 to 1.70), fabric"
 
 
 def test_what_the_two_forms_are_stands_below_the_tables_and_what_was_done_below_each_task() -> None:
-    said = report.text(with_best_forms())
+    said = text(with_best_forms())
     assert "As it comes: " in said and "At its best: with `-best`" in said
     assert "At its best: optimizer: AdamW, torch's fused form." in said
-    assert "With `-best`" not in report.text(bench()) and "`-best`" not in report.text(bench())
+    assert "With `-best`" not in text(bench()) and "`-best`" not in text(bench())
 
 
 def test_a_waterfall_shows_what_each_technique_adds() -> None:
-    rows = {cells[0]: cells for cells in report.task_rows(waterfall().tasks["a"], "waterfall")}
+    rows = {cells[0]: cells for cells in task_rows(waterfall().tasks["a"], "waterfall")}
     assert rows["+ compiler"][6:8] == ["2.00× (1.90 to 2.10)", "1.60× (1.50 to 1.70)"]
     assert rows["+ layout"][6:8] == ["1.25× (1.20 to 1.30)", ""]
     assert rows["+ allocator"][-1] == "does not apply: why"
-    assert report.complete(waterfall())
+    assert complete(waterfall())
 
 
 def test_only_a_bench_in_which_ours_ran_with_parity_is_complete() -> None:
-    assert not report.complete(bench())
+    assert not complete(bench())
     good = bench().tasks["a"]
-    assert report.complete(dataclasses.replace(bench(), tasks={"a": good}))
-    assert not report.complete(
+    assert complete(dataclasses.replace(bench(), tasks={"a": good}))
+    assert not complete(
         dataclasses.replace(bench(), tasks={"a": dataclasses.replace(good, reason="no memory")})
     )
 
 
 def test_the_picture_and_its_text_leave_out_what_was_not_measured() -> None:
     for found in (bench(), waterfall(), with_best_forms()):
-        report.figure(found).savefig("/dev/null", format="png")
-    assert "ours: a 2.00, b not measured." in report.figure_text(bench())
-    assert report.figure_text(waterfall()).endswith(
+        figure(found).savefig("/dev/null", format="png")
+    assert "ours: a 2.00, b not measured." in figure_text(bench())
+    assert figure_text(waterfall()).endswith(
         "+ layout 1.25, + allocator not measured, + compiler 2.00."
     )
 
 
 def test_the_picture_has_a_bar_for_ours_a_tick_for_the_best_peer_and_a_line_at_1() -> None:
-    axes = report.figure(with_best_forms()).axes[0]
+    axes = figure(with_best_forms()).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [2.0, 2.0, 2.0]
     ticks = next(
         line
@@ -252,7 +255,7 @@ def test_the_picture_has_a_bar_for_ours_a_tick_for_the_best_peer_and_a_line_at_1
         ticks.get_ydata()
     ) == [0, 1]
     assert any(list(line.get_xdata()) == [1.0, 1.0] for line in axes.lines)
-    said = report.figure_text(with_best_forms())
+    said = figure_text(with_best_forms())
     assert said == (
         "Bars with intervals, times as fast as eager-O1, and a line at 1. ours: a 2.00, b 2.00, "
         "c 2.00. "
@@ -265,19 +268,19 @@ def test_committed_benches_of_before_are_still_shown(checkout: Path) -> None:
     assert files
     for file in files:
         found = read_bench(file)
-        assert "geometric mean" in report.markdown(found, "x.png") and report.figure_text(
-            found
-        ).startswith("Bars")
+        assert "geometric mean" in markdown(found, "x.png") and figure_text(found).startswith(
+            "Bars"
+        )
 
 
 def test_texts_name_machine_versions_limits_and_optimizer() -> None:
-    said = report.text(bench())
+    said = text(bench())
     assert (
         "2 cores of A CPU" in said and "torch 2" in said and "accelerate not installed" not in said
     )
     assert "100 GFLOP/s in float32, 20 GFLOP/s in bfloat16; copying 10.0 GB/s" in said
     assert "Optimizer: torch's as it comes" in said
-    assert "Not measured: no memory" in report.markdown(
+    assert "Not measured: no memory" in markdown(
         dataclasses.replace(
             bench(), tasks={"a": dataclasses.replace(bench().tasks["a"], reason="no memory")}
         ),

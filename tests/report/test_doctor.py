@@ -8,12 +8,17 @@ from typing import Any
 
 import made_comparison
 import pytest
+from refusal import check_refused_command
 from tiny_task import config
 
 from gallery_lib.cli.main import main
 from gallery_lib.config import LaunchConfig
 from gallery_lib.launcher.job import launch
-from gallery_lib.report import doctor
+from gallery_lib.report.doctor import techniques
+from gallery_lib.report.doctor.advice import advice
+from gallery_lib.report.doctor.scaling import longer_by
+from gallery_lib.report.doctor.step_phases import shares
+from gallery_lib.report.doctor.text import measured_in, run_text, several_text
 from gallery_lib.train.loop import train
 from gallery_lib.train.results import Results, read_results, write_results
 
@@ -35,8 +40,8 @@ def changed(measured: Results, **values: Any) -> Results:
 @pytest.mark.whole_machine
 def test_the_phases_of_a_real_run_make_up_its_step(measured: Results) -> None:
     assert set(measured.phase_seconds) == {"input", "forward", "backward", "optimizer"}
-    assert 0.5 < sum(doctor.shares(measured).values()) < 1.2
-    assert "backward pass" in doctor.run_text(measured.config["run_dir"])
+    assert 0.5 < sum(shares(measured).values()) < 1.2
+    assert "backward pass" in run_text(measured.config["run_dir"])
 
 
 @pytest.mark.parametrize(
@@ -63,15 +68,15 @@ def test_the_phases_of_a_real_run_make_up_its_step(measured: Results) -> None:
 def test_advice_names_the_phase_that_limits(
     measured: Results, phases: dict[str, float], said: str
 ) -> None:
-    assert doctor.advice(changed(measured, phase_seconds=phases))[0].startswith(said)
+    assert advice(changed(measured, phase_seconds=phases))[0].startswith(said)
 
 
 def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.hardware, "gpu_count", lambda: 0)
-    monkeypatch.setattr(doctor.hardware, "cpp_compiler", lambda: "g++")
-    assert ["attention", "over short sequences as plain products"] in doctor.machine_rows()
-    monkeypatch.setattr(doctor.hardware, "cpp_compiler", lambda: None)
-    rows = dict(doctor.machine_rows()[1:])
+    monkeypatch.setattr(techniques.hardware, "gpu_count", lambda: 0)
+    monkeypatch.setattr(techniques.hardware, "cpp_compiler", lambda: "g++")
+    assert ["attention", "over short sequences as plain products"] in techniques.technique_rows()
+    monkeypatch.setattr(techniques.hardware, "cpp_compiler", lambda: None)
+    rows = dict(techniques.technique_rows()[1:])
     assert rows["attention"].endswith("no C++ compiler") and rows["optimizer"].endswith(
         "no C++ compiler"
     )
@@ -79,7 +84,7 @@ def test_what_needs_a_compiler_is_said_to_want_one(monkeypatch: pytest.MonkeyPat
 
 def test_page_faults_are_named_where_the_step_has_many(measured: Results) -> None:
     phases = {"forward": 0.3, "backward": 0.7}
-    said = doctor.advice(changed(measured, phase_seconds=phases, page_faults=40_000.0))
+    said = advice(changed(measured, phase_seconds=phases, page_faults=40_000.0))
     assert said == [
         (
             "some 10% of the step are 40,000 page faults, for memory that was given back: try "
@@ -88,7 +93,7 @@ def test_page_faults_are_named_where_the_step_has_many(measured: Results) -> Non
     ]
     assert (
         "nothing stands out"
-        in doctor.advice(changed(measured, phase_seconds=phases, page_faults=4_000.0))[0]
+        in advice(changed(measured, phase_seconds=phases, page_faults=4_000.0))[0]
     )
 
 
@@ -97,7 +102,7 @@ def test_emulated_bfloat16_is_what_is_said_first(measured: Results) -> None:
         measured, phase_seconds={"input": 0.5}, config={**measured.config, "amp_level": "O1"}
     )
     run.environment["isa"] = ["avx512f"]
-    assert doctor.advice(run)[0].startswith("this CPU has no bfloat16 units")
+    assert advice(run)[0].startswith("this CPU has no bfloat16 units")
 
 
 def on_two(measured: Results, **values: Any) -> tuple[Results, Results]:
@@ -141,7 +146,7 @@ def test_several_processes_are_explained_beside_one(
 def test_a_smaller_batch_is_not_taken_for_a_faster_machine(measured: Results) -> None:
     half = {**measured.config, "batch_size": measured.config["batch_size"] // 2}
     phases = {"input": 0.3, "forward": 0.15, "backward": 0.3, "optimizer": 0.05}
-    longer = doctor.longer_by(*on_two(measured, config=half, phase_seconds=phases))
+    longer = longer_by(*on_two(measured, config=half, phase_seconds=phases))
     assert longer == pytest.approx(
         {"computing": 0.0, "communication": 0.0, "input": 0.275, "optimizer": 0.0}
     )
@@ -153,8 +158,8 @@ def test_a_comparison_stands_for_its_second_variant(measured: Results, tmp_path:
         found = made_comparison.comparison(made_comparison.FASTER, 3)
         variants = {"baseline": measured, "compiler-opt": results}
         made_comparison.write(dataclasses.replace(found, variants=variants), tmp_path / name)
-    assert doctor.measured_in(tmp_path / "two") == two
-    assert "No part of the step takes longer than alone" in doctor.several_text(
+    assert measured_in(tmp_path / "two") == two
+    assert "No part of the step takes longer than alone" in several_text(
         tmp_path / "one", tmp_path / "two"
     )
 
@@ -178,18 +183,17 @@ def test_a_notebooks_folder_stands_for_the_comparisons_in_it(
 def test_wrong_folders_end_with_2_and_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", str(tmp_path)]) == 2
-    assert "did not finish" in capsys.readouterr().err
-    assert main(["doctor", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere does not exist. Give the folder of a run" in capsys.readouterr().err
+    def check(words: list[str], *values: object) -> None:
+        check_refused_command(main(words), capsys.readouterr().err, *values)
+
+    check(["doctor", str(tmp_path)], tmp_path / "results.json", "did not finish")
+    check(["doctor", str(tmp_path / "nowhere")], f"{tmp_path}/nowhere does not exist")
     (tmp_path / "comparison.json").write_text('{"variants": {}}')
-    assert main(["doctor", str(tmp_path)]) == 2
-    assert "comparison.json is damaged" in capsys.readouterr().err
+    check(["doctor", str(tmp_path)], f"{tmp_path}/comparison.json is damaged")
     for command in ("doctor", "show"):
-        assert main([command, str(tmp_path / "comparison.json")]) == 2
-        assert "comparison.json is a file. Give the folder" in capsys.readouterr().err
-    assert main(["doctor", "a", "b", "c"]) == 2
-    assert "usage: gallery doctor" in capsys.readouterr().err
+        words = [command, str(tmp_path / "comparison.json")]
+        check(words, f"{tmp_path}/comparison.json is a file")
+    check(["doctor", "a", "b", "c"], "gallery doctor", "[RUN")
 
 
 def test_the_machine_is_described_technique_by_technique(

@@ -11,7 +11,8 @@ import pytest
 import synthetic_sweep
 from matplotlib.colors import to_hex
 
-from gallery_lib.measure.replay.sweep import TABLE, Sweep, read_sweep
+from gallery_lib.measure.replay.sweep import Sweep
+from gallery_lib.measure.replay.sweep_table import TABLE, read_sweep
 from gallery_lib.report import replay_plots
 
 REPLAY = "time-dilated replay, emulated link"

@@ -194,12 +194,12 @@ def test_why_a_large_difference_of_gradients_is_fine_stands_beside_it() -> None:
 
 
 def test_a_check_is_explained_without_figures_that_it_does_not_have() -> None:
-    assert "The baseline itself" not in verdict.asked_by(
+    assert "The baseline itself" not in verdict.meaning_of(
         Check("gradient scale", True, 0.001, 0.004, "x")
     )
-    failed = verdict.asked_by(Check("losses", False, float("inf"), 0.1, "step 1", 0.01))
+    failed = verdict.meaning_of(Check("losses", False, float("inf"), 0.1, "step 1", 0.01))
     assert "not finite is more than rounding explains" in failed
-    assert "no more than the baseline's own" in verdict.asked_by(
+    assert "no more than the baseline's own" in verdict.meaning_of(
         Check("losses", True, 0.01, 0.1, "step 1", 0.02)
     )
 

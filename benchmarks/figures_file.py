@@ -1,4 +1,4 @@
-"""Conditions that every benchmark writes beside its figures, and the place of its file.
+"""File of a benchmark's figures: its place, the conditions written beside the figures, its checks.
 
 The conditions are hardware, versions, command and date.
 """
@@ -52,9 +52,10 @@ def results_file(machine: str, name: str) -> Path:
 
 
 def measured_before(path: Path | None, key: str) -> Any:
-    """Return what an earlier run wrote under `key`, to go on with; None where there is no file.
+    """Return what an earlier run wrote under `key`, to continue; None where there is no file.
 
-    Raises InputError for a damaged file.
+    Raises:
+        InputError: for a damaged file.
     """
     if path is None or not path.exists():
         return None
@@ -62,15 +63,19 @@ def measured_before(path: Path | None, key: str) -> Any:
         return json.loads(path.read_text())[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{path} cannot be gone on with ({type(error).__name__}: {error}). "
-            "Delete it, or name another file."
+            f"{path} cannot be continued ({type(error).__name__}: {error}). "
+            "Delete it, or name another file.",
+            parameter=str(path),
         ) from error
 
 
 def writable(path: Path) -> Path:
     """Return `path` if a file may be written there, and make its folder.
 
-    Call it before anything is measured. Raises InputError where the file may not be written.
+    Call it before anything is measured.
+
+    Raises:
+        InputError: where the file may not be written.
     """
     reason = "it is a folder" if path.is_dir() else ""
     try:
@@ -81,7 +86,8 @@ def writable(path: Path) -> Path:
         reason = f"its folder cannot be made: {error.strerror}"
     if reason:
         raise InputError(
-            f"the figures cannot be written to {path}: {reason}. Name another file with --out."
+            f"the figures cannot be written to {path}: {reason}. Name another file with --out.",
+            parameter="out",
         )
     return path
 
