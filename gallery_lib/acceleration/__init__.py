@@ -1,7 +1,8 @@
 """The whole backend in one call: `accelerate(model, loader, optimizer, scheduler, config)`.
 
 `one_call` does it, from the other packages of the backend. `arguments` sorts the arguments of the
-call. `techniques(model)` returns what was done.
+call, `checks` refuses what cannot be accelerated, and `layout` brings the model to its device.
+`techniques(model)` returns what was done.
 """
 
 from gallery_lib.acceleration.one_call import accelerate, techniques

@@ -29,10 +29,7 @@ class Parts:
     """Parts of a training script: a model, and any number of loaders, optimizers, schedulers."""
 
     given: list[tuple[str, Any]]
-    (
-        """Kind and object, in the order of the call; the object of a loader that was left out is "
-        "None."""
-    )
+    """Kind and object, in the order of the call; a loader that was left out is None."""
     config: Config
 
     @property
@@ -55,8 +52,9 @@ class Parts:
 def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
     """Return the parts among the arguments of a call of accelerate().
 
-    Raises InputError for a part of another type, a name that is not offered, no model, or two of
-    them.
+    Raises:
+        InputError: for a part of another type, a name that is not offered, no model, or two of
+            them.
     """
     given: list[tuple[str, Any]] = []
     left_out = len(positional)
@@ -68,18 +66,21 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
         if name not in NAMES:
             raise InputError(
                 f"accelerate() has no argument `{name}`.{did_you_mean(name, NAMES)} It takes "
-                f"{', '.join(NAMES)}."
+                f"{', '.join(NAMES)}.",
+                parameter=name,
             )
         if part is not None and _kind(part) != name:
-            raise InputError(f"{name}={_shown(part)} must be {_wanted(name)}.")
+            raise InputError(f"{name}={_shown(part)} must be {_wanted(name)}.", parameter=name)
         if part is not None or name == "loader":
             given.append((name, part))
     for kind in _SINGLE:
         if sum(name == kind and part is not None for name, part in given) > 1:
             what = "Call accelerate() once for each model." if kind == "model" else "Give one."
-            raise InputError(f"accelerate() got two parts that are {_wanted(kind)}. {what}")
+            raise InputError(
+                f"accelerate() got two parts that are {_wanted(kind)}. {what}", parameter=kind
+            )
     if not any(kind == "model" and part is not None for kind, part in given):
-        raise InputError("accelerate() needs a model (a torch.nn.Module).")
+        raise InputError("accelerate() needs a model (a torch.nn.Module).", parameter="model")
     configs = [part for kind, part in given if kind == "config" and part is not None]
     given = [(kind, part) for kind, part in given if kind != "config"]
     if [kind for kind, _ in given] == ["model"]:

@@ -4,6 +4,15 @@
 environment variables GALLERY_COMM_NAME (GALLERY_COMM_WIRE=bf16, GALLERY_COMM_TUNE=0). Left as they
 are, the lossless strategies take turns over the first steps (tuner.py). The only thing changed is
 the constructor of torch's class.
+
+Example:
+    >>> import torch
+    >>> import gallery_lib.comm.auto
+    >>> torch.distributed.init_process_group(
+    ...     "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    ... )
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    >>> model(torch.ones(8, 4)).mean().backward()
 """
 
 from __future__ import annotations
@@ -17,7 +26,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.comm.accelerate_ddp import obstacle
+from gallery_lib.comm.preconditions import obstacle
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
 from gallery_lib.config.options import check_value
@@ -33,7 +42,8 @@ _enabled = False
 def _from_environment() -> Comm:
     """Return the options from environment variables.
 
-    Raises InputError for a variable that names no option, or holds no value of it.
+    Raises:
+        InputError: for a variable that names no option, or holds no value of it.
     """
     chosen = Comm(tune=True)
     names = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(Comm)}
@@ -42,12 +52,15 @@ def _from_environment() -> Comm:
             if variable not in names:
                 raise InputError(
                     f"environment variable {variable}: there is no such "
-                    f"option.{did_you_mean(variable, names)}"
+                    f"option.{did_you_mean(variable, names)}",
+                    parameter=variable,
                 )
             try:
                 value = check_value(Comm, names[variable], os.environ[variable])
             except InputError as error:
-                raise InputError(f"environment variable {variable}: {error}") from None
+                raise InputError(
+                    f"environment variable {variable}: {error}", parameter=variable
+                ) from None
             setattr(chosen, names[variable], value)
     return chosen
 

@@ -33,8 +33,10 @@ class _Twin:
 def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
     """Return the twin of `model`; its calls average gradients over all ranks as `options` say.
 
-    A collective call. The model must be on `device` already. Raises InputError for a model whose
-    class cannot have a twin.
+    A collective call. The model must be on `device` already.
+
+    Raises:
+        InputError: for a model whose class cannot have a twin.
     """
     kind = type(model)
     distribution = Distribution(model, device, options)
@@ -76,7 +78,8 @@ def distribute(model: nn.Module, device: torch.device, options: Comm) -> Any:
         object.__setattr__(twin, "__dict__", model.__dict__)
     except TypeError as error:
         raise InputError(
-            f"a {kind.__name__} cannot be distributed: {error}. Wrap it in a module of your own."
+            f"a {kind.__name__} cannot be distributed: {error}. Wrap it in a module of your own.",
+            parameter="model",
         ) from None
     return twin
 

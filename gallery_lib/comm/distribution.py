@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel.distributed import _find_tensors
 
 from gallery_lib.comm import topology, unfinished
-from gallery_lib.comm.accelerate_ddp import gradient_reducer, use_way
+from gallery_lib.comm.strategy import gradient_reducer, use_strategy
 from gallery_lib.comm.tuner import apply
 from gallery_lib.config import Comm
 from gallery_lib.errors import InputError, RunFailed
@@ -84,7 +84,8 @@ class Distribution:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model through DDP.
 
-        Raises InputError where the last backward pass left parameters out.
+        Raises:
+            InputError: where the last backward pass left parameters out.
         """
         self._refresh()
         ddp = self.ddp
@@ -163,7 +164,7 @@ class Distribution:
             watch.remove()
         if self.ddp is not None:
             if gradient_reducer(self.ddp) is not None:
-                use_way(self.ddp, Comm())  # ends its threads and groups
+                use_strategy(self.ddp, Comm())  # ends its threads and groups
             self.ddp.reducer._remove_autograd_hooks()
         self._watches, self.ddp, self._expecting = [], None, False
         unfinished.note(self, False)
@@ -244,7 +245,8 @@ class Distribution:
         return InputError(
             f"{names[0]}{more} got no gradient in the last backward pass, so "
             "gradients could not be averaged. Set config.comm.find_unused_parameters "
-            "= True, or leave such parameters out of the model."
+            "= True, or leave such parameters out of the model.",
+            parameter="find_unused_parameters",
         )
 
 

@@ -7,19 +7,13 @@ where the step that was taken is not the one it would take: after clipping, a Gr
 backward pass.
 
 The values are those of a step at the end, for optimizers that treat each parameter by itself.
-torch's own do, except L-BFGS.
-
-On the CPU these steps use torch's fused implementation where there is one, unless the user has set
-`foreach` or `fused`. The other implementation is a loop over parameters in Python. It holds the GIL
-against the backward pass beside it, and goes over memory several times. State and checkpoints are
-the same; values differ in rounding.
+torch's own do, except L-BFGS. `partial_optimizer.py` takes the step of a bucket's parameters.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,26 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gallery_lib.comm.partial_optimizer import check_divisible, partial_optimizer
 from gallery_lib.errors import InputError, RunFailed
-
-_COUPLED = (torch.optim.LBFGS,)
-"""Optimizers whose step needs all gradients at once."""
-_BY_PARAMETER = ("torch.optim", "gallery_lib.optim.fused_cpu", "gallery_lib.optim.fused")
-"""Modules whose optimizers treat each parameter by itself.
-
-Those of this package are what accelerate() makes of torch's.
-"""
-_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-"""Optimizers for which torch has a fused implementation on the CPU."""
-_CHOICES = ("foreach", "fused")
-"""Options that select an implementation, True or False."""
-_OTHER_FORMS = ("capturable", "differentiable")
-"""Options that exclude torch's fused implementation, or mean something else with it."""
 
 
 @dataclass
-class _Taken:
-    """A parameter that has had its step, its gradient, and the versions of both.
+class _Step:
+    """Step that one parameter has had, with its gradient and the versions of both.
 
     The versions are those at the end of the backward pass.
     """
@@ -82,19 +63,14 @@ class EarlySteps:
         optimizer: the optimizer whose step is divided.
         names: parameter names by id, for messages.
 
-    Raises InputError for an optimizer that is not known to treat each parameter by itself.
+    Raises:
+        InputError: for an optimizer that is not known to treat each parameter by itself.
     """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, names: Mapping[int, str] | None = None
     ) -> None:
-        kind = type(optimizer)
-        if not kind.__module__.startswith(_BY_PARAMETER) or isinstance(optimizer, _COUPLED):
-            raise InputError(
-                f"a step of {kind.__qualname__} cannot be divided: it is not known to treat each "
-                "parameter by itself, as torch.optim's do (but for LBFGS). Leave `optimizer` out, "
-                "and its step comes after the backward pass."
-            )
+        check_divisible(optimizer)
         self._optimizer = optimizer
         self._names = names or {}
         self._lock = threading.Lock()
@@ -103,7 +79,7 @@ class EarlySteps:
         self._parameters: dict[int, Tensor] = {}
         self._options: list[dict[str, Any]] = []
         # Steps that optimizer.step() has to confirm next.
-        self._pending: list[_Taken] = []
+        self._pending: list[_Step] = []
         self._broken = ""
         self._set_aside: list[tuple[Tensor, Tensor | None]] = []
         self._hooks = [
@@ -149,8 +125,7 @@ class EarlySteps:
         """
         if self._armed and not self._pending:
             self._pending = [
-                _Taken(p, p.grad, (_version(p), _version(p.grad)))
-                for p in self._parameters.values()
+                _Step(p, p.grad, (_version(p), _version(p.grad))) for p in self._parameters.values()
             ]
 
     def check_nothing_pending(self, event: str) -> None:
@@ -190,64 +165,24 @@ class EarlySteps:
                 return
             if not self._parameters:
                 self._options = _options(self._optimizer)
-            part = self._part(own)
-            of_part = [parameter for group in part.param_groups for parameter in group["params"]]
-            if any(id(parameter) in self._parameters for parameter in of_part):
+            part = partial_optimizer(self._optimizer, own)
+            parameters_of_part = [
+                parameter for group in part.param_groups for parameter in group["params"]
+            ]
+            if any(id(parameter) in self._parameters for parameter in parameters_of_part):
                 raise InputError(
                     "two backward passes ran within step_in_backward(), which takes one step. "
                     "Put only the last one there."
                 )
-            before = [parameter.grad for parameter in of_part]
+            before = [parameter.grad for parameter in parameters_of_part]
             try:
-                for parameter in of_part:
+                for parameter in parameters_of_part:
                     parameter.grad = own[id(parameter)]
                 type(part).step(part)
             finally:  # DDP still needs the parameters' own gradients
-                for parameter, gradient in zip(of_part, before, strict=True):
+                for parameter, gradient in zip(parameters_of_part, before, strict=True):
                     parameter.grad = gradient
-            self._parameters |= {id(parameter): parameter for parameter in of_part}
-
-    def _part(self, own: dict[int, Tensor]) -> torch.optim.Optimizer:
-        """Return an optimizer over some parameters, with the whole one's state and options.
-
-        The options are those of the moment, for instance a changed learning rate.
-        """
-        part = object.__new__(type(self._optimizer))
-        part.__dict__.update(self._optimizer.__dict__)
-        part._optimizer_step_pre_hooks, part._optimizer_step_post_hooks = (
-            OrderedDict(),
-            OrderedDict(),
-        )
-        groups = [
-            {**group, "params": [p for p in group["params"] if id(p) in own]}
-            for group in self._optimizer.param_groups
-        ]
-        part.param_groups = [
-            {**group, "fused": True} if self._may_be_fused(group, own) else group
-            for group in groups
-            if group["params"]
-        ]
-        return part
-
-    def _may_be_fused(self, group: dict[str, Any], own: dict[int, Tensor]) -> bool:
-        chosen = any(group.get(name) is not None for name in _CHOICES) or any(
-            group.get(name) for name in _OTHER_FORMS
-        )
-        if type(self._optimizer) not in _FUSED or chosen or isinstance(group["lr"], Tensor):
-            return False
-        weights: list[Tensor] = group["params"]
-        have_momentum = {
-            self._optimizer.state.get(weight, {}).get("momentum_buffer") is not None
-            for weight in weights
-        }
-        # SGD's fused implementation takes all momentum buffers as new, or none.
-        return len(have_momentum) == 1 and all(
-            weight.device.type == "cpu"
-            and weight.dtype in (torch.float32, torch.float64)
-            and own[id(weight)].dtype == weight.dtype
-            and not own[id(weight)].is_sparse
-            for weight in weights
-        )
+            self._parameters |= {id(parameter): parameter for parameter in parameters_of_part}
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Set gradients to None for parameters that have had their step; optimizers skip those.
@@ -267,9 +202,9 @@ class EarlySteps:
                     f"of this optimizer.step(): {reason}. Do without that, or run loss.backward() "
                     "without step_in_backward()."
                 )
-            self._set_aside = [(taken.parameter, taken.parameter.grad) for taken in pending]
-            for taken in pending:
-                taken.parameter.grad = None
+            self._set_aside = [(step.parameter, step.parameter.grad) for step in pending]
+            for step in pending:
+                step.parameter.grad = None
         if closure is None:
             return None
         without = {name: value for name, value in kwargs.items() if name != "closure"}
@@ -285,7 +220,7 @@ class EarlySteps:
 
         return guarded
 
-    def _contradiction(self, pending: list[_Taken], closure: Any) -> str:
+    def _contradiction(self, pending: list[_Step], closure: Any) -> str:
         """Return why `optimizer.step()` would not take the step that was taken; '' if it would."""
         if closure is not None:
             return "it has a closure, which runs a backward pass of its own"
@@ -293,17 +228,14 @@ class EarlySteps:
             return "a GradScaler scales its gradients"
         if _options(self._optimizer) != self._options:
             return "the optimizer's options (lr, …) have changed since"
-        for taken in pending:
-            parameter, name = taken.parameter, self._names.get(id(taken.parameter), "a parameter")
-            if (
-                parameter.grad is not taken.gradient
-                or _version(parameter.grad) != taken.versions[1]
-            ):
+        for step in pending:
+            parameter, name = step.parameter, self._names.get(id(step.parameter), "a parameter")
+            if parameter.grad is not step.gradient or _version(parameter.grad) != step.versions[1]:
                 return (
                     f"the gradient of {name} has changed since (clipping, a GradScaler, "
                     "zero_grad() or another backward pass)"
                 )
-            if _version(parameter) != taken.versions[0]:
+            if _version(parameter) != step.versions[0]:
                 return f"{name} itself has been changed since"
         return ""
 
@@ -319,7 +251,8 @@ class EarlySteps:
     def close(self) -> None:
         """Stop taking steps in the backward pass; the optimizer takes its next one alone.
 
-        Raises InputError where `optimizer.step()` has not come yet.
+        Raises:
+            InputError: where `optimizer.step()` has not come yet.
         """
         if not self._broken:
             self.check_nothing_pending("accelerate_ddp()")

@@ -54,14 +54,17 @@ class Place(NamedTuple):
 def _number(variable: str) -> int:
     text = os.environ[variable]
     if not text.strip().isdecimal():
-        raise InputError(f"environment variable {variable}={text!r} must be a whole number.")
+        raise InputError(
+            f"environment variable {variable}={text!r} must be a whole number.", parameter=variable
+        )
     return int(text)
 
 
 def place() -> Place:
     """Return this process's place: from torch.distributed, else from its launcher's variables.
 
-    Raises InputError for variables that contradict each other.
+    Raises:
+        InputError: for variables that contradict each other.
     """
     launcher = next((known for known in LAUNCHERS if known.world_size in os.environ), None)
     local_rank = None
@@ -77,11 +80,15 @@ def place() -> Place:
     if launcher.rank not in os.environ:
         raise InputError(
             f"{launcher.world_size}={size} tells of several processes, and {launcher.rank} is not "
-            "set. Start the script with torchrun, or unset it to train in one process."
+            "set. Start the script with torchrun, or unset it to train in one process.",
+            parameter=launcher.rank,
         )
     rank = _number(launcher.rank)
     if rank >= size:
-        raise InputError(f"{launcher.rank}={rank} must be below {launcher.world_size}={size}.")
+        raise InputError(
+            f"{launcher.rank}={rank} must be below {launcher.world_size}={size}.",
+            parameter=launcher.rank,
+        )
     return Place(rank, size, local_rank, launcher)
 
 
@@ -123,8 +130,10 @@ _made_here = False
 def ensure_initialized(timeout_seconds: float = 600.0) -> None:
     """Join the run's process group if a launcher tells of one and this process has not joined.
 
-    A process that torchrun started also joins when it is the only one. Raises InputError where a
-    scheduler tells of several processes and not where they meet.
+    A process that torchrun started also joins when it is the only one.
+
+    Raises:
+        InputError: where a scheduler tells of several processes and not where they meet.
     """
     global _made_here
     here = place()
@@ -139,7 +148,8 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
         raise InputError(
             f"{here.launcher.name} started {here.world_size} processes, and MASTER_ADDR and "
             "MASTER_PORT do not say where they meet. Export both (the first host's name and a free "
-            "port), or call torch.distributed.init_process_group before accelerate()."
+            "port), or call torch.distributed.init_process_group before accelerate().",
+            parameter="MASTER_ADDR",
         )
     chosen = device()
     dist.init_process_group(

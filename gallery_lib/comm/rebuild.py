@@ -20,6 +20,8 @@ from gallery_lib.config import Comm
 from gallery_lib.errors import InputError
 
 DDP = nn.parallel.DistributedDataParallel
+SETTLING_STEPS = 2
+"""Steps after a rebuild that no measurement counts: DDP orders its buckets anew."""
 _MEBIBYTE = 2**20
 _BUCKET_ATTRIBUTES = (
     "_bucket_config",
@@ -93,7 +95,8 @@ def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
     if options.first_bucket_mb is not None:
         if config is None:
             raise InputError(
-                f"first_bucket_mb needs a newer torch than {torch.__version__}. Leave it out."
+                f"first_bucket_mb needs a newer torch than {torch.__version__}. Leave it out.",
+                parameter="first_bucket_mb",
             )
         others = options.bucket_mb or made.buckets["bucket_bytes_cap"] / _MEBIBYTE
         sizes: dict[str, Any] = {
@@ -120,8 +123,10 @@ def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
 def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
     """Replace `model.reducer` and `model.logger`, following the user's settings and `options`.
 
-    Call it between two steps, on every rank. Raises InputError for bucket sizes that this version
-    of torch does not know.
+    Call it between two steps, on every rank.
+
+    Raises:
+        InputError: for bucket sizes that this version of torch does not know.
     """
     # the user's own _set_static_graph() counts as the user's setting
     made.static_graph |= model.static_graph and not made.rebuilt_static_graph

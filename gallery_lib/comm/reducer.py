@@ -13,7 +13,6 @@ those of a hook.
 """
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -24,8 +23,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gallery_lib.comm import topology
+from gallery_lib.comm.bucket import Bucket
 from gallery_lib.comm.channel import Channel
 from gallery_lib.comm.heartbeat import Heartbeat
+from gallery_lib.comm.non_finite import NonFiniteGradients
 from gallery_lib.comm.optimizer_in_backward import EarlySteps
 from gallery_lib.config import Comm
 from gallery_lib.errors import RunFailed
@@ -34,75 +35,6 @@ DDP_BUCKET_MB = 25
 """DDP's own size of all buckets but the first, in MiB."""
 _ALIGNED_VALUES = 64
 """Alignment of the pieces of a bucket, in values."""
-
-
-def _gradients(bucket: dist.GradBucket) -> list[Tensor]:
-    """Return a bucket's gradients as views of its buffer, each in the parameter's shape.
-
-    torch's own answer is wrong for complex parameters, whose buckets hold pairs of real numbers,
-    and empty for a sparse gradient.
-    """
-    buffer, parameters = bucket.buffer(), bucket.parameters()
-    if buffer.is_sparse:
-        return [buffer]
-    if not parameters[0].is_complex() or buffer.is_complex():
-        return bucket.gradients()
-    parts = torch.view_as_complex(buffer.view(-1, 2)).split(
-        [parameter.numel() for parameter in parameters]
-    )
-    dense = [
-        torch.empty_like(parameter, device="meta").stride() == parameter.stride()
-        for parameter in parameters
-    ]
-    return [
-        part.as_strided(parameter.shape, parameter.stride())
-        if whole
-        else part.view(parameter.shape)
-        for part, parameter, whole in zip(parts, parameters, dense, strict=True)
-    ]
-
-
-def _values(gradient: Tensor) -> Tensor:
-    return gradient._values() if gradient.is_sparse else gradient
-
-
-class _Bucket:
-    """A bucket in flight: its state before averaging, and the number of pieces still missing."""
-
-    def __init__(self, bucket: dist.GradBucket, names: list[str], pieces: int) -> None:
-        self.index, self.buffer, self.gradients, self.parameters = (
-            bucket.index(),
-            bucket.buffer(),
-            _gradients(bucket),
-            bucket.parameters(),
-        )
-        self.names = names
-        self.done = threading.Event()
-        self._left = pieces
-        self._lock = threading.Lock()
-        self._not_finite: Tensor | None = None
-
-    def not_finite(self) -> Tensor:
-        """Return which gradients are not finite on this rank, as bools [gradients].
-
-        The first call comes before any piece is averaged; later calls return the same tensor.
-        """
-        with self._lock:
-            if self._not_finite is None:
-                self._not_finite = torch.stack(
-                    [~_values(gradient).isfinite().all() for gradient in self.gradients]
-                )
-            return self._not_finite
-
-    def piece_done(self) -> bool:
-        """Count a piece as averaged; return whether it was the last one."""
-        with self._lock:
-            self._left -= 1
-            return self._left == 0
-
-
-def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _end_threads(heartbeat: Heartbeat, channels: list[Channel]) -> None:
@@ -124,8 +56,7 @@ class GradientReducer:
         module: the module inside the DistributedDataParallel.
         options: how gradients are averaged.
         device: the device of the gradients.
-        joined: tells whether ranks without batches stand by at present (DDP's join). Such ranks
-            take no part in saying whose gradients are not finite.
+        join_is_active: tells whether ranks without batches stand by at present (DDP's join).
         early_steps: takes the optimizer's step of each bucket that has been averaged.
     """
 
@@ -136,13 +67,14 @@ class GradientReducer:
         module: nn.Module,
         options: Comm,
         device: torch.device,
-        joined: Callable[[], bool],
+        join_is_active: Callable[[], bool],
         early_steps: EarlySteps | None = None,
     ) -> None:
         self.options = options
         self.early_steps = early_steps
-        # torch's reducer keeps this object alive, unseen by garbage collection: hold module weakly.
-        self._module, self._joined = weakref.ref(module), joined
+        # torch's reducer keeps this object alive, unseen by garbage collection, so no attribute of
+        # it may hold the module.
+        self._non_finite = NonFiniteGradients(module, options.non_finite, join_is_active)
         self.hosts = topology.find()
         self._device = device
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -153,8 +85,6 @@ class GradientReducer:
         self._waiting: list[threading.Event] = []
         self._problem: BaseException | None = None
         self._of_communication = False
-        # Tuples of (names, which gradients are not finite here, whether the mean is not finite).
-        self._not_finite: list[tuple[list[str], Tensor, Tensor]] = []
 
     def take(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Start averaging a bucket; DDP calls this hook in the same order on every rank."""
@@ -180,11 +110,12 @@ class GradientReducer:
         self._finish_queued = False
         for done in self._waiting:
             done.wait()
-        self._waiting, self._problem, self._not_finite = [], None, []
+        self._waiting, self._problem = [], None
+        self._non_finite.clear()
 
     def _dense(self, bucket: dist.GradBucket, names: list[str]) -> torch.futures.Future[Tensor]:
         pieces = self._pieces(bucket.buffer())
-        whole = _Bucket(bucket, names, len(pieces))
+        whole = Bucket(bucket, names, len(pieces))
         future: torch.futures.Future[Tensor] = torch.futures.Future(
             devices=[self._device] if self._device.type == "cuda" else []
         )
@@ -199,8 +130,8 @@ class GradientReducer:
 
         The order of buckets is the same on every rank.
         """
-        whole = _Bucket(bucket, names, 1)
-        if self.options.non_finite != "ignore":
+        whole = Bucket(bucket, names, 1)
+        if not self._non_finite.ignored:
             whole.not_finite()
         self._waiting.append(whole.done)
 
@@ -233,14 +164,14 @@ class GradientReducer:
     def _job(
         self,
         channel: Channel,
-        whole: _Bucket,
+        whole: Bucket,
         number: int,
         piece: Tensor,
         future: torch.futures.Future[Tensor],
     ) -> None:
         try:
             if self._problem is None:
-                if self.options.non_finite != "ignore":
+                if not self._non_finite.ignored:
                     whole.not_finite()
                 channel.average_(
                     (whole.index, whole.buffer.numel(), number), piece, whole.gradients, whole.names
@@ -258,12 +189,9 @@ class GradientReducer:
             future.set_result(whole.buffer)
             whole.done.set()
 
-    def _averaged(self, whole: _Bucket) -> None:
+    def _averaged(self, whole: Bucket) -> None:
         """Finish a bucket whose pieces are all averaged: note overflows, take the early step."""
-        if self.options.non_finite != "ignore":
-            self._not_finite.append(
-                (whole.names, whole.not_finite(), ~_values(whole.buffer).isfinite().all())
-            )
+        self._non_finite.note(whole)
         if self.early_steps is not None:
             self.early_steps.take(whole.parameters, whole.gradients)
 
@@ -275,62 +203,25 @@ class GradientReducer:
         for channel in self._channels:
             channel.wait()
         self._waiting.clear()
-        (problem, of_communication), self._problem, self._of_communication = (
-            (self._problem, self._of_communication),
-            None,
-            False,
-        )
-        seen, self._not_finite = self._not_finite, []
-        if problem is not None and not (of_communication and isinstance(problem, RuntimeError)):
-            raise problem
-        if problem is not None:
-            reason = f"{self._heartbeat.silent_ranks()} ({type(problem).__name__}: {problem})"
-            raise RunFailed(
-                f"rank {dist.get_rank()}: gradients could not be averaged: {reason}."
-            ) from problem
+        self._raise_problem()
         # Runs after DDP has put the means into the gradients: DDP has queued that by now.
         if self.early_steps is not None:
             torch.autograd.Variable._execution_engine.queue_callback(self.early_steps.backward_done)  # type: ignore[attr-defined]
-        # Same result on every rank, since all have the same means.
-        if any(bool(mean) for *_, mean in seen):
-            own = [
-                name
-                for names, flags, _ in seen
-                for name, bad in zip(names, flags.tolist(), strict=True)
-                if bad
-            ]
-            message = f"a gradient is infinite or not a number: {self._whose(own)}"
-            if self.options.non_finite == "stop":
-                raise RunFailed(f"{message}.")
-            if own or dist.get_rank() == 0:
-                print(f"{message}; this step is skipped.", file=sys.stderr, flush=True)
-            # Runs after DDP has put the means into the parameters' gradients: DDP has queued that
-            # by now.
-            torch.autograd.Variable._execution_engine.queue_callback(self._drop_gradients)  # type: ignore[attr-defined]
+        self._non_finite.react()
 
-    def _drop_gradients(self) -> None:
-        """Set gradients to None: optimizers then leave a parameter and its state as they are."""
-        module = self._module()
-        assert module is not None  # its backward pass is going on
-        for parameter in module.parameters():
-            parameter.grad = None
-
-    def _whose(self, own: list[str]) -> str:
-        everyone: list[list[str]] = [[]] * dist.get_world_size()
-        if self._joined():
-            everyone[dist.get_rank()] = own
-            elsewhere = (
-                "on a rank that says so itself, or in the mean, which overflowed on the wire"
-            )
-        else:
-            dist.all_gather_object(everyone, own)
-            elsewhere = "only in the mean, which overflowed on the wire"
-        return (
-            "; ".join(
-                f"on rank {rank} of {_some(names)}" for rank, names in enumerate(everyone) if names
-            )
-            or elsewhere
-        )
+    def _raise_problem(self) -> None:
+        """Raise what went wrong in this backward pass; RunFailed for failed communication."""
+        problem, of_communication = self._problem, self._of_communication
+        self._problem, self._of_communication = None, False
+        if problem is None:
+            return
+        self._non_finite.clear()
+        if not (of_communication and isinstance(problem, RuntimeError)):
+            raise problem
+        reason = f"{self._heartbeat.silent_ranks()} ({type(problem).__name__}: {problem})"
+        raise RunFailed(
+            f"rank {dist.get_rank()}: gradients could not be averaged: {reason}."
+        ) from problem
 
     def state_dict(self) -> dict[str, Any]:
         """Return the error-feedback state of this rank, for this rank's part of a checkpoint."""
@@ -355,7 +246,8 @@ class GradientReducer:
     def close(self) -> None:
         """End the threads and process groups. A collective call.
 
-        Raises InputError between a step in the backward pass and `optimizer.step()`.
+        Raises:
+            InputError: between a step in the backward pass and `optimizer.step()`.
         """
         if self.early_steps is not None:
             self.early_steps.close()

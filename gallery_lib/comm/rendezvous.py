@@ -77,7 +77,8 @@ def forget_meeting(run_dir: Path | str) -> None:
 def listening_on(host: str, port: int) -> socket.socket:
     """Return a socket that listens on this address alone; port 0 means a free one.
 
-    Raises OSError where that cannot be.
+    Raises:
+        OSError: where that cannot be.
     """
     return socket.create_server((host, port), family=socket.getaddrinfo(host, port)[0][0])
 

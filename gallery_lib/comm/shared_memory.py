@@ -59,7 +59,8 @@ class SharedSlots:
             raise InputError(
                 f"hierarchical communication needs {size / 2**20:.0f} MiB of shared memory in "
                 f"{FOLDER}, which could not be had{problem}. Make it larger (docker run "
-                "--shm-size), or leave hierarchical off."
+                "--shm-size), or leave hierarchical off.",
+                parameter="hierarchical",
             )
 
     def of(self, size: int, dtype: torch.dtype) -> Tensor:

@@ -81,13 +81,16 @@ def default_timeout() -> timedelta:
 def groups(topology: Topology) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
     """Return new process groups: of this rank's host, and of its peers on other hosts.
 
-    A group of one is None. A collective call. Raises InputError when hosts have different numbers
-    of processes.
+    A group of one is None. A collective call.
+
+    Raises:
+        InputError: when hosts have different numbers of processes.
     """
     if not topology.uniform:
         raise InputError(
             "hierarchical communication needs as many processes on every host; "
-            f"there are {topology}."
+            f"there are {topology}.",
+            parameter="hierarchical",
         )
     rank = dist.get_rank()
     own: list[dist.ProcessGroup | None] = []

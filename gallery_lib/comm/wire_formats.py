@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gallery_lib.errors import InputError
 from gallery_lib.kernels import compression
+from gallery_lib.kernels.compression_layout import GROUP, packed_bytes
 
 Key = tuple[int, int, int]
 """Identity of a buffer, for its residual: bucket index, number of values, index of the piece."""
@@ -125,11 +126,11 @@ class Int8(Exact):
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         if ranks == 2:
             return self._sum_of_two(buffer, key, divisor)
-        chunk = -(-buffer.numel() // (ranks * compression.GROUP)) * compression.GROUP
+        chunk = -(-buffer.numel() // (ranks * GROUP)) * GROUP
         # the last chunks may be shorter, or empty
         chunks = [slice(place * chunk, (place + 1) * chunk) for place in range(ranks)]
         parts = [buffer[each] for each in chunks]
-        sizes = [compression.packed_bytes(part.numel(), self.WIRE) for part in parts]
+        sizes = [packed_bytes(part.numel(), self.WIRE) for part in parts]
         whole = self._residual(key, buffer)
         residuals = [None if whole is None else whole[each] for each in chunks]
         sent, received = self._scratch.of(2, ranks, sizes[0], dtype=torch.uint8, like=buffer)
@@ -150,7 +151,7 @@ class Int8(Exact):
 
     def _sum_of_two(self, buffer: Tensor, key: Key, divisor: int) -> None:
         """Add up both ranks' packed values; both ranks add the same bytes in the same order."""
-        size = compression.packed_bytes(buffer.numel(), self.WIRE)
+        size = packed_bytes(buffer.numel(), self.WIRE)
         rows = self._scratch.of(3, size, dtype=torch.uint8, like=buffer)
         sent, received = rows[0], rows[1:]
         compression.pack(buffer, self.WIRE, self._residual(key, buffer), out=sent)
@@ -162,14 +163,19 @@ class Int8(Exact):
         return {"residuals": {key: residual.clone() for key, residual in self.residuals.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load residuals. Raises InputError for state that another version of this class saved."""
+        """Load residuals.
+
+        Raises:
+            InputError: for state that another version of this class saved.
+        """
         if not all(
             len(key) == 3 and isinstance(residual, Tensor)
             for key, residual in state["residuals"].items()
         ):
             raise InputError(
                 "what int8's error feedback kept was saved by another version of this package: "
-                "leave it out, or use that one."
+                "leave it out, or use that one.",
+                parameter="state",
             )
         self.residuals = {
             tuple(key): residual.clone() for key, residual in state["residuals"].items()

@@ -16,7 +16,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +24,7 @@ from gallery_lib.console.phases import COMPILING, EVALUATION, TRAINING
 from gallery_lib.errors import InputError
 from gallery_lib.system import hardware, paths
 from gallery_lib.system.json_files import read_json, write_json
+from gallery_lib.system.version import library_version
 
 _RUNS_KEPT = 5
 _COMMANDS_KEPT = 200
@@ -67,13 +67,6 @@ def _package_stamp() -> str:
     ).hexdigest()
 
 
-def _torch_version() -> str:
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return "none"
-
-
 class Durations:
     """Durations that earlier runs of a command lead to expect, and the file that keeps them."""
 
@@ -83,7 +76,7 @@ class Durations:
             dict(command),
             hardware.processor(),
             hardware.cores(),
-            _torch_version(),
+            library_version("torch") or "none",
             _package_stamp(),
         ]
         self._key = hashlib.sha256(

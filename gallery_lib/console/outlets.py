@@ -27,7 +27,7 @@ def redraws(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def fitted(text: str, width: int | None) -> str:
+def fit(text: str, width: int | None) -> str:
     """Return the text, cut where it is longer than `width` columns; None allows any length."""
     return text if width is None or len(text) <= width else text[: max(0, width - 1)] + "…"
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gallery_lib.errors import InputError
+from gallery_lib.system.files import atomic_write
 from gallery_lib.system.json_files import read_json
 from gallery_lib.system.processes import now
 
@@ -73,12 +74,11 @@ class PhaseLog:
         if not self._enabled:
             return
         self._phases = [*self._phases[-_LONGEST_LIST:], Phase(name, now(), number, count, total)]
-        new = self._path.with_name(f".{PHASES_FILE}.new")
         # On a full disk, writing the results fails and reports it.
         with contextlib.suppress(OSError):
-            new.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps([vars(phase) for phase in self._phases]))
-            new.replace(self._path)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self._path) as file:
+                file.write(json.dumps([vars(phase) for phase in self._phases]))
 
     def compilation_began(self) -> None:
         """Note that the compilation of a graph begins."""

@@ -7,8 +7,7 @@ lines elsewhere.
         progress.show("data")
         progress.show("training", count=3, total=40)  # repeated calls let the clock tick
 
-An estimate of a phase's duration needs grounds: its own count, once a part of it is done, or
-`expected`, its duration in earlier runs (expected_durations.py).
+shown_phase.py makes the line of a phase, with an estimate where there are grounds for one.
 """
 
 from __future__ import annotations
@@ -17,60 +16,19 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from tqdm.std import Bar
-
-from gallery_lib.console.exit_code import raise_if_told
-from gallery_lib.console.outlets import TICK_SECONDS, fitted, outlet
+from gallery_lib.console.outlets import TICK_SECONDS, outlet
 from gallery_lib.console.phases import IMPORTS
+from gallery_lib.console.shown_phase import ShownPhase
+from gallery_lib.console.signals import raise_if_interrupted
+from gallery_lib.console.table import duration
 from gallery_lib.system.processes import now
 
 LINE_SECONDS = 10.0
-_BAR_WIDTH = 20
-_SHORTEST_ESTIMATE = 10.0
-"""Seconds. A shorter phase is over before its estimate is read."""
-_COUNTED_PART = 0.2
-"""Part of a phase that must be done before its own pace gives an estimate."""
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as text: `34 s` or `3 min 5 s`."""
-    whole = int(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """Phase on display."""
-
-    label: str
-    part: str
-    identity: tuple[str, Any]  # what makes it the same phase as before, under another label too
-    began: float
-    count: int
-    counted_at: float
-    total: int | None
-    unit: str
-    first: int
-    least: int
-    expected: float | None
-
-    def about_seconds(self, now: float) -> tuple[float, str] | None:
-        """Return the estimated seconds of the whole phase, and the grounds; None without any."""
-        elapsed = now - self.began
-        if self.total is not None and self.total > self.first:
-            done, of = self.count - self.first, self.total - self.first
-            if done >= max(self.least, _COUNTED_PART * of):
-                estimate = (self.counted_at - self.began) / done * of
-                return (estimate, "") if max(_SHORTEST_ESTIMATE, elapsed) <= estimate else None
-        if self.expected is not None and max(_SHORTEST_ESTIMATE, elapsed) <= self.expected:
-            return self.expected, ", as last time"
-        return None
+"""Seconds between two plain lines of one part."""
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):
@@ -96,7 +54,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self.enabled, self._clock = enabled, clock
         self._lock = threading.RLock()
         self._outlet = outlet(line_seconds)
-        self._shown: _Shown | None = None
+        self._shown: ShownPhase | None = None
         self._began = self._part_began = clock()
         self._parts: dict[str, float] = {}
         self._drawn_at = 0.0
@@ -128,7 +86,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 label is new.
             expected: seconds that the phase took in earlier runs.
         """
-        raise_if_told()
+        raise_if_interrupted()
         if not self.enabled:
             return
         with self._lock:
@@ -141,7 +99,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
                 began = old.began if old is not None and same else now
             if new_part:
                 self._end_part(max(self._part_began, min(began, now)))
-            self._shown = _Shown(
+            self._shown = ShownPhase(
                 label, part, identity, began, count, counted_at, total, unit, first, least, expected
             )
             self._draw(new_phase=not same, new_part=new_part)
@@ -214,7 +172,7 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
             os.close(ends)
             os.kill(drawer, signal.SIGKILL)
             os.waitpid(drawer, 0)
-        raise_if_told()
+        raise_if_interrupted()
 
     def say(self, line: str) -> None:
         """Print a line to standard output, above the display."""
@@ -256,33 +214,11 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
 
     def _draw(self, *, new_phase: bool = False, new_part: bool = False) -> None:
         now = self._clock()
-        if self._outlet.due(now - self._drawn_at, new_phase=new_phase, new_part=new_part):
-            self._outlet.draw(self._text(now, self._outlet.width()))
+        if self._shown is not None and self._outlet.due(
+            now - self._drawn_at, new_phase=new_phase, new_part=new_part
+        ):
+            self._outlet.draw(self._shown.text(now, now - self._began, self._outlet.width()))
             self._drawn_at = now
-
-    def _text(self, now: float, width: int | None) -> str:
-        """Return the line, with a bar where `width` columns have room for one."""
-        shown = self._shown
-        assert shown is not None
-        clock = duration(now - shown.began)
-        if about := shown.about_seconds(now):
-            clock += f" of about {duration(about[0])}{about[1]}"
-        counted = (
-            f"{shown.count} of {shown.total} {shown.unit}, " if shown.total is not None else ""
-        )
-        in_all = (
-            f"; {duration(now - self._began)} in all"
-            if now - self._began >= now - shown.began + 1.0
-            else ""
-        )
-        text = f"{shown.label}: {counted}{clock}{in_all}"
-        if width is None:
-            return text
-        if shown.total and len(text) + _BAR_WIDTH + 1 <= width:
-            letters = "u" if "utf" in (sys.stderr.encoding or "").lower() else "a"
-            bar = format(Bar(min(1.0, shown.count / shown.total)), f"{_BAR_WIDTH}{letters}")
-            text = f"{shown.label}: {bar} {counted}{clock}{in_all}"
-        return fitted(text, width)
 
 
 @contextlib.contextmanager
@@ -300,7 +236,7 @@ def busy(label: str, patience: float = 0.0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def shown_on(progress: bool | Progress) -> Iterator[Progress]:
+def progress_display(progress: bool | Progress) -> Iterator[Progress]:
     """Yield the given Progress, which stays open, or a new one.
 
     Args:

@@ -63,6 +63,12 @@ def seconds(value: float) -> str:
     return f"{number(value * 1000)} ms" if value < 1 else f"{number(value)} s"
 
 
+def duration(value: float) -> str:
+    """Return whole seconds as text: `34 s` or `3 min 5 s`."""
+    whole = int(value)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
+
+
 def rate(samples_per_second: float) -> str:
     """Return a throughput with its unit: `38.1 samples/s`."""
     return f"{number(samples_per_second)} samples/s"

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from acceleration.small_model import model
+from refusal import refused
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,15 +17,7 @@ from gallery_lib import Config, accelerate
 from gallery_lib.acceleration import techniques
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
-from gallery_lib.errors import InputError
 from gallery_lib.system import hardware
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)
-    )
 
 
 def loader() -> DataLoader:
@@ -95,27 +89,25 @@ def test_a_second_call_on_the_same_model_is_refused() -> None:
     config = Config()
     config.compiler.enabled = False
     once, _ = accelerate(model(), None, config)
-    with pytest.raises(InputError, match="twice"):
+    with refused("model", "twice"):
         accelerate(once, None, config)
 
 
 def test_a_second_call_is_refused_for_the_baseline_too() -> None:
     once, _ = accelerate(model(), None, Config.plain())
-    with pytest.raises(InputError, match="twice"):
+    with refused("model", "twice"):
         accelerate(once, None, Config.plain())
 
 
 def test_a_misspelt_option_or_an_impossible_value_is_refused_when_it_is_set() -> None:
     config = Config()
-    with pytest.raises(InputError, match=r"Compute has no option `fp61`\. Did you mean `fp16`"):
+    with refused("fp61", "Compute", "`fp61`", "`fp16`"):
         config.compute.fp61 = True
-    with pytest.raises(InputError, match="prefetch=-1 must be at least 0"):
+    with refused("prefetch", -1, 0):
         config.loader.prefetch = -1
-    with pytest.raises(InputError, match=r"Config\.loader=3 must be a Loader"):
+    with refused("loader", "Config.loader=3", "Loader"):
         config.loader = 3
-    with pytest.raises(
-        InputError, match="layout='nhwc' must be auto or contiguous or channels_last"
-    ):
+    with refused("layout", "'nhwc'", "contiguous", "channels_last"):
         Config().memory.layout = "nhwc"
 
 
@@ -140,7 +132,7 @@ def test_a_value_of_another_type_is_refused_when_it_is_set(
 ) -> None:
     config = Config()
     before = getattr(getattr(config, part), name)
-    with pytest.raises(InputError, match=wanted):
+    with refused(name, repr(value), wanted):
         setattr(getattr(config, part), name, value)
     assert getattr(getattr(config, part), name) == before
 
@@ -173,61 +165,9 @@ def test_synchronized_batch_norm_on_one_process_is_batch_norm_for_this_model_and
     ids=["the model", "inside"],
 )
 def test_a_model_that_is_distributed_already_is_refused_in_one_line(wrap: Any) -> None:
-    with pytest.raises(
-        InputError, match=r"is a DataParallel already. Give accelerate\(\) the plain module"
-    ) as refused:
+    with refused("model", "DataParallel") as refusal:
         accelerate(wrap(nn.Linear(3, 1)), None, Config.plain())
-    assert "\n" not in str(refused.value)
-
-
-def test_a_compiled_model_loses_its_wrapper_and_so_its_prefixes() -> None:
-    with pytest.warns(UserWarning, match="torch.compile's wrapper is taken off"):
-        ours, _ = accelerate(torch.compile(nn.Linear(3, 1)), None, Config.plain())
-    assert list(ours.state_dict()) == ["weight", "bias"]
-
-
-def test_a_copy_is_a_plain_model_that_may_be_accelerated_itself() -> None:
-    once, _ = accelerate(model(), None, Config.plain())
-    twice, _ = accelerate(copy.deepcopy(once), None, Config.plain())
-    x = torch.randn(2, 3, 8, 8)
-    assert torch.equal(once(x), twice(x))
-
-
-def test_a_model_without_convolutions_that_the_user_compiles_afterwards_is_one_graph() -> None:
-    ours, _ = accelerate(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), None, Config.plain())
-    x = torch.randn(2, 3)
-    torch.testing.assert_close(torch.compile(ours, backend="eager", fullgraph=True)(x), ours(x))
-
-
-@pytest.mark.slow
-def test_hooks_that_come_and_go_after_the_first_step_run_in_a_compiled_model() -> None:
-    network, _ = accelerate(
-        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), None, Config()
-    )
-    x = torch.randn(3, 4)
-    before = network(x)
-    before.sum().backward()
-    calls: list[int] = []
-    handle = network[0].register_forward_hook(lambda *inputs: calls.append(1) or inputs[2] * 0)
-    changed = network(x)
-    assert len(calls) == 1 and torch.allclose(changed, network[2].bias.expand(3, 1))
-    handle.remove()
-    assert torch.allclose(network(x), before) and len(calls) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["bicubic", "bilinear", "nearest"])
-def test_resizing_in_a_compiled_model_in_channels_last_has_torchs_gradients(mode: str) -> None:
-    torch.manual_seed(0)
-    plain = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.Upsample(scale_factor=2, mode=mode), nn.Conv2d(4, 2, 1)
-    )
-    ours, _ = accelerate(copy.deepcopy(plain), None, Config())
-    x = torch.randn(2, 3, 8, 8)
-    for network in (plain, ours):
-        network(x).square().mean().backward()
-    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+    assert "\n" not in str(refusal.value)
 
 
 def test_float16_on_a_cpu_is_said_to_be_fp32() -> None:
@@ -239,9 +179,7 @@ def test_float16_on_a_cpu_is_said_to_be_fp32() -> None:
 
 
 def test_a_model_without_values_is_refused_by_name() -> None:
-    with pytest.raises(
-        InputError, match=r"parameter weight has no values \(it is on the meta device\)"
-    ):
+    with refused("model", "weight", "meta device"):
         accelerate(nn.Linear(2, 2, device="meta"), None, Config.plain())
 
 
@@ -288,7 +226,7 @@ def test_the_state_dict_is_read_back_with_weights_only(tmp_path: Path) -> None:
 
 
 def test_an_unknown_compiler_backend_is_named() -> None:
-    with pytest.raises(InputError, match=r"`inducter`\. Did you mean `inductor`"):
+    with refused("backend", "`inducter`", "`inductor`"):
         compile_model(model(), Compiler(backend="inducter"), torch.device("cpu"))
 
 
@@ -298,21 +236,3 @@ def test_importing_the_package_does_not_import_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
-@pytest.mark.slow
-def test_a_compiled_model_trains_like_the_plain_one() -> None:
-    plain = model()
-    compiled, _ = accelerate(copy.deepcopy(plain), None, Config())
-    inputs, labels = torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 0, 1])
-    for network in (plain, compiled):
-        nn.functional.cross_entropy(network(inputs), labels).backward()
-    for (name, ours), theirs in zip(compiled.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(
-            ours.grad,
-            theirs.grad,
-            rtol=1e-4,
-            atol=1e-5,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
-    assert list(compiled.state_dict()) == list(plain.state_dict())

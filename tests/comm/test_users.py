@@ -76,7 +76,7 @@ def test_habits_of_users_disturb_no_turn(two: Ranks, which: str) -> None:
     ],
 )
 def test_models_that_are_made_otherwise_train_as_plain_ddp(two: Ranks, how: str) -> None:
-    assert all(all(found) for found in two.call("users.made_otherwise", how))
+    assert all(all(found) for found in two.call("odd_models.made_otherwise", how))
 
 
 def test_tuning_ends_where_a_rank_does_not_come_to_the_same_step(two: Ranks) -> None:
@@ -116,14 +116,14 @@ LOSSLESS = [
 def test_lossless_ways_are_exact_for_every_type_and_form_of_parameter(
     two: Ranks, values: dict, sparse: bool
 ) -> None:
-    for apart in two.call("users.odd_parameters", values, sparse):
+    for apart in two.call("odd_models.odd_parameters", values, sparse):
         assert set(apart.values()) == {0.0}
 
 
 @pytest.mark.parametrize(("hosts", "processes"), [(2, 2), (2, 4)])
 def test_hierarchical_averages_doubles_in_double_precision(hosts: int, processes: int) -> None:
     with Ranks(processes, hosts) as ranks:
-        for apart in ranks.call("users.odd_parameters", {"hierarchical": True}, True):
+        for apart in ranks.call("odd_models.odd_parameters", {"hierarchical": True}, True):
             assert max(apart["doubles"], apart["double_bias"]) < 1e-15
             assert (
                 max(value for name, value in apart.items() if name not in ("halves", "brain"))
@@ -149,14 +149,14 @@ def test_wire_formats_round_every_type_of_parameter_as_much_as_they_may(
 
     The terms are up to about twice as large as the mean.
     """
-    for apart in two.call("users.odd_parameters", wire, True):
+    for apart in two.call("odd_models.odd_parameters", wire, True):
         single = apart.pop("single")  # int8 rounds it in units of its neighbours' scale
         assert max(apart.values()) <= most and single < 0.5
         assert apart["table.weight"] == 0  # sparse: as it is
 
 
 def test_powersgd_averages_complex_parameters_and_vectors_as_they_are(two: Ranks) -> None:
-    for apart in two.call("users.odd_parameters", {"wire": "powersgd"}, True):
+    for apart in two.call("odd_models.odd_parameters", {"wire": "powersgd"}, True):
         for name in ("complex", "complex_turned", "double_bias", "single", "table.weight"):
             assert apart[name] == 0
         assert 0 < apart["doubles"] < 2
@@ -166,20 +166,20 @@ def test_powersgd_averages_complex_parameters_and_vectors_as_they_are(two: Ranks
 def test_a_sum_may_be_larger_than_the_type_holds_where_the_mean_is_not(
     two: Ranks, values: dict
 ) -> None:
-    assert two.call("users.large_gradients", values) == [True, True]
+    assert two.call("odd_models.large_gradients", values) == [True, True]
 
 
 def test_sparse_gradients_while_ways_take_turns(two: Ranks) -> None:
-    assert all(all(found) for found in two.call("users.sparse_while_tuning"))
+    assert all(all(found) for found in two.call("odd_models.sparse_while_tuning"))
 
 
 def test_a_sparse_gradient_that_is_infinite_is_reported(two: Ranks) -> None:
-    for answer in two.call("users.sparse_not_finite", 1):
+    for answer in two.call("odd_models.sparse_not_finite", 1):
         assert answer.startswith("RunFailed") and "on rank 1 of weight" in answer
 
 
 def test_ranks_that_ask_for_different_options_are_told_so_at_once(two: Ranks) -> None:
-    for answer in two.call("users.different_options"):
+    for answer in two.call("odd_models.different_options"):
         assert (
             answer.startswith("InputError")
             and "streams=1 on rank 0, and streams=2 on rank 1" in answer
@@ -189,7 +189,7 @@ def test_ranks_that_ask_for_different_options_are_told_so_at_once(two: Ranks) ->
 @pytest.mark.parametrize("values", [{}, {"streams": 2}, {"bucket_views": True}], ids=str)
 def test_unused_parameters_by_the_option(two: Ranks, values: dict) -> None:
     with Ranks(2, 1) as ranks:  # DDP's own error leaves its ranks of no further use
-        assert ranks.call("users.unused_by_option", values) == [[True] * 4] * 2
+        assert ranks.call("odd_models.unused_by_option", values) == [[True] * 4] * 2
 
 
 def test_in_a_gan_each_networks_step_moves_that_network_only(two: Ranks) -> None:

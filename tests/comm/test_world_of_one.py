@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gallery_lib.comm.accelerate_ddp import accelerate_ddp, gradient_reducer
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.comm.strategy import gradient_reducer
 from gallery_lib.comm.tuner import apply
 from gallery_lib.comm.watch import watch_of
 from gallery_lib.config import Comm

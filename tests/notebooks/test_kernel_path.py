@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,24 +9,17 @@ from pathlib import Path
 import pytest
 from jupyter_client.manager import start_new_kernel
 
+from gallery_lib.cli.preparation.kernel import registration
+
 
 @pytest.mark.slow
 def test_python_in_a_shell_line_is_the_notebooks_own(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (line,) = re.findall(
-        r'^ *("\$PY" -m ipykernel install .*) >/dev/null',
-        (checkout / "prepare.sh").read_text(),
-        re.MULTILINE,
-    )
-    line = line.replace("--sys-prefix", f"--prefix '{tmp_path}'")
-    subprocess.run(
-        ["bash", "-c", line],
-        env={**os.environ, "PY": sys.executable},
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+    command = registration(Path(sys.executable))
+    at = command.index("--sys-prefix")
+    command[at : at + 1] = ["--prefix", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "share" / "jupyter"))
     # The PATH of a JupyterLab that was started without an active environment.
     monkeypatch.setenv("PATH", "/usr/bin:/bin")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import Comm, ConvergenceConfig, WaysConfig, WireConfig, options
 from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.cells.task import display_figure, display_markdown, given_parameters
+from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
 from gallery_lib.system import hardware
 
 if TYPE_CHECKING:
@@ -34,22 +35,25 @@ class NotMeasured:
 def settings(parameters: dict[str, Any] | None = None) -> WireConfig:
     """Check the notebook's parameters, show them and return them.
 
-    Without `parameters`, those of this kernel are used. Raises InputError for an impossible value.
+    Without `parameters`, those of this kernel are used.
+
+    Raises:
+        InputError: for an impossible value.
     """
-    asked = options.from_mapping(
-        WireConfig, given_parameters() if parameters is None else parameters
+    config = options.from_mapping(
+        WireConfig, kernel_parameters() if parameters is None else parameters
     )
     from gallery_lib import tasks  # imported only after the parameters are checked
     from gallery_lib.cluster import link_rate
 
-    link_rate.bits_per_second(asked.rate)
-    tasks.get(asked.model)
+    link_rate.bits_per_second(config.rate)
+    tasks.get(config.model)
     display_markdown(
         markdown_table(
-            [["setting", "value"], *([name, str(value)] for name, value in vars(asked).items())]
+            [["setting", "value"], *([name, str(value)] for name, value in vars(config).items())]
         )
     )
-    return asked
+    return config
 
 
 def show_bytes(settings: WireConfig) -> None:
@@ -62,7 +66,12 @@ def show_bytes(settings: WireConfig) -> None:
     from gallery_lib import tasks
     from gallery_lib.cluster import link_rate
     from gallery_lib.measure.communication import bytes_sent
-    from gallery_lib.report import communication_plots
+    from gallery_lib.report.communication.bytes_sent import (
+        BytesSent,
+        bytes_figure,
+        bytes_rows,
+        bytes_text,
+    )
 
     with torch.device("meta"):  # shapes without values
         shapes = bytes_sent.shapes_of(tasks.get(settings.model).build_model())
@@ -77,14 +86,10 @@ def show_bytes(settings: WireConfig) -> None:
         for name, format in formats.items()
     }
     parameters = sum(torch.Size(shape).numel() for shape in shapes)
-    counted = communication_plots.Bytes(
+    counted = BytesSent(
         settings.model, parameters, settings.hosts, link_rate.bits_per_second(settings.rate), sent
     )
-    display_figure(
-        communication_plots.bytes_sent(counted),
-        communication_plots.bytes_text(counted),
-        communication_plots.bytes_rows(counted),
-    )
+    display_figure(bytes_figure(counted), bytes_text(counted), bytes_rows(counted))
     display_markdown(
         f"{parameters:,} parameters in {len(shapes)} tensors; one process on each of "
         f"{settings.hosts} hosts. Computed, not measured: without what TCP adds, and without the "
@@ -125,17 +130,18 @@ def show_effects(effects: Effects | NotMeasured) -> None:
     if isinstance(effects, NotMeasured):
         display_markdown(str(effects))
         return
-    from gallery_lib.report import communication_plots
-
-    display_figure(
-        communication_plots.waterfall(effects),
-        communication_plots.waterfall_text(effects),
-        communication_plots.waterfall_rows(effects),
+    from gallery_lib.report.communication import EMULATED
+    from gallery_lib.report.communication.step_times import (
+        waterfall,
+        waterfall_rows,
+        waterfall_text,
     )
+
+    display_figure(waterfall(effects), waterfall_text(effects), waterfall_rows(effects))
     notes = [
         (
             f"{effects.parameters:,} parameters; {effects.hosts}, an "
-            f"{communication_plots.EMULATED}. {hardware.describe(hardware.environment())}."
+            f"{EMULATED}. {hardware.describe(hardware.environment())}."
         )
     ]
     if effects.processes_on_each == 1:
@@ -151,9 +157,9 @@ def show_parity(effects: Effects | NotMeasured) -> None:
     if isinstance(effects, NotMeasured):
         display_markdown(str(effects))
         return
-    from gallery_lib.report import communication_plots
+    from gallery_lib.report.communication.parity import parity_rows
 
-    display_markdown(markdown_table(communication_plots.parity_rows(effects)))
+    display_markdown(markdown_table(parity_rows(effects)))
 
 
 def show_buckets(effects: Effects | NotMeasured) -> None:
@@ -161,13 +167,9 @@ def show_buckets(effects: Effects | NotMeasured) -> None:
     if isinstance(effects, NotMeasured):
         display_markdown(str(effects))
         return
-    from gallery_lib.report import communication_plots
+    from gallery_lib.report.communication.buckets import buckets, buckets_rows, buckets_text
 
-    display_figure(
-        communication_plots.buckets(effects),
-        communication_plots.buckets_text(effects),
-        communication_plots.buckets_rows(effects),
-    )
+    display_figure(buckets(effects), buckets_text(effects), buckets_rows(effects))
 
 
 def learn_digits(settings: WireConfig) -> list[Scores]:
@@ -179,10 +181,6 @@ def learn_digits(settings: WireConfig) -> list[Scores]:
 
 def show_learned(trainings: list[Scores]) -> None:
     """Show what each wire format has learned, and whether that is within the noise of fp32."""
-    from gallery_lib.report import communication_plots
+    from gallery_lib.report.communication.learning import learned, learned_rows, learned_text
 
-    display_figure(
-        communication_plots.learned(trainings),
-        communication_plots.learned_text(trainings),
-        communication_plots.learned_rows(trainings),
-    )
+    display_figure(learned(trainings), learned_text(trainings), learned_rows(trainings))

@@ -15,7 +15,8 @@ from typing import Any
 from gallery_lib.config import WalkConfig, options
 from gallery_lib.console.table import markdown_table
 from gallery_lib.errors import InputError
-from gallery_lib.notebooks.cells.task import display_markdown, given_parameters
+from gallery_lib.notebooks.cells.display import display_markdown
+from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
 from gallery_lib.system import hardware
 from gallery_lib.system.paths import checkout
 
@@ -25,7 +26,7 @@ _LINE = re.compile(
 
 
 @dataclass(frozen=True)
-class Settings:
+class WalkSettings:
     """The notebook's parameters with everything decided."""
 
     images: int
@@ -54,33 +55,40 @@ class ScriptRun:
     lines: list[tuple[int, int, float, float]]
 
 
-def settings(parameters: dict[str, Any] | None = None) -> Settings:
-    """Check the notebook's parameters, settle what they leave open, and show the result.
+def settings(parameters: dict[str, Any] | None = None) -> WalkSettings:
+    """Check the notebook's parameters, complete and show them, and return the settings.
 
-    Without `parameters`, those of this kernel are used. Raises InputError for an impossible value.
+    Without `parameters`, those of this kernel are used.
+
+    Raises:
+        InputError: for an impossible value.
     """
-    asked = options.from_mapping(
-        WalkConfig, given_parameters() if parameters is None else parameters
+    config = options.from_mapping(
+        WalkConfig, kernel_parameters() if parameters is None else parameters
     )
     gpus = hardware.gpu_count()
     devices = gpus or hardware.cores()
     images, image_size, batch_size = (6400, 224, 64) if gpus else (128, 64, 8)
-    result = Settings(
-        images=asked.images or images,
-        image_size=asked.image_size or image_size,
-        batch_size=asked.batch_size or batch_size,
-        epochs=asked.epochs,
-        log_steps=asked.log_steps,
-        processes=asked.processes or min(devices, 8),
+    result = WalkSettings(
+        images=config.images or images,
+        image_size=config.image_size or image_size,
+        batch_size=config.batch_size or batch_size,
+        epochs=config.epochs,
+        log_steps=config.log_steps,
+        processes=config.processes or min(devices, 8),
     )
     if result.processes > devices:
-        raise InputError(f"processes={result.processes}: this host has {devices} device(s).")
+        raise InputError(
+            f"processes={result.processes}: this host has {devices} device(s).",
+            parameter="processes",
+        )
     steps = result.images // (result.batch_size * result.processes)
     if steps < result.log_steps:
         raise InputError(
             f"images={result.images} make {steps} steps an epoch of {result.batch_size} × "
             f"{result.processes} samples, fewer than log_steps={result.log_steps}, so nothing "
-            "would be logged. Use more images or smaller steps."
+            "would be logged. Use more images or smaller steps.",
+            parameter="images",
         )
     display_markdown(
         markdown_table(
@@ -112,19 +120,21 @@ def show_diff(before: str, after: str) -> None:
     display_markdown(f"```diff\n{difference}```")
 
 
-def run(name: str, settings: Settings, processes: int | None = None) -> ScriptRun:
+def run(name: str, settings: WalkSettings, processes: int | None = None) -> ScriptRun:
     """Run the script and return what it logged.
 
-    It runs with plain Python, or with torchrun if `processes` are given. Raises RunFailed when the
-    script fails.
+    It runs with plain Python, or with torchrun if `processes` are given.
+
+    Raises:
+        RunFailed: when the script fails.
     """
     from gallery_lib.launcher.script import run_script  # imports torch
 
-    found = [
+    matches = [
         _LINE.match(line)
         for line in run_script(_script(name), settings.arguments(), processes=processes)
     ]
-    lines = [(int(m[1]), int(m[2]), float(m[3]), float(m[4])) for m in found if m]
+    lines = [(int(m[1]), int(m[2]), float(m[3]), float(m[4])) for m in matches if m]
     return ScriptRun(name, processes or 1, lines)
 
 

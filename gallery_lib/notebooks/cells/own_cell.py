@@ -31,8 +31,9 @@ def _names_bound(source: str) -> Iterator[str]:
 def source_of(build_model: Any) -> str:
     """Return the source of the cell that defines `build_model`.
 
-    Raises InputError if `build_model` is no function of the notebook, and if the cell does not
-    define all of FUNCTIONS.
+    Raises:
+        InputError: if `build_model` is no function of the notebook, and if the cell does not define
+            all of FUNCTIONS.
     """
     if not isinstance(build_model, types.FunctionType):
         kind = (
@@ -42,19 +43,22 @@ def source_of(build_model: Any) -> str:
         )
         raise InputError(
             f"build_model must be a function that returns the model, and is {kind}. Write "
-            "`def build_model(): return …`."
+            "`def build_model(): return …`.",
+            parameter="build_model",
         )
     if build_model.__module__ != "__main__":
         origin = f"{build_model.__module__}.{build_model.__name__}"
         raise InputError(
             f"build_model is {origin}, of a module. Define one in the cell: "
-            f"`def build_model(): return {origin}()`."
+            f"`def build_model(): return {origin}()`.",
+            parameter="build_model",
         )
     source = "".join(linecache.getlines(build_model.__code__.co_filename))
     bound = set(_names_bound(source))
     if missing := [name for name in FUNCTIONS if name not in bound]:
         raise InputError(
-            f"the cell that defines build_model must define {' and '.join(missing)} as well."
+            f"the cell that defines build_model must define {' and '.join(missing)} as well.",
+            parameter=missing[0],
         )
     return source
 
@@ -74,7 +78,8 @@ def refuse_names_of_other_cells(source: str, names: Sequence[str]) -> None:
             raise InputError(
                 f"`{name}` is set in another cell, which the training processes do not run. Set it "
                 f"in the cell of the three functions.\n  your cell, line {used}: "
-                f"{source.splitlines()[used - 1].strip()}"
+                f"{source.splitlines()[used - 1].strip()}",
+                parameter=name,
             )
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gallery_lib.config import PerformanceDataConfig, options
 from gallery_lib.console.table import markdown_table
-from gallery_lib.notebooks.cells.task import display_figure, display_markdown, given_parameters
+from gallery_lib.notebooks.cells.display import display_figure, display_markdown
+from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
 from gallery_lib.system import paths
 
 if TYPE_CHECKING:
@@ -35,61 +36,67 @@ NONE = "**Not measured**: no sweep was read above."
 def settings(parameters: dict[str, Any] | None = None) -> PerformanceDataConfig:
     """Check the notebook's parameters and return them.
 
-    Without `parameters`, those of this kernel are used. Raises InputError for an impossible value.
+    Without `parameters`, those of this kernel are used.
+
+    Raises:
+        InputError: for an impossible value.
     """
     return options.from_mapping(
-        PerformanceDataConfig, given_parameters() if parameters is None else parameters
+        PerformanceDataConfig, kernel_parameters() if parameters is None else parameters
     )
 
 
-def _place(asked: str | None) -> Path:
+def _place(path: str | None) -> Path:
     """Return the path where the sweep's table is looked for.
 
     A relative path starts at the working directory or, if nothing is there, at the checkout.
     Without a path, it is `benchmarks/results` in the checkout.
     """
     root = paths.checkout() or Path.cwd()
-    if asked is None:
+    if path is None:
         return root / "benchmarks" / "results"
-    here = Path(asked).expanduser()
+    here = Path(path).expanduser()
     return here if here.exists() else root / here
 
 
 def read(settings: PerformanceDataConfig) -> Sweep | None:
     """Return the sweep to show, and show the conditions of its figures.
 
-    Returns None where nothing has been measured. Raises InputError for a bad file.
+    Returns None where nothing has been measured.
+
+    Raises:
+        InputError: for a bad file.
     """
-    from gallery_lib.measure.replay.sweep import find_sweep
+    from gallery_lib.measure.replay.sweep_table import find_sweep
 
     place = _place(settings.sweep)
-    found = None if settings.sweep is None and not place.exists() else find_sweep(place)
-    if found is None:
+    sweep = None if settings.sweep is None and not place.exists() else find_sweep(place)
+    if sweep is None:
         display_markdown(HOW.format(place=f"`{settings.sweep or 'benchmarks/results'}`"))
         return None
-    recordings = [cells[0] for model in found.models for cells in found.recordings(model)]
+    recordings = [cells[0] for model in sweep.models for cells in sweep.recordings(model)]
     recorded = sum(cell.is_recorded for cell in recordings)
     devices = ", ".join(dict.fromkeys(cell.device for cell in recordings))
     rows = [
-        ["what these figures are", found.what_it_is],
-        ["rate of each host's link", f"{found.rate}, emulated"],
-        ["stretch", found.stretches],
-        ["processes on each host", str(found.ranks)],
+        ["what these figures are", sweep.what_it_is],
+        ["rate of each host's link", f"{sweep.rate}, emulated"],
+        ["stretch", sweep.stretches],
+        ["processes on each host", str(sweep.ranks)],
         [
             "timelines",
             f"{recorded} recorded, {len(recordings) - recorded} derived; of {devices}"
             if recordings
             else "none was replayed",
         ],
-        ["wire formats offered to the tuner", found.wires],
-        ["turns", f"{found.rounds} of each way, {found.block_steps} counted steps in each"],
-        ["replayed on", found.machines],
-        ["date", found.date],
-        ["command", f"`{found.command}`"],
-        ["table", f"`{found.path.parent.name}/{found.path.name}`"],
+        ["wire formats offered to the tuner", sweep.wires],
+        ["turns", f"{sweep.rounds} of each way, {sweep.block_steps} counted steps in each"],
+        ["replayed on", sweep.machines],
+        ["date", sweep.date],
+        ["command", f"`{sweep.command}`"],
+        ["table", f"`{sweep.path.parent.name}/{sweep.path.name}`"],
     ]
     display_markdown(markdown_table([["condition", ""], *rows]))
-    return found
+    return sweep
 
 
 def show_scatter(sweep: Sweep | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import made_comparison
 import pytest
+from refusal import check_refused_command
 
 from gallery_lib import stats
 from gallery_lib.cli.main import main
@@ -150,10 +151,12 @@ def test_a_file_that_holds_no_batch_is_bad_input(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.json").write_text("[]")
-    assert main(["compare", str(tmp_path / "x.json"), str(tmp_path / "x.json")]) == 2
-    assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
-    errors = capsys.readouterr().err
-    assert "holds no batch of notebooks" in errors and "does not exist" in errors
+    for given, values in (
+        (tmp_path / "x.json", ["no batch", "an object"]),
+        (tmp_path, [tmp_path / "report.json", "does not exist"]),
+    ):
+        code = main(["compare", str(given), str(given)])
+        check_refused_command(code, capsys.readouterr().err, given, *values)
 
 
 def test_a_problem_in_a_benchmarks_file_counts_as_failed(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from refusal import refused
 
 from gallery_lib.cli.main import main
-from gallery_lib.errors import InputError
 from gallery_lib.notebooks.batch import files, junit, live, page, summary
 from gallery_lib.notebooks.batch.record import Record, Report, read_report
 
@@ -124,15 +124,15 @@ def test_the_json_comes_back_as_it_was(report: Report, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "does not exist"), ("{", "damaged"), ('{"schema": 99}', "has schema 99")],
+    ("text", "parameter", "values"),
+    [(None, "file", []), ("{", "file", ["no JSON"]), ('{"schema": 99}', "schema", [99])],
 )
 def test_a_report_that_cannot_be_read_is_named(
-    tmp_path: Path, text: str | None, message: str
+    tmp_path: Path, text: str | None, parameter: str, values: list[object]
 ) -> None:
     if text:
         (tmp_path / "report.json").write_text(text)
-    with pytest.raises(InputError, match=message):
+    with refused(tmp_path / "report.json" if parameter == "file" else parameter, *values):
         read_report(tmp_path)
 
 

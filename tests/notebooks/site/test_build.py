@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from refusal import check_refused_command
 
 from gallery_lib.cli.main import main
 from gallery_lib.errors import RunFailed
@@ -19,11 +20,11 @@ pytestmark = pytest.mark.xdist_group("the whole site")
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
-    [("file", "is not a site"), ("folder", "is not a site"), ("run", "there is no batch")],
+    ("what", "values"),
+    [("file", ["here", "--out"]), ("folder", ["here", "--out"]), ("run", ["report.json"])],
 )
 def test_what_is_no_site_is_left_alone_and_what_is_no_batch_is_refused(
-    what: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    what: str, values: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = tmp_path / "here"
     words = ["--out", str(here)]
@@ -35,8 +36,7 @@ def test_what_is_no_site_is_left_alone_and_what_is_no_batch_is_refused(
     else:
         words += ["--run", str(tmp_path)]
     before = sorted(tmp_path.rglob("*"))
-    assert main(["site", *words]) == 2
-    assert said in capsys.readouterr().err
+    check_refused_command(main(["site", *words]), capsys.readouterr().err, tmp_path, *values)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -44,9 +44,9 @@ def test_missing_tools_are_named_with_what_installs_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(building, "TOOLS", ("json", "no_such_tool"))
-    assert main(["site", "--out", str(tmp_path / "site")]) == 2
+    code = main(["site", "--out", str(tmp_path / "site")])
     said = capsys.readouterr().err
-    assert f"not installed here (no_such_tool). Install them: {install_command('site')}\n" in said
+    check_refused_command(code, said, "(no_such_tool)", f" {install_command('site')}\n")
     assert not (tmp_path / "site").exists()
 
 

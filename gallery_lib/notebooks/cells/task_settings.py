@@ -1,0 +1,173 @@
+"""Settings of a task's notebook: its parameters, checked and completed.
+
+Modules that import torch are imported inside functions. The import takes seconds, and a wrong
+parameter must be refused before that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gallery_lib.config import (
+    CompareConfig,
+    NotebookConfig,
+    TrainConfig,
+    YourModelConfig,
+    options,
+)
+from gallery_lib.console.table import markdown_table
+from gallery_lib.errors import InputError
+from gallery_lib.notebooks.cells import own_cell
+from gallery_lib.notebooks.cells.display import display_markdown
+from gallery_lib.notebooks.cells.kernel_parameters import kernel_parameters
+from gallery_lib.system import hardware, paths
+
+if TYPE_CHECKING:
+    from gallery_lib.tasks.task import Task
+
+_LENGTHS = ("rounds", "starts", "block_steps")
+"""Parameters that decide how long the comparison is."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The notebook's parameters with every value decided."""
+
+    task: Task
+    profile: str
+    train: TrainConfig
+    compare: CompareConfig
+    processes: int
+
+
+def settings(task_name: str, parameters: dict[str, Any] | None = None) -> Settings:
+    """Check the notebook's parameters, complete and show them, and return the settings.
+
+    Without `parameters`, those of this kernel are used.
+
+    Raises:
+        InputError: for an unknown parameter, a wrong type or an impossible value; it stops the
+            notebook.
+    """
+    values = kernel_parameters() if parameters is None else parameters
+    return _completed(task_name, options.from_mapping(NotebookConfig, values))
+
+
+def your_settings(
+    build_model: Callable[[], Any], batch_size: int, parameters: dict[str, Any] | None = None
+) -> Settings:
+    """Make a task of the reader's cell, try the task, and return the settings for it.
+
+    The cell defines `build_model`, `loss` and `make_batch`. Its source is written to a file in a
+    new run directory, and the training processes import that file. One forward and backward pass
+    runs in this kernel.
+
+    Raises:
+        InputError: with the cell's line, for a mistake in the functions; the directory is removed
+            then.
+    """
+    values = kernel_parameters() if parameters is None else parameters
+    source = own_cell.source_of(build_model)
+    known = {f.name for f in dataclasses.fields(YourModelConfig)}
+    own_cell.refuse_names_of_other_cells(source, [name for name in values if name not in known])
+    size = batch_size if values.get("batch_size") is None else values["batch_size"]
+    config = options.from_mapping(YourModelConfig, {**values, "batch_size": size})
+    folder = paths.new_run_dir("your-model")
+    try:
+        path = own_cell.write_task(
+            folder, source, config.batch_size, config.optimizer, config.learning_rate
+        )
+        return _tried(f"{path}:TASK", config)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+
+
+def _tried(task_name: str, config: YourModelConfig) -> Settings:
+    """Try one pass of the task and return its settings.
+
+    The settings are shown together with the optimizer, the learning rate and the first loss.
+    """
+    import torch
+
+    from gallery_lib import tasks
+    from gallery_lib.measure.comparison import first_pass
+    from gallery_lib.train import precision
+
+    device = hardware.device_type()
+    level = precision.chosen_level(config.amp_level, device)
+    train = TrainConfig(
+        model=task_name, amp_level=level, amp_dtype=config.amp_dtype, seed=config.seed
+    )
+    loss = first_pass.try_once(train, torch.device(device))
+    optimizer = tasks.get(task_name).optimizer
+    arguments = "".join(f", {name} {value:g}" for name, value in optimizer.arguments.items())
+    optimizer_rows = [
+        ["optimizer", f"{optimizer.name}{arguments}"],
+        ["learning_rate", f"{optimizer.lr:g}"],
+    ]
+    loss_row = ["loss of the first batch", f"{loss:.4g}"]
+    return _completed(task_name, config, [*optimizer_rows, loss_row])
+
+
+def _completed(
+    task_name: str,
+    config: NotebookConfig | YourModelConfig,
+    more_rows: Sequence[Sequence[str]] = (),
+) -> Settings:
+    """Return the settings that follow from checked parameters, and show them with `more_rows`."""
+    from gallery_lib import tasks  # imported only after the parameters are checked
+    from gallery_lib.train import precision
+
+    task = tasks.get(task_name)
+    device = hardware.device_type()
+    devices = hardware.gpu_count() or hardware.cores()
+    profile = config.profile
+    if profile == "auto":
+        profile = "full" if device == "cuda" else "quick"
+    sizes = (*tasks.SIZES, *_LENGTHS)
+    values = dict(task.full if profile == "full" else task.quick)
+    values |= {name: size for name in sizes if (size := getattr(config, name, None)) is not None}
+    compare_values = {
+        f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values
+    }
+    same = {name: getattr(config, name, None) for name in ("amp_dtype", "data_dir", "seed")}
+    same["amp_level"] = precision.chosen_level(config.amp_level, device)
+    train = options.from_mapping(TrainConfig, {**values, **same, "model": task_name})
+    processes = (config.processes or min(devices, 8)) if isinstance(config, NotebookConfig) else 1
+    if processes > devices:
+        raise InputError(
+            f"processes={processes}: this host has {devices} device(s).", parameter="processes"
+        )
+    compare = options.from_mapping(CompareConfig, compare_values)
+    result = Settings(task, profile, train, compare, processes)
+    display_markdown(markdown_table([*_rows(result, sizes), *more_rows]))
+    return result
+
+
+def _rows(settings: Settings, sizes: Sequence[str]) -> list[list[str]]:
+    """Return the table of the settings; those that are None are left out."""
+    processes = settings.processes
+    rows = [
+        ["setting", "value"],
+        ["profile", settings.profile],
+        ["processes", f"1 and {processes}" if processes > 1 else "1"],
+    ]
+    values = {**options.to_mapping(settings.train), **options.to_mapping(settings.compare)}
+    units = {
+        f.name: f.metadata["unit"]
+        for cls in (TrainConfig, CompareConfig)
+        for f in dataclasses.fields(cls)
+    }
+    for name in ("amp_level", *sizes, "data_dir", "seed"):
+        if values.get(name) is None:
+            continue
+        if name in ("image_size", "sequence_length"):
+            rows.append([name, settings.task.input_size(settings.train)])
+        else:
+            rows.append([name, f"{values[name]} {units[name]}".rstrip()])
+    return rows

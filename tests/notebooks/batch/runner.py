@@ -1,0 +1,68 @@
+"""Runner of `gallery run` on notebooks, whose processes can be found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MARK = "GALLERY_TEST_MARK"
+
+
+@dataclass
+class Runner:
+    """Runner of `gallery run` on notebooks, which finds every process that stems from it."""
+
+    environment: dict[str, str]
+    mark: str
+
+    def start(self, out: Path, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Start the batch without waiting for it."""
+        command = [sys.executable, "-m", "gallery_lib.cli.main", "run", "--out", str(out), *words]
+        environment = {**os.environ, **self.environment, MARK: self.mark}
+        return subprocess.Popen(
+            command,
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def run(self, out: Path, *words: str) -> tuple[int, str]:
+        """Run the batch, and return exit code and output."""
+        process = self.start(out, *words)
+        output, _ = process.communicate(timeout=200)
+        return process.returncode, output
+
+    def left(self) -> list[psutil.Process]:
+        """Return those of its processes, and of theirs, that are still there."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if (
+                    process.environ().get(MARK) == self.mark
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        return found
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def read(out: Path) -> dict[str, Any]:
+    return json.loads((out / "report.json").read_text())

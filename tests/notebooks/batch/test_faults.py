@@ -1,0 +1,151 @@
+"""`gallery run` with real kernels: each fault gets its status, and nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+from notebooks.batch.runner import Runner, read
+from tiny_notebooks import write_notebook
+
+pytestmark = pytest.mark.slow
+DEADLINE_SECONDS = 15
+
+
+FAULTS = {
+    "dies": [
+        "import os, subprocess\nchild = subprocess.Popen(['sleep', '500'], start_new_session=True)",
+        "os.kill(os.getpid(), 9)",
+        "print('never')",
+    ],
+    "hungry": ["blocks = []", "while True:\n    blocks.append(b'x' * 2**24)", "print('never')"],
+    "leaves": ["1 + 1", "raise SystemExit(0)", "print('never')"],
+    "raises": ["1 + 1", "raise ValueError('planted')", "print('never')"],
+    "sleeps": [
+        "import subprocess, time",
+        "child = subprocess.Popen(['sleep', '500'], start_new_session=True)\ntime.sleep(500)",
+        "print('never')",
+    ],
+    "unharmed": ["print('still here')"],
+}
+
+
+@dataclass
+class Faults:
+    code: int
+    output: str
+    left: list[psutil.Process]
+    out: Path
+    notebooks: Path
+
+    def metadata(self, name: str) -> list[str]:
+        """Return papermill's status of each cell, as it stands in the executed notebook."""
+        cells = json.loads((self.out / name / f"{name}.ipynb").read_text())["cells"]
+        return [cell["metadata"]["papermill"]["status"] for cell in cells]
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory, runner_for: Callable[[], Runner]) -> Faults:
+    """Run one batch of a notebook for each fault, and a last one in which nothing is wrong."""
+    folder, runner = tmp_path_factory.mktemp("faults"), runner_for()
+    paths = [
+        str(write_notebook(folder / "notebooks", name, *sources))
+        for name, sources in FAULTS.items()
+    ]
+    code, output = runner.run(
+        folder / "out", *paths, "--deadline", str(DEADLINE_SECONDS), "--memory-limit", "0.5"
+    )
+    return Faults(code, output, runner.left(), folder / "out", folder / "notebooks")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("dies", "kernel died", "the kernel was gone, in cell 2 of 3, `os.kill(os.getpid(), 9)`"),
+        ("hungry", "out of memory", "GiB together, and 0.5 are allowed, in cell 2 of 3"),
+        (
+            "leaves",
+            "failed",
+            "1 of 3 code cells never ran; a cell left with SystemExit; the first is cell 3 of 3",
+        ),
+        ("raises", "failed", "ValueError: planted"),
+        (
+            "sleeps",
+            "timeout",
+            f"still running at its deadline of {DEADLINE_SECONDS} s, in cell 2 of 3",
+        ),
+        ("unharmed", "passed", "None"),
+    ],
+)
+def test_each_fault_has_its_status_and_reason_and_the_others_are_unaffected(
+    faults: Faults, name: str, status: str, reason: str
+) -> None:
+    record = read(faults.out)["notebooks"][name]
+    assert record["status"] == status
+    assert reason in str(record["reason"])
+    # The log has the notebook's words, not papermill's insides.
+    assert any("Cell" in line for line in record["log_tail"])
+    assert f"{name}: {status}" in faults.output
+    assert faults.code == 1
+
+
+def test_no_process_of_any_of_them_is_left(faults: Faults) -> None:
+    assert faults.left == []
+
+
+def test_the_other_reports_say_the_same(faults: Faults) -> None:
+    (suite,) = ElementTree.parse(faults.out / "report.xml").getroot()
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == [
+        "6",
+        "2",
+        "3",
+        "0",
+    ]
+    assert "1 of 6 passed; 2 failed, 1 timeout, 1 kernel died, 1 out of memory" in faults.output
+    assert "ValueError: planted" in (faults.out / "report.html").read_text()
+
+
+def papermill(
+    faults: Faults, name: str, environment: dict[str, str], *words: str
+) -> tuple[int, list[str]]:
+    """Return exit code and cell statuses when papermill runs the notebook by itself."""
+    out = faults.out / f"{name}-by-papermill.ipynb"
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(faults.notebooks / f"{name}.ipynb"),
+        str(out),
+        *words,
+    ]
+    code = subprocess.run(
+        command, capture_output=True, timeout=120, env={**os.environ, **environment}
+    ).returncode
+    return code, [
+        cell["metadata"]["papermill"]["status"]
+        for cell in json.loads(out.read_text())["cells"]
+        if "source" in cell
+    ]
+
+
+def test_papermills_own_metadata_calls_dead_and_never_run_cells_completed(
+    faults: Faults, kernel: dict[str, str]
+) -> None:
+    assert faults.metadata("dies") == ["completed"] * 3
+    write_notebook(faults.notebooks, "waits", "1", "import time\ntime.sleep(30)", "print('never')")
+    _, statuses = papermill(faults, "waits", kernel, "--execution-timeout", "2")
+    assert statuses == ["completed"] * 3
+
+
+def test_papermills_exit_code_is_0_for_a_notebook_that_left_half_way(
+    faults: Faults, kernel: dict[str, str]
+) -> None:
+    assert papermill(faults, "leaves", kernel)[0] == 0
