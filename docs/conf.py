@@ -11,7 +11,12 @@ from typing import Any
 
 project = "Accelerated training gallery"
 html_title = project
-extensions = ["myst_nb", "sphinx.ext.autodoc", "gallery_lib.notebooks.site.docstrings"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "gallery_lib.notebooks.site.docstrings",
+]
 
 nb_execution_mode = "off"  # pages show what `gallery run` left, or nothing
 nb_ipywidgets_js = {}  # else loaded from a CDN
@@ -20,6 +25,8 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 highlight_language = "text"  # of code without a language: most of it is shell commands
 
+default_role = "code"  # of single backticks in docstrings
+napoleon_numpy_docstring = False
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 100

@@ -19,6 +19,7 @@ from pathlib import Path
 from gallery_lib import tasks
 from gallery_lib.errors import InputError
 from gallery_lib.system import paths
+from gallery_lib.system.files import atomic_write
 
 ROOT_FILES = (
     "LICENSE",
@@ -58,7 +59,9 @@ def _files(root: Path, name: str) -> Iterator[tuple[str, bytes, bool]]:
         if any(part in _LEFT_OUT for part in path.parts):
             continue
         if not path.is_file():
-            raise InputError(f"{path} is missing: pack a task from a whole checkout.")
+            raise InputError(
+                f"{path} is missing: pack a task from a whole checkout.", parameter=str(path)
+            )
         yield path.relative_to(root).as_posix(), path.read_bytes(), path.suffix == ".sh"
     yield "README.md", README.format(title=task.title, name=name).encode(), False
 
@@ -66,16 +69,20 @@ def _files(root: Path, name: str) -> Iterator[tuple[str, bytes, bool]]:
 def pack(name: str, out: Path) -> Path:
     """Write the archive of the task `name` to `out` (a .tar.gz) and return its path.
 
-    An existing file is replaced. Raises InputError for an unknown task, for another file ending,
-    for a missing folder, and outside a checkout.
+    An existing file is replaced.
+
+    Raises:
+        InputError: for an unknown task, for another file ending, for a missing folder, and outside
+            a checkout.
     """
     if name not in tasks.names():
         tasks.get(name)  # raises with the closest name
         raise InputError(
-            f"{name} is a task from a file; only the gallery's own tasks can be packed."
+            f"{name} is a task from a file; only the gallery's own tasks can be packed.",
+            parameter="task",
         )
     if not out.name.endswith((".tar.gz", ".tgz")):
-        raise InputError(f"--out {out} must end with .tar.gz.")
+        raise InputError(f"--out {out} must end with .tar.gz.", parameter="out")
     root = paths.checkout()
     if root is None:
         raise InputError(
@@ -83,7 +90,7 @@ def pack(name: str, out: Path) -> Path:
             "in the checkout."
         )
     if not out.parent.is_dir():
-        raise InputError(f"--out {out}: the folder {out.parent} does not exist.")
+        raise InputError(f"--out {out}: the folder {out.parent} does not exist.", parameter="out")
     folder = f"gallery-{name}"
     buffer = io.BytesIO()
     with (
@@ -94,7 +101,6 @@ def pack(name: str, out: Path) -> Path:
             entry = tarfile.TarInfo(f"{folder}/{relative}")
             entry.size, entry.mode = len(content), 0o755 if executable else 0o644
             archive.addfile(entry, io.BytesIO(content))
-    new = out.with_name(f".{out.name}.new")
-    new.write_bytes(buffer.getvalue())
-    new.replace(out)
+    with atomic_write(out, "wb") as file:
+        file.write(buffer.getvalue())
     return out

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gallery_lib import stats
-from gallery_lib.console.progress import duration
+from gallery_lib.console.table import duration
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.batch.record import REPORT_FILE
 from gallery_lib.notebooks.batch.single_notebook import executed_notebook, read_single
@@ -56,7 +56,10 @@ def read_batch(path: Path | str) -> Batch:
     """Return the batch stored at `path`.
 
     `path` is a folder of `gallery run` or `prepare.sh --run`, a `report.json`, or a file of
-    `benchmarks/gallery.py`. Raises InputError for anything else.
+    `benchmarks/gallery.py`.
+
+    Raises:
+        InputError: for anything else.
     """
     file = Path(path) / REPORT_FILE if Path(path).is_dir() else Path(path)
     executed = None if file.exists() else executed_notebook(Path(path))
@@ -76,12 +79,15 @@ def read_batch(path: Path | str) -> Batch:
     except FileNotFoundError:
         raise InputError(
             f"{file} does not exist: give two folders of `gallery run` or `prepare.sh --run`, or "
-            "two files of benchmarks/gallery.py."
+            "two files of benchmarks/gallery.py.",
+            parameter=str(file),
         ) from None
     except (Misfit, InputError) as error:
-        raise InputError(f"{file} holds no batch of notebooks: {error}") from None
+        raise InputError(
+            f"{file} holds no batch of notebooks: {error}", parameter=str(file)
+        ) from None
     if not notebooks:
-        raise InputError(f"{file} holds no figures: no notebook is in it.")
+        raise InputError(f"{file} holds no figures: no notebook is in it.", parameter=str(file))
     facts = {name: machine.get(name) for name in ("cpu", "cores", "python")}
     # torch's version without the name of its build, such as `+cpu`.
     return Batch(notebooks, {**facts, "torch": str(machine.get("torch", "")).partition("+")[0]})
@@ -90,7 +96,8 @@ def read_batch(path: Path | str) -> Batch:
 def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> dict[str, Any]:
     """Return status, seconds, parameters and comparisons of a notebook.
 
-    Raises Misfit, which names the `place`, for values of another form.
+    Raises:
+        Misfit: for values of another form; the message names the `place`.
     """
     status = (
         values["status"]

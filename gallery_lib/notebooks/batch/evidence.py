@@ -10,7 +10,6 @@ notebook passes when none of these speaks against it.
 from __future__ import annotations
 
 import re
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from gallery_lib.errors import InputError
 from gallery_lib.measure.comparison.result import read_comparison
 from gallery_lib.notebooks.batch.notebook_file import Cell, read_notebook
+from gallery_lib.system.exit_codes import signal_of_exit_code
 from gallery_lib.system.json_files import read_json
 from gallery_lib.train.results import read_results
 from gallery_lib.train.run_log import last_step
@@ -237,13 +237,11 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
             if ended.oom_kills:
                 return "out of memory", f"Linux ended the kernel because memory ran out, {at}"
             return "kernel died", f"the kernel was gone, {at}"
-        if (number := ended.exit_code - 128) in set(signal.Signals):
+        if (number := signal_of_exit_code(ended.exit_code)) is not None:
             return (
                 "failed",
-                (
-                    f"papermill was killed by {signal.Signals(number).name}, by someone or because "
-                    f"memory ran out, {at}"
-                ),
+                f"papermill was killed by {number.name}, by someone or because "
+                f"memory ran out, {at}",
             )
         if error := _error_of(cells, ended.oom_kills):
             return error

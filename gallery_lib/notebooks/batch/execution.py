@@ -14,8 +14,6 @@ executed by then.
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -30,7 +28,8 @@ from gallery_lib.notebooks.batch import evidence
 from gallery_lib.notebooks.batch.evidence import LOG_FILE, RUNS_FOLDER, Ended, Outcome
 from gallery_lib.notebooks.batch.plan import Planned
 from gallery_lib.notebooks.batch.shares import Share
-from gallery_lib.system.processes import end_supervised, search_path
+from gallery_lib.system.exit_codes import shell_exit_code
+from gallery_lib.system.processes import end_supervised, start_supervised
 from gallery_lib.train.run_log import last_step
 
 LOOK_FOR_PROCESSES_SECONDS = 1.0
@@ -114,18 +113,11 @@ class Execution:
         ]
         command += ["--cwd", str(planned.path.parent), "--log-output", "--no-progress-bar"]
         own = {
-            "PYTHONPATH": search_path(),
             "GALLERY_RUNS_DIR": str(folder / RUNS_FOLDER),
             "PYTHONUNBUFFERED": "1",
         }
-        self._command = [
-            sys.executable,
-            "-m",
-            "gallery_lib.system.supervisor",
-            *share.prefix,
-            *command,
-        ]
-        self._environment = {**os.environ, **own, **share.environment}
+        self._command = [*share.prefix, *command]
+        self._environment = {**own, **share.environment}
         self._oom_kills_before = evidence.oom_kills()
         self._ended_by: Literal["timeout", "out of memory", "not run"] | None = None
         self._because = ""
@@ -139,13 +131,8 @@ class Execution:
         self._kernel_lives, self._log_read = False, 0.0
         self._began = time.monotonic()
         with (self.folder / LOG_FILE).open("w") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+            self._process = start_supervised(
+                self._command, self._environment, stdout=log, stderr=log
             )
 
     @property
@@ -217,9 +204,8 @@ class Execution:
 
     def outcome(self) -> Outcome:
         """Wait for the end of the process, and return the outcome according to the evidence."""
-        code = self._process.wait()
         ended = Ended(
-            code if code >= 0 else 128 - code,
+            shell_exit_code(self._process.wait()),
             self._ended_by,
             self._because,
             evidence.oom_kills() - self._oom_kills_before,

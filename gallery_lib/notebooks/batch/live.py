@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gallery_lib.console.outlets import redraws
-from gallery_lib.console.progress import duration
+from gallery_lib.console.table import duration
 from gallery_lib.notebooks.batch import summary
 from gallery_lib.notebooks.batch.execution import Execution
 from gallery_lib.notebooks.batch.record import Record, Report

@@ -18,7 +18,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, papermill_engines
 from papermill.log import logger
 
-from gallery_lib.console.outlets import fitted, outlet
+from gallery_lib.console.outlets import fit, outlet
 from gallery_lib.notebooks.batch.evidence import without_escapes
 
 ENGINE = "gallery"
@@ -57,7 +57,7 @@ class _Client(PapermillNotebookClient):
         label, old = text.partition(":")[0], self._last.partition(":")[0]
         self._last, now = text, time.monotonic()
         if self._outlet.due(now - self._drawn_at, new_phase=label != old, new_part=label != old):
-            self._outlet.draw(fitted(text, self._outlet.width()))
+            self._outlet.draw(fit(text, self._outlet.width()))
             self._drawn, self._drawn_at = text, now
 
     def _settled(self) -> None:

@@ -25,7 +25,7 @@ _NOT_MEASURED = (
     *("cli", "report", "notebooks/batch", "notebooks/site", "measure/replay", "__main__.py"),
     *("notebooks/jupyterlab.py", "notebooks/pack.py", "notebooks/working_copies.py"),
     *("console/exit_code.py", "console/outlets.py", "console/progress.py"),
-    *("console/expected_durations.py", "launcher/run_view.py"),
+    *("console/shown_phase.py", "console/expected_durations.py", "launcher/run_view.py"),
     *("system/extras.py", "system/prepared_python.py", "system/version.py"),
     *("config/__init__.py", "config/commands.py", "config/cluster.py"),
 )
@@ -75,8 +75,10 @@ def add_files(result: Any, paths: Iterable[Path], folder: Path) -> None:
 def code_digest(notebook: Path, package: Path | None = None) -> str:
     """Return a digest that identifies the code that the notebook measures.
 
-    `package` is the folder of the package; by default, that of `gallery_lib`. Raises InputError for
-    a notebook that cannot be read.
+    `package` is the folder of the package; by default, that of `gallery_lib`.
+
+    Raises:
+        InputError: for a notebook that cannot be read.
     """
     package = package or Path(gallery_lib.__file__).parent
     result = hashlib.sha256(

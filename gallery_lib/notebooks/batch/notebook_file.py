@@ -57,14 +57,16 @@ class NotebookFile:
 def read_notebook(path: Path) -> NotebookFile:
     """Return the notebook at `path`.
 
-    Raises InputError for a missing or damaged notebook, and for a format older than 4.
+    Raises:
+        InputError: for a missing or damaged notebook, and for a format older than 4.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["nbformat"] != 4:
             raise InputError(
                 f"{path} has notebook format {values['nbformat']}; open and save it in JupyterLab "
-                "to bring it to 4."
+                "to bring it to 4.",
+                parameter="nbformat",
             )
         cells = [
             Cell(
@@ -78,8 +80,9 @@ def read_notebook(path: Path) -> NotebookFile:
         ]
         return NotebookFile(cells, values["metadata"].get("kernelspec", {}).get("name", "python3"))
     except FileNotFoundError:
-        raise InputError(f"the notebook {path} does not exist.") from None
+        raise InputError(f"the notebook {path} does not exist.", parameter=str(path)) from None
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path} is no notebook that can be read ({type(error).__name__}: {error})."
+            f"{path} is no notebook that can be read ({type(error).__name__}: {error}).",
+            parameter=str(path),
         ) from None

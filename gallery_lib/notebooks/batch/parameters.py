@@ -7,8 +7,8 @@ the names, annotations and defaults of the cell itself are used.
 
     python -m gallery_lib.notebooks.batch.parameters NOTEBOOK -p NAME VALUE …
 
-This command validates parameters with the standard library alone. `prepare.sh --run` uses it before
-there is an environment.
+This module needs the standard library alone: `prepare.sh --run` uses it before there is an
+environment.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class NoParameters:
 def _declarations(source: str, path: Path) -> list[tuple[str, Any, dataclasses.Field[Any]]]:
     """Return (name, type, field) of every assignment in a parameters cell.
 
-    This is the form that `make_dataclass` takes. Raises InputError for a parameter of unknown type.
+    This is the form that `make_dataclass` takes.
+
+    Raises:
+        InputError: for a parameter of unknown type.
     """
     found = []
     for statement in ast.parse(source).body:
@@ -72,7 +75,8 @@ def _declarations(source: str, path: Path) -> list[tuple[str, Any, dataclasses.F
         if kind not in _TYPES.values():
             raise InputError(
                 f"{path}: the type of its parameter `{name}` is not known; annotate it with one of "
-                f"{', '.join(_TYPES)}."
+                f"{', '.join(_TYPES)}.",
+                parameter=name,
             )
         found.append((name, kind if default is not None else kind | None, option(default, name)))
     return found
@@ -81,7 +85,8 @@ def _declarations(source: str, path: Path) -> list[tuple[str, Any, dataclasses.F
 def options_class(notebook: NotebookFile, path: Path) -> type:
     """Return the options class that the notebook's parameters cell declares.
 
-    Raises InputError, which names `path`, for a cell that cannot be read.
+    Raises:
+        InputError: for a cell that cannot be read; the message names `path`.
     """
     source = notebook.parameters_source
     if source is None:
@@ -90,7 +95,8 @@ def options_class(notebook: NotebookFile, path: Path) -> type:
         declared = _declarations(source, path)
     except (SyntaxError, ValueError) as error:
         raise InputError(
-            f"{path}: its parameters cell is not plain assignments of literals ({error})."
+            f"{path}: its parameters cell is not plain assignments of literals ({error}).",
+            parameter=str(path),
         ) from None
     for known in _OF_THE_GALLERY:
         if [f.name for f in dataclasses.fields(known)] == [name for name, _, _ in declared]:
@@ -111,23 +117,34 @@ def check_names(given: Mapping[str, Any], classes: Sequence[type]) -> None:
             there = (
                 f" Known: {', '.join(known)}." if known else " These notebooks have no parameters."
             )
-            raise InputError(f"unknown parameter `{name}`.{did_you_mean(name, known)}{there}")
+            raise InputError(
+                f"unknown parameter `{name}`.{did_you_mean(name, known)}{there}", parameter=name
+            )
 
 
 def fitting(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of `values` that the notebook has, converted to the types that it expects.
 
-    Raises InputError for a value that does not fit.
+    Raises:
+        InputError: for a value that does not fit.
     """
     return {
         name: check_value(cls, name, value) for name, value in values.items() if name in names(cls)
     }
 
 
+def check(notebook: Path, given: Mapping[str, Any]) -> None:
+    """Raise InputError for a parameter that the notebook at that path does not take."""
+    cls = options_class(read_notebook(notebook), notebook)
+    check_names(given, [cls])
+    fitting(cls, given)
+
+
 def main() -> None:
     """Check the parameters on the command line.
 
-    Raises InputError for a parameter that the notebook does not take.
+    Raises:
+        InputError: for a parameter that the notebook does not take.
     """
     parser = argparse.ArgumentParser(description="Check parameters of a notebook.")
     parser.add_argument("notebook", type=Path)
@@ -135,12 +152,7 @@ def main() -> None:
         "-p", nargs=2, action="append", default=[], dest="given", metavar=("NAME", "VALUE")
     )
     arguments = parser.parse_args()
-    cls, given = (
-        options_class(read_notebook(arguments.notebook), arguments.notebook),
-        dict(arguments.given),
-    )
-    check_names(given, [cls])
-    fitting(cls, given)
+    check(arguments.notebook, dict(arguments.given))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from gallery_lib.notebooks.batch.measured_code import (
 )
 from gallery_lib.notebooks.batch.notebook_file import NotebookFile, read_notebook
 from gallery_lib.system import paths
+from gallery_lib.system.version import library_version
 
 _LIBRARIES = (
     "torch",
@@ -62,7 +62,8 @@ class Planned:
 def notebooks_dir() -> Path:
     """Return the folder of the gallery's notebooks.
 
-    Raises InputError if the package is installed without its notebooks.
+    Raises:
+        InputError: if the package is installed without its notebooks.
     """
     root = paths.checkout()
     if root is None:
@@ -76,8 +77,10 @@ def notebooks_dir() -> Path:
 def _found(names: Sequence[str]) -> list[Path]:
     """Return the paths of the notebooks called `names`; all of the gallery's if `names` is empty.
 
-    A name is that of a gallery notebook, or the path of an `.ipynb` file. Raises InputError for an
-    unknown name, and for two notebooks of the same name.
+    A name is that of a gallery notebook, or the path of an `.ipynb` file.
+
+    Raises:
+        InputError: for an unknown name, and for two notebooks of the same name.
     """
     own: dict[str, Path] = {}
     chosen: dict[str, Path] = {}
@@ -89,12 +92,14 @@ def _found(names: Sequence[str]) -> list[Path]:
         if path is None:
             raise InputError(
                 f"there is no notebook `{name}`.{did_you_mean(name, own)} Known: "
-                f"{', '.join(sorted(own))}; or a path."
+                f"{', '.join(sorted(own))}; or a path.",
+                parameter="names",
             )
         if chosen.setdefault(path.stem, path) != path:
             raise InputError(
                 f"two notebooks are called {path.stem}: {chosen[path.stem]} and {path}. Run them "
-                "in two batches."
+                "in two batches.",
+                parameter="names",
             )
     return list(chosen.values())
 
@@ -119,11 +124,7 @@ def digest(path: Path, values: Mapping[str, Any]) -> str:
     """
     package = Path(gallery_lib.__file__).parent
     facts: dict[str, Any] = {"parameters": dict(values), "python": platform.python_version()}
-    for library in _LIBRARIES:
-        try:
-            facts[library] = version(library)
-        except PackageNotFoundError:
-            facts[library] = None
+    facts |= {library: library_version(library) for library in _LIBRARIES}
     result = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     add_files(result, [path, *scripts_of(path)], path.parent)
     add_files(result, package_sources(package), package)
@@ -139,7 +140,8 @@ def _check_kernels(notebooks: Mapping[Path, NotebookFile]) -> None:
             raise InputError(
                 f"{path.name} asks for the Jupyter kernel `{notebook.kernel}`, which is not known "
                 f"here (known: {', '.join(sorted(known)) or 'none'}). `bash prepare.sh` registers "
-                "it in the environment that it makes."
+                "it in the environment that it makes.",
+                parameter=str(path),
             )
 
 
@@ -148,15 +150,16 @@ def plan(
 ) -> list[Planned]:
     """Return the notebooks called `names` (all if empty), each with its parameters.
 
-    Raises InputError for an unknown notebook or kernel, and for a parameter that is unknown, badly
-    typed or out of range.
-
     Args:
         names: names of the gallery's notebooks, or paths.
         profile: name of a parameter file in `notebooks/profiles/`; a notebook gets those values
             that it has a parameter for.
         given: more parameters, which win. At least one of the notebooks must have each parameter;
             the others do not get it.
+
+    Raises:
+        InputError: for an unknown notebook or kernel, and for a parameter that is unknown, badly
+            typed or out of range.
     """
     notebooks = {path: read_notebook(path) for path in _found(names)}
     classes = {

@@ -88,7 +88,8 @@ def machine() -> dict[str, Any]:
 def comparisons_in(folder: Path) -> list[dict[str, Any]]:
     """Return the comparisons below a folder, each reduced to its conditions and its verdict.
 
-    Raises InputError for a damaged comparison.
+    Raises:
+        InputError: for a damaged comparison.
     """
     return [
         _reduced(read_comparison(path.parent)) for path in sorted(folder.rglob("comparison.json"))
@@ -119,10 +120,13 @@ def write_report(folder: Path, report: Report) -> None:
 def read_report(folder: Path) -> Report:
     """Return the report of the batch in `folder`.
 
-    Raises InputError for a missing report, and for one that cannot be read.
+    Raises:
+        InputError: for a missing report, and for one that cannot be read.
     """
     path = folder / REPORT_FILE
     try:
         return read_json(path, Report, schema=SCHEMA, again="Run the batch again.")
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist: there is no batch in that folder.") from None
+        raise InputError(
+            f"{path} does not exist: there is no batch in that folder.", parameter=str(path)
+        ) from None

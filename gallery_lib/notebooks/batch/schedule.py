@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import shlex
 import signal
 import time
@@ -34,6 +33,7 @@ from gallery_lib.notebooks.batch.record import (
     read_report,
 )
 from gallery_lib.system import paths
+from gallery_lib.system.files import LockHeld, locked
 
 TICK_SECONDS = 0.1
 
@@ -73,17 +73,19 @@ def _waiting(planned: Planned) -> Record:
 def _only_runner(folder: Path) -> Iterator[None]:
     """Lock the folder against a second runner.
 
-    The lock goes with the process, however the process ends. Raises InputError if another runner
-    has the lock.
+    The lock goes with the process, however the process ends.
+
+    Raises:
+        InputError: if another runner has the lock.
     """
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"another `gallery run` is at work in {folder}. Wait for it, or name another --out."
-            ) from None
-        yield
+    try:
+        with locked(folder / ".lock", seconds=0):
+            yield
+    except LockHeld:
+        raise InputError(
+            f"another `gallery run` is at work in {folder}. Wait for it, or name another --out.",
+            parameter="out",
+        ) from None
 
 
 @contextlib.contextmanager
@@ -249,8 +251,10 @@ def run(
 ) -> tuple[Path, Report]:
     """Run the plan to its end; return the folder of the batch and its report.
 
-    Raises InputError, before anything starts, for an unsuitable folder or number of jobs. An
-    interrupt raises no exception: `interrupted_by` of the report names the signal.
+    An interrupt raises no exception: `interrupted_by` of the report names the signal.
+
+    Raises:
+        InputError: before anything starts, for an unsuitable folder or number of jobs.
     """
     shares.check(config, [(planned.name, planned.parameters) for planned in plan])
     folder = paths.output_folder(

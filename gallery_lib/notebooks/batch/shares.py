@@ -69,7 +69,8 @@ def check(config: BatchConfig, notebooks: Sequence[tuple[str, dict[str, object]]
     if config.memory_limit is not None and jobs * config.memory_limit * gibibyte > total:
         raise InputError(
             f"jobs={jobs} × memory_limit={config.memory_limit} GiB: this host has "
-            f"{total / gibibyte:.1f} GiB of memory."
+            f"{total / gibibyte:.1f} GiB of memory.",
+            parameter="memory_limit",
         )
     if jobs == 1:
         return  # without counting GPUs, which would import torch
@@ -81,7 +82,8 @@ def check(config: BatchConfig, notebooks: Sequence[tuple[str, dict[str, object]]
     )
     if jobs > devices:
         raise InputError(
-            f"jobs={jobs}: this host has {what}, so at most {devices} notebooks at a time."
+            f"jobs={jobs}: this host has {what}, so at most {devices} notebooks at a time.",
+            parameter="jobs",
         )
     if gpus == 0 and config.memory_limit is None:
         needed = sum(
@@ -91,7 +93,8 @@ def check(config: BatchConfig, notebooks: Sequence[tuple[str, dict[str, object]]
             raise InputError(
                 f"jobs={jobs}: the {jobs} largest of these notebooks need about "
                 f"{needed / gibibyte:.1f} GiB of memory together, and this host has "
-                f"{total / gibibyte:.1f}. Run fewer at a time."
+                f"{total / gibibyte:.1f}. Run fewer at a time.",
+                parameter="jobs",
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gallery_lib.console.progress import duration
+from gallery_lib.console.table import duration
 from gallery_lib.notebooks.batch.evidence import Status, signature
 from gallery_lib.notebooks.batch.record import Record, Report
 from gallery_lib.report.tables import text_table

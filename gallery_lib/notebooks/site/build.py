@@ -36,7 +36,8 @@ _SHOWN_PROBLEMS = 40
 def _checked_out(config: SiteConfig) -> tuple[Path, Path, Path | None]:
     """Return the checkout, the folder to write, and the folder of the batch.
 
-    Raises InputError for missing tools, a missing checkout, or an output folder with other content.
+    Raises:
+        InputError: for missing tools, a missing checkout, or an output folder with other content.
     """
     missing = [name for name in TOOLS if importlib.util.find_spec(name) is None]
     if missing:
@@ -58,7 +59,8 @@ def _checked_out(config: SiteConfig) -> tuple[Path, Path, Path | None]:
     ):
         raise InputError(
             f"{out} is there already and is not a site, so it is left alone. Name another folder "
-            "with --out."
+            "with --out.",
+            parameter="out",
         )
     return root, out, Path(config.run).absolute() if config.run else None
 
@@ -90,7 +92,8 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
 def run_sphinx(sources: Path, pages: Path) -> None:
     """Build HTML in the folder `pages` from the folder `sources`.
 
-    Raises RunFailed, with the warnings, when there are any.
+    Raises:
+        RunFailed: with the warnings, when there are any.
     """
     package_root = str(Path(gallery_lib.__file__).resolve().parent.parent)
     environment = {
@@ -145,8 +148,10 @@ def _put_in_place(pages: Path, out: Path) -> None:
 def build(config: SiteConfig) -> Path:
     """Build the site and return its folder; an existing site is replaced.
 
-    Raises InputError when tools are missing, when the folder to write holds something else, or when
-    the folder of the batch holds none. Raises RunFailed when a page is faulty.
+    Raises:
+        InputError: when tools are missing, when the folder to write holds something else, or when
+            the folder of the batch holds none.
+        RunFailed: when a page is faulty.
     """
     root, out, run = _checked_out(config)
     out.parent.mkdir(parents=True, exist_ok=True)

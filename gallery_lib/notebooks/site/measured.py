@@ -144,8 +144,10 @@ def _is_comparison(value: Any) -> bool:
 def _read(path: Path) -> tuple[tuple[bool, str], list[Measurement]]:
     """Return the sort key and the comparisons of one file.
 
-    The sort key is whether the file is no bench, and its date. Raises InputError for an unreadable
-    file.
+    The sort key is whether the file is no bench, and its date.
+
+    Raises:
+        InputError: for an unreadable file.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -171,15 +173,18 @@ def _read(path: Path) -> tuple[tuple[bool, str], list[Measurement]]:
         return (True, date), [dataclasses.replace(each, date=date) for each in found]
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path} is no file of results that can be read ({type(error).__name__}: {error})."
+            f"{path} is no file of results that can be read ({type(error).__name__}: {error}).",
+            parameter=str(path),
         ) from None
 
 
 def read_results(folder: Path) -> list[Measurement]:
     """Return every comparison in the machines' folders of `folder`, the newest first.
 
-    Comparisons of `gallery bench` stand behind the others. Raises InputError for a file that does
-    not name its conditions.
+    Comparisons of `gallery bench` stand behind the others.
+
+    Raises:
+        InputError: for a file that does not name its conditions.
     """
     files = sorted(
         map(_read, sorted(folder.glob("*/*.json"))), key=lambda file: file[0], reverse=True

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gallery_lib.console.progress import duration
+from gallery_lib.console.table import duration
 from gallery_lib.errors import InputError, RunFailed
 from gallery_lib.notebooks.batch.notebook_file import read_notebook
 from gallery_lib.notebooks.batch.record import Record, Report, read_report
@@ -43,12 +43,13 @@ class Source:
 def _title_and_summary(path: Path) -> tuple[str, str]:
     """Return the first heading of a notebook, and the paragraph below it as plain text.
 
-    Raises InputError for a notebook that does not begin with a title.
+    Raises:
+        InputError: for a notebook that does not begin with a title.
     """
     text = next((cell.source for cell in read_notebook(path).cells if not cell.is_code), "")
     paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
     if not paragraphs or not paragraphs[0].startswith("# "):
-        raise InputError(f"{path} does not begin with a title.")
+        raise InputError(f"{path} does not begin with a title.", parameter=str(path))
     return paragraphs[0].removeprefix("# "), re.sub(
         r"[*`]", "", paragraphs[1] if len(paragraphs) > 1 else ""
     )
@@ -94,7 +95,8 @@ def _why_not(report: Report | None, record: Record | None) -> str:
 def sources(committed: Path, run: Path | None) -> list[Source]:
     """Return every notebook in the folder `committed`, from the batch `run` where it passed there.
 
-    Raises InputError when `run` holds no batch, or names an executed notebook that is gone.
+    Raises:
+        InputError: when `run` holds no batch, or names an executed notebook that is gone.
     """
     report = read_report(run) if run else None
     chosen = []
@@ -134,8 +136,10 @@ def _escaped(text: str) -> str:
 def _as_page(output: dict[str, Any], figure_name: str, folder: Path, where: str) -> dict[str, Any]:
     """Return the output; a figure is replaced by Markdown that shows a file.
 
-    The file `figure_name` is written into `folder`. Raises RunFailed, which names `where`, for a
-    figure without alternative text.
+    The file `figure_name` is written into `folder`.
+
+    Raises:
+        RunFailed: for a figure without alternative text; the message names `where`.
     """
     png = output.get("data", {}).get("image/png")
     if png is None:
@@ -144,7 +148,7 @@ def _as_page(output: dict[str, Any], figure_name: str, folder: Path, where: str)
     if not alternative:
         raise RunFailed(
             f"{where} shows a figure without alternative text: show it with a function of "
-            "gallery_lib.notebooks.cells.task."
+            "gallery_lib.notebooks.cells.display."
         )
     (folder / figure_name).write_bytes(base64.b64decode("".join(png)))
     return {
@@ -170,7 +174,8 @@ def first_figure(path: Path) -> tuple[bytes, str] | None:
 def write_page(source: Source, folder: Path) -> None:
     """Write `NAME.ipynb` for MyST-NB into `folder`, with its figures beside it.
 
-    Raises RunFailed for a figure without alternative text.
+    Raises:
+        RunFailed: for a figure without alternative text.
     """
     folder.mkdir(parents=True, exist_ok=True)
     notebook = json.loads(source.path.read_text(encoding="utf-8"))

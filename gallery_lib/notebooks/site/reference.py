@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 
 from gallery_lib import config
-from gallery_lib.config import options
+from gallery_lib.config import documentation, options
 from gallery_lib.console.table import markdown_table
 
 _USED_BY = {
@@ -73,7 +73,7 @@ def options_page() -> str:
             f"## {heading}",
             cls.__doc__ or "",
             _USED_BY.get(cls, ""),
-            options.options_table(cls),
+            documentation.options_table(cls),
         ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
