@@ -24,9 +24,17 @@ class GalleryError(Exception):
 
 
 class InputError(GalleryError, ValueError):
-    """A wrong value, name, file or folder was given: nothing has been started or written."""
+    """A wrong value, name, file or folder was given: nothing has been started or written.
+
+    `parameter` names the option, the argument, the file or the field that was wrong; None where
+    the error is about no single one. A program decides by it, a person reads the message.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class RunFailed(GalleryError, RuntimeError):

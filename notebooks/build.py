@@ -42,7 +42,7 @@ from gallery_lib.config import (
     WireConfig,
     YourModelConfig,
 )
-from gallery_lib.config.options import parameters_source
+from gallery_lib.config.documentation import parameters_source
 from gallery_lib.console.table import markdown_table
 from gallery_lib.notebooks.batch.latest import Committed
 from gallery_lib.notebooks.batch.measured_code import newest_results

@@ -27,7 +27,7 @@ from gallery_lib.system.prepared_python import run_in_prepared_environment
 if __name__ == "__main__":
     run_in_prepared_environment()
 
-from gallery_lib.config.options import parameters_source
+from gallery_lib.config.documentation import parameters_source
 from gallery_lib.errors import InputError
 from gallery_lib.notebooks.batch.measured_code import is_stale, newest_results
 from gallery_lib.notebooks.batch.notebook_file import Cell, NotebookFile, read_notebook

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 
 import shtab
 
-from gallery_lib.config.options import CommandLine, choices
+from gallery_lib.config.command_line import CommandLine
+from gallery_lib.config.options import options_of
 
 _FOLDERS = ("folder", "out", "run_dir", "data_dir")
 _FILES = ("batches", "picture")
@@ -35,7 +35,9 @@ def _complete(
                 known,
             )
         return
-    options = {f.name: choices(cls, f.name) for cls in line.classes for f in fields(cls)}
+    options = {
+        name: declared.choices for cls in line.classes for name, declared in options_of(cls).items()
+    }
     for action in parser._actions:
         if values := known.get(action.dest) or options.get(action.dest):
             action.choices = values

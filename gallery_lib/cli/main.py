@@ -25,7 +25,7 @@ from gallery_lib.cli.commands import (
     site,
 )
 from gallery_lib.config import LaunchConfig, TrainConfig
-from gallery_lib.config.options import CommandLine, parse_command_line
+from gallery_lib.config.command_line import CommandLine, parse_command_line
 from gallery_lib.console.exit_code import exit_code_of
 from gallery_lib.console.table import text_columns
 from gallery_lib.errors import InputError, did_you_mean
@@ -65,9 +65,9 @@ def launch_single_task(arguments: Sequence[str]) -> int:
             description="Train one task of the gallery, over torchrun.",
         )
         if launch_config.dry_run:
-            from gallery_lib.launcher import job
+            from gallery_lib.launcher.commands import dry_run
 
-            print(job.dry_run(config, launch_config))
+            print(dry_run(config, launch_config))
             return
         _say_where_things_are_kept()
         from gallery_lib.console.progress import Progress
@@ -254,7 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[0] not in _COMMANDS:
             raise InputError(
                 f"unknown command `{words[0]}`.{did_you_mean(words[0], _COMMANDS)} Known: "
-                f"{', '.join(_COMMANDS)}."
+                f"{', '.join(_COMMANDS)}.",
+                parameter="command",
             )
         _say_where_things_are_kept()
         return _COMMANDS[words[0]].run(words[1:])

@@ -40,14 +40,17 @@ def register_backend(name: str, backend: Backend) -> None:
 def compile_model(model: nn.Module, options: Compiler, device: torch.device) -> str:
     """Compile `model` in place with the configured backend; return a line for the run's results.
 
-    Compilation itself happens at the first call. Raises InputError for an unknown backend or a
-    missing C++ compiler.
+    Compilation itself happens at the first call.
+
+    Raises:
+        InputError: for an unknown backend or a missing C++ compiler.
     """
     if options.backend not in _BACKENDS:
         known = ", ".join(sorted(_BACKENDS))
         raise InputError(
             "unknown compiler backend "
-            f"`{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}."
+            f"`{options.backend}`.{did_you_mean(options.backend, _BACKENDS)} Known: {known}.",
+            parameter="backend",
         )
     done = _BACKENDS[options.backend](model, options, device)
     go_through(model, _with_guards_on_hooks)
@@ -71,7 +74,8 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
     if device.type == "cpu" and hardware.cpp_compiler() is None:
         raise InputError(
             "compiling for the CPU needs a C++ compiler, and none was found. "
-            "Install g++ (Debian, Ubuntu: apt-get install g++) or name one in CXX."
+            "Install g++ (Debian, Ubuntu: apt-get install g++) or name one in CXX.",
+            parameter="CXX",
         )
     os.environ.update(cache.environment())
     cache.keep_headers()

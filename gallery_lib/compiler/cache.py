@@ -43,7 +43,8 @@ def folder() -> Path:
 def environment() -> dict[str, str]:
     """Return the environment variables that keep Inductor's caches in `folder()`.
 
-    Raises InputError where others may write into the folder.
+    Raises:
+        InputError: where others may write into the folder.
     """
     return {_VARIABLE: str(code_folder(folder()))}
 

@@ -1,9 +1,9 @@
 """Declarations of every option of the gallery: a dataclass per subject, a file per kind.
 
-Each field says what it means, in which unit, and which values it takes. Command lines, the check of
-notebook parameters, the notebooks' parameters cells and the documentation's tables all come from
-these declarations (options.py builds them). No other module parses an option or sets its default.
-The package needs no torch.
+Each field says what it means, in which unit, and which values it takes. The check of values
+(`options.py`), command lines (`command_line.py`), the notebooks' parameters cells and the tables of
+the documentation (`documentation.py`) all come from these declarations. No other module parses an
+option or sets its default. The room needs no torch.
 """
 
 from gallery_lib.config.acceleration import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gallery_lib.config.options import Settable, option
+from gallery_lib.config.options import option
+from gallery_lib.config.settable import Settable
 from gallery_lib.config.training import TrainConfig
 
 
@@ -14,14 +15,16 @@ class Compute(Settable):
     """Precision, own CUDA kernels, and the implementation of the optimizer."""
 
     fp16: bool = option(
-        False, "the caller trains under float16 autocast (and a GradScaler of their own)"
+        False, "Say that the training runs under float16 autocast, with a GradScaler of its own."
     )
-    bf16: bool = option(False, "the caller trains under bfloat16 autocast")
-    kernels: bool = option(True, "own CUDA kernels")
+    bf16: bool = option(False, "Say that the training runs under bfloat16 autocast.")
+    kernels: bool = option(
+        True, "Use own CUDA kernels. Switch them off to compare, or where one fails."
+    )
     optimizer: bool = option(
         True,
-        "give the optimizer that accelerate() gets its fastest form: one pass over memory or "
-        "torch's fused one on the CPU, sync-free or fused on CUDA; values differ in rounding",
+        "Give the optimizer its fastest form: one pass over memory or torch's fused one "
+        "on a CPU, sync-free or fused on CUDA. Updates differ by rounding.",
     )
 
 
@@ -29,47 +32,55 @@ class Compute(Settable):
 class Compiler(Settable):
     """Compiler behind the accelerated backend."""
 
-    enabled: bool = option(True, "compile the model")
-    backend: str = option("inductor", "name in the registry of compiler backends")
+    enabled: bool = option(
+        True,
+        "Compile the model. The first step waits for the compiler; a short run never "
+        "earns that back.",
+    )
+    backend: str = option("inductor", "Compiler, by its name in the registry of backends.")
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
-        option("default", "torch.compile's mode")
+        option(
+            "default",
+            "Mode of torch.compile. max-autotune searches longer for faster kernels; "
+            "reduce-overhead uses CUDA graphs, which need more memory.",
+        )
     )
     keep_activations: float = option(
         1.0,
-        "part of the activations that are kept for the backward pass; "
-        "the rest is computed again, where memory is short",
+        "Share of the activations kept for the backward pass; the rest is recomputed. "
+        "Lower it where memory is short. Steps get slower.",
         minimum=0,
         maximum=1,
     )
     any_threads: bool = option(
         False,
-        "on the CPU, generate code for any number of threads, so that runs on one and on several "
-        "processes share what was compiled",
+        "Generate CPU code for any number of threads, so that runs of one and of "
+        "several processes share compiled code. Steps may be slower.",
     )
     repeated_blocks_once: bool = option(
         False,
-        "compile blocks that a model repeats, such as a transformer's layers, once, each as a "
-        "graph of its own: half the wait for the compiler, and somewhat slower steps",
+        "Compile blocks that a model repeats, such as a transformer's layers, once. "
+        "Halves the wait for the compiler; steps get somewhat slower.",
     )
     short_attention: bool = option(
         True,
-        "on the CPU, compute attention over short sequences as plain products, instead of by "
-        "torch's fused operator, which takes longer",
+        "On a CPU, compute attention over short sequences as plain products. torch's "
+        "fused operator is slower there.",
     )
     small_convolutions: bool = option(
         True,
-        "on a CPU with AVX512-BF16, compute bfloat16 convolutions over few positions as matrix "
-        "products, which are faster there",
+        "On a CPU with AVX512-BF16, compute bfloat16 convolutions over few positions as "
+        "matrix products, which are faster there.",
     )
     whole_upsampling: bool = option(
         True,
-        "on the CPU, enlarge images by torch's operator (bilinear, bicubic), whose gradient the "
-        "compiler would add up pixel by pixel",
+        "On a CPU, enlarge images (bilinear, bicubic) by torch's operator. Compiled "
+        "code would add up its gradient pixel by pixel.",
     )
     bf16_on_fp32_units: bool = option(
         True,
-        "on a CPU without bfloat16 units, "
-        "do bfloat16 products on the fp32 units instead of emulating them",
+        "On a CPU without bfloat16 units, compute bfloat16 products on the fp32 units "
+        "instead of emulating them.",
     )
 
 
@@ -79,13 +90,13 @@ class Memory(Settable):
 
     layout: Literal["auto", "contiguous", "channels_last"] = option(
         "auto",
-        "memory format of 4-d weights and inputs; auto is channels_last for models with 2-d "
-        "convolutions, except on x86 without AVX-512",
+        "Memory format of 4-d weights and inputs. auto is channels_last for models with "
+        "2-d convolutions, except on x86 without AVX-512.",
     )
     allocator: bool = option(
         True,
-        "keep large host blocks instead of returning them to the kernel every step (processes "
-        "started by the launcher)",
+        "Keep large host blocks instead of returning them to the kernel in every step. "
+        "Holds more memory. Processes of the launcher use huge pages as well.",
     )
 
 
@@ -94,27 +105,35 @@ class Loader(Settable):
     """Transfer of batches to the device: prefetch, padding, worker priority and sharding."""
 
     prefetch: int = option(
-        2, "batches copied to the GPU ahead of their use", unit="batches", minimum=0
+        2,
+        "Batches copied to the GPU ahead of their use. Raise it where steps wait for "
+        "data. Each takes device memory.",
+        unit="batches",
+        minimum=0,
     )
     buckets: tuple[int, ...] = option(
         (),
-        "lengths that batches are padded to; none: batches stay as they are",
+        "Lengths that batches are padded to, so that the compiler sees few shapes. "
+        "None: batches stay as they are. Padding is computed, too.",
         unit="tokens or frames",
     )
     pad_values: dict[str | int, float] = option(
-        dict, "what fills the parts of a batch that have a length, by name or position"
+        dict,
+        "What fills the parts of a batch that have a length, by name or position. "
+        "Needed with buckets.",
     )
     nice: int = option(
         19,
-        "on the CPU: niceness of the processes that load data, "
-        "so that the step's threads have the cores; 0: as they are",
+        "On a CPU, niceness of the processes that load data, so that the step's threads "
+        "have the cores. 0: unchanged.",
         minimum=0,
         maximum=19,
     )
     shard: Literal["auto", "always", "never"] = option(
         "auto",
-        "with several processes: whether each takes its share of the batches, or all that the "
-        "loader yields; auto: its share, unless the loader is found to be divided already",
+        "Whether each of several processes takes its share of the batches (always) or "
+        "all that its loader yields (never). auto: its share, unless the loader turns "
+        "out to be divided already.",
     )
 
 
@@ -124,19 +143,25 @@ class Tune(Settable):
 
     enabled: bool = option(
         False,
-        "let candidates take turns on the first batch and use the fastest that computes the same",
+        "Let layouts and compilers take turns on the first batch, and use the fastest "
+        "that computes the same. The first step takes longer.",
     )
-    rounds: int = option(6, "turns that each candidate gets", unit="turns", minimum=4)
+    rounds: int = option(
+        6,
+        "Turns of each candidate. More turns tell smaller differences apart, and take longer.",
+        unit="turns",
+        minimum=4,
+    )
     block_steps: int = option(
         3,
-        "forward and backward passes in a turn; the first is not counted",
+        "Forward and backward passes in a turn. The first does not count.",
         unit="passes",
         minimum=2,
     )
     confidence: float = option(
-        0.99, "confidence level of a candidate's gain", minimum=0.5, maximum=0.9999
+        0.99, "Confidence level that a candidate's gain must reach.", minimum=0.5, maximum=0.9999
     )
-    keep: bool = option(True, "keep the choice in a file, and use it next time")
+    keep: bool = option(True, "Keep the choice in a file, and use it next time.")
 
 
 @dataclass
@@ -145,61 +170,74 @@ class Comm(Settable):
 
     bucket_mb: float | None = option(
         None,
-        "size of the buckets that are sent; default: DDP's own, a first one of 1, then 25",
+        "Size of the gradient buckets that are sent. Smaller ones start earlier and "
+        "cost more messages. Default: DDP's own, a first one of 1, then 25.",
         unit="MiB",
         minimum=0.001,
     )
     first_bucket_mb: float | None = option(
         None,
-        "size of the one that is sent first; default: as with bucket_mb, 1 where that is left out",
+        "Size of the bucket that is sent first. Default: as bucket_mb; 1 where that is left out.",
         unit="MiB",
         minimum=0.001,
     )
     bucket_views: bool = option(
         False,
-        "gradients lie in the buckets, which saves a copy; "
-        "one that is kept over a step is overwritten by the next",
+        "Let gradients lie in the buckets, which saves a copy. A gradient kept over a "
+        "step is overwritten by the next.",
     )
     find_unused_parameters: bool = option(
         False,
-        "look in each step for parameters that the loss does not depend on, and go on without "
-        "their gradients; costs a walk over the graph in each step, "
-        "and without it such a step is an error",
+        "Look in each step for parameters that the loss does not depend on. Needed "
+        "where a step leaves some out: without it such a step is an error. Costs a walk "
+        "over the graph in each step.",
     )
     static_graph: bool = option(
-        False, "the same parameters are used in every step, in the same order"
+        False,
+        "Promise that every step uses the same parameters in the same order. DDP then "
+        "skips checks.",
     )
     streams: int = option(
         1,
-        "buckets on their way at the same time, on process groups of their own",
+        "Buckets on their way at the same time, each on a process group of its own. "
+        "More may help where one connection does not fill the network.",
         minimum=1,
         maximum=8,
     )
     hierarchical: bool = option(
         False,
-        "add up within each host first; "
-        "then the processes of a host exchange a part each with other hosts",
+        "Add up within each host first; then the processes of a host exchange a part "
+        "each with other hosts. Pays where links between hosts are the slow ones.",
     )
     tune: bool = option(
         False,
-        "let lossless ways take turns over the first steps, "
-        "and use the fastest if it certainly beats DDP's own",
+        "Let lossless ways take turns over the first steps, and use the fastest if it "
+        "certainly beats DDP's own.",
     )
     wire: Literal["exact", "bf16", "fp16", "int8", "powersgd"] = option(
         "exact",
-        "what is sent: gradients as they are, rounded, as int8 with a scale for every 256, or as "
-        "products of narrow matrices; "
-        "double precision is rounded alike, sparse gradients are sent as they are",
+        "What is sent: gradients as they are, rounded, as int8 with a scale for every "
+        "256, or as products of narrow matrices. For slow networks; changes the "
+        "training. Double precision is rounded alike; sparse gradients are sent as they "
+        "are.",
     )
     error_feedback: bool = option(
-        True, "with int8, what rounding loses is sent along the next time"
+        True,
+        "With int8, send what rounding loses along the next time. Costs memory of the "
+        "gradients' size in fp32.",
     )
-    powersgd_rank: int = option(4, "columns of those matrices", minimum=1, maximum=4096)
+    powersgd_rank: int = option(
+        4,
+        "With powersgd, columns of the matrices. More are closer to the gradient, and more bytes.",
+        minimum=1,
+        maximum=4096,
+    )
     non_finite: Literal["ignore", "skip", "stop"] = option(
         "ignore",
-        "when a gradient is infinite or not a number: nothing (a GradScaler sees to it), or rank "
-        "and parameter are named, and no parameter has a gradient in that step, so that optimizers "
-        "change nothing, or an error ends the run",
+        "What happens when a gradient is infinite or not a number. ignore: nothing (a "
+        "GradScaler sees to it). skip: rank and parameter are named, and no parameter "
+        "has a gradient in that step, so that optimizers change nothing. stop: an error "
+        "ends the run.",
     )
 
 
@@ -207,12 +245,12 @@ class Comm(Settable):
 class Config(Settable):
     """Options of `accelerate(model, loader, config)`. Defaults: all that is known to help is on."""
 
-    compute: Compute = option(Compute, "precision and kernels")
-    compiler: Compiler = option(Compiler, "the compiler")
-    memory: Memory = option(Memory, "memory layout and allocator")
-    loader: Loader = option(Loader, "the way of batches to the device")
-    comm: Comm = option(Comm, "averaging of gradients over processes")
-    tune: Tune = option(Tune, "choice by measurement")
+    compute: Compute = option(Compute, "Precision and kernels.")
+    compiler: Compiler = option(Compiler, "The compiler.")
+    memory: Memory = option(Memory, "Memory layout and allocator.")
+    loader: Loader = option(Loader, "The way of batches to the device.")
+    comm: Comm = option(Comm, "Averaging of gradients over processes.")
+    tune: Tune = option(Tune, "Choice by measurement.")
 
     @staticmethod
     def plain() -> Config:

@@ -14,34 +14,35 @@ class BatchConfig:
 
     profile: Literal["quick", "full"] | None = option(
         None,
-        "parameters from notebooks/profiles/, for the notebooks that have them; "
-        "default: the notebooks' own",
+        "Parameters from notebooks/profiles/, for the notebooks that have them. "
+        "Default: the notebooks' own.",
     )
     jobs: int = option(
         1,
-        "notebooks at a time, each on its share of the cores or GPUs; "
-        "they disturb each other's figures",
+        "Notebooks at a time, each on its share of the cores or GPUs. More finish "
+        "sooner, and disturb each other's figures.",
         unit="notebooks",
         minimum=1,
     )
     deadline: float | None = option(
-        None, "end a notebook that takes longer; default: wait", unit="seconds", minimum=1
+        None, "End a notebook that takes longer. Default: wait.", unit="seconds", minimum=1
     )
     retries: int = option(
-        0, "how often a notebook that did not pass is run again", unit="times", minimum=0
+        0, "How often a notebook that did not pass is run again.", unit="times", minimum=0
     )
     memory_limit: float | None = option(
         None,
-        "end a notebook whose processes together hold more; default: no limit",
+        "End a notebook whose processes together hold more. Default: no limit.",
         unit="GiB",
         minimum=0.01,
     )
     resume: bool = option(
         False,
-        "go on in --out: keep what passed with the same notebook, parameters, package and versions",
+        "Continue the batch in --out. Keep what passed with the same notebook, "
+        "parameters, package and versions.",
     )
     out: str | None = option(
-        None, "folder of the executed notebooks and reports; default: a new one below runs/"
+        None, "Folder of the executed notebooks and reports. Default: a new one below runs/."
     )
 
 
@@ -51,11 +52,12 @@ class SiteConfig:
 
     run: str | None = option(
         None,
-        "folder of `gallery run` whose notebooks are shown with their outputs; default: none are",
+        "Folder of `gallery run` whose notebooks are shown with their outputs. Default: "
+        "no outputs.",
     )
     out: str | None = option(
         None,
-        "folder of the site; one that is there is replaced; default: build/site in the checkout",
+        "Folder of the site. One that is there is replaced. Default: build/site in the checkout.",
     )
 
 
@@ -65,92 +67,105 @@ class BenchConfig:
 
     variants: str | None = option(
         None,
-        "which variants, with commas between, or `as-it-comes` or `best`, which stand for the "
-        "forms of all peers; default: all. "
-        "The eager one of the precision, which they are held against, is always in",
+        "Variants, with commas between; `as-it-comes` or `best` stand for these forms "
+        "of all peers. The eager one of the precision, the reference of all, always "
+        "takes part. Default: all.",
     )
     peer_modes: str | None = option(
         None,
-        "torch.compile's modes that the best forms of the peers choose from, with commas between; "
-        "they take turns once for each task, which takes one to three minutes; default: all that "
-        "may be the fastest on this device. `default` spares that",
+        "Modes of torch.compile that the best forms of the peers choose from, with "
+        "commas between. They take turns once for each task, for one to three minutes; "
+        "`default` spares that. Default: all that may be the fastest on this device.",
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",
-        "precision of all that are held against one another: fp32 (O0) or mixed (O1); auto is O1 "
-        "where the device computes in bfloat16, else O0",
+        "Precision of all variants: fp32 (O0) or mixed (O1). auto is O1 where the "
+        "device computes in bfloat16, else O0.",
     )
     waterfall: str | None = option(
-        None, "instead: this task with one technique after another switched on"
+        None, "Measure this task alone, with one technique after another switched on."
     )
     profile: Literal["auto", "quick", "large", "full"] = option(
         "auto",
-        "sizes of the tasks: quick is for a few cores; large has quick's batches, images of 224² "
-        "and sequences of up to 128, and fewer turns; auto is full on a GPU, else quick",
+        "Sizes of the tasks. quick is for a few cores. large has quick's batches, "
+        "images of 224² and sequences of up to 128, and fewer turns. auto is full on a "
+        "GPU, else quick.",
     )
     batch_size: int | None = option(
-        None, "samples a step; default: the profile's", unit="samples", minimum=1
+        None, "Samples per step. Default: the profile's.", unit="samples", minimum=1
     )
     image_size: int | None = option(
-        None, "height and width of input images; default: the profile's", unit="pixels", minimum=32
+        None, "Height and width of input images. Default: the profile's.", unit="pixels", minimum=32
     )
     sequence_length: int | None = option(
         None,
-        "tokens or frames per sample; default: the profile's",
+        "Tokens or frames per sample. Default: the profile's.",
         unit="tokens or frames",
         minimum=8,
     )
     workers: int = option(
-        1, "processes that load data, per training process", unit="processes", minimum=0
+        1,
+        "Processes that load data, per training process. Raise it where steps wait for "
+        "data. On a CPU they share the cores with the training.",
+        unit="processes",
+        minimum=0,
     )
     threads: int | None = option(
-        None, "CPU threads per process; default: all cores", unit="threads", minimum=1
+        None, "CPU threads per process. Default: all cores.", unit="threads", minimum=1
     )
     rounds: int | None = option(
-        None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4
+        None,
+        "Turns of each variant. More narrow the intervals, and take longer. Default: "
+        "the profile's.",
+        unit="turns",
+        minimum=4,
     )
     starts: int = option(
         1,
-        "times that all are started anew, each time for that many turns: "
-        "processes of one code differ",
+        "Times that all variants start anew, each time for that many turns. Processes "
+        "of one code differ, and several starts average it. Each costs a start.",
         minimum=1,
         maximum=100,
     )
     block_steps: int | None = option(
         None,
-        "steps in one turn, the first not counted; default: the profile's",
+        "Steps in one turn, the first not counted. Default: the profile's.",
         unit="steps",
         minimum=2,
     )
     parity_steps: int | None = option(
         None,
-        "first steps checked against a float64 run; default: the profile's",
+        "First steps checked against a float64 run, which is slow. Default: the profile's.",
         unit="steps",
         minimum=1,
     )
     confidence: float = option(
-        0.99, "confidence level of the intervals", minimum=0.5, maximum=0.9999
+        0.99, "Confidence level of the intervals.", minimum=0.5, maximum=0.9999
     )
     alive: int | None = option(
         None,
-        "variants that are alive and take turns at a time; "
-        "default: as many as fit into memory, 2 on a GPU",
+        "Variants that are alive and take turns at a time. More share their rounds, and "
+        "need more memory. Default: as many as fit into memory, 2 on a GPU.",
         unit="variants",
         minimum=2,
     )
     data_dir: str | None = option(
         None,
-        "data folder; default: the mock data that prepare.sh makes. Image classifiers get an "
-        "output for each class of the folder, and ImageNet's 1000 without one",
+        "Data folder. Default: the mock data that prepare.sh makes. Image classifiers "
+        "get an output for each class of the folder; without a folder they have "
+        "ImageNet's 1000.",
     )
     seed: int = option(
-        0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1
+        0,
+        "Seed of weights, shuffling and augmentation. Runs of one seed start alike.",
+        minimum=0,
+        maximum=2**32 - 1,
     )
     resume: bool = option(
         False,
-        "go on in --out: keep tasks that were measured with the same options, package, "
-        "versions and machine",
+        "Continue the bench in --out. Keep tasks measured with the same options, "
+        "package, versions and machine.",
     )
     out: str | None = option(
-        None, "folder of results, tables and plots; default: a new one below runs/"
+        None, "Folder of results, tables and plots. Default: a new one below runs/."
     )

@@ -11,15 +11,23 @@ from gallery_lib.config.options import option
 class WaysConfig:
     """Options of a measurement in which strategies of averaging gradients take turns."""
 
-    width: int = option(512, "width of the four layers that are trained", unit="units", minimum=16)
+    width: int = option(
+        512,
+        "Width of the four layers that are trained. Wider ones send more.",
+        unit="units",
+        minimum=16,
+    )
     rounds: int = option(
-        4, "turns that each way gets; the intervals come from these", unit="turns", minimum=4
+        4,
+        "Turns of each strategy; the intervals come from these. More turns take longer.",
+        unit="turns",
+        minimum=4,
     )
-    block_steps: int = option(3, "counted steps in one turn", unit="steps", minimum=1)
+    block_steps: int = option(3, "Counted steps in one turn.", unit="steps", minimum=1)
     confidence: float = option(
-        0.99, "confidence level of the intervals", minimum=0.5, maximum=0.9999
+        0.99, "Confidence level of the intervals.", minimum=0.5, maximum=0.9999
     )
-    out: str | None = option(None, "file for the figures, as JSON")
+    out: str | None = option(None, "File for the figures, as JSON.")
 
 
 @dataclass(frozen=True)
@@ -27,29 +35,37 @@ class ConvergenceConfig:
     """Options of the convergence check, which trains with every wire format."""
 
     digits: bool = option(
-        True, "learn scikit-learn's digits, with parameters in common and in mixed units"
+        True, "Learn scikit-learn's digits, with parameters in common and in mixed units."
     )
-    epochs: int = option(8, "passes over the digits", unit="epochs", minimum=1)
-    seeds: int = option(4, "how often, each time from other weights", unit="seeds", minimum=2)
+    epochs: int = option(8, "Passes over the digits.", unit="epochs", minimum=1)
+    seeds: int = option(
+        4,
+        "How often, each time from other weights. More tell smaller differences apart.",
+        unit="seeds",
+        minimum=2,
+    )
     task: str | None = option(
-        None, "a task of the gallery whose loss is compared as well; default: none"
+        None, "Task of the gallery whose loss is compared as well. Takes minutes. Default: none."
     )
     task_steps: int = option(
-        16, "steps of it; the loss is the mean of the last quarter", unit="steps", minimum=4
+        16, "Steps of the task. Its loss is the mean of the last quarter.", unit="steps", minimum=4
     )
     batch_size: int | None = option(
         None,
-        "samples a process of it; default: the task's quick setting",
+        "Samples of the task per process. Default: the task's quick setting.",
         unit="samples",
         minimum=1,
     )
     image_size: int | None = option(
-        None, "height of its images; default: the task's quick setting", unit="pixels", minimum=1
+        None,
+        "Height of the task's images. Default: the task's quick setting.",
+        unit="pixels",
+        minimum=1,
     )
     sequence_length: int | None = option(
-        None, "length of its sequences; default: the task's quick setting", minimum=1
+        None, "Length of the task's sequences. Default: the task's quick setting.", minimum=1
     )
-    out: str | None = option(None, "file for the figures, as JSON")
+    out: str | None = option(None, "File for the figures, as JSON.")
 
 
 @dataclass(frozen=True)
@@ -58,17 +74,17 @@ class RecordConfig:
 
     steps: int = option(
         5,
-        "steps that are recorded, after a warm-up; times are medians over them",
+        "Steps that are recorded, after a warm-up. Times are medians over them.",
         unit="steps",
         minimum=3,
     )
     times: float = option(
         1.0,
-        "multiply all times, for a device that is not recorded; the file says that it is derived",
+        "Multiply all times, for a device that is not recorded. The file says that it is derived.",
         minimum=1e-6,
     )
     reason: str = option(
-        "", "with times: what device that is meant to be, and where the factor is from"
+        "", "With times: which device that is meant to be, and where the factor is from."
     )
 
 
@@ -78,17 +94,21 @@ class ReplayConfig:
 
     stretch: float = option(
         1.0,
-        "waits are multiplied by it, the rate of links divided, and step times divided again",
+        "Multiply waits by it, divide the rate of links by it, and divide step times "
+        "again. Raise it where this machine is too slow for the rate.",
         unit="",
         minimum=1.0,
         maximum=1000.0,
     )
     wires: str = option(
         "exact",
-        "wire formats, with commas between; each is tried in all ways that DDP's gradients can go",
+        "Wire formats, with commas between. Each is tried in all strategies that DDP's "
+        "gradients can go.",
     )
     only: str | None = option(
-        None, "only these ways, with semicolons between, beside DDP's own; default: all"
+        None, "Only these strategies, with semicolons between, beside DDP's own. Default: all."
     )
-    rounds: int = option(6, "turns that each way gets", unit="turns", minimum=4)
-    block_steps: int = option(4, "counted steps in a turn", unit="steps", minimum=1)
+    rounds: int = option(
+        6, "Turns of each strategy. More turns take longer.", unit="turns", minimum=4
+    )
+    block_steps: int = option(4, "Counted steps in a turn.", unit="steps", minimum=1)

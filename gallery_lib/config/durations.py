@@ -13,7 +13,11 @@ _WRITTEN = re.compile(
 
 
 def seconds_of(text: str) -> float:
-    """Return the seconds that `text` means: 5400 for `1h30m`. Raises ValueError for other text."""
+    """Return the seconds that `text` means: 5400 for `1h30m`.
+
+    Raises:
+        ValueError: for other text.
+    """
     text = text.strip()
     written = _WRITTEN.fullmatch(text)
     if not text or written is None:

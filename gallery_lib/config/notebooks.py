@@ -15,48 +15,57 @@ class NotebookConfig:
 
     profile: Literal["auto", "quick", "full"] = option(
         "auto",
-        "quick is minutes on two cores, full is the task at its real size; "
-        "auto is full on a GPU, else quick",
+        "Sizes: quick is minutes on two cores, full is the task at its real size. auto "
+        "is full on a GPU, else quick.",
     )
     amp_level: Literal["auto", "O0", "O1"] = option(
         "auto",
-        "precision of both variants; auto is O1 where the device computes in bf16 or fp16, else O0",
+        "Precision of both variants. auto is O1 where the device computes in bf16 or "
+        "fp16, else O0.",
         refused={"O2": NO_LOSS_PARITY, "O3": NO_LOSS_PARITY},
     )
-    amp_dtype: Literal["auto", "bf16", "fp16"] = option("auto", "dtype of autocast under O1")
+    amp_dtype: Literal["auto", "bf16", "fp16"] = option("auto", "dtype of autocast under O1.")
     batch_size: int | None = option(
-        None, "samples per process and step; default: the profile's", unit="samples", minimum=1
+        None, "Samples per process and step. Default: the profile's.", unit="samples", minimum=1
     )
     image_size: int | None = option(
-        None, "height and width of input images; default: the profile's", unit="pixels", minimum=32
+        None, "Height and width of input images. Default: the profile's.", unit="pixels", minimum=32
     )
     sequence_length: int | None = option(
         None,
-        "tokens or frames per sample; default: the profile's",
+        "Tokens or frames per sample. Default: the profile's.",
         unit="tokens or frames",
         minimum=8,
     )
     processes: int | None = option(
         None,
-        "processes of the comparison on several; default: one per device, at most 8",
+        "Processes of the comparison on several. Default: one per device, at most 8.",
         unit="processes",
         minimum=1,
     )
     rounds: int | None = option(
-        None, "turns that each variant gets; default: the profile's", unit="turns", minimum=4
+        None,
+        "Turns of each variant. More narrow the interval, and take longer. Default: the profile's.",
+        unit="turns",
+        minimum=4,
     )
     starts: int = option(
         1,
-        "times that both start anew, for so many turns each: averages what processes differ by",
+        "Times that both start anew, for so many turns each. Averages what processes differ by.",
         minimum=1,
         maximum=100,
     )
     block_steps: int | None = option(
-        None, "steps in one turn; default: the profile's", unit="steps", minimum=2
+        None, "Steps in one turn. Default: the profile's.", unit="steps", minimum=2
     )
-    data_dir: str | None = option(None, "data folder; default: the mock data that prepare.sh makes")
+    data_dir: str | None = option(
+        None, "Data folder. Default: the mock data that prepare.sh makes."
+    )
     seed: int = option(
-        0, "seed of weights, shuffling and augmentation", minimum=0, maximum=2**32 - 1
+        0,
+        "Seed of weights, shuffling and augmentation. Runs of one seed start alike.",
+        minimum=0,
+        maximum=2**32 - 1,
     )
 
 
@@ -66,20 +75,20 @@ class YourModelConfig:
 
     profile: Literal["auto", "quick", "full"] = option(
         "auto",
-        "how much is measured: quick is a minute or two on two cores; "
-        "auto is full on a GPU, else quick",
+        "How much is measured: quick is a minute or two on two cores. auto is full on a "
+        "GPU, else quick.",
     )
     optimizer: Literal[
         "adamw", "adam", "sgd", "rmsprop", "radam", "nadam", "adamax", "adagrad", "adadelta"
-    ] = option("adamw", "optimizer of torch.optim; sgd has a momentum of 0.9")
+    ] = option("adamw", "Optimizer of torch.optim. sgd has a momentum of 0.9.")
     learning_rate: float | None = option(
-        None, "learning rate; default: torch's for the optimizer", minimum=0.0
+        None, "Learning rate. Default: torch's for the optimizer.", minimum=0.0
     )
     amp_level: Literal["auto", "O0", "O1"] = same_as(NotebookConfig, "amp_level")
     amp_dtype: Literal["auto", "bf16", "fp16"] = same_as(NotebookConfig, "amp_dtype")
     batch_size: int | None = option(
         None,
-        "samples per step; default: that of the call of your_settings",
+        "Samples per step. Default: that of the call of your_settings.",
         unit="samples",
         minimum=1,
     )
@@ -94,26 +103,26 @@ class WalkConfig:
     """Parameters of the notebook data_parallel; sizes default to large on a GPU, small on a CPU."""
 
     images: int | None = option(
-        None, "random training images; default: 6400 on a GPU, else 128", unit="images", minimum=8
+        None, "Random training images. Default: 6400 on a GPU, else 128.", unit="images", minimum=8
     )
     image_size: int | None = option(
         None,
-        "height and width of the images; default: 224 on a GPU, else 64",
+        "Height and width of the images. Default: 224 on a GPU, else 64.",
         unit="pixels",
         minimum=32,
         maximum=1024,
     )
     batch_size: int | None = option(
         None,
-        "samples per process and step; default: 64 on a GPU, else 8",
+        "Samples per process and step. Default: 64 on a GPU, else 8.",
         unit="samples",
         minimum=1,
     )
-    epochs: int = option(2, "passes over the images", unit="epochs", minimum=1)
-    log_steps: int = option(5, "steps between two lines of the log", unit="steps", minimum=1)
+    epochs: int = option(2, "Passes over the images.", unit="epochs", minimum=1)
+    log_steps: int = option(5, "Steps between two lines of the log.", unit="steps", minimum=1)
     processes: int | None = option(
         None,
-        "processes of the parallel runs; default: one per device, at most 8",
+        "Processes of the parallel runs. Default: one per device, at most 8.",
         unit="processes",
         minimum=1,
     )
@@ -124,39 +133,44 @@ class WireConfig:
     """Parameters of the notebook communication."""
 
     model: str = option(
-        "resnet50", "task whose gradients are counted in bytes, in each wire format"
+        "resnet50", "Task whose gradients are counted in bytes, in each wire format."
     )
     hosts: int = option(
         2,
-        "hosts of the lab, on this machine, with emulated links",
+        "Hosts of the lab, on this machine, with emulated links.",
         unit="hosts",
         minimum=2,
         maximum=8,
     )
     processes: int = option(
-        1, "training processes on each host of the lab", unit="processes", minimum=1, maximum=8
+        1, "Training processes on each host of the lab.", unit="processes", minimum=1, maximum=8
     )
     rate: str = option(
-        "200mbit", "rate of each host's link, in either direction, in bits per second"
+        "200mbit",
+        "Rate of each host's link, in either direction, in bits per second. The lower, "
+        "the more the wire formats gain.",
     )
     width: int = option(
         512,
-        "width of the four layers that are trained on the lab",
+        "Width of the four layers that are trained on the lab.",
         unit="units",
         minimum=16,
         maximum=8192,
     )
     rounds: int = option(
-        4, "turns that each technique gets; the intervals come from these", unit="turns", minimum=4
+        4,
+        "Turns of each technique; the intervals come from these. More turns take longer.",
+        unit="turns",
+        minimum=4,
     )
-    block_steps: int = option(3, "counted steps in one turn", unit="steps", minimum=1)
+    block_steps: int = option(3, "Counted steps in one turn.", unit="steps", minimum=1)
     seeds: int = option(
         2,
-        "how often each wire format learns digits, each time from other weights",
+        "How often each wire format learns digits, each time from other weights.",
         unit="seeds",
         minimum=2,
     )
-    epochs: int = option(8, "passes over the digits", unit="epochs", minimum=1)
+    epochs: int = option(8, "Passes over the digits.", unit="epochs", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -165,5 +179,6 @@ class PerformanceDataConfig:
 
     sweep: str | None = option(
         None,
-        "table of a sweep, or the folder that it is in; default: the newest in benchmarks/results/",
+        "Table of a sweep, or the folder that it is in. Default: the newest in "
+        "benchmarks/results/.",
     )

@@ -21,7 +21,9 @@ KERNELS_VARIABLE = "GALLERY_KERNELS"
 def _read(variable: str, default: bool) -> bool:
     value = os.environ.get(variable, "1" if default else "0")
     if value not in ("0", "1"):
-        raise InputError(f"environment variable {variable}={value!r} must be 0 or 1.")
+        raise InputError(
+            f"environment variable {variable}={value!r} must be 0 or 1.", parameter=variable
+        )
     return value == "1"
 
 

@@ -33,15 +33,17 @@ def names() -> list[str]:
 def get(name: str) -> Task:
     """Return the task called `name`, or the Task object NAME of a file for `FILE.py:NAME`.
 
-    Raises InputError for a name that is not known (with the closest one), a missing file, or a file
-    without the object.
+    Raises:
+        InputError: for a name that is not known (with the closest one), a missing file, or a file
+            without the object.
     """
     if ".py:" in name:
         return _from_file(*name.rsplit(":", 1))
     if name not in names():
         raise InputError(
             f"model={name!r} is not a task.{did_you_mean(name, names())} Known: "
-            f"{', '.join(names())}; or FILE.py:NAME."
+            f"{', '.join(names())}; or FILE.py:NAME.",
+            parameter="model",
         )
     return importlib.import_module(f"gallery_lib.tasks.{name}").TASK
 
@@ -50,8 +52,10 @@ def of(config: TrainConfig) -> Task:
     """Return the task of `config`, with as many outputs as its data has classes.
 
     The gallery's own mock data has samples of some of ImageNet's 1000 classes, and counts as 1000.
-    A folder given as data_dir has those classes that are in it. Raises InputError for a folder that
-    is no such data.
+    A folder given as data_dir has those classes that are in it.
+
+    Raises:
+        InputError: for a folder that is no such data.
     """
     task = get(config.model)
     return task.with_outputs(task.head.wanted(config)) if task.head else task
@@ -75,7 +79,8 @@ def with_sizes(config: TrainConfig, profile: Literal["quick", "full"] | None = N
 def data_of(config: TrainConfig) -> Splits:
     """Return the data of the task, at the sizes that `config` asks for.
 
-    Raises InputError for data that is missing or unfit.
+    Raises:
+        InputError: for data that is missing or unfit.
     """
     return get(config.model).data(with_sizes(config))
 
@@ -83,7 +88,7 @@ def data_of(config: TrainConfig) -> Splits:
 def _from_file(file: str, attribute: str) -> Task:
     path = Path(file).resolve()
     if not path.is_file():
-        raise InputError(f"model={file}:{attribute}: {path} does not exist.")
+        raise InputError(f"model={file}:{attribute}: {path} does not exist.", parameter="model")
     module_name = f"gallery_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec and spec.loader
@@ -96,15 +101,19 @@ def _from_file(file: str, attribute: str) -> Task:
     except SystemExit as error:
         raise InputError(
             f"model={file}:{attribute}: the file ends the program (exit code {error.code}) instead "
-            "of defining a task."
+            "of defining a task.",
+            parameter="model",
         ) from None
     except Exception as error:
-        raise InputError(user_errors.told(error, user_errors.Line(str(path), 1))) from error
+        raise InputError(
+            user_errors.message(error, user_errors.Line(str(path), 1)), parameter="model"
+        ) from error
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
         found = [name for name, value in vars(module).items() if isinstance(value, Task)]
         raise InputError(
             f"model={file}:{attribute}: no Task of that name in "
-            f"{path}.{did_you_mean(attribute, found)}"
+            f"{path}.{did_you_mean(attribute, found)}",
+            parameter="model",
         )
     return task

@@ -142,8 +142,7 @@ def take_turns(
                 ], BASELINE.name
     rounds: dict[str, list[list[float]]] = {name: [] for name in trials}
     for number in range(config.tune.rounds):
-        order = list(trials) if number % 2 == 0 else list(reversed(trials))
-        for name in order:
+        for name in stats.turn_order(trials, number):
             rounds[name].append([trials[name].step() for _ in range(config.tune.block_steps)][1:])
     slowest = {
         name: stats.slowest_rank(process_group.all_ranks(blocks)) for name, blocks in rounds.items()
@@ -214,8 +213,10 @@ class _Kept:
 def _read(path: Path, found: list[Candidate]) -> Choice | None:
     """Return the kept choice, or None where there is none.
 
-    A damaged file is set aside and counts as none. Raises InputError for a file that chooses an
-    unknown candidate.
+    A damaged file is set aside and counts as none.
+
+    Raises:
+        InputError: for a file that chooses an unknown candidate.
     """
     try:
         kept = read_json(path, _Kept, again="")
@@ -231,7 +232,8 @@ def _read(path: Path, found: list[Candidate]) -> Choice | None:
         close = did_you_mean(str(chosen), names)
         raise InputError(
             f"{path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(names)}; "
-            "or delete the file."
+            "or delete the file.",
+            parameter=str(path),
         )
     return Choice(chosen, rows, kept=True, path=str(path))
 
@@ -248,7 +250,10 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
     """Return the choice for `model` on `inputs`, the same on every rank: a kept one, or a new one.
 
     A new choice is measured now and kept. The model, its gradients and torch's random state stay as
-    before. Raises InputError for a kept file that was edited to an unknown candidate.
+    before.
+
+    Raises:
+        InputError: for a kept file that was edited to an unknown candidate.
     """
     found = candidates(model, config, device)
     path = paths.cache_dir() / "tuning" / f"{key(model, inputs, config, device, found)}.json"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -28,7 +27,7 @@ import pytest
 from chromium import chromium, screenshot
 from small_tasks import SMALL
 
-from gallery_lib.system.processes import end_supervised
+from gallery_lib.system.processes import end_supervised, start_supervised
 
 pytestmark = [pytest.mark.browser, pytest.mark.whole_machine, pytest.mark.timeout(400)]
 
@@ -104,19 +103,9 @@ def lab(
     }
     mark = uuid.uuid4().hex
     with log.open("w") as output:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "gallery_lib.system.supervisor",
-                sys.executable,
-                "-m",
-                "gallery_lib.notebooks.jupyterlab",
-                str(root),
-                "--no-browser",
-            ],
-            env={
-                **os.environ,
+        process = start_supervised(
+            [sys.executable, "-m", "gallery_lib.notebooks.jupyterlab", str(root), "--no-browser"],
+            {
                 **kernel,
                 **{k: str(v) for k, v in own.items()},
                 "PYTHONPATH": str(checkout),
@@ -124,7 +113,6 @@ def lab(
             },
             stdout=output,
             stderr=output,
-            start_new_session=True,
         )
     try:
         info = wait_for(

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
+from refusal import refused
 from torch import Tensor, nn
 
 from gallery_lib.compiler.backend import compile_model
 from gallery_lib.config import Compiler
-from gallery_lib.errors import InputError
 
 
 def kept_bytes_and_gradients(keep: float | None) -> tuple[int, list[Tensor]]:
@@ -46,5 +46,5 @@ def test_half_of_the_activations_are_kept_and_gradients_stay() -> None:
 
 
 def test_a_part_is_between_0_and_1() -> None:
-    with pytest.raises(InputError, match=r"keep_activations=1\.5 must be between 0 and 1"):
+    with refused("keep_activations", 1.5):
         Compiler().keep_activations = 1.5

@@ -9,18 +9,12 @@ from pathlib import Path
 
 import papermill
 import pytest
+from refusal import refused
 
 from gallery_lib.config import BatchConfig, CompareConfig, LaunchConfig, NotebookConfig, TrainConfig
-from gallery_lib.config.options import (
-    CommandLine,
-    checked,
-    command_line,
-    from_mapping,
-    options_table,
-    parameters_source,
-    parse_command_line,
-)
-from gallery_lib.errors import InputError
+from gallery_lib.config.command_line import CommandLine, parse_command_line, words_of
+from gallery_lib.config.documentation import options_table, parameters_source
+from gallery_lib.config.options import checked, from_mapping
 
 
 def parse(*words: str) -> list:
@@ -44,30 +38,42 @@ def test_dashes_and_underscores_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("words", "parameter", "values"),
     [
-        (("--batch_size", "0"), ("batch_size", "0", "at least 1")),
-        (("--batch_size", "abc"), ("batch_size", "abc", "whole number")),
-        (("--batch_size", "2.5"), ("batch_size", "2.5", "whole number")),
-        (("--lr", "nan"), ("lr", "nan", "a finite number")),
-        (("--amp_level=O2",), ("amp_level=O2", "not offered", "O1")),
-        (("--amp_level=O7",), ("amp_level", "O0 or O1")),
-        (("--batch_sise", "4"), ("`--batch_sise`", "Did you mean `--batch_size`?")),
-        (("--batch-sise=4",), ("`--batch-sise=4`", "Did you mean `--batch-size`?")),
-        (("--no-kernel",), ("Did you mean `--no-kernels`?",)),
-        (("batch_size", "4"), ("Did you mean `--batch_size`?",)),
-        (("--master_port", "70000"), ("master_port", "between 1 and 65535")),
-        (("stray",), ("stray",)),
-        (("--batch_size",), ("expected one argument",)),
+        (("--batch_size", "0"), "batch_size", ("'0'", "at least 1")),
+        (("--batch_size", "abc"), "batch_size", ("'abc'", "whole number")),
+        (("--batch_size", "2.5"), "batch_size", ("'2.5'", "whole number")),
+        (("--lr", "nan"), "lr", ("'nan'", "finite")),
+        (("--amp_level=O2",), "amp_level", ("O2", "O1")),
+        (("--amp_level=O7",), "amp_level", ("'O7'", "O0 or O1")),
+        (("--batch_sise", "4"), "batch_sise", ("`--batch_sise`", "`--batch_size`")),
+        (("--batch-sise=4",), "batch_sise", ("`--batch-sise=4`", "`--batch-size`")),
+        (("--no-kernel",), "no_kernel", ("`--no-kernel`", "`--no-kernels`")),
+        (("batch_size", "4"), "batch_size", ("`batch_size`", "`--batch_size`")),
+        (("--master_port", "70000"), "master_port", ("'70000'", 1, 65535)),
+        (("stray",), "stray", ("`stray`",)),
+        (("--batch-size",), "batch_size", ("one argument",)),
     ],
 )
 def test_a_wrong_value_names_the_option_the_value_and_what_is_allowed(
-    words: tuple[str, ...], parts: tuple[str, ...]
+    words: tuple[str, ...], parameter: str, values: tuple[object, ...]
 ) -> None:
-    with pytest.raises(InputError) as caught:
+    with refused(parameter, *values):
         parse(*words)
-    for part in parts:
-        assert part in str(caught.value)
+
+
+def test_a_missing_operand_is_named() -> None:
+    def operands(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("picture", metavar="PICTURE.png")
+
+    with refused("picture", "PICTURE.png"):
+        CommandLine("test", "", operands=operands).parse([])
+
+
+def test_a_word_that_is_no_action_is_named() -> None:
+    line = CommandLine("test", "", actions={"up": CommandLine("test up", "")})
+    with refused("action", "'upp'", "up"):
+        line.parse(["upp"])
 
 
 @pytest.mark.parametrize(
@@ -89,12 +95,12 @@ def test_an_option_in_seconds_takes_a_duration(written: str | int, seconds: floa
 
 @pytest.mark.parametrize("written", ["", "10 apples", "m", "1m2h", "-5m", "10m 5", "h"])
 def test_what_is_no_duration_is_refused_with_the_forms_that_are(written: str) -> None:
-    with pytest.raises(InputError, match=r"deadline='.*seconds, or such as 90s, 10m, 2h, 1h30m"):
+    with refused("deadline", repr(written), "90s, 10m, 2h, 1h30m"):
         from_mapping(BatchConfig, {"deadline": written})
 
 
 def test_other_numbers_take_no_duration() -> None:
-    with pytest.raises(InputError, match="memory_limit='10m' must be a number"):
+    with refused("memory_limit", "'10m'", "number"):
         from_mapping(BatchConfig, {"memory_limit": "10m"})
 
 
@@ -106,22 +112,19 @@ def test_every_table_and_help_of_an_option_in_seconds_shows_the_forms() -> None:
 
 
 def test_an_unknown_notebook_parameter_gets_a_suggestion() -> None:
-    with pytest.raises(
-        InputError, match=r"unknown parameter `batch_sise`\. Did you mean `batch_size`"
-    ):
+    with refused("batch_sise", "`batch_sise`", "`batch_size`"):
         from_mapping(NotebookConfig, {"batch_sise": 8})
 
 
 def test_values_set_in_python_are_checked_too() -> None:
-    with pytest.raises(InputError, match="batch_size=0"):
+    with refused("batch_size", "batch_size=0"):
         checked(TrainConfig(batch_size=0))
 
 
 def test_a_command_line_gives_back_the_configuration_it_was_made_from() -> None:
     config = TrainConfig(compiler_opt=True, kernels=False, lr=0.5, data_dir="a b", evaluate=False)
     assert (
-        parse_command_line(command_line(config), TrainConfig, prog="test", description="")[0]
-        == config
+        parse_command_line(words_of(config), TrainConfig, prog="test", description="")[0] == config
     )
 
 
@@ -169,5 +172,5 @@ def test_operands_stand_anywhere_among_the_options_and_come_last() -> None:
     )
     config, namespace = line.parse(words)
     assert (config.batch_size, namespace.names) == (4, ["one", "two"])
-    with pytest.raises(InputError, match="Did you mean `--batch_size`"):
+    with refused("batch_sise", "`--batch_size`"):
         line.parse([*words, "--batch_sise=4"])

@@ -18,7 +18,7 @@ from pathlib import Path
 FLOORS: tuple[dict[str, str], ...] = (
     {
         "errors": "base class of every error that is raised on purpose",
-        "stats": "percentiles, geometric means, intervals of ratios",
+        "stats": "percentiles, geometric means, intervals of ratios, the order of turns",
     },
     {
         "config": "every option, declared once; how options are checked, parsed and listed",
@@ -51,7 +51,7 @@ FLOORS: tuple[dict[str, str], ...] = (
     {"measure": "comparisons, benches, the variants in them, communication, replay"},
     {"report": "the verdict, tables and plots"},
     {"notebooks": "calls of notebook cells, batches, the site, archives, JupyterLab"},
-    {"cli": "the `gallery` command and `launch_single_task.py`"},
+    {"cli": "the `gallery` command, `launch_single_task.py`, and what `prepare.sh` does"},
     {"__main__": "`python3 -m gallery_lib`, which is `gallery`"},
 )
 """Rooms from the ground up, with what each is for; docs/architecture.md shows this table."""

@@ -7,22 +7,25 @@ the reason and the check that is made in its place. All others have to end with 
 
 from __future__ import annotations
 
-import functools
 import re
-import shlex
 import shutil
 import tarfile
-import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from project.documented_commands import Command, commands_in, documented
 from project.fresh_clone import Clone, add_prepared, fresh_clone
-from project.prepare.small_checkout import record_active_python, small_checkout
+from project.instead import (
+    FEW_STEPS,
+    INSTEAD,
+    TINY,
+    Instead,
+    instead_of,
+    sets_up,
+    succeeds,
+    with_options,
+)
 
-from gallery_lib.cli.main import _COMMANDS
 from gallery_lib.notebooks.pack import README, pack
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -31,8 +34,6 @@ COMMANDS = documented(CHECKOUT)
 PACKED_COMMANDS = list(
     commands_in(README.format(title="AlexNet", name=PACKED), "the packed README")
 )
-
-TINY = "tests/helpers/tiny_task.py:TASK"
 WORDS = {
     r"check_imagenet": {"FOLDER": ".cache/data/imagenet-small"},
     r"check_segmentation": {"FOLDER": ".cache/data/segmentation-small"},
@@ -64,225 +65,6 @@ def with_words(text: str) -> str:
             for word, value in words.items():
                 text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", value, text)
     return text
-
-
-# --------------------------------------------------------------------------------------------------
-# What is done instead
-
-
-@dataclass(frozen=True)
-class Instead:
-    """A check in the place of commands that match.
-
-    `where` begins the place in which they are shown.
-    """
-
-    pattern: str
-    why: str
-    check: Callable[[Clone, str], None]
-    where: str = ""
-
-    def takes(self, command: Command) -> bool:
-        return (
-            command.where.startswith(self.where)
-            and re.match(self.pattern, command.text, re.DOTALL) is not None
-        )
-
-
-@functools.cache  # several documents show the same one
-def succeeds(clone: Clone, text: str) -> str:
-    """Carry the command out and return what it prints."""
-    done = clone.run(text)
-    assert done.returncode == 0, f"{text}\nended with {done.returncode}:\n{done.stderr[-2000:]}"
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
-
-
-def words_of(text: str) -> list[str]:
-    return shlex.split(text.replace("\\\n", " "), comments=True)
-
-
-def with_options(options: str) -> Callable[[Clone, str], None]:
-    """Carry it out with more options, of which the last counts."""
-    return lambda clone, text: void(succeeds(clone, f"{shlex.join(words_of(text))} {options}"))
-
-
-def void(_: object) -> None:
-    """Return nothing."""
-
-
-def sets_up(clone: Clone, text: str) -> None:
-    """Carry out the real prepare.sh with the same options.
-
-    What it would install and execute is noted instead.
-    """
-    copy = small_checkout(clone.root, clone.home / f"{abs(hash(text))}")
-    shutil.copytree(clone.root / "notebooks", copy.root / "notebooks", dirs_exist_ok=True)
-    copy.env["PYTHONPATH"] = str(clone.root)
-    if "--into-current" in text:
-        record_active_python(copy)
-    bash, script, *options = words_of(text)
-    assert (bash, script) == ("bash", "prepare.sh")
-    done = copy.run(*options)
-    assert done.returncode == 0, done.stderr
-    assert copy.notes()
-
-
-def has_valid_options(_: Clone, text: str) -> None:
-    """Check a `gallery` command's options as the command does before it starts anything."""
-    gallery, name, *words = words_of(text)
-    assert gallery == ".venv/bin/gallery"
-    _COMMANDS[name].line.parse(words)
-
-
-def has_help_with_its_options(clone: Clone, text: str) -> None:
-    """Check that the script is there, can be started, and lists each option in its help."""
-    words = words_of(text)
-    first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
-    help_text = succeeds(clone, f"{shlex.join(words[:first])} --help")
-    for word in words[first:]:
-        if word.startswith("--"):
-            assert word.partition("=")[0] in help_text, f"{text}: the help does not list {word}"
-
-
-def torchrun_takes(clone: Clone, text: str) -> None:
-    """Check torchrun's options with its own parser, and those of a script of ours by its help."""
-    from torch.distributed.run import get_args_parser
-
-    assert (clone.root / ".venv/bin/torchrun").exists()
-    asked = get_args_parser().parse_args(words_of(text)[1:])
-    script = ["-m", asked.training_script] if asked.module else [asked.training_script]
-    if script != ["train.py"]:  # the reader's
-        has_help_with_its_options(
-            clone, shlex.join([".venv/bin/python", *script, *asked.training_script_args])
-        )
-
-
-def is_a_module(clone: Clone, text: str) -> None:
-    """Check that the module can be imported."""
-    python, _, module, *_ = words_of(text)
-    succeeds(clone, f"{python} -c 'import {module}'")
-
-
-def knows_tests(_: Clone, text: str) -> None:
-    """Check that the folders of tests and their marks are there."""
-    words = words_of(text)[3:]
-    declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["pytest"][
-        "ini_options"
-    ]["markers"]
-    marks = {mark.partition(":")[0] for mark in declared}
-    if "-m" in words:
-        expression = words.pop(words.index("-m") + 1)
-        words.remove("-m")
-        assert set(re.findall(r"\w+", expression)) - {"not", "or", "and"} <= marks
-    assert all((CHECKOUT / word).exists() for word in words)
-
-
-def notebook_takes_parameters(clone: Clone, text: str) -> None:
-    """Check that papermill starts, and the parameters as `gallery run` does."""
-    papermill, notebook, _, *parameters = words_of(text)
-    succeeds(clone, f"{papermill} --version")
-    succeeds(
-        clone,
-        ".venv/bin/python -m gallery_lib.notebooks.batch.parameters "
-        f"{shlex.join([notebook, *parameters])}",
-    )
-
-
-def locks_likewise(_: Clone, text: str) -> None:
-    """Check that `prepare.sh --lock` uses these options."""
-    script = (CHECKOUT / "prepare.sh").read_text()
-    assert all(word in script for word in words_of(text)[3:-1])
-
-
-FEW_STEPS = "--model=alexnet --image_size=64 --batch_size=2 --max_steps=3 --no_evaluate"
-FEW_TURNS = f"--model={TINY} --rounds=4 --block_steps=2 --parity_steps=1"
-INSTEAD = [
-    Instead(
-        r"bash prepare\.sh",
-        "installs for minutes, as tests/project/prepare says, and executes notebooks",
-        sets_up,
-    ),
-    Instead(
-        r"python3 launch_single_task\.py (?!.*--nnodes)",
-        "trains for minutes: a few small steps",
-        with_options(FEW_STEPS),
-        "README",
-    ),
-    Instead(
-        r"python3 launch_single_task\.py .*--nnodes",
-        "needs several machines, of 8 devices",
-        with_options("--dry_run --nproc_per_node=1"),
-    ),
-    Instead(r"python3 launch_single_task\.py ", "trains for minutes", with_options("--dry_run")),
-    Instead(
-        r"\.venv/bin/gallery compare --(model|image_size|batch_size|amp_level)",
-        "trains for minutes: fewer turns",
-        with_options(FEW_TURNS),
-        "README",
-    ),
-    Instead(
-        r"\.venv/bin/gallery (compare --|bench|run|site|pack)(?!.*--help)",
-        "takes minutes",
-        has_valid_options,
-    ),
-    Instead(
-        r"\.venv/bin/gallery lab (up|run|down)",
-        "needs root or user namespaces; tests/cluster carries them out",
-        has_valid_options,
-    ),
-    Instead(
-        r"\.venv/bin/papermill",
-        "executes a notebook; tests/notebooks executes each",
-        notebook_takes_parameters,
-    ),
-    Instead(
-        r"python3 benchmarks/|\.venv/bin/python benchmarks/",
-        "measures for minutes to hours",
-        has_help_with_its_options,
-    ),
-    Instead(
-        r"\.venv/bin/torchrun",
-        "needs several machines, or a script of the reader's",
-        torchrun_takes,
-    ),
-    Instead(r"\.venv/bin/python -m pytest", "runs tests", knows_tests),
-    Instead(
-        r"\.venv/bin/python -m tests\.against_torch",
-        "draws trainings for an hour",
-        has_help_with_its_options,
-    ),
-    Instead(
-        r"\.venv/bin/python -m tests\.faults",
-        "causes faults for half an hour",
-        has_help_with_its_options,
-    ),
-    Instead(
-        r"\.venv/bin/python tests/cuda_on_host/mutation\.py",
-        "compiles each kernel three times",
-        has_help_with_its_options,
-    ),
-    Instead(
-        r"\.venv/bin/python -m gallery_lib\.kernels\.resources",
-        "compiles every kernel",
-        is_a_module,
-    ),
-    Instead(
-        r"\.venv/bin/mypy",
-        "takes a minute, and prepare.sh --test does it",
-        with_options("--version"),
-    ),
-    Instead(r"uv pip compile", "is what prepare.sh --lock does", locks_likewise),
-]
-
-
-def instead_of(command: Command) -> Instead | None:
-    """Return the check in place of the command; None when it is carried out."""
-    return next((entry for entry in INSTEAD if entry.takes(command)), None)
-
-
-# --------------------------------------------------------------------------------------------------
-# The tests
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from gallery_lib.errors import InputError
+from refusal import check_refused_command, refused
 
 
 def test_a_folder_is_made_and_figures_are_written(
     benchmark_module: Callable[[str], Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "new" / "figures.json"
-    benchmark_module("common").write_result(file, {"ratio": 1.5})
+    benchmark_module("figures_file").write_result(file, {"ratio": 1.5})
     assert json.loads(file.read_text()) == {"ratio": 1.5}
 
 
@@ -34,11 +33,8 @@ def test_what_cannot_be_written_is_refused(
     benchmark_module: Callable[[str], Any], tmp_path: Path, name: str, reason: str
 ) -> None:
     (tmp_path / "taken").write_text("a file, and no folder")
-    with pytest.raises(
-        InputError, match=r"cannot be written to .*Name another file with --out\."
-    ) as refused:
-        benchmark_module("common").writable(tmp_path / name)
-    assert reason in str(refused.value)
+    with refused("out", tmp_path, reason, "--out"):
+        benchmark_module("figures_file").writable(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
@@ -58,8 +54,5 @@ def test_a_command_says_so_before_it_measures(
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
-    assert (
-        f"the figures cannot be written to {tmp_path}: it is a folder. Name another file with --out"
-        in done.stderr.splitlines()[-1]
-    )
+    check_refused_command(done.returncode, done.stderr.splitlines()[-1], tmp_path, "--out")
+    assert done.stdout == "" and "Traceback" not in done.stderr

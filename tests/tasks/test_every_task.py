@@ -25,8 +25,10 @@ import gallery_lib
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.system import hardware
-from gallery_lib.train.loop import Observer, Session, evaluate, train
+from gallery_lib.train.evaluation import evaluate
+from gallery_lib.train.loop import train
 from gallery_lib.train.results import Results, read_results
+from gallery_lib.train.session import Observer, Session
 
 PARAMETERS = {
     "alexnet": 61_100_840,

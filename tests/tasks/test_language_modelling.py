@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from refusal import refused
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
@@ -19,7 +20,6 @@ from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
 from gallery_lib.data.text import grammar
 from gallery_lib.data.text import tokenized as text
-from gallery_lib.errors import InputError
 from gallery_lib.models.dropout import without_dropout
 from gallery_lib.report import examples
 from gallery_lib.tasks.domains import language_modelling
@@ -101,15 +101,13 @@ def test_the_loss_keeps_float64_and_widens_bfloat16(name: str, text_dir: str) ->
 def test_samples_longer_than_the_model_has_positions_are_refused(
     name: str, positions: int, text_dir: str
 ) -> None:
-    with pytest.raises(
-        InputError, match=rf"sequence_length={positions + 1}: {name} has {positions} positions"
-    ):
+    with refused("sequence_length", positions + 1, name, f"{positions} positions"):
         splits(name, text_dir, positions + 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_that_does_not_exist_is_named(name: str) -> None:
-    with pytest.raises(InputError, match="/nowhere does not exist"):
+    with refused("data_dir", "/nowhere"):
         splits(name, "/nowhere")
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusal import refused
 from torch import Tensor, nn
 
 from gallery_lib import accelerate
 from gallery_lib.acceleration import techniques
 from gallery_lib.compiler import backend
 from gallery_lib.config import Config
-from gallery_lib.errors import InputError
 
 SLEEP_SECONDS = 0.02
 
@@ -168,9 +168,7 @@ def test_a_choice_is_kept_used_again_and_may_be_edited(
     losses(by_hand)
     assert by_hand.seconds == SLEEP_SECONDS and "runs as `eager` (kept" in capsys.readouterr().err
     path.write_text(json.dumps({**values, "chosen": "fastest"}))
-    with pytest.raises(
-        InputError, match=r"chooses 'fastest', which is no candidate\. Did you mean `faster`"
-    ):
+    with refused(path, "'fastest'", "`faster`"):
         losses(tuned("faster")[0])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gallery_lib.config import BenchConfig
-from gallery_lib.config.options import CommandLine
+from gallery_lib.config.command_line import CommandLine
 
 if TYPE_CHECKING:
     from gallery_lib.measure.bench.result import Bench
@@ -42,22 +42,21 @@ def main(arguments: Sequence[str]) -> int:
     progress = Progress()
     with progress.importing():
         from gallery_lib.measure.bench import bench as measure
-        from gallery_lib.report import bench as report
+        from gallery_lib.report.bench.figure import figure
+        from gallery_lib.report.bench.text import complete, markdown, text
     progress.clear()
 
     def write(folder: Path, found: Bench) -> None:
         picture = f"{found.kind}.png"
         with busy("tables and picture"):
-            report.figure(found).savefig(folder / picture, dpi=120)
-            (folder / f"{found.kind}.md").write_text(
-                report.markdown(found, picture), encoding="utf-8"
-            )
+            figure(found).savefig(folder / picture, dpi=120)
+            (folder / f"{found.kind}.md").write_text(markdown(found, picture), encoding="utf-8")
 
     folder, found = measure.run(
         namespace.tasks, asked, command=["gallery", "bench", *arguments], done=write
     )
-    print(report.text(found))
+    print(text(found))
     print(
         f"results: {folder}/{found.kind}.json, tables: {found.kind}.md, picture: {found.kind}.png"
     )
-    return 0 if report.complete(found) else 1
+    return 0 if complete(found) else 1

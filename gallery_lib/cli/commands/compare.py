@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from gallery_lib.config import CompareConfig, LaunchConfig, TrainConfig
-from gallery_lib.config.options import CommandLine, default_of
+from gallery_lib.config.command_line import CommandLine
+from gallery_lib.config.options import default_of
 from gallery_lib.errors import InputError
 
 
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str]) -> int | None:
         if len(arguments) != 2 or len(namespace.batches) != 2:
             raise InputError(
                 "gallery compare takes two batches and no option, or options alone; "
-                f"got {' '.join(arguments)}."
+                f"got {' '.join(arguments)}.",
+                parameter="batches",
             )
         return _compare_batches(*namespace.batches)
     from gallery_lib.console.progress import Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from gallery_lib.config.options import CommandLine
+from gallery_lib.config.command_line import CommandLine
 
 
 def _doctor_operands(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +27,6 @@ LINE = CommandLine(
 def main(arguments: Sequence[str]) -> None:
     """Run the command with these words behind it."""
     (namespace,) = LINE.parse(arguments)
-    from gallery_lib.report import doctor
+    from gallery_lib.report.doctor.text import text
 
-    print(doctor.text(namespace.folder))
+    print(text(namespace.folder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gallery_lib.config import LabConfig, LabNameConfig, LabRunConfig
-from gallery_lib.config.options import CommandLine
+from gallery_lib.config.command_line import CommandLine
 from gallery_lib.errors import did_you_mean
 
 _LAB_UP = CommandLine(
@@ -59,22 +59,22 @@ def _lab_run(arguments: Sequence[str]) -> None:
 
 def _lab_status(arguments: Sequence[str]) -> None:
     _LAB_STATUS.parse(arguments)
-    from gallery_lib.cluster import lab, status
+    from gallery_lib.cluster import Lab, cleanup, status
 
     print(
-        "\n\n".join(status.text(lab.Lab.named(name)) for name in lab.names_up()) or "no lab is up."
+        "\n\n".join(status.text(Lab.named(name)) for name in cleanup.names_up()) or "no lab is up."
     )
 
 
 def _lab_down(arguments: Sequence[str]) -> None:
     (config,) = _LAB_DOWN.parse(arguments)
-    from gallery_lib.cluster import lab
+    from gallery_lib.cluster import cleanup
 
-    gone = lab.take_down(config.name)
+    gone = cleanup.take_down(config.name)
     for name in gone:
         print(f"the lab `{name}` is gone.")
     if config.name not in gone:
-        print(f"there is no lab `{config.name}`.{did_you_mean(config.name, lab.names_up())}")
+        print(f"there is no lab `{config.name}`.{did_you_mean(config.name, cleanup.names_up())}")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gallery_lib.config.options import CommandLine
+from gallery_lib.config.command_line import CommandLine
 
 LINE = CommandLine("gallery list", "Name the tasks of the gallery.")
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from gallery_lib.config.options import CommandLine
+from gallery_lib.config.command_line import CommandLine
 
 
 def _pack_operands(parser: argparse.ArgumentParser) -> None:

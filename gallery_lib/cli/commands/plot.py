@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from gallery_lib.config.options import CommandLine
+from gallery_lib.config.command_line import CommandLine
 from gallery_lib.errors import InputError
 
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command with these words behind it."""
     (namespace,) = LINE.parse(arguments)
     if not namespace.picture.endswith(".png"):
-        raise InputError(f"{namespace.picture} must end with .png.")
+        raise InputError(f"{namespace.picture} must end with .png.", parameter="picture")
     from gallery_lib.measure.comparison.result import read_comparison
     from gallery_lib.report import plots
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from gallery_lib.config import BatchConfig
-from gallery_lib.config.options import CommandLine
+from gallery_lib.config.command_line import CommandLine
 from gallery_lib.console.exit_code import INTERRUPTED
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from gallery_lib.config.options import CommandLine
+from gallery_lib.config.command_line import CommandLine
 
 
 def _show_operands(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +33,9 @@ def main(arguments: Sequence[str]) -> None:
         file for kind in ("bench", "waterfall") if (file := folder / f"{kind}.json").exists()
     ]:
         from gallery_lib.measure.bench.result import read_bench
-        from gallery_lib.report import bench
+        from gallery_lib.report.bench import text as bench_text
 
-        print("\n\n".join(bench.text(read_bench(file)) for file in benches))
+        print("\n\n".join(bench_text.text(read_bench(file)) for file in benches))
         return
     print(
         summary.text(record.read_report(folder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gallery_lib.config import SiteConfig
-from gallery_lib.config.options import CommandLine
+from gallery_lib.config.command_line import CommandLine
 
 LINE = CommandLine(
     "gallery site",

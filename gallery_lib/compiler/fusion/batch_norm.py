@@ -209,6 +209,13 @@ def fuse_batchnorm(model: nn.Module) -> Fusion:
     """Fuse every pattern found in `model`, in place.
 
     A second call finds nothing more.
+
+    Example:
+        >>> from torch import nn
+        >>> from gallery_lib.compiler.fusion.batch_norm import fuse_batchnorm
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        >>> fuse_batchnorm(model)
+        Fusion(relu=1, add_relu=0, left=0)
     """
     places = Counter(
         id(child)

@@ -42,20 +42,25 @@ def head(features: int) -> Head:
 def images(config: TrainConfig, *, smallest: int = 32, multiple_of: int = 1) -> Splits:
     """Return the images of `config.data_dir` (ImageNet's layout), else of the small mock ImageNet.
 
-    They have the size `config.image_size`. Raises InputError for an image size in pixels that the
-    model cannot take: below `smallest`, or not a `multiple_of`.
+    They have the size `config.image_size`.
+
+    Raises:
+        InputError: for an image size in pixels that the model cannot take: below `smallest`, or not
+            a `multiple_of`.
     """
     root = config.data_dir or str(paths.data_dir("imagenet-small"))
     assert config.image_size is not None
     if config.image_size < smallest:
         raise InputError(
             f"image_size={config.image_size}: {config.model} needs images of at least {smallest} "
-            "pixels."
+            "pixels.",
+            parameter="image_size",
         )
     if config.image_size % multiple_of:
         raise InputError(
             f"image_size={config.image_size}: {config.model} needs a multiple of {multiple_of} "
-            "pixels."
+            "pixels.",
+            parameter="image_size",
         )
     train = ImageFolder(root, "train", config.image_size, train=True, seed=config.seed)
     held_out = ImageFolder(

@@ -104,7 +104,8 @@ def _splits(config: TrainConfig, kind: str, hide: Hide, positions: int) -> Split
     if length > positions:
         raise InputError(
             f"sequence_length={length}: {config.model} has {positions} positions. Use at most "
-            f"{positions} tokens."
+            f"{positions} tokens.",
+            parameter="sequence_length",
         )
     tokens = text.find(config.data_dir, kind)
     return Splits(

@@ -44,7 +44,8 @@ MakeBatch = Callable[[int, torch.Generator], Any]
 class MadeBatches(Dataset[Any]):
     """Data set whose item i is a whole batch, made from a generator seeded by (seed, i) alone.
 
-    Raises InputError for a batch without tensors, and for one of another size.
+    Raises:
+        InputError: for a batch without tensors, and for one of another size.
     """
 
     def __init__(self, make_batch: MakeBatch, batch_size: int, batches: int, seed: int) -> None:
@@ -114,12 +115,14 @@ def _check_call(function: Callable[..., Any], name: str, *handed: str) -> None:
 def optimizer_spec(name: str, learning_rate: float | None) -> OptimizerSpec:
     """Return the optimizer of that name with torch's defaults, and no weight decay.
 
-    Raises InputError for an unknown name.
+    Raises:
+        InputError: for an unknown name.
     """
     if name not in OPTIMIZERS:
         raise InputError(
             f"optimizer={name!r} is not offered.{did_you_mean(name, OPTIMIZERS)} Known: "
-            f"{', '.join(OPTIMIZERS)}."
+            f"{', '.join(OPTIMIZERS)}.",
+            parameter="optimizer",
         )
     kind, arguments = OPTIMIZERS[name]
     default = inspect.signature(getattr(torch.optim, kind)).parameters["lr"].default
@@ -160,7 +163,8 @@ def task_from(
         if config.batch_size not in (None, batch_size):
             raise InputError(
                 f"batch_size={config.batch_size}: the model of this notebook makes batches of "
-                f"{batch_size}. Change it there."
+                f"{batch_size}. Change it there.",
+                parameter="batch_size",
             )
         return Splits(
             MadeBatches(make_batch, batch_size, BATCHES, config.seed),

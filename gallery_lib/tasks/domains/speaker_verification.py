@@ -37,15 +37,18 @@ SCORE_BINS = 2000  # of cosines from −1 to 1: an equal error rate is known to 
 def utterances(config: TrainConfig) -> Splits:
     """Return utterances of the folder `config.data_dir` (manifests, or Kaldi's), else mock ones.
 
-    They have `config.sequence_length` frames. Raises InputError for a batch size of fewer than two
-    speakers.
+    They have `config.sequence_length` frames.
+
+    Raises:
+        InputError: for a batch size of fewer than two speakers.
     """
     root = config.data_dir or str(paths.data_dir("speakers-small"))
     assert config.sequence_length is not None and config.batch_size is not None
     if config.batch_size < 2 * PER_ITEM:
         raise InputError(
             f"batch_size={config.batch_size} is one speaker, who has nobody to be told from: use "
-            f"{2 * PER_ITEM} or more."
+            f"{2 * PER_ITEM} or more.",
+            parameter="batch_size",
         )
     train = SpeakerPairs(root, "train", config.sequence_length, DIMS, train=True, seed=config.seed)
     held_out = SpeakerPairs(

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from gallery_lib.comm import process_group
-from gallery_lib.comm.accelerate_ddp import accelerate_ddp, gradient_reducer
+from gallery_lib.comm.accelerate_ddp import accelerate_ddp
+from gallery_lib.comm.strategy import gradient_reducer
 from gallery_lib.config import Comm
 from on_ranks.models import DDP, Branches, batch, options_of, own_gradients, stack
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from gallery_lib.comm import reducer
-from gallery_lib.comm.accelerate_ddp import gradient_reducer
 from gallery_lib.comm.channel import Channel
+from gallery_lib.comm.strategy import gradient_reducer
 from gallery_lib.comm.tuner import Tuner
 from gallery_lib.comm.watch import watch_of
 from gallery_lib.config import Comm
@@ -71,7 +71,7 @@ def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
         ways["ddp"] = options_of({"streams": 3})
     model, other = DDP(stack([6, 9, 4])), stack([6, 9, 4])
     tuner = Tuner(model, ways, rounds=4, block_steps=4)
-    chosen_at_once = tuner.chosen
+    chosen_at_once = tuner.choice
     for step in range(steps):
         for each in (model, other):
             each.zero_grad()
@@ -84,7 +84,7 @@ def tuned(kinds: list[str], steps: int) -> dict[str, Any]:
     pairs = zip(model.module.parameters(), other.parameters(), strict=True)
     return {
         "at once": chosen_at_once,
-        "chosen": tuner.chosen,
+        "chosen": tuner.choice,
         "error": max((a - b).abs().max().item() for a, b in pairs),
     }
 
@@ -167,7 +167,7 @@ def damaged() -> list[bool]:
     tuner = Tuner(DDP(stack([7, 2])), ways)
     dist.barrier()
     return [
-        tuner.chosen is None,
+        tuner.choice is None,
         not path.exists(),
         path.with_name(f"{path.name}.damaged").read_text() == "{",
     ]

@@ -5,7 +5,6 @@ Gradients come by every road (ROADS).
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 from collections.abc import Callable
@@ -18,23 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 from gallery_lib import Config, accelerate
 from gallery_lib.comm.ddp import distributed
-
-
-class Net(nn.Module):
-    """Model with an encoder and two heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.head, self.probe = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = self.encoder(x)
-        return self.head(hidden), self.probe(hidden.detach())
-
-
-def _net() -> Net:
-    torch.manual_seed(0)
-    return Net()
+from on_ranks.roads import ROADS, Net, inputs, net_of_two_heads, one_loss
 
 
 def _twin(net: nn.Module, **comm: Any) -> Any:
@@ -44,15 +27,10 @@ def _twin(net: nn.Module, **comm: Any) -> Any:
     return accelerate(net, None, config)[0]
 
 
-def _input(rank: int | None = None, call: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(
-        10 * call + (dist.get_rank() if rank is None else rank)
-    )
-    return torch.randn(5, 3, generator=generator)
-
-
 def _worst(
-    step: Callable[[Any, int | None], None], make: Callable[[], nn.Module] = _net, **comm: Any
+    step: Callable[[Any, int | None], None],
+    make: Callable[[], nn.Module] = net_of_two_heads,
+    **comm: Any,
 ) -> float:
     """Return the largest difference of the twin's gradients from the mean over ranks.
 
@@ -77,84 +55,6 @@ def _worst(
         elif parameter.grad is not None:
             worst = max(worst, parameter.grad.abs().max().item())
     return worst
-
-
-def one_loss(model: Any, rank: int | None) -> None:
-    head, probe = model(_input(rank))
-    (head.sum() + probe.square().sum()).backward()
-
-
-def two_backward_passes(model: Any, rank: int | None) -> None:
-    head, probe = model(_input(rank))
-    head.sum().backward()  # encoder and head
-    probe.square().sum().backward()  # the probe alone
-
-
-def two_calls_two_losses(model: Any, rank: int | None) -> None:
-    losses = [sum(out.square().sum() for out in model(_input(rank, call))) for call in range(2)]
-    for loss in losses:
-        loss.backward()
-
-
-def the_same_graph_twice(model: Any, rank: int | None) -> None:
-    loss = sum(out.square().sum() for out in model(_input(rank)))
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
-def accumulated(model: Any, rank: int | None) -> None:
-    with model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext():
-        one_loss(model, rank)
-    one_loss(model, rank)
-
-
-def unfrozen_later(model: Any, rank: int | None) -> None:
-    model.encoder.requires_grad_(False)
-    one_loss(model, rank)
-    model.encoder.requires_grad_(True)
-    model.zero_grad()
-    one_loss(model, rank)
-
-
-def frozen_later(model: Any, rank: int | None) -> None:
-    one_loss(model, rank)
-    model.zero_grad()
-    model.encoder.requires_grad_(False)
-    one_loss(model, rank)
-
-
-def gradient_penalty(model: Any, rank: int | None) -> None:
-    x = _input(rank).requires_grad_()
-    head, probe = model(x)
-    (slope,) = torch.autograd.grad(head.square().sum(), x, create_graph=True)
-    (slope.square().sum() + head.sum() + probe.sum()).backward()
-
-
-def laid_out_anew(model: Any, rank: int | None) -> None:
-    model.to(torch.float64 if model.head.weight.dtype is torch.float32 else torch.float32)
-    with torch.no_grad():
-        model.encoder.weight.set_(model.encoder.weight.T.contiguous().T)
-    x = _input(rank).to(model.head.weight.dtype)
-    sum(out.square().sum() for out in model(x)).backward()
-    for parameter in model.parameters():
-        parameter.grad = None
-    sum(out.square().sum() for out in model(x)).backward()
-
-
-ROADS = {
-    road.__name__: road
-    for road in (
-        one_loss,
-        two_backward_passes,
-        two_calls_two_losses,
-        the_same_graph_twice,
-        accumulated,
-        unfrozen_later,
-        frozen_later,
-        gradient_penalty,
-        laid_out_anew,
-    )
-}
 
 
 def gradients(road: str) -> float:
@@ -230,9 +130,9 @@ def refusals() -> list[str]:
 
 def around_the_model() -> str:
     """Return the message for a gradient that comes from a part of the model, around its forward."""
-    twin = _twin(_net())
+    twin = _twin(net_of_two_heads())
     try:
-        twin.head(twin.encoder(_input())).sum().backward()
+        twin.head(twin.encoder(inputs())).sum().backward()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
@@ -240,11 +140,11 @@ def around_the_model() -> str:
 
 def around_the_model_on_purpose() -> bool:
     """Return whether a gradient from a part of the model is each rank's own inside no_sync."""
-    twin = _twin(_net())
+    twin = _twin(net_of_two_heads())
     with twin.no_sync():
-        twin.head(twin.encoder(_input())).sum().backward()
-    alone = _net()
-    alone.head(alone.encoder(_input())).sum().backward()
+        twin.head(twin.encoder(inputs())).sum().backward()
+    alone = net_of_two_heads()
+    alone.head(alone.encoder(inputs())).sum().backward()
     return torch.equal(twin.encoder.weight.grad, alone.encoder.weight.grad)
 
 
@@ -253,7 +153,7 @@ def heads_in_turn() -> list[bool]:
 
     The ids of the heads are used again.
     """
-    twin = _twin(_net())
+    twin = _twin(net_of_two_heads())
     alike = []
     for number in range(6):
         torch.manual_seed(100 * dist.get_rank() + number)
@@ -272,8 +172,8 @@ def after_an_error() -> str:
     def fails(gradient: Tensor) -> Tensor:
         raise KeyError
 
-    twin = _twin(_net())
-    head, probe = twin(_input())
+    twin = _twin(net_of_two_heads())
+    head, probe = twin(inputs())
     handle = head.register_hook(fails)
     try:
         (head.sum() + probe.sum()).backward()
@@ -288,10 +188,10 @@ def after_an_error() -> str:
 
 def unused(find: bool) -> list[Any]:
     """Return the result of two steps in which `probe` is not part of the loss."""
-    twin = _twin(_net(), find_unused_parameters=find)
+    twin = _twin(net_of_two_heads(), find_unused_parameters=find)
     try:
         for _ in range(2):
-            twin(_input())[0].sum().backward()
+            twin(inputs())[0].sum().backward()
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
     return [twin.probe.weight.grad is None, twin.encoder.weight.grad is not None]
@@ -315,7 +215,7 @@ def unused_in_a_compiled_graph(find: bool) -> list[Any]:
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1, weight_decay=0.1)
     before = twin.probe.weight.detach().clone()
     try:
-        twin(_input()).sum().backward()
+        twin(inputs()).sum().backward()
         optimizer.step()
     except Exception as error:
         return [f"{type(error).__name__}: {error}", torch.equal(before, twin.probe.weight)]
@@ -324,12 +224,12 @@ def unused_in_a_compiled_graph(find: bool) -> list[Any]:
 
 def step_on_unaveraged_gradients(closure: bool) -> list[Any]:
     """Return the message of a step that leaves `probe` out, and whether weights are unchanged."""
-    twin = _twin(_net())
+    twin = _twin(net_of_two_heads())
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
     before = twin.encoder.weight.detach().clone()
 
     def evaluate() -> Any:
-        twin(_input())[0].sum().backward()
+        twin(inputs())[0].sum().backward()
 
     try:
         if closure:
@@ -344,9 +244,9 @@ def step_on_unaveraged_gradients(closure: bool) -> list[Any]:
 
 def two_losses_before_a_step() -> bool:
     """Return whether a step is taken after two backward passes that reach all parameters."""
-    twin = _twin(_net())
+    twin = _twin(net_of_two_heads())
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
-    first, second = twin(_input())
+    first, second = twin(inputs())
     first.sum().backward(retain_graph=True)
     second.sum().backward()
     optimizer.step()
@@ -355,7 +255,7 @@ def two_losses_before_a_step() -> bool:
 
 def facts() -> dict[str, Any]:
     """Return what a twin looks like from outside."""
-    net = _net()
+    net = net_of_two_heads()
     twin = _twin(net)
     calls: list[int] = []
     twin.register_forward_hook(lambda *_: calls.append(1))
@@ -387,11 +287,11 @@ def facts() -> dict[str, Any]:
 def evaluated_on_rank_0_alone() -> int:
     """Return how many rows rank 0 evaluates alone: the model itself communicates with nobody."""
     twin = _twin(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
-    twin(_input()).sum().backward()
+    twin(inputs()).sum().backward()
     twin.eval()
     rows = 0
     if dist.get_rank() == 0:
         with torch.no_grad():
-            rows = twin.module(_input()).shape[0]
+            rows = twin.module(inputs()).shape[0]
     dist.barrier()
     return rows

@@ -1,0 +1,276 @@
+"""Data loaders of many kinds, each with what it is to show."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from gallery_lib.comm import process_group
+
+SAMPLES = 20
+DATA = list(range(SAMPLES))
+
+
+def rank() -> int:
+    return process_group.rank()
+
+
+class NoLength(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SAMPLES))
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from torch.randperm(SAMPLES).tolist()
+
+
+class EndlessWithLength(Endless):
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class OfPython(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(DATA, SAMPLES))
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class OfNumpy(OfPython):
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.random.permutation(SAMPLES))
+
+
+class Failing(OfPython):
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        if rank() == 1:
+            raise OSError("the list of files is gone")
+        yield from range(1, SAMPLES)
+
+
+class ByRank(Sampler[int]):
+    """Sampler that divides the data itself, and has no attribute that says so."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(DATA[rank() :: process_group.world_size()])
+
+    def __len__(self) -> int:
+        return SAMPLES // process_group.world_size()
+
+
+class NoLengthData(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[Any]):
+    """Stream of `make(rank)`, divided among workers as PyTorch's documentation shows it."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        items = self.make(rank())
+        return (
+            itertools.islice(items, worker.id, None, worker.num_workers) if worker else iter(items)
+        )
+
+
+class Long(Stream):
+    """Stream that has a length."""
+
+    def __len__(self) -> int:
+        return len(self.make(rank()))
+
+
+class Once(IterableDataset[Any]):
+    """Stream over a generator that can be read once."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = (item for item in items)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.items
+
+
+class Halved(DataLoader[Any]):
+    """Loader that changes its batches in `__iter__`."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield batch / 2
+
+
+class BegunEarly(DataLoader[Any]):
+    """Loader with one iterator for its whole life, made over the whole data."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Any:
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
+class Batches:
+    """Iterable of batches that is no DataLoader."""
+
+    def __init__(self, batches: Callable[[int], Any]) -> None:
+        self.batches, self.batch_size = batches, 2
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches(rank()))
+
+
+def _pairs(numbers: Any) -> list[Any]:
+    return list(torch.as_tensor(list(numbers)).view(-1, 2))
+
+
+def _failing_stream(number: int) -> Iterator[int]:
+    if number == 1:
+        raise OSError("the archive is broken")
+    yield from range(8)
+
+
+def _uneven_share(number: int) -> Any:
+    return iter(range(100 * number, 100 * number + 15 - 9 * number))
+
+
+def _share(number: int, of: int = SAMPLES) -> Any:
+    return range(number, of, process_group.world_size())
+
+
+LOADERS: dict[str, Callable[..., Any]] = {
+    "sequential": lambda **o: DataLoader(DATA, 2, **o),
+    "shuffled": lambda **o: DataLoader(DATA, 2, shuffle=True, **o),
+    "shuffled, generator": lambda **o: DataLoader(
+        DATA, 2, shuffle=True, generator=torch.Generator().manual_seed(rank()), **o
+    ),
+    "with replacement": lambda **o: DataLoader(
+        DATA, 2, sampler=RandomSampler(DATA, replacement=True, num_samples=36), **o
+    ),
+    "weighted": lambda **o: DataLoader(
+        DATA, 2, sampler=WeightedRandomSampler([1.0] * 10 + [3.0] * 10, 24), **o
+    ),
+    "few weighted": lambda **o: DataLoader(
+        range(10000), 2, sampler=WeightedRandomSampler([1.0] * 10000, 4), **o
+    ),
+    "subset": lambda **o: DataLoader(DATA, 2, sampler=SubsetRandomSampler(range(4, 16)), **o),
+    "Python's random": lambda **o: DataLoader(DATA, 2, sampler=OfPython(), **o),
+    "NumPy's random": lambda **o: DataLoader(DATA, 2, sampler=OfNumpy(), **o),
+    "random batches": lambda **o: DataLoader(
+        DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, False), **o
+    ),
+    "random batches, no collation": lambda **o: DataLoader(
+        torch.arange(SAMPLES),
+        batch_size=None,
+        sampler=BatchSampler(RandomSampler(DATA), 2, False),
+        **o,
+    ),
+    "no length": lambda **o: DataLoader(DATA, 2, sampler=NoLength(), **o),
+    "data without length": lambda **o: DataLoader(NoLengthData(), 2, sampler=range(SAMPLES), **o),
+    "endless": lambda **o: DataLoader(DATA, 2, sampler=Endless(), **o),
+    "endless with length": lambda **o: DataLoader(DATA, 2, sampler=EndlessWithLength(), **o),
+    "failing sampler": lambda **o: DataLoader(DATA, 2, sampler=Failing(), **o),
+    "list": lambda **o: DataLoader(DATA, 2, sampler=DATA[::-1], **o),
+    "five batches": lambda **o: DataLoader(
+        DATA, batch_sampler=BatchSampler(range(10), 2, False), **o
+    ),
+    "five batches, drop_last": lambda **o: DataLoader(
+        DATA, batch_sampler=BatchSampler(range(10), 2, True), **o
+    ),
+    "one sample": lambda **o: DataLoader([7], 2, **o),
+    "no sample": lambda **o: DataLoader([], 2, **o),
+    "DistributedSampler": lambda **o: DataLoader(DATA, 2, sampler=DistributedSampler(DATA), **o),
+    "DistributedSampler inside": lambda **o: DataLoader(
+        DATA, batch_sampler=BatchSampler(DistributedSampler(DATA), 2, False), **o
+    ),
+    "DistributedSampler of others": lambda **o: DataLoader(
+        DATA, 2, sampler=DistributedSampler(DATA, num_replicas=4, rank=0), **o
+    ),
+    "DistributedSampler of rank 0": lambda **o: DataLoader(
+        DATA, 2, sampler=DistributedSampler(DATA, num_replicas=2, rank=0), **o
+    ),
+    "by rank": lambda **o: DataLoader(DATA, 2, sampler=ByRank(), **o),
+    "range by rank": lambda **o: DataLoader(DATA, 2, sampler=_share(rank()), **o),
+    "subset by rank": lambda **o: DataLoader(
+        DATA, 2, sampler=SubsetRandomSampler(_share(rank())), **o
+    ),
+    "padded by rank": lambda **o: DataLoader(
+        DATA[:19], 2, sampler=[*_share(rank(), 19), 0][:10], **o
+    ),
+    "part by rank": lambda **o: DataLoader(DATA, 2, sampler=list(_share(rank(), 12)), **o),
+    "Subset by rank": lambda **o: DataLoader(Subset(DATA, list(_share(rank()))), 2, **o),
+    "list of each rank": lambda **o: DataLoader(list(_share(rank())), 2, **o),
+    "noise": lambda **o: DataLoader(
+        TensorDataset(torch.rand(8)),
+        2,
+        collate_fn=lambda items: torch.stack([x for (x,) in items]),
+        **o,
+    ),
+    "shuffled on rank 0 alone": lambda **o: DataLoader(DATA, 2, shuffle=rank() == 0, **o),
+    "DistributedSampler on rank 0 alone": lambda **o: DataLoader(
+        DATA, 2, sampler=DistributedSampler(DATA) if rank() == 0 else None, **o
+    ),
+    "stream on rank 1 alone": lambda **o: DataLoader(Stream(_share) if rank() else DATA, 2, **o),
+    "other lengths": lambda **o: DataLoader(DATA[: 8 + rank()], 2, **o),
+    "rank 0 alone has other data": lambda **o: DataLoader(
+        DATA[::-1] if rank() == 0 else DATA, 2, **o
+    ),
+    "stream": lambda **o: DataLoader(Stream(lambda _: range(SAMPLES)), 2, **o),
+    "stream by rank": lambda **o: DataLoader(Stream(_share), 2, **o),
+    "stream by function": lambda **o: DataLoader(Stream(_share), 2, **o),
+    "very uneven stream by rank": lambda **o: DataLoader(
+        Stream(lambda number: iter(range(100 * number, 100 * number + 15 - 9 * number))), 2, **o
+    ),
+    "uneven stream by rank": lambda **o: DataLoader(
+        Stream(lambda number: _share(number, 11)), 2, **o
+    ),
+    "endless stream": lambda **o: DataLoader(Stream(lambda _: itertools.count()), 2, **o),
+    "stream of batches": lambda **o: DataLoader(Stream(lambda _: _pairs(DATA)), None, **o),
+    "stream once": lambda **o: DataLoader(Once(_share(rank())), 2, **o),
+    "empty stream": lambda **o: DataLoader(Stream(lambda _: ()), 2, **o),
+    "stream on rank 0 alone": lambda **o: DataLoader(
+        Stream(lambda number: range(4) if number == 0 else ()), 2, **o
+    ),
+    "stream of Nones": lambda **o: DataLoader(Stream(lambda _: [None, None, 1, 2]), None, **o),
+    "failing stream": lambda **o: DataLoader(Stream(_failing_stream), 2, **o),
+    "rank 0 alone has another stream": lambda **o: DataLoader(
+        Stream(lambda number: range(3 if number == 0 else 0, 20)), 2, **o
+    ),
+    "long stream": lambda **o: DataLoader(Long(lambda _: range(SAMPLES)), 2, **o),
+    "long stream by rank": lambda **o: DataLoader(Long(lambda number: _share(number, 11)), 2, **o),
+    "longer on rank 1": lambda **o: DataLoader(Long(lambda number: range(8 + number)), 2, **o),
+    "halved": lambda **o: Halved(DATA, 2, shuffle=True, **o),
+    "halved stream by rank": lambda **o: Halved(Stream(_share), 2, **o),
+    "begun early": lambda **o: BegunEarly(DATA, 2, **o),
+    "list of batches": lambda **o: _pairs(range(10)),
+    "generator": lambda **o: iter(_pairs(DATA)),
+    "iterable": lambda **o: Batches(lambda _: _pairs(DATA)),
+    "iterable by rank": lambda **o: Batches(lambda number: _pairs(_share(number))),
+}

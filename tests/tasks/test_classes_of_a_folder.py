@@ -1,0 +1,138 @@
+"""An image classifier has an output for each class of its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from refusal import refused
+from tasks.image_tasks import CLASSES, NAMES
+from torch import nn
+
+from gallery_lib import tasks
+from gallery_lib.config import TrainConfig
+from gallery_lib.tasks import memory_estimate
+from gallery_lib.tasks.domains import classification
+from gallery_lib.train.loop import train
+from gallery_lib.train.results import read_results
+
+
+def named(folder: Path, classes: int, image_size: int = 40) -> str:
+    """Make a folder of small random images.
+
+    Each class has three to train on and one held out.
+    """
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 3), ("val", 1)):
+        for label in range(classes):
+            place = folder / split / f"class-{label:04d}"
+            place.mkdir(parents=True)
+            for number in range(count):
+                Image.fromarray(
+                    rng.integers(0, 255, (image_size, image_size, 3), dtype=np.uint8)
+                ).save(place / f"{number}.webp")
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("classes", [1, 3, 1200])
+def test_a_model_has_an_output_for_each_class_of_a_folder(
+    name: str, classes: int, tmp_path: Path
+) -> None:
+    for label in range(classes):
+        (tmp_path / "train" / f"{label:04d}").mkdir(parents=True)
+    config = TrainConfig(model=name, data_dir=str(tmp_path))
+    task, declared = tasks.of(config), tasks.get(name)
+    with torch.device("meta"):
+        model, original = task.build_model().eval(), declared.build_model()
+        assert model(torch.empty(2, 3, task.image_size, task.image_size)).shape == (2, classes)
+    assert task.head is not None and task.head.outputs == classes
+    assert sum(p.numel() for p in model.parameters()) == task.parameters
+    heads = [
+        [m for m in each.modules() if isinstance(m, nn.Linear)][-1] for each in (model, original)
+    ]
+    # A multiplication and an addition, three times.
+    operations = [6 * head.weight.numel() for head in heads]
+    assert task.flops_per_sample - declared.flops_per_sample == operations[0] - operations[1]
+    more = memory_estimate.needed_bytes(config) - memory_estimate.needed_bytes(
+        TrainConfig(model=name)
+    )
+    assert (more > 0) == (classes > 1000) and abs(more) >= abs(
+        3 * 4 * (task.parameters - declared.parameters)
+    )  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_mock_data_of_the_gallery_keeps_the_outputs_of_imagenet(name: str) -> None:
+    task = tasks.of(TrainConfig(model=name))
+    assert task is tasks.get(name) and task.head is not None and task.head.outputs == 1000
+
+
+def test_a_model_that_was_put_in_place_of_a_task_s_own_stays_as_it_is(folder: str) -> None:
+    task = dataclasses.replace(tasks.get("resnet18"), build_model=lambda: nn.Linear(4, 7))
+    assert task.with_outputs(CLASSES) is task
+
+
+def test_a_folder_without_classes_is_refused_before_a_model_is_built(tmp_path: Path) -> None:
+    with refused("data_dir", tmp_path / "none"):
+        tasks.of(TrainConfig(model="resnet18", data_dir=str(tmp_path / "none")))
+
+
+def test_fewer_outputs_than_five_have_every_label_among_the_top_five() -> None:
+    labels = torch.tensor([0, 1, 2])
+    counted = classification.metrics(
+        lambda images: torch.arange(3.0, 0, -1).repeat(3, 1), (torch.empty(3, 3, 32, 32), labels)
+    )  # type: ignore[arg-type]
+    assert {name: (int(hits), count) for name, (hits, count) in counted.items()} == {
+        "top1": (1, 3),
+        "top5": (3, 3),
+    }
+
+
+def test_held_out_labels_are_the_training_data_s_numbers(folder: str, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    shutil.rmtree(copy / "val" / "n00000001")
+    held_out = tasks.data_of(
+        TrainConfig(model="resnet18", data_dir=str(copy), image_size=32)
+    ).held_out
+    assert [held_out[index][1] for index in range(4)] == [1, 1, 2, 2]
+
+
+def test_a_run_says_once_what_its_folder_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = named(tmp_path / "data", classes=3)
+    (tmp_path / "data" / "train" / "class-0001" / "notes.txt").write_text("x")
+    config = TrainConfig(
+        model="resnet18",
+        data_dir=data,
+        image_size=32,
+        batch_size=4,
+        max_steps=2,
+        workers=0,
+        save_weights=True,
+        run_dir=str(tmp_path / "run"),
+    )
+    results = train(config)
+    said = f"left out of {data}/train: 1 with another ending (class-0001/notes.txt)"
+    assert results.data == {
+        "train": 9,
+        "held_out": 3,
+        "notices": [said],
+        "classes": 3,
+        "outputs": 3,
+        "input": "32×32 pixels",
+    }
+    assert read_results(tmp_path / "run").data == results.data
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("data ")] == [
+        "data  classes of the training data: 3; outputs of the model: 3",
+        f"data  {said}",
+    ]
+    weights = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
+    assert weights["fc.weight"].shape == (3, 512)
