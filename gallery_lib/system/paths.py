@@ -146,6 +146,12 @@ def new_run_dir(name: str) -> Path:
     raise FileExistsError(f"no free run directory below {runs_dir()}")
 
 
+def check_resume(asked: str | None, *, resume: bool, work: str) -> None:
+    """Raise InputError where earlier results are to be resumed that nobody names."""
+    if resume and asked is None:
+        raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.", parameter="out")
+
+
 def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work: str) -> Path:
     """Return the folder for a command's results, and create it if needed.
 
@@ -160,8 +166,7 @@ def output_folder(asked: str | None, name: str, *, resume: bool, file: str, work
         InputError: when there is nothing to resume in, and when the folder already holds `file` of
             earlier work that is not to be resumed.
     """
-    if resume and asked is None:
-        raise InputError(f"--resume needs --out FOLDER: the {work} to go on with.", parameter="out")
+    check_resume(asked, resume=resume, work=work)
     folder = Path(asked).resolve() if asked else new_run_dir(name)
     if (folder / file).exists() and not resume:
         raise InputError(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gallery_lib.config import BatchConfig
 from gallery_lib.config.command_line import CommandLine
 from gallery_lib.console.exit_code import INTERRUPTED
+from gallery_lib.system import paths
 
 
 def _run_operands(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,7 @@ LINE = CommandLine(
 def main(arguments: Sequence[str]) -> int:
     """Run the command with these words behind it, and return the exit code."""
     config, namespace = LINE.parse(arguments)
+    paths.check_resume(config.out, resume=config.resume, work="batch")
     from gallery_lib.notebooks.batch import plan
 
     planned = plan.plan(namespace.names, config.profile, dict(namespace.given))

@@ -53,14 +53,15 @@ def scripts_of(notebook: Path) -> list[Path]:
 
 def _measured(package: Path, notebook: Path) -> Iterator[Path]:
     others = {path.stem for path in notebook.parent.glob("*.ipynb")} - {notebook.stem}
-    left_out = [
+    left_out = {
         *_NOT_MEASURED,
         *(room for name, rooms in _ONLY_FOR.items() if name != notebook.stem for room in rooms),
-    ]
+        *(f"tasks/{other}.py" for other in others),
+    }
     for path in package_sources(package):
         inside = path.relative_to(package)
-        of_another = inside.parent == Path("tasks") and path.stem in others
-        if not of_another and not any(inside.is_relative_to(room) for room in left_out):
+        around = (folder.as_posix() for folder in inside.parents)
+        if left_out.isdisjoint({inside.as_posix(), *around}):
             yield path
 
 
