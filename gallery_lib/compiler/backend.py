@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
 Backend = Callable[[nn.Module, Compiler, torch.device], str]
-(
-    """Function that compiles the module in place for the device, and returns one line on what was "
-    "done."""
-)
+"""Function that compiles the module in place for the device; returns one line on what it did."""
 
 _BACKENDS: dict[str, Backend] = {}
 

@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Class of torch.optim and its arguments, by the name that a reader gives."""
 MakeBatch = Callable[[int, torch.Generator], Any]
-"""(batch size, generator) → a batch: any nesting of tensors whose first dimension is the batch's."""
+"""Function (batch size, generator) → batch: a nesting of tensors [batch size, …]."""
 
 
 class MadeBatches(Dataset[Any]):
