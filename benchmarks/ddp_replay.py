@@ -161,7 +161,7 @@ def main() -> int:
                 "gradients": len(timeline.gradients),
                 "gradient_bytes": timeline.gradient_bytes,
             }
-            where = hardware.describe(hardware.environment())
+            where = hardware.describe(hardware.machine_facts())
             write_result(
                 words.out / path.name,
                 {

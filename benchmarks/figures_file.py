@@ -33,7 +33,7 @@ def conditions() -> dict[str, Any]:
 
     The host's name is left out; paths in the command are relative.
     """
-    environment = hardware.environment()
+    environment = hardware.machine_facts()
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "date": time.strftime("%Y-%m-%d"),

@@ -46,7 +46,7 @@ RUNS = {
 
 def run_process(run: TrainConfig, *, keeps: bool) -> dict[str, float]:
     """Run one process, and return the medians over its steps."""
-    variables = allocator.environment() if keeps else {}
+    variables = allocator.allocator_variables() if keeps else {}
     with TemporaryDirectory() as folder, mock.patch.dict(os.environ, variables):
         results = launch(
             dataclasses.replace(run, run_dir=str(Path(folder) / "run")),

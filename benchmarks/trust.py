@@ -82,7 +82,7 @@ class Kind:
             "candidate": dataclasses.replace(baseline, model=self.model),
         }
         with mock.patch.dict(
-            os.environ, allocator.environment() if self.keeps_large_blocks else {}
+            os.environ, allocator.allocator_variables() if self.keeps_large_blocks else {}
         ):
             turns = (
                 dataclasses.replace(self.turns, rounds=rounds)

@@ -58,7 +58,7 @@ def _check(command: Sequence[str], config: LabRunConfig) -> None:
         raise InputError(f"the script {command[0]} does not exist.{hint}", parameter="command")
 
 
-def environment(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
+def host_variables(lab: Lab, host: Host, config: LabRunConfig) -> dict[str, str]:
     """Return the variables of a command on `host`."""
     processes = config.nproc_per_node if config.torchrun else 1
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, int(host.cpus // processes)))
@@ -125,7 +125,7 @@ def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
                 before = (
                     torchrun(lab, host, config, f"{logs}/{host.name}") if config.torchrun else []
                 )
-                variables = environment(lab, host, config)
+                variables = host_variables(lab, host, config)
                 process = lab.popen(
                     host.number, [*before, *command], environment=variables, **_MERGED
                 )

@@ -74,7 +74,7 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
             "Install g++ (Debian, Ubuntu: apt-get install g++) or name one in CXX.",
             parameter="CXX",
         )
-    os.environ.update(cache.environment())
+    os.environ.update(cache.cache_variables())
     cache.keep_headers()
     compile_options: dict[str, object] = {}
     done = f"inductor, mode {options.mode}"

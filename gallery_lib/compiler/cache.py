@@ -40,7 +40,7 @@ def folder() -> Path:
     return code_folder(Path(tempfile.gettempdir()) / f"gallery_lib-{os.getuid()}") / name
 
 
-def environment() -> dict[str, str]:
+def cache_variables() -> dict[str, str]:
     """Return the environment variables that keep Inductor's caches in `folder()`.
 
     Raises:
@@ -85,6 +85,6 @@ def keep_headers() -> None:
     codecache = sys.modules.get("torch._inductor.codecache")
     if codecache is None:
         from torch._inductor import codecache  # type: ignore[no-redef]
-    headers = Path(environment()[_VARIABLE]) / "precompiled_headers"
+    headers = Path(cache_variables()[_VARIABLE]) / "precompiled_headers"
     codecache._HEADER_DIR = str(headers)  # type: ignore[union-attr]
     codecache._HEADER_LOCK_DIR = str(headers / "locks")  # type: ignore[union-attr]

@@ -43,7 +43,7 @@ def kernels_enabled() -> bool:
     return compiler_enabled() and _read(KERNELS_VARIABLE, True)
 
 
-def environment(config: TrainConfig) -> dict[str, str]:
+def variables_of(config: TrainConfig) -> dict[str, str]:
     """Return the variables that carry the switches of `config` into the processes of its run."""
     return {
         COMPILER_VARIABLE: str(int(config.compiler_opt)),
@@ -57,8 +57,8 @@ def of_run(config: TrainConfig) -> Iterator[None]:
 
     The environment variables are restored at the end.
     """
-    before = {name: os.environ.get(name) for name in environment(config)}
-    os.environ.update(environment(config))
+    before = {name: os.environ.get(name) for name in variables_of(config)}
+    os.environ.update(variables_of(config))
     try:
         yield
     finally:

@@ -62,7 +62,11 @@ def run_script(
             f"--log-dir={logs}",
         ]
         start = [] if processes is None else [*torchrun, f"--nproc-per-node={processes}"]
-        environment = {**cache.environment(), **loopback_interface(), "OMP_NUM_THREADS": threads}
+        environment = {
+            **cache.cache_variables(),
+            **loopback_interface(),
+            "OMP_NUM_THREADS": threads,
+        }
         code, lines = run_supervised([sys.executable, *start, str(path), *arguments], environment)
     if code:
         raise RunFailed(

@@ -35,11 +35,11 @@ from gallery_lib.train.resolved import threads_of
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     """Return the variables that a run's processes get on top of this process's environment."""
     threads = threads_of(config, launch.nproc_per_node)
-    chosen = {"OMP_NUM_THREADS": str(threads), **switches.environment(config)}
+    chosen = {"OMP_NUM_THREADS": str(threads), **switches.variables_of(config)}
     if launch.nnodes == 1:
         chosen |= rendezvous.loopback_interface()
     if config.compiler_opt:
-        chosen |= cache.environment() | allocator.environment()
+        chosen |= cache.cache_variables() | allocator.allocator_variables()
     return chosen
 
 

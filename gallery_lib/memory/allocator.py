@@ -57,7 +57,7 @@ def installed() -> list[str]:
     return [name for name in names if name]
 
 
-def environment() -> dict[str, str]:
+def allocator_variables() -> dict[str, str]:
     """Return `GLIBC_TUNABLES` with our values added to the user's own, which win.
 
     The result is empty where the tunables have no effect.

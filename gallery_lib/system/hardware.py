@@ -90,7 +90,7 @@ def computes_in_bf16(device_type: str) -> bool:
 def emulated_bf16(environment: dict[str, Any]) -> bool:
     """Return whether a run was on a CPU without bfloat16 arithmetic units.
 
-    `environment` are the conditions of the run, as `environment()` returns them.
+    `environment` are the conditions of the run, as `machine_facts()` returns them.
     """
     return environment["device"] == "cpu" and not _WITH_BF16_UNITS & set(environment["isa"])
 
@@ -160,7 +160,7 @@ def git_revision(folder: Path) -> str | None:
     return commit.stdout.strip() + ("+changes" if status.stdout.strip() else "")
 
 
-def environment() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     """Return the conditions that a figure must be read with: hardware and versions."""
     import torch
 

@@ -116,7 +116,7 @@ def results_of(
     return Results(
         task=config.model,
         config=options.to_mapping(config),
-        environment=hardware.environment(),
+        environment=hardware.machine_facts(),
         world_size=world_size,
         nodes=world_size // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         steps=steps,

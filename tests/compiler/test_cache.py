@@ -13,7 +13,7 @@ from gallery_lib.errors import RunFailed
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    cache.environment()
+    cache.cache_variables()
     (tmp_path / "inductor" / "a.so").touch()
     return tmp_path / "inductor"
 

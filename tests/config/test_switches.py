@@ -44,7 +44,9 @@ def test_the_users_own_tunables_win_over_ours(monkeypatch: pytest.MonkeyPatch) -
     if reason := allocator.reason_not_applied():
         pytest.skip(f"{reason}; runs on Linux with glibc 2.35 or newer")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0:glibc.malloc.arena_max=2")
-    chosen = dict(pair.split("=") for pair in allocator.environment()["GLIBC_TUNABLES"].split(":"))
+    chosen = dict(
+        pair.split("=") for pair in allocator.allocator_variables()["GLIBC_TUNABLES"].split(":")
+    )
     assert chosen["glibc.malloc.hugetlb"] == "0"
     assert chosen["glibc.malloc.arena_max"] == "2"
     assert int(chosen["glibc.malloc.mmap_threshold"]) > 2**30

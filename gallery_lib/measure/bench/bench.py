@@ -142,7 +142,7 @@ def run(
     conditions = options.to_mapping(config)
     del conditions["resume"], conditions["out"]
     bench = Bench(
-        kind, shlex.join(command), conditions, hardware.environment(), _versions(), dict(earlier)
+        kind, shlex.join(command), conditions, hardware.machine_facts(), _versions(), dict(earlier)
     )
     for number, (name, plan) in enumerate(by_name.items(), 1):
         digest = _digest(plan, config.alive)

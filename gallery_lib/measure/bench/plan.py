@@ -173,7 +173,7 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
 
 def _variant(config: TrainConfig, words: list[str], *, counts_traffic: bool = False) -> Variant:
     """Return the variant that the words of a recipe make of a run's options."""
-    return Variant(config, words, recipes.environment(words), counts_traffic)
+    return Variant(config, words, recipes.variables_of(words), counts_traffic)
 
 
 def _every_variant(train: TrainConfig, mode: str) -> dict[str, Variant]:

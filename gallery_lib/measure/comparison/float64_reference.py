@@ -156,7 +156,7 @@ def run_reference(
     assert config.run_dir is not None and config.max_steps is not None
     run_dir, world_size = Path(config.run_dir), launch.nproc_per_node
     role = Role("reference", None, 0, config.max_steps, min(config.max_steps, FIRST_BATCHES))
-    job = start(config, launch, module=WORKER, environment=role.environment(), torchrun=False)
+    job = start(config, launch, module=WORKER, environment=role.variable(), torchrun=False)
     try:
         view = job.view(
             progress or Progress(enabled=False), name=label, part=PART, command={"role": PART}

@@ -135,7 +135,7 @@ class Lineup:
             configuration(variant.config, self.turns, self.folder / name),
             self.launch,
             module=WORKER,
-            environment={**variant.environment, **role.environment()},
+            environment={**variant.environment, **role.variable()},
             torchrun=False,
             held=True,
         )

@@ -54,7 +54,7 @@ class Role:
     recipe: list[str] = field(default_factory=list)  # recipes.py
     counts_traffic: bool = False  # that of one more step, after the last turn
 
-    def environment(self) -> dict[str, str]:
+    def variable(self) -> dict[str, str]:
         """Return the variable that carries this role."""
         return {ROLE_VARIABLE: json.dumps(dataclasses.asdict(self))}
 

@@ -116,7 +116,7 @@ class Recorder(Observer):
             origin=RECORDED,
             settings={name: getattr(session.config, name) for name in _SETTINGS}
             | {"autocast": str(session.autocast_dtype)},
-            environment=hardware.environment(),
+            environment=hardware.machine_facts(),
             date=time.strftime("%Y-%m-%d"),
             steps=len(self._began),
             input_seconds=phases["input"],

@@ -55,9 +55,9 @@ def at_its_best(plain: Plain, device: torch.device, mode: str) -> Form:
     return Form(lambda: _optimizer(plain, done), layout, mode, done)
 
 
-def environment(device_type: str) -> dict[str, str]:
+def allocator_variables(device_type: str) -> dict[str, str]:
     """Return the variables of a process: on the CPU, those that have glibc keep large blocks."""
-    return allocator.environment() if device_type == "cpu" else {}
+    return allocator.allocator_variables() if device_type == "cpu" else {}
 
 
 def _lay_out(model: nn.Module, device: torch.device, done: dict[str, str]) -> torch.memory_format:

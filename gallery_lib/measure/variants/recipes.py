@@ -84,14 +84,16 @@ def recipe(words: Sequence[str]) -> Recipe:
     return Techniques(words)
 
 
-def environment(words: Sequence[str]) -> dict[str, str]:
+def variables_of(words: Sequence[str]) -> dict[str, str]:
     """Return the variables of the processes: the folder of compiled code, the allocator's settings.
 
     The folder of compiled code is the same for all.
     """
     if _BEST in words:
-        return cache.environment() | by_hand.environment(hardware.device_type())
-    return cache.environment() | (allocator.environment() if "allocator" in words else {})
+        return cache.cache_variables() | by_hand.allocator_variables(hardware.device_type())
+    return cache.cache_variables() | (
+        allocator.allocator_variables() if "allocator" in words else {}
+    )
 
 
 def reason_not_applied(technique: str, amp_level: str) -> str | None:

@@ -141,7 +141,7 @@ def show_effects(effects: Effects | NotMeasured) -> None:
     notes = [
         (
             f"{effects.parameters:,} parameters; {effects.hosts}, an "
-            f"{EMULATED}. {hardware.describe(hardware.environment())}."
+            f"{EMULATED}. {hardware.describe(hardware.machine_facts())}."
         )
     ]
     if effects.processes_on_each == 1:

@@ -46,7 +46,7 @@ __all__ = [
 
 def show_machine() -> None:
     """Show a description of this machine, and what follows from it."""
-    environment = hardware.environment()
+    environment = hardware.machine_facts()
     facts = {
         **environment,
         "memory": f"{number(environment['memory_bytes'] / 2**30)} GiB",
@@ -86,7 +86,7 @@ def show_results() -> None:
         **{name: tasks.get(name).title for name in tasks.names()},
         "your_model": "Your own model",
     }
-    here = hardware.environment()
+    here = hardware.machine_facts()
     own = latest.own_results(paths.runs_dir(), titles, here)
     root = paths.checkout()
     committed = latest.nearest(root / "benchmarks" / "results", here) if root else None

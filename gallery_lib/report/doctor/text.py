@@ -38,7 +38,7 @@ def text(folders: Sequence[str]) -> str:
 def machine_text() -> str:
     """Return a description of this machine, and which techniques apply on it."""
     return (
-        f"{hardware.describe(hardware.environment())}\n{platform.platform()}\n\n"
+        f"{hardware.describe(hardware.machine_facts())}\n{platform.platform()}\n\n"
         f"{text_table(technique_rows())}"
     )
 

@@ -67,7 +67,7 @@ def test_a_process_that_keeps_large_blocks_has_no_page_faults_and_one_that_does_
         )
 
     assert (
-        faults(allocator.environment())
+        faults(allocator.allocator_variables())
         < 100
         < 16_000
         <= faults({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})

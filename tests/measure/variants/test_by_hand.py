@@ -155,13 +155,13 @@ def test_only_the_best_form_is_started_with_glibc_told_to_keep_large_blocks(
     monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cpu")
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     for peer in peers.MODULES:
-        assert "GLIBC_TUNABLES" not in recipes.environment([peer])
+        assert "GLIBC_TUNABLES" not in recipes.variables_of([peer])
         assert (
-            recipes.environment(recipes.best_form(peer))["GLIBC_TUNABLES"]
-            == by_hand.allocator.environment()["GLIBC_TUNABLES"]
+            recipes.variables_of(recipes.best_form(peer))["GLIBC_TUNABLES"]
+            == by_hand.allocator.allocator_variables()["GLIBC_TUNABLES"]
         )
     monkeypatch.setattr(recipes.hardware, "device_type", lambda: "cuda")
-    assert "GLIBC_TUNABLES" not in recipes.environment(recipes.best_form("fabric"))
+    assert "GLIBC_TUNABLES" not in recipes.variables_of(recipes.best_form("fabric"))
 
 
 def test_the_best_form_says_what_became_of_the_allocator_in_words_that_the_interval_goes_by(
