@@ -2,7 +2,7 @@
 
 `resolve` checks the options once; the task and this machine supply what was left open. The launcher
 does so for the processes that it starts (`launcher/description.py`), and `train()` does so when
-nobody has before. Needs no torch.
+nobody has before. Needs no torch but in `resolve`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from gallery_lib import tasks
 from gallery_lib.config import TrainConfig, options
 from gallery_lib.system import hardware
 
@@ -46,6 +45,8 @@ def resolve(config: TrainConfig, *, local_processes: int, run_dir: str) -> Resol
     Raises:
         InputError: for a value that is wrong, or an unknown task.
     """
+    from gallery_lib import tasks  # imports torch
+
     config = tasks.with_sizes(options.checked(config))
     default = tasks.get(config.model).optimizer
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
