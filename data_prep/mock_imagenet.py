@@ -76,12 +76,12 @@ def main() -> int:
             **{name: value for name, value in changes.items() if value is not None},
         )
         done = generate(root, spec, args.workers)
-        made = (
+        state = (
             f"{done.made} of them made now in {done.seconds:.1f} s"
             if done.made
             else "complete already"
         )
-        print(f"{done.root}: {done.images} images, {made}")
+        print(f"{done.root}: {done.images} images, {state}")
         return 0
 
     interrupted = f"mock_imagenet: interrupted; run it again to go on. Folder: {root}"

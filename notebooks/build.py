@@ -79,11 +79,11 @@ def index() -> dict[str, str]:
     newest = newest_results(RESULTS)
     committed = Committed(*newest) if newest else None
     runs = committed.content["notebooks"] if committed else {}
-    found = {page.stem: page for page in pages() if page.stem != "index"}
-    titles = {name: title_of(page) for name, page in found.items()}
+    pages_by_name = {page.stem: page for page in pages() if page.stem != "index"}
+    titles = {name: title_of(page) for name, page in pages_by_name.items()}
     speedups = committed.speedups(titles) if committed else {}
     rows = [["notebook", "domain", "hardware", "took", "speed-up (99 % interval)"]]
-    for name in found:
+    for name in pages_by_name:
         domain = tasks.get(name).domain if name in tasks.names() else "any"
         needs = "2 CPU cores" if name in CPU_ONLY else "2 CPU cores, or GPUs"
         one, took = speedups.get(name), _duration(runs.get(name))
@@ -145,8 +145,8 @@ def pages() -> list[Path]:
 
     The index comes last, since it depends on the others.
     """
-    found = [*(FOLDER / "pages").glob("*.md"), *(FOLDER / "whole").glob("*.md")]
-    return sorted(found, key=lambda page: (page.stem == "index", page))
+    paths = [*(FOLDER / "pages").glob("*.md"), *(FOLDER / "whole").glob("*.md")]
+    return sorted(paths, key=lambda page: (page.stem == "index", page))
 
 
 def main() -> int:

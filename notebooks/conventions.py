@@ -178,11 +178,12 @@ def broken(path: Path) -> list[str]:
     """Return a message for each breach of a rule in the notebook at `path`."""
     try:
         notebook = read_notebook(path)
-        found = [problem for rule in RULES for problem in rule(notebook, path)]
+        breaches = [problem for rule in RULES for problem in rule(notebook, path)]
     except InputError as error:
         return [str(error)]
     return [
-        f"{path.name}{f', cell {number}' if number else ''}: {problem}" for number, problem in found
+        f"{path.name}{f', cell {number}' if number else ''}: {problem}"
+        for number, problem in breaches
     ]
 
 

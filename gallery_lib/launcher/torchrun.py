@@ -35,12 +35,12 @@ from gallery_lib.train.resolved import threads_of
 def environment_of(config: TrainConfig, launch: LaunchConfig) -> dict[str, str]:
     """Return the variables that a run's processes get on top of this process's environment."""
     threads = threads_of(config, launch.nproc_per_node)
-    chosen = {"OMP_NUM_THREADS": str(threads), **switches.variables_of(config)}
+    variables = {"OMP_NUM_THREADS": str(threads), **switches.variables_of(config)}
     if launch.nnodes == 1:
-        chosen |= rendezvous.loopback_interface()
+        variables |= rendezvous.loopback_interface()
     if config.compiler_opt:
-        chosen |= cache.cache_variables() | allocator.allocator_variables()
-    return chosen
+        variables |= cache.cache_variables() | allocator.allocator_variables()
+    return variables
 
 
 class Torchrun(contextlib.AbstractContextManager["Torchrun"]):

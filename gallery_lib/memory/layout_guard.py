@@ -59,15 +59,15 @@ def reason_against(model: nn.Module) -> str:
         if other is not tensor and 4 in (other.dim(), tensor.dim()):
             return "two of its parameters or buffers share memory"
     for function in _functions(model):
-        if found := _names(function.__code__) & _READS_MEMORY:
+        if calls := _names(function.__code__) & _READS_MEMORY:
             return (
-                f"{function.__qualname__} calls {sorted(found)[0]}, which depends on where values "
+                f"{function.__qualname__} calls {sorted(calls)[0]}, which depends on where values "
                 "lie"
             )
         if function.__name__ == "backward" and (
-            found := _names(function.__code__) & _NEEDS_STRIDES
+            calls := _names(function.__code__) & _NEEDS_STRIDES
         ):
-            return f"{function.__qualname__} calls {sorted(found)[0]} on gradients"
+            return f"{function.__qualname__} calls {sorted(calls)[0]} on gradients"
     return ""
 
 

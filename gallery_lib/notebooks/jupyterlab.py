@@ -53,26 +53,26 @@ def root_for(checkout: Path) -> Path:
         return checkout
     own = Path.home() / "gallery"
     own.mkdir(exist_ok=True)
-    for each in checkout.iterdir():
+    for entry in checkout.iterdir():
         if (
-            not each.name.startswith(".")
-            and each.name not in (working_copies.FOLDER, "runs")
-            and not (own / each.name).exists()
+            not entry.name.startswith(".")
+            and entry.name not in (working_copies.FOLDER, "runs")
+            and not (own / entry.name).exists()
         ):
-            (own / each.name).unlink(missing_ok=True)  # a broken link: the checkout has moved
-            (own / each.name).symlink_to(each)
+            (own / entry.name).unlink(missing_ok=True)  # a broken link: the checkout has moved
+            (own / entry.name).symlink_to(entry)
     return own
 
 
 if __name__ == "__main__":
     root = root_for(Path(sys.argv[1]).resolve())
-    said = [
+    lines = [
         (
             f"The notebooks open as copies, in {working_copies.FOLDER}/: edits and outputs are "
             "saved there."
         ),
         *working_copies.refresh(root),
     ]
-    print(*said, sep="\n", flush=True)
+    print(*lines, sep="\n", flush=True)
     started = command(root, sys.argv[2:])
     os.execv(started[0], started)  # exec, so that a signal reaches JupyterLab itself

@@ -51,11 +51,11 @@ missing. `--data_dir` takes real data; `data_prep/` has the commands for it. Lic
 def _files(root: Path, name: str) -> Iterator[tuple[str, bytes, bool]]:
     """Yield (relative name, content, executable) for each file of the archive."""
     task = tasks.get(name)
-    chosen = [root / file for file in ROOT_FILES]
-    chosen += [path for path in (root / "gallery_lib").rglob("*") if path.is_file()]
-    chosen += [root / "data_prep" / f"{command}.py" for command in task.data_commands]
-    chosen.append(root / "notebooks" / f"{name}.ipynb")
-    for path in chosen:
+    files = [root / file for file in ROOT_FILES]
+    files += [path for path in (root / "gallery_lib").rglob("*") if path.is_file()]
+    files += [root / "data_prep" / f"{command}.py" for command in task.data_commands]
+    files.append(root / "notebooks" / f"{name}.ipynb")
+    for path in files:
         if any(part in _LEFT_OUT for part in path.parts):
             continue
         if not path.is_file():

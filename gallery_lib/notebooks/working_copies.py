@@ -55,7 +55,7 @@ def refresh(root: Path) -> list[str]:
 
     There is a message for each edited copy whose notebook has changed since.
     """
-    folder, said = root / FOLDER, []
+    folder, messages = root / FOLDER, []
     folder.mkdir(exist_ok=True)
     record: dict[str, dict[str, str]] = {}
     with contextlib.suppress(OSError, ValueError):
@@ -68,7 +68,7 @@ def refresh(root: Path) -> list[str]:
             if made_of["shipped"] == now["shipped"]:
                 continue
             if _is_edited(copy.read_bytes(), made_of["cells"]):
-                said.append(
+                messages.append(
                     f"{FOLDER}/{name} has edits of yours and is of an earlier version; the new one "
                     f"is notebooks/{name}."
                 )
@@ -77,4 +77,4 @@ def refresh(root: Path) -> list[str]:
         shutil.copyfile(shipped, copy)
         record[name] = now
     (folder / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return said
+    return messages

@@ -85,8 +85,8 @@ def _reason_to_stay(optimizer: torch.optim.Optimizer) -> str | None:
     if kind not in forms:
         return "there is no faster form of it here"
     for group in (optimizer.defaults, *groups):
-        if (chosen := fused.choice(group)) is not None:
-            return f"{chosen} was chosen"
+        if (form := fused.choice(group)) is not None:
+            return f"{form} was chosen"
     if not _step_is_torchs(optimizer):
         return "its `step` was replaced"
     if (

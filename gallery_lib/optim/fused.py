@@ -108,7 +108,7 @@ class Fused(torch.optim.Optimizer):
 def _values(group: dict[str, Any]) -> list[Any]:
     """Return the options of a group as a flat list, pairs taken apart."""
     values = [value for name, value in group.items() if name != "params"]
-    return [each for v in values for each in (v if isinstance(v, list | tuple) else (v,))]
+    return [part for v in values for part in (v if isinstance(v, list | tuple) else (v,))]
 
 
 class Adam(Fused, torch.optim.Adam):

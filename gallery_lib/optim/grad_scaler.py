@@ -50,10 +50,10 @@ def _announce(optimizer: str) -> None:
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the gradients that a step would use; of sparse ones the values."""
-    found = [
+    gradients = [
         p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
     ]
-    return [gradient._values() if gradient.is_sparse else gradient for gradient in found]
+    return [gradient._values() if gradient.is_sparse else gradient for gradient in gradients]
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -158,11 +158,11 @@ class GradScaler(torch.amp.GradScaler):
         devices = {gradient.device for gradient in gradients}
         if not all(usage.used(device) for device in devices):
             return super()._check_inf_per_device(optimizer)
-        found = {
+        flags_by_device = {
             device: gradient_statistics([g for g in gradients if g.device == device])[1]
             for device in devices
         }
-        state["found_inf_per_device"] = self._agreed(found)
+        state["found_inf_per_device"] = self._agreed(flags_by_device)
         return state["found_inf_per_device"]
 
     def _unscale_grads_(self, *arguments: Any, **named: Any) -> dict[torch.device, Tensor]:
@@ -174,10 +174,10 @@ class GradScaler(torch.amp.GradScaler):
         _announce(f"{type(optimizer).__module__}.{type(optimizer).__qualname__}")
         return super()._maybe_opt_step(optimizer, *args, **kwargs)
 
-    def _agreed(self, found: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
+    def _agreed(self, flags_by_device: dict[torch.device, Tensor]) -> dict[torch.device, Tensor]:
         """Return one overflow flag, on the scale's device, for all devices and ranks."""
         scale, _ = self._check_scale_growth_tracker("step")
-        flags = [flag.to(scale.device, non_blocking=True) for flag in found.values()]
+        flags = [flag.to(scale.device, non_blocking=True) for flag in flags_by_device.values()]
         flag = (
             flags[0]
             if len(flags) == 1

@@ -143,9 +143,9 @@ class SyncFree(torch.optim.Optimizer, ABC):
             for device, dtype in dict.fromkeys(
                 (parameter.device, parameter.dtype) for parameter in parameters
             ):
-                chosen = [p for p in parameters if p.device == device and p.dtype == dtype]
+                subset = [p for p in parameters if p.device == device and p.dtype == dtype]
                 self._step_alike(
-                    group, chosen, device, lr, scale, found_inf, count_skips=device not in counted
+                    group, subset, device, lr, scale, found_inf, count_skips=device not in counted
                 )
                 counted.add(device)
         return loss

@@ -40,14 +40,14 @@ def own(kind: str, proc: Path = _PROC, controller: str = "cpu") -> tuple[Path, P
 
 def _quotas(kind: str, proc: Path) -> Iterator[float]:
     """Yield the CPU quotas of the process's cgroup and of those above it, in cores."""
-    for each in _above(own(kind, proc)):
+    for folder in _above(own(kind, proc)):
         with contextlib.suppress(OSError, ValueError):  # no quota, or not in this cgroup
             if kind == "cgroup2":
-                quota, period = (each / "cpu.max").read_text().split()[:2]
+                quota, period = (folder / "cpu.max").read_text().split()[:2]
             else:
                 quota, period = (
-                    (each / "cpu.cfs_quota_us").read_text(),
-                    (each / "cpu.cfs_period_us").read_text(),
+                    (folder / "cpu.cfs_quota_us").read_text(),
+                    (folder / "cpu.cfs_period_us").read_text(),
                 )
             if int(quota) > 0:
                 yield int(quota) / int(period)
@@ -70,13 +70,13 @@ def memory_limit(proc: Path = _PROC) -> int | None:
 
     The process shares them with others in its cgroups.
     """
-    found: list[int] = []
+    limits: list[int] = []
     with contextlib.suppress(OSError):  # not Linux
         for kind, file in (("cgroup", "memory.limit_in_bytes"), ("cgroup2", "memory.max")):
-            for each in _above(own(kind, proc, "memory")):
+            for folder in _above(own(kind, proc, "memory")):
                 with contextlib.suppress(OSError, ValueError):  # no limit, or not in this cgroup
-                    found.append(int((each / file).read_text()))
-    return min(found, default=None)
+                    limits.append(int((folder / file).read_text()))
+    return min(limits, default=None)
 
 
 def _above(place: tuple[Path, Path] | None) -> Iterator[Path]:
@@ -84,7 +84,7 @@ def _above(place: tuple[Path, Path] | None) -> Iterator[Path]:
     if place is None:
         return
     folder, top = place
-    for each in (folder, *folder.parents):
-        yield each
-        if each == top:
+    for level in (folder, *folder.parents):
+        yield level
+        if level == top:
             return

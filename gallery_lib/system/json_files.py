@@ -84,9 +84,9 @@ def read_json(path: Path, shape: type[T], *, again: str, schema: int | None = No
         if schema is not None:
             if not isinstance(value, dict):
                 raise Misfit(f"must be an object, and is {_name(value)}")
-            if (found := value.pop("schema", None)) != schema:
+            if (file_schema := value.pop("schema", None)) != schema:
                 raise InputError(
-                    f"{path} has schema {found!r}, and this version reads {schema}. {again}",
+                    f"{path} has schema {file_schema!r}, and this version reads {schema}. {again}",
                     parameter="schema",
                 )
         return converted(value, shape)
@@ -107,11 +107,11 @@ def set_aside(path: Path, why: object) -> Path | None:
         if aside.is_dir():
             shutil.rmtree(aside)
         path.replace(aside)
-        said = f"{path} was set aside as {aside.name}, and is made anew"
+        message = f"{path} was set aside as {aside.name}, and is made anew"
     except OSError:
-        aside, said = None, f"{path} is not used"  # type: ignore[assignment]
+        aside, message = None, f"{path} is not used"  # type: ignore[assignment]
     with contextlib.suppress(OSError, ValueError):
-        print(f"{said}: {why}", file=sys.stderr, flush=True)
+        print(f"{message}: {why}", file=sys.stderr, flush=True)
     return aside
 
 
@@ -148,7 +148,7 @@ def _converted(value: Any, shape: Any, place: str) -> Any:
     if issubclass(plain, Mapping):
         values = value if isinstance(value, dict) else _misfit(place, "an object", value)
         of = inside[1] if inside else Any
-        return {name: _converted(each, of, _at(place, name)) for name, each in values.items()}
+        return {name: _converted(entry, of, _at(place, name)) for name, entry in values.items()}
     if plain in (list, tuple, Sequence) or plain is typing.Sequence:
         return _row(value, plain, inside, place)
     return (
@@ -168,13 +168,13 @@ def _number(value: Any, place: str) -> Any:
 
 
 def _one_of(value: Any, shapes: Sequence[Any], place: str) -> Any:
-    said = []
+    misfits = []
     for shape in shapes:
         try:
             return _converted(value, shape, place)
         except Misfit as error:
-            said.append((shape, error))
-    others = [error for shape, error in said if shape is not type(None)]
+            misfits.append((shape, error))
+    others = [error for shape, error in misfits if shape is not type(None)]
     if value is not None and len(others) == 1:
         raise others[0]
     return _misfit(place, " or ".join(_NAMES.get(shape, "an object") for shape in shapes), value)
@@ -186,12 +186,12 @@ def _row(value: Any, plain: Any, inside: Sequence[Any], place: str) -> Any:
         if len(values) != len(inside):
             _misfit(place, f"a list of {len(inside)}", value)
         return tuple(
-            _converted(each, of, _at(place, str(number)))
-            for number, (each, of) in enumerate(zip(values, inside, strict=True))
+            _converted(entry, of, _at(place, str(number)))
+            for number, (entry, of) in enumerate(zip(values, inside, strict=True))
         )
     of = inside[0] if inside else Any
     return (tuple if plain is tuple else list)(
-        _converted(each, of, _at(place, str(number))) for number, each in enumerate(values)
+        _converted(entry, of, _at(place, str(number))) for number, entry in enumerate(values)
     )
 
 
@@ -216,7 +216,7 @@ def _dataclass(value: Any, shape: type, place: str) -> Any:
     if missing := [name for name in required if name not in values]:
         raise Misfit("is missing", _at(place, missing[0]))
     return shape(
-        **{name: _converted(each, hints[name], _at(place, name)) for name, each in values.items()}
+        **{name: _converted(entry, hints[name], _at(place, name)) for name, entry in values.items()}
     )
 
 

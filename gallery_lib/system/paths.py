@@ -47,8 +47,8 @@ def _own_checkout(inside: str) -> Path | None:
 
 def cache_dir() -> Path:
     """Return the folder of compiler caches, mock data and tuning results."""
-    if chosen := os.environ.get("GALLERY_CACHE_DIR"):
-        return Path(chosen).expanduser().resolve()
+    if setting := os.environ.get("GALLERY_CACHE_DIR"):
+        return Path(setting).expanduser().resolve()
     if inside := _own_checkout(".cache"):
         return inside
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gallery_lib"
@@ -83,8 +83,8 @@ def data_dir(name: str) -> Path:
 
 def runs_dir() -> Path:
     """Return the folder in which new run directories are made."""
-    if chosen := os.environ.get("GALLERY_RUNS_DIR"):
-        return Path(chosen).expanduser().resolve()
+    if setting := os.environ.get("GALLERY_RUNS_DIR"):
+        return Path(setting).expanduser().resolve()
     if checkout() is None:
         return Path.cwd() / "runs"
     return _own_checkout("runs") or Path.home() / "gallery-runs"

@@ -67,12 +67,10 @@ def with_sizes(config: TrainConfig, profile: Literal["quick", "full"] | None = N
     A size that was left open is the profile's, or else the task's own.
     """
     task = get(config.model)
-    chosen = getattr(task, profile) if profile else {}
+    sizes = getattr(task, profile) if profile else {}
     return dataclasses.replace(
         config,
-        **{
-            name: getattr(config, name) or chosen.get(name) or getattr(task, name) for name in SIZES
-        },
+        **{name: getattr(config, name) or sizes.get(name) or getattr(task, name) for name in SIZES},
     )
 
 
@@ -110,10 +108,10 @@ def _from_file(file: str, attribute: str) -> Task:
         ) from error
     task = getattr(module, attribute, None)
     if not isinstance(task, Task):
-        found = [name for name, value in vars(module).items() if isinstance(value, Task)]
+        task_names = [name for name, value in vars(module).items() if isinstance(value, Task)]
         raise InputError(
             f"model={file}:{attribute}: no Task of that name in "
-            f"{path}.{did_you_mean(attribute, found)}",
+            f"{path}.{did_you_mean(attribute, task_names)}",
             parameter="model",
         )
     return task

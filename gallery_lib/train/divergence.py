@@ -47,11 +47,11 @@ def find(
     place = next((place for place, loss in enumerate(means) if not math.isfinite(loss)), None)
     if place is None:
         return None
-    found = process_group.all_ranks(
+    causes = process_group.all_ranks(
         None if own[place].isfinite() else _what(model, batch if place == len(means) - 1 else None)
     )
     rank, what = next(
-        ((rank, what) for rank, what in enumerate(found) if what is not None),
+        ((rank, what) for rank, what in enumerate(causes) if what is not None),
         (0, "the mean of the ranks' losses"),
     )
     return Divergence(first_step + place, rank, what)

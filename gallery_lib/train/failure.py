@@ -76,20 +76,20 @@ def killed_loader(error: BaseException) -> str | None:
     matches = [match for one in chain if one and (match := _LOADER.search(str(one)))]
     if not isinstance(error, RuntimeError) or not matches:
         return None
-    said = next((match[2].strip() for match in matches if match[2]), "")
-    how = f"was ended by a signal ({said})" if said else "has ended unexpectedly"
-    if said == "Killed":
+    detail = next((match[2].strip() for match in matches if match[2]), "")
+    how = f"was ended by a signal ({detail})" if detail else "has ended unexpectedly"
+    if detail == "Killed":
         how = "was killed by SIGKILL: by someone, or by the kernel because memory ran out"
     return f"process {matches[0][1]}, which loads data, {how}"
 
 
 def _reports(run_dir: Path) -> list[ErrorReport]:
     """Return the ranks' error reports, those of wrong input first; invalid files are left out."""
-    found = []
+    reports = []
     for path in run_dir.glob(ERROR_FILES):
         with contextlib.suppress(InputError, FileNotFoundError):
-            found.append(read_json(path, ErrorReport, again=""))
-    return sorted(found, key=lambda report: (-report.exit_code, report.rank))
+            reports.append(read_json(path, ErrorReport, again=""))
+    return sorted(reports, key=lambda report: (-report.exit_code, report.rank))
 
 
 def of_run(

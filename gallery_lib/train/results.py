@@ -117,8 +117,8 @@ def results_from(values: Any, place: str = "") -> Results:
         # Older runs lack these fields.
         values = {"data": {}, "diverged_at": None, **values}
     results = converted(values, Results, place)
-    for name, asked in _ASKED_OF_ALL.items():
-        for key, kind in asked.items():
+    for name, kinds in _ASKED_OF_ALL.items():
+        for key, kind in kinds.items():
             where = f"{place}.{name}.{key}".lstrip(".")
             if key not in getattr(results, name):
                 raise Misfit("is missing", where)

@@ -168,11 +168,11 @@ def each_step_seconds(run_dir: Path) -> list[float]:
             f"{run_dir}/steps.jsonl is damaged: {error}. Run it again.",
             parameter=error.place,
         ) from None
-    found = [seconds for line in lines for seconds in line]
-    if not found:
+    durations = [seconds for line in lines for seconds in line]
+    if not durations:
         raise InputError(
             f"{run_dir} has no steps.jsonl with the time of each step: the folder of that run is "
             "not whole. Run it again.",
             parameter=str(run_dir),
         )
-    return found
+    return durations

@@ -54,7 +54,7 @@ def candidates(model: nn.Module, config: Config, device: torch.device) -> list[C
         if memory_format(model, config.memory, device.type) is torch.channels_last
         else "contiguous"
     )
-    found = [BASELINE, Candidate(layout)]
+    variants = [BASELINE, Candidate(layout)]
     if config.compiler.enabled:
-        found.append(Candidate(layout, config.compiler.backend))
-    return list(dict.fromkeys(found))
+        variants.append(Candidate(layout, config.compiler.backend))
+    return list(dict.fromkeys(variants))

@@ -105,7 +105,7 @@ def _failure(step: Callable[[], Any]) -> str:
             f"{type(error).__name__}: "
             f"{str(error).strip().splitlines()[0] if str(error).strip() else ''}"
         )[:160]
-    return next((found for found in process_group.all_ranks(reason) if found), "")
+    return next((message for message in process_group.all_ranks(reason) if message), "")
 
 
 def take_turns(
@@ -210,7 +210,7 @@ class _Kept:
     rows: tuple[Row, ...]
 
 
-def _read(path: Path, found: list[Candidate]) -> Choice | None:
+def _read(path: Path, variants: list[Candidate]) -> Choice | None:
     """Return the kept choice, or None where there is none.
 
     A damaged file is set aside and counts as none.
@@ -226,16 +226,16 @@ def _read(path: Path, found: list[Candidate]) -> Choice | None:
         if process_group.rank() == 0:
             set_aside(path, error)
         return None
-    rows, chosen = kept.rows, kept.chosen
-    names = [candidate.name for candidate in found]
-    if chosen not in names:
-        close = did_you_mean(str(chosen), names)
+    rows, name = kept.rows, kept.chosen
+    names = [candidate.name for candidate in variants]
+    if name not in names:
+        close = did_you_mean(str(name), names)
         raise InputError(
-            f"{path} chooses {chosen!r}, which is no candidate.{close} Known: {', '.join(names)}; "
+            f"{path} chooses {name!r}, which is no candidate.{close} Known: {', '.join(names)}; "
             "or delete the file.",
             parameter=str(path),
         )
-    return Choice(chosen, rows, kept=True, path=str(path))
+    return Choice(name, rows, kept=True, path=str(path))
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -255,15 +255,15 @@ def choose(model: nn.Module, inputs: Inputs, config: Config, device: torch.devic
     Raises:
         InputError: for a kept file that was edited to an unknown candidate.
     """
-    found = candidates(model, config, device)
-    path = paths.cache_dir() / "tuning" / f"{key(model, inputs, config, device, found)}.json"
-    kept = process_group.from_rank_0(_read(path, found) if config.tune.keep else None)
+    variants = candidates(model, config, device)
+    path = paths.cache_dir() / "tuning" / f"{key(model, inputs, config, device, variants)}.json"
+    kept = process_group.from_rank_0(_read(path, variants) if config.tune.keep else None)
     if kept is not None:
         return kept
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        rows, chosen = take_turns(model, inputs, config, device, found)
+        rows, name = take_turns(model, inputs, config, device, variants)
     choice = Choice(
-        process_group.from_rank_0(chosen), tuple(rows), path=str(path) if config.tune.keep else ""
+        process_group.from_rank_0(name), tuple(rows), path=str(path) if config.tune.keep else ""
     )
     if config.tune.keep and process_group.rank() == 0:
         values = {

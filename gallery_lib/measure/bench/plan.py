@@ -152,11 +152,13 @@ def _run_options(name: str, config: BenchConfig) -> tuple[TrainConfig, CompareCo
     values: dict[str, Any] = dict(task.full if full else task.quick)
     if config.profile == "large":
         values |= _large(task)
-    given = options.to_mapping(config)
-    del given["amp_level"]
+    bench_options = options.to_mapping(config)
+    del bench_options["amp_level"]
     both = {f.name for cls in (TrainConfig, CompareConfig) for f in dataclasses.fields(cls)}
     values |= {
-        option: value for option, value in given.items() if option in both and value is not None
+        option: value
+        for option, value in bench_options.items()
+        if option in both and value is not None
     }
     compare = {
         f.name: values.pop(f.name) for f in dataclasses.fields(CompareConfig) if f.name in values

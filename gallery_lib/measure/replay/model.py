@@ -109,9 +109,9 @@ class Replay(nn.Module):
         self._wait.until(self.timeline.backward_seconds * self.stretch)
 
     def _give(self, gradient: Gradient) -> Tensor:
-        made = self.gradient(gradient)
+        tensor = self.gradient(gradient)
         self._wait.until(gradient.ready_seconds * self.stretch)
-        return made
+        return tensor
 
     def forward(self) -> Tensor:
         """Return a scalar, after the wait for the input and for the forward pass."""

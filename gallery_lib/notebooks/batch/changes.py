@@ -72,9 +72,10 @@ def read_batch(path: Path | str) -> Batch:
         machine = converted(
             content.get("machine", content.get("environment")), dict[str, Any], "machine"
         )
-        found = converted(content.get("notebooks"), dict[str, dict[str, Any]], "notebooks")
+        entries = converted(content.get("notebooks"), dict[str, dict[str, Any]], "notebooks")
         notebooks = {
-            name: _notebook(values, content, f"notebooks.{name}") for name, values in found.items()
+            name: _notebook(values, content, f"notebooks.{name}")
+            for name, values in entries.items()
         }
     except FileNotFoundError:
         raise InputError(
@@ -107,9 +108,9 @@ def _notebook(values: dict[str, Any], content: dict[str, Any], place: str) -> di
         else "passed"
     )
     comparisons = converted(values.get("comparisons"), list[dict[str, Any]], f"{place}.comparisons")
-    for number, each in enumerate(comparisons):
+    for number, comparison in enumerate(comparisons):
         converted(
-            {name: each.get(name) for name in _COMPARISON},
+            {name: comparison.get(name) for name in _COMPARISON},
             _Comparison,
             f"{place}.comparisons.{number}",
         )
@@ -188,20 +189,20 @@ def changes(before: Batch, after: Batch) -> list[Change]:
 
     Two comparisons of a notebook match if their number of processes and AMP level are the same.
     """
-    found = []
+    lines = []
     for name in dict.fromkeys([*before.notebooks, *after.notebooks]):
         sides = before.notebooks.get(name), after.notebooks.get(name)
-        found.append(_of_status(name, *sides))
+        lines.append(_of_status(name, *sides))
         earlier, later = (_by_conditions(side) for side in sides)
         for key in [key for key in earlier if key in later]:
             change = _of_comparison(f"  {key[0]} process(es), {key[1]}", earlier[key], later[key])
             same = sides[0] and sides[1] and sides[0]["parameters"] == sides[1]["parameters"]
-            found.append(
+            lines.append(
                 change
                 if same
                 else dataclasses.replace(change, change="", mark="not judged: other parameters")
             )
-    return found
+    return lines
 
 
 def text(before: Batch, after: Batch) -> str:
@@ -209,12 +210,12 @@ def text(before: Batch, after: Batch) -> str:
 
     A last line names differences between the two machines, if there are any.
     """
-    found = changes(before, after)
+    lines = changes(before, after)
     rows = [
         ["notebook", "before", "after", "after / before", ""],
-        *([c.what, c.before, c.after, c.change, c.mark] for c in found),
+        *([c.what, c.before, c.after, c.change, c.mark] for c in lines),
     ]
-    regressions = sum(change.regression for change in found)
+    regressions = sum(change.regression for change in lines)
     count = (
         "no regression beyond the intervals"
         if not regressions

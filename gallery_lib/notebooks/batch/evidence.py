@@ -155,14 +155,14 @@ def _fell(losses: list[float]) -> bool:
     return sum(losses[-quarter:]) < sum(losses[:quarter])
 
 
-def _problem_of_run(run_dir: Path, name: str, asked: int) -> str | None:
+def _problem_of_run(run_dir: Path, name: str, steps: int) -> str | None:
     try:
         results = read_results(run_dir)
     except InputError as error:
         return f"the run {name} left no valid results: {error}"
-    if not results.steps == last_step(run_dir) == asked:
+    if not results.steps == last_step(run_dir) == steps:
         return (
-            f"the run {name} was to take {asked} steps, its results say {results.steps}, its log "
+            f"the run {name} was to take {steps} steps, its results say {results.steps}, its log "
             f"{last_step(run_dir)}"
         )
     losses = [loss for _, loss in results.loss["curve"]]
@@ -184,9 +184,9 @@ def problem_of_runs(folder: Path, measures: bool) -> str | None:
         measures: whether the notebook compares two variants, so that there must be a comparison.
     """
     for path in sorted(folder.rglob("config.json")):
-        asked = asked_steps(path)
-        if asked and (
-            problem := _problem_of_run(path.parent, str(path.parent.relative_to(folder)), asked)
+        steps = asked_steps(path)
+        if steps and (
+            problem := _problem_of_run(path.parent, str(path.parent.relative_to(folder)), steps)
         ):
             return problem
     for path in sorted(folder.rglob("comparison.json")):
@@ -205,10 +205,10 @@ def asked_steps(config: Path) -> int | None:
     Returns None for another kind of file, such as a model's own `config.json`.
     """
     try:
-        asked = read_json(config, dict[str, Any], again="").get("max_steps")
+        steps = read_json(config, dict[str, Any], again="").get("max_steps")
     except (InputError, FileNotFoundError):
         return None
-    return asked if type(asked) is int else None
+    return steps if type(steps) is int else None
 
 
 def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
@@ -226,7 +226,7 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
     except InputError:  # papermill wrote nothing, or only half of it
         cells, code = [], []
     missing = [cells.index(cell) + 1 for cell in code if cell.execution_count is None]
-    at, said = _where(cells, started_cell(log)), log[-1] if log else "it said nothing"
+    at, line = _where(cells, started_cell(log)), log[-1] if log else "it said nothing"
 
     def verdict() -> tuple[Status, str | None]:
         if ended.ended_by is not None:
@@ -248,7 +248,7 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
         if not cells:
             return (
                 "failed",
-                f"papermill ended with exit code {ended.exit_code} before anything ran: {said}",
+                f"papermill ended with exit code {ended.exit_code} before anything ran: {line}",
             )
         if missing:
             first = _where(cells, missing[0]).removeprefix("in ")
@@ -262,7 +262,7 @@ def judge(executed: Path, ended: Ended, *, measures: bool) -> Outcome:
                 f"{len(missing)} of {len(code)} code cells never ran{left}; the first is {first}",
             )
         if ended.exit_code:
-            return "failed", f"papermill ended with exit code {ended.exit_code}: {said}"
+            return "failed", f"papermill ended with exit code {ended.exit_code}: {line}"
         problem = problem_of_runs(executed.parent / RUNS_FOLDER, measures)
         return ("failed", problem) if problem else ("passed", None)
 

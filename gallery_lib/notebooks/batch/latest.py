@@ -70,7 +70,7 @@ def own_results(
     dated = sorted(
         ((path.stat().st_mtime, path) for path in folder.rglob("comparison.json")), reverse=True
     )
-    found: dict[str, Speedup] = {}
+    results: dict[str, Speedup] = {}
     for modified, path in dated[:_MOST_FILES]:
         try:
             comparison = read_comparison(path.parent)
@@ -80,9 +80,9 @@ def own_results(
         if name not in titles or comparison.baseline.world_size != 1:
             continue
         one = _speedup(comparison, titles[name], here, modified)
-        if name not in found or (one.machine == HERE and found[name].machine != HERE):
-            found[name] = one
-    return found
+        if name not in results or (one.machine == HERE and results[name].machine != HERE):
+            results[name] = one
+    return results
 
 
 # --------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Committed:
             self.content["environment"],
             self.content.get("parameters", {}).get("profile"),
         )
-        found = {}
+        results = {}
         for name, run in self.content["notebooks"].items():
             alone = [c for c in run["comparisons"] if c["processes"] == 1]
             if name not in titles or run["problem"] or not alone:
@@ -127,7 +127,7 @@ class Committed:
                 hardware.machine_name(environment),
                 run.get("date") or self.content["date"],
             )
-            found[name] = Speedup(
+            results[name] = Speedup(
                 name,
                 titles[name],
                 ratio,
@@ -137,7 +137,7 @@ class Committed:
                 date,
                 environment.get("git"),
             )
-        return found
+        return results
 
 
 def _precision(comparison: Mapping[str, Any], environment: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def _declarations(source: str, path: Path) -> list[tuple[str, Any, dataclasses.F
     Raises:
         InputError: for a parameter of unknown type.
     """
-    found = []
+    declarations = []
     for statement in ast.parse(source).body:
         if (
             isinstance(statement, ast.AnnAssign)
@@ -78,8 +78,10 @@ def _declarations(source: str, path: Path) -> list[tuple[str, Any, dataclasses.F
                 f"{', '.join(_TYPES)}.",
                 parameter=name,
             )
-        found.append((name, kind if default is not None else kind | None, option(default, name)))
-    return found
+        declarations.append(
+            (name, kind if default is not None else kind | None, option(default, name))
+        )
+    return declarations
 
 
 def options_class(notebook: NotebookFile, path: Path) -> type:

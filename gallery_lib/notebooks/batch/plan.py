@@ -83,7 +83,7 @@ def _found(names: Sequence[str]) -> list[Path]:
         InputError: for an unknown name, and for two notebooks of the same name.
     """
     own: dict[str, Path] = {}
-    chosen: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     if not names or not all(name.endswith(".ipynb") and Path(name).is_file() for name in names):
         own = {path.stem: path for path in notebooks_dir().glob("*.ipynb")}
     for name in names or sorted(own):
@@ -95,13 +95,13 @@ def _found(names: Sequence[str]) -> list[Path]:
                 f"{', '.join(sorted(own))}; or a path.",
                 parameter="names",
             )
-        if chosen.setdefault(path.stem, path) != path:
+        if files.setdefault(path.stem, path) != path:
             raise InputError(
-                f"two notebooks are called {path.stem}: {chosen[path.stem]} and {path}. Run them "
+                f"two notebooks are called {path.stem}: {files[path.stem]} and {path}. Run them "
                 "in two batches.",
                 parameter="names",
             )
-    return list(chosen.values())
+    return list(files.values())
 
 
 def profile_values(profile: str | None) -> dict[str, Any]:
@@ -167,16 +167,16 @@ def plan(
     }
     parameters.check_names(given or {}, list(classes.values()))
     values = {**profile_values(profile), **(given or {})}
-    chosen = {path: parameters.fitting(cls, values) for path, cls in classes.items()}
+    parameters_of = {path: parameters.fitting(cls, values) for path, cls in classes.items()}
     _check_kernels(notebooks)
     return [
         Planned(
             name=path.stem,
             path=path,
-            parameters=chosen[path],
+            parameters=parameters_of[path],
             cells=len(notebook.cells),
             measures=classes[path] in (NotebookConfig, YourModelConfig),
-            digest=digest(path, chosen[path]),
+            digest=digest(path, parameters_of[path]),
             code=code_digest(path),
         )
         for path, notebook in notebooks.items()

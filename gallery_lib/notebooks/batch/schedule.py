@@ -112,7 +112,7 @@ def _earlier(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, R
     if not resume or not (folder / REPORT_FILE).exists():
         return {}
     before = read_report(folder).notebooks
-    found = {}
+    records = {}
     for planned in plan:
         if planned.name not in before:
             continue
@@ -123,10 +123,10 @@ def _earlier(folder: Path, plan: Sequence[Planned], resume: bool) -> dict[str, R
             and record.folder
             and (folder / record.folder).is_dir()
         ):
-            found[planned.name] = dataclasses.replace(record, kept=True)
+            records[planned.name] = dataclasses.replace(record, kept=True)
         else:
-            found[planned.name] = dataclasses.replace(_waiting(planned), attempts=record.attempts)
-    return found
+            records[planned.name] = dataclasses.replace(_waiting(planned), attempts=record.attempts)
+    return records
 
 
 class _Batch:

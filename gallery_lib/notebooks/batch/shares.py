@@ -46,12 +46,12 @@ def _estimated_bytes(name: str, parameters: dict[str, object]) -> int:
         return 0
     sizes = ("batch_size", "image_size", "sequence_length")
     task = tasks.get(name)
-    chosen = {
+    options = {
         **(task.full if parameters.get("profile") == "full" else task.quick),
         **{k: v for k, v in parameters.items() if v is not None},
     }
     config = from_mapping(
-        TrainConfig, {"model": name, **{size: chosen[size] for size in sizes if size in chosen}}
+        TrainConfig, {"model": name, **{size: options[size] for size in sizes if size in options}}
     )
     return 2 * memory_estimate.needed_bytes(config, compared=True)
 

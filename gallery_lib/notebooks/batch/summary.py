@@ -20,11 +20,11 @@ def groups(report: Report) -> list[tuple[str, list[str]]]:
 
     Notebooks that passed or have not run are in no group.
     """
-    found: dict[str, list[str]] = {}
+    names_by_signature: dict[str, list[str]] = {}
     for name, record in report.notebooks.items():
         if record.status not in ("passed", "not run"):
-            found.setdefault(signature(record.status, record.reason), []).append(name)
-    return sorted(found.items(), key=lambda group: (-len(group[1]), group[1]))
+            names_by_signature.setdefault(signature(record.status, record.reason), []).append(name)
+    return sorted(names_by_signature.items(), key=lambda group: (-len(group[1]), group[1]))
 
 
 def speedup(comparison: Mapping[str, Any]) -> str:

@@ -71,19 +71,19 @@ def write_sources(root: Path, run: Path | None, folder: Path) -> None:
     These are the checkout's documents, and pages made of notebooks, figures and options. Raises
     InputError for a `run` that is not the folder of a batch.
     """
-    chosen = notebooks.sources(root / "notebooks", run)
+    sources = notebooks.sources(root / "notebooks", run)
     shutil.copytree(root / "docs", folder, ignore=shutil.ignore_patterns("__pycache__"))
     documents.write(root, folder)
     cards = folder / "static" / index.CARDS
     cards.mkdir()
-    for source in chosen:
+    for source in sources:
         notebooks.write_page(source, folder / "notebooks")
     results = measured.read_results(root / "benchmarks" / "results")
     here = measured.measured_in_batch(run) if run else []
     digests = {
-        source.name: code_digest(root / "notebooks" / f"{source.name}.ipynb") for source in chosen
+        source.name: code_digest(root / "notebooks" / f"{source.name}.ipynb") for source in sources
     }
-    entries = [index.entry(source, [*here, *results], digests, cards) for source in chosen]
+    entries = [index.entry(source, [*here, *results], digests, cards) for source in sources]
     project = [*sorted(path.name for path in (root / "docs").glob("*.md")), *documents.DOCUMENTS]
     (folder / "index.md").write_text(index.page(entries, project), encoding="utf-8")
     reference.write_pages(Path(gallery_lib.__file__).parent, folder)

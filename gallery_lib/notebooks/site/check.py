@@ -103,32 +103,32 @@ def problems(site: Path) -> list[str]:
     """Return a message for each fault; an empty list for a site without faults."""
     site = site.resolve()
     pages = {path: read_page(path) for path in sorted(site.rglob("*.html"))}
-    found = []
+    faults = []
     for path, page in pages.items():
         name = path.relative_to(site)
         for address in page.loaded:
             if _outside(address):
-                found.append(f"{name} loads {address} from elsewhere")
+                faults.append(f"{name} loads {address} from elsewhere")
             elif _missing(address, path, site):
-                found.append(f"{name} loads {address}, which is not there")
+                faults.append(f"{name} loads {address}, which is not there")
         for address in page.linked:
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.is_file() or not target.is_relative_to(site):
-                found.append(f"{name} links to {address}, which is not there")
+                faults.append(f"{name} links to {address}, which is not there")
             elif (
                 parts.fragment
                 and target in pages
                 and unquote(parts.fragment) not in pages[target].anchors
             ):
-                found.append(f"{name} links to {address}, and that page has no such place")
-        found += [
+                faults.append(f"{name} links to {address}, and that page has no such place")
+        faults += [
             f"{name} shows {address} without alternative text" for address in page.without_words
         ]
     for path in sorted(site.rglob("*.css")):
         for address in _addresses_in_style(path.read_text(encoding="utf-8")):
             if _outside(address) or _missing(address, path, site):
-                found.append(f"{path.relative_to(site)} loads {address}, which is not in the site")
-    return list(dict.fromkeys(found))
+                faults.append(f"{path.relative_to(site)} loads {address}, which is not in the site")
+    return list(dict.fromkeys(faults))

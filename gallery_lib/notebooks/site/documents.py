@@ -35,34 +35,36 @@ def _navigation(page: Path, text: str) -> str:
     """
     below = [*page.parent.glob("*.md"), *page.parent.glob(f"*/{PAGE}")]
     names = [path.relative_to(page.parent).as_posix() for path in below if path != page]
-    found = sorted(names, key=lambda name: (f"]({name}" not in text, text.find(f"]({name}"), name))
+    entries = sorted(
+        names, key=lambda name: (f"]({name}" not in text, text.find(f"]({name}"), name)
+    )
     return (
         "\n".join(
             [
                 "",
                 "```{toctree}",
                 ":hidden:",
-                *(name.removesuffix(".md") for name in found),
+                *(name.removesuffix(".md") for name in entries),
                 "```",
                 "",
             ]
         )
-        if found
+        if entries
         else ""
     )
 
 
 def write(root: Path, folder: Path) -> None:
     """Copy the documents of the checkout `root` into `folder`, the site's sources."""
-    found = [root / name for name in DOCUMENTS]
-    found += [
+    originals = [root / name for name in DOCUMENTS]
+    originals += [
         path
         for name in FOLDERS
         for path in sorted((root / name).rglob("*"))
         if path.suffix in _ENDINGS
     ]
-    copies = [folder / path.relative_to(root) for path in found]
-    for path, copy in zip(found, copies, strict=True):
+    copies = [folder / path.relative_to(root) for path in originals]
+    for path, copy in zip(originals, copies, strict=True):
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
     for page in (copy for copy in copies if copy.suffix == ".md"):

@@ -129,10 +129,10 @@ def _draw(source: Source, first: Measurement | None, picture: Path) -> str | Non
         )
         speedups.card(one).savefig(picture, dpi=110)
         return speedups.card_text(one)
-    found = first_figure(source.path)
-    if found is None:
+    figure = first_figure(source.path)
+    if figure is None:
         return None
-    png, alternative = found
+    png, alternative = figure
     picture.write_bytes(png)
     return alternative
 

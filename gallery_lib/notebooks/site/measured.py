@@ -51,14 +51,14 @@ def techniques_used(recorded: dict[str, str] | None) -> tuple[str, ...] | None:
     """
     if recorded is None:
         return None
-    said = {
+    descriptions = {
         name: what
         for name, what in recorded.items()
         if name not in ("graph breaks", "precision", "tuning")
     }
     return tuple(
         name
-        for name, what in said.items()
+        for name, what in descriptions.items()
         if not what.startswith(("not ", "none", "contiguous", "torch's"))
     )
 
@@ -114,7 +114,7 @@ def _of_bench(bench: Bench) -> list[Measurement]:
     The candidate is ours or, in a waterfall, the variant with all techniques.
     """
     machine = machine_name(bench.environment)
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for name, outcome in bench.tasks.items():
         ran = [
             variant
@@ -129,12 +129,12 @@ def _of_bench(bench: Bench) -> list[Measurement]:
             _separated(outcome) if apart else techniques_used(outcome.rows[last].techniques)
         )
         verdict = ratio.verdict if ratio else "not comparable"
-        found.append(
+        measurements.append(
             Measurement(
                 name, bench.amp_level, 1, ratio, verdict, techniques, machine, told_apart=apart
             )
         )
-    return found
+    return measurements
 
 
 def _is_comparison(value: Any) -> bool:
@@ -155,22 +155,24 @@ def _read(path: Path) -> tuple[tuple[bool, str], list[Measurement]]:
             bench = read_bench(path)
             date = max((outcome.date for outcome in bench.tasks.values()), default="")
             return (False, date), [
-                dataclasses.replace(found, date=date) for found in _of_bench(bench)
+                dataclasses.replace(measurement, date=date) for measurement in _of_bench(bench)
             ]
         machine, date = machine_name(content["environment"]), content["date"]
         if "notebooks" in content:
             runs = content["notebooks"].items()
-            found = [
-                _of_notebook(name, each, machine, run.get("code"))
+            measurements = [
+                _of_notebook(name, comparison, machine, run.get("code"))
                 for name, run in runs
-                for each in run["comparisons"]
+                for comparison in run["comparisons"]
             ]
         else:
-            found = [
-                _of_comparison(each, machine)
-                for each in filter(_is_comparison, content.get("comparisons", []))
+            measurements = [
+                _of_comparison(comparison, machine)
+                for comparison in filter(_is_comparison, content.get("comparisons", []))
             ]
-        return (True, date), [dataclasses.replace(each, date=date) for each in found]
+        return (True, date), [
+            dataclasses.replace(measurement, date=date) for measurement in measurements
+        ]
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} is no file of results that can be read ({type(error).__name__}: {error}).",
@@ -189,20 +191,20 @@ def read_results(folder: Path) -> list[Measurement]:
     files = sorted(
         map(_read, sorted(folder.glob("*/*.json"))), key=lambda file: file[0], reverse=True
     )
-    return [measurement for _, found in files for measurement in found]
+    return [measurement for _, measurements in files for measurement in measurements]
 
 
 def measured_in_batch(folder: Path) -> list[Measurement]:
     """Return the comparisons of the notebooks that passed in the batch in `folder`."""
     report = read_report(folder)
-    found = []
+    measurements = []
     for name, record in report.notebooks.items():
         if record.status != "passed" or not record.folder:
             continue
         for comparison in comparisons_in(folder / record.folder / RUNS_FOLDER):
             machine = machine_name({**report.machine, "device": comparison["device"]})
-            found.append(_of_notebook(name, comparison, machine, record.code))
-    return found
+            measurements.append(_of_notebook(name, comparison, machine, record.code))
+    return measurements
 
 
 # --------------------------------------------------------------------------------------------------

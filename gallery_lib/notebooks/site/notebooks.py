@@ -99,7 +99,7 @@ def sources(committed: Path, run: Path | None) -> list[Source]:
         InputError: when `run` holds no batch, or names an executed notebook that is gone.
     """
     report = read_report(run) if run else None
-    chosen = []
+    page_sources = []
     for path in sorted(committed.glob("*.ipynb")):
         if path.stem in LEFT_OUT:
             continue
@@ -116,8 +116,8 @@ def sources(committed: Path, run: Path | None) -> list[Source]:
                 _note_without_run(path.stem, _why_not(report, record)),
                 False,
             )
-        chosen.append(Source(path.stem, shown, *_title_and_summary(shown), note, executed))
-    return chosen
+        page_sources.append(Source(path.stem, shown, *_title_and_summary(shown), note, executed))
+    return page_sources
 
 
 # --------------------------------------------------------------------------------------------------

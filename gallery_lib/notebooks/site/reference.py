@@ -87,13 +87,13 @@ def rooms(package: Path) -> dict[str, list[str]]:
 
     A room is a top-level module, or a top-level subpackage with everything in it.
     """
-    found: dict[str, list[str]] = {}
+    modules_by_room: dict[str, list[str]] = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         if parts and not any(part.startswith("_") for part in parts):
-            found.setdefault(parts[0], []).append(".".join([package.name, *parts]))
-    return found
+            modules_by_room.setdefault(parts[0], []).append(".".join([package.name, *parts]))
+    return modules_by_room
 
 
 def _file(package: Path, module: str) -> Path:
@@ -124,14 +124,17 @@ def write_pages(package: Path, folder: Path) -> None:
     """Write `options.md` and the pages of `api/` into `folder`."""
     (folder / "options.md").write_text(options_page(), encoding="utf-8")
     (folder / "api").mkdir()
-    found = rooms(package)
-    for room, modules in found.items():
+    modules_by_room = rooms(package)
+    for room, modules in modules_by_room.items():
         (folder / "api" / f"{room}.md").write_text(room_page(room, modules), encoding="utf-8")
     rows = [
         ["room", "what it is for"],
-        *([f"[`{room}`]({room}.md)", about(_file(package, found[room][0]))] for room in found),
+        *(
+            [f"[`{room}`]({room}.md)", about(_file(package, modules_by_room[room][0]))]
+            for room in modules_by_room
+        ),
     ]
-    toctree = "\n".join(["```{toctree}", ":hidden:", *found, "```"])
+    toctree = "\n".join(["```{toctree}", ":hidden:", *modules_by_room, "```"])
     (folder / "api" / "index.md").write_text(
         "\n\n".join([_REFERENCE_HEAD, markdown_table(rows), toctree]) + "\n", encoding="utf-8"
     )

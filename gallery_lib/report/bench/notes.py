@@ -27,10 +27,8 @@ def _forms(bench: Bench) -> str:
     """Return a note on the two forms of a peer: as it comes, and at its best."""
     if not any(name in BEST for name in compared_with(bench)):
         fused = bench.options.get("fused")
-        given = (
-            "a fused one in every variant" if fused else "torch's as it comes; ours: a fused one"
-        )
-        return f"Optimizer: {given}."
+        text = "a fused one in every variant" if fused else "torch's as it comes; ours: a fused one"
+        return f"Optimizer: {text}."
     return (
         "As it comes: eager and the peers without `-best`, as their documentation shows them. At "
         "its best: with `-best`, as somebody who tunes by hand uses it: torch's fused optimizer "

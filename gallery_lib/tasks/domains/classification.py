@@ -97,14 +97,14 @@ def chance(splits: Splits) -> dict[str, float]:
 def examples(splits: Splits, count: int = 16) -> Pictures:
     """Return training images as the model sees them, one class after the other."""
     data: Any = splits.train
-    chosen = [data[int(i)] for i in range(0, len(data), max(1, len(data) // count))][:count]
-    labels = [data.classes[int(label)] for _, label in chosen]
-    size = chosen[0][0].shape[0]
+    samples = [data[int(i)] for i in range(0, len(data), max(1, len(data) // count))][:count]
+    labels = [data.classes[int(label)] for _, label in samples]
+    size = samples[0][0].shape[0]
     return Pictures(
-        [image.numpy() for image, _ in chosen],
+        [image.numpy() for image, _ in samples],
         labels,
         (
-            f"{len(chosen)} of {len(data)} training images, augmented, {size}×{size}, of "
+            f"{len(samples)} of {len(data)} training images, augmented, {size}×{size}, of "
             f"{len(data.classes)} classes"
         ),
     )
@@ -114,9 +114,12 @@ def examples(splits: Splits, count: int = 16) -> Pictures:
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8) -> Pictures:
     """Return held-out images with what each model takes them for."""
     data: Any = splits.held_out
-    chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, count)]
+    samples = [data[int(i)] for i in np.linspace(0, len(data) - 1, count)]
     batch, labels = data.finish_batch(
-        (torch.stack([image for image, _ in chosen]), torch.tensor([label for _, label in chosen]))
+        (
+            torch.stack([image for image, _ in samples]),
+            torch.tensor([label for _, label in samples]),
+        )
     )
     captions = [f"is {data.classes[int(label)]}" for label in labels]
     for title, model in models.items():
@@ -124,7 +127,7 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8)
         for i, (guess, label) in enumerate(zip(guesses.tolist(), labels.tolist(), strict=True)):
             captions[i] += f"\n{title}: {data.classes[guess]} {'✓' if guess == label else '✗'}"
     return Pictures(
-        [image.numpy() for image, _ in chosen],
+        [image.numpy() for image, _ in samples],
         captions,
         "held-out images and what the models take them for",
         columns=4,

@@ -113,13 +113,13 @@ def overlaid(image: Tensor, mask: Tensor) -> np.ndarray:
 def examples(splits: Splits, count: int = 8) -> Pictures:
     """Return training images with their masks."""
     data: Any = splits.train
-    chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
-    height, width = chosen[0][1].shape
+    samples = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
+    height, width = samples[0][1].shape
     return Pictures(
-        [overlaid(image, mask) for image, mask in chosen],
-        [f"{float(mask.float().mean()):.0%} object" for _, mask in chosen],
+        [overlaid(image, mask) for image, mask in samples],
+        [f"{float(mask.float().mean()):.0%} object" for _, mask in samples],
         (
-            f"{len(chosen)} of {len(data)} training images, augmented, {width}×{height}, with "
+            f"{len(samples)} of {len(data)} training images, augmented, {width}×{height}, with "
             "their masks laid over them in magenta"
         ),
         columns=4,
@@ -130,13 +130,13 @@ def examples(splits: Splits, count: int = 8) -> Pictures:
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 4) -> Pictures:
     """Return held-out images with the true mask laid over them, and then with each model's."""
     data: Any = splits.held_out
-    chosen = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
+    samples = [data[int(i)] for i in np.linspace(0, len(data) - 1, min(count, len(data)))]
     inputs, masks = data.finish_batch(
-        (torch.stack([image for image, _ in chosen]), torch.stack([mask for _, mask in chosen]))
+        (torch.stack([image for image, _ in samples]), torch.stack([mask for _, mask in samples]))
     )
     guesses = {title: _predicted(model.eval(), inputs) for title, model in models.items()}
     shown, captions = [], []
-    for i, (image, mask) in enumerate(chosen):
+    for i, (image, mask) in enumerate(samples):
         shown.append(overlaid(image, mask))
         captions.append("true mask")
         for title, guess in guesses.items():

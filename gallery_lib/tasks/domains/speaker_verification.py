@@ -101,8 +101,8 @@ def metrics(model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, int]]:
         scores = cosines(embeddings).double()
     same = speakers[:, None] == speakers
     return {
-        name: (torch.histc(chosen.clamp(-1, 1), SCORE_BINS, -1.0, 1.0), chosen.numel())
-        for name, chosen in (("true_pairs", scores[same]), ("false_pairs", scores[~same]))
+        name: (torch.histc(pair_scores.clamp(-1, 1), SCORE_BINS, -1.0, 1.0), pair_scores.numel())
+        for name, pair_scores in (("true_pairs", scores[same]), ("false_pairs", scores[~same]))
     }
 
 
@@ -158,12 +158,12 @@ def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 16
     The diagonal should be the brightest.
     """
     data: Any = splits.held_out
-    chosen = torch.stack([data[i][0] for i in range(min(count, len(data), len(data.speakers)))])
+    voices = torch.stack([data[i][0] for i in range(min(count, len(data), len(data.speakers)))])
     values: dict[str, np.ndarray] = {
-        title: cosines(model.eval()(chosen)).numpy() for title, model in models.items()
+        title: cosines(model.eval()(voices)).numpy() for title, model in models.items()
     }
     description = (
-        f"cosines between two utterances of {len(chosen)} held-out speakers; on the diagonal it is "
+        f"cosines between two utterances of {len(voices)} held-out speakers; on the diagonal it is "
         "the same speaker"
     )
     return Matrices(values, description, "speaker of the first utterance", "speaker of the second")

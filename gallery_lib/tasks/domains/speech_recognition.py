@@ -96,7 +96,10 @@ def metrics(model: nn.Module, batch: SpeechBatch) -> dict[str, tuple[Tensor, int
         [-1 if token == UNKNOWN else token for token in tokens]
         for tokens in _transcribe(model, batch)
     ]
-    errors = sum(edit_distance(said, found) for said, found in zip(spoken, heard, strict=True))
+    errors = sum(
+        edit_distance(reference, hypothesis)
+        for reference, hypothesis in zip(spoken, heard, strict=True)
+    )
     counted = (batch.labels != IGNORED) & (batch.labels != END)  # [N, U]
     best = model(batch.features, batch.lengths, batch.inputs).argmax(-1)
     right = (best == batch.labels) & counted & (batch.labels != UNKNOWN)
@@ -146,9 +149,9 @@ def examples(splits: Splits, count: int = 3) -> Matrices:
 def predictions(models: Mapping[str, nn.Module], splits: Splits, count: int = 8) -> Rows:
     """Return held-out transcripts beside what each model makes of the sound."""
     data: Any = splits.held_out
-    chosen = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int).tolist()
-    batch = data.collate([data[index] for index in chosen])
-    columns = [[data.pieces[index].transcript for index in chosen]]
+    indices = np.linspace(0, len(data) - 1, min(count, len(data))).astype(int).tolist()
+    batch = data.collate([data[index] for index in indices])
+    columns = [[data.pieces[index].transcript for index in indices]]
     for model in models.values():
         columns.append(
             [
