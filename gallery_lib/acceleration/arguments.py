@@ -56,12 +56,12 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
         InputError: for a part of another type, a name that is not offered, no model, or two of
             them.
     """
-    given: list[tuple[str, Any]] = []
+    parts: list[tuple[str, Any]] = []
     left_out = len(positional)
     while left_out > 2 and positional[left_out - 1] is None:
         left_out -= 1  # accelerate(model, loader, None): no config
     for place, part in enumerate(positional[:left_out]):
-        given.append((NAMES[place] if part is None and place < len(NAMES) else _kind(part), part))
+        parts.append((NAMES[place] if part is None and place < len(NAMES) else _kind(part), part))
     for name, part in named.items():
         if name not in NAMES:
             raise InputError(
@@ -72,21 +72,21 @@ def sort(positional: tuple[Any, ...], named: Mapping[str, Any]) -> Parts:
         if part is not None and _kind(part) != name:
             raise InputError(f"{name}={_shown(part)} must be {_wanted(name)}.", parameter=name)
         if part is not None or name == "loader":
-            given.append((name, part))
+            parts.append((name, part))
     for kind in _SINGLE:
-        if sum(name == kind and part is not None for name, part in given) > 1:
+        if sum(name == kind and part is not None for name, part in parts) > 1:
             what = "Call accelerate() once for each model." if kind == "model" else "Give one."
             raise InputError(
                 f"accelerate() got two parts that are {_wanted(kind)}. {what}", parameter=kind
             )
-    if not any(kind == "model" and part is not None for kind, part in given):
+    if not any(kind == "model" and part is not None for kind, part in parts):
         raise InputError("accelerate() needs a model (a torch.nn.Module).", parameter="model")
-    configs = [part for kind, part in given if kind == "config" and part is not None]
-    given = [(kind, part) for kind, part in given if kind != "config"]
-    if [kind for kind, _ in given] == ["model"]:
+    configs = [part for kind, part in parts if kind == "config" and part is not None]
+    parts = [(kind, part) for kind, part in parts if kind != "config"]
+    if [kind for kind, _ in parts] == ["model"]:
         # The call with a model alone returns two things all the same.
-        given.append(("loader", None))
-    return Parts(given, configs[0] if configs else Config())
+        parts.append(("loader", None))
+    return Parts(parts, configs[0] if configs else Config())
 
 
 def _kind(part: Any) -> str:

@@ -43,8 +43,8 @@ def _guarded(body: Callable[[], int | None]) -> int:
 
 
 def _say_where_things_are_kept() -> None:
-    if said := paths.notice():
-        print(said, file=sys.stderr)
+    if notice := paths.notice():
+        print(notice, file=sys.stderr)
 
 
 def launch_single_task(arguments: Sequence[str]) -> int:

@@ -51,22 +51,23 @@ def choose(lab_id: str, hosts: int, cpus: float) -> CpuShare:
     return _cores(hosts, cpus, "this user can make no cgroup that controls the CPU")
 
 
-def _dealt(hosts: int, each: int) -> tuple[tuple[int, ...], ...]:
+def _dealt(hosts: int, per_host: int) -> tuple[tuple[int, ...], ...]:
     """Return the numbers of each host's cores; an empty tuple where there are too few."""
     cores = sorted(os.sched_getaffinity(0))
-    if each * hosts > len(cores):
+    if per_host * hosts > len(cores):
         return ()
-    return tuple(tuple(cores[host * each : (host + 1) * each]) for host in range(hosts))
+    return tuple(tuple(cores[host * per_host : (host + 1) * per_host]) for host in range(hosts))
 
 
 def _cores(hosts: int, cpus: float, reason: str) -> CpuShare:
-    each = max(1, round(cpus))
-    if cores := _dealt(hosts, each):
+    per_host = max(1, round(cpus))
+    if cores := _dealt(hosts, per_host):
         return CpuShare("cores", cores=cores, reason=reason)
     there = len(os.sched_getaffinity(0))
     return CpuShare(
         "none",
-        reason=f"{reason}, and {there} core(s) are too few to give {each} to each of {hosts} hosts",
+        reason=f"{reason}, and {there} core(s) are too few to give {per_host} to each of {hosts} "
+        "hosts",
     )
 
 
@@ -134,15 +135,15 @@ def joining(share: CpuShare, host: int) -> list[str]:
 
 def members(share: CpuShare) -> list[int]:
     """Return the ids of the processes in the lab's cgroups."""
-    found = []
+    ids = []
     if share.folder is not None:
         for file in [
             Path(share.folder, "cgroup.procs"),
             *Path(share.folder).glob("*/cgroup.procs"),
         ]:
             with contextlib.suppress(OSError):
-                found += [int(pid) for pid in file.read_text().split()]
-    return found
+                ids += [int(pid) for pid in file.read_text().split()]
+    return ids
 
 
 def remove(share: CpuShare) -> bool:

@@ -93,8 +93,8 @@ class Lab:
 
         This object does not own the lab: it stays when the object goes.
         """
-        found = state.read(name)
-        if found is None or not cleanup.alive(found):
+        lab_state = state.read(name)
+        if lab_state is None or not cleanup.alive(lab_state):
             up = cleanup.names_up()
             known_names = f" There are: {', '.join(up)}." if up else ""
             raise InputError(
@@ -103,7 +103,7 @@ class Lab:
                 parameter="name",
             )
         lab = cls.__new__(cls)
-        lab._state, lab._keeper, lab._started = found, None, []
+        lab._state, lab._keeper, lab._started = lab_state, None, []
         return lab
 
     # ----------------------------------------------------------------------------------------------

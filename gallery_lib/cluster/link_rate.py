@@ -34,14 +34,14 @@ def bits_per_second(text: str) -> int:
     Raises:
         InputError: for anything else, and for rates outside 100kbit to 100gbit.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(kbit|mbit|gbit)", str(text).strip().lower())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(kbit|mbit|gbit)", str(text).strip().lower())
+    if not match:
         raise InputError(
             f"rate={text!r} must be a number with kbit, mbit or gbit behind it, "
             "in bits per second: 100mbit, say.",
             parameter="rate",
         )
-    rate = round(float(found[1]) * _UNITS[found[2]])
+    rate = round(float(match[1]) * _UNITS[match[2]])
     if not _SLOWEST <= rate <= _FASTEST:
         raise InputError(f"rate={text!r} must be between 100kbit and 100gbit.", parameter="rate")
     return rate

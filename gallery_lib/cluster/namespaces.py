@@ -80,12 +80,12 @@ def processes() -> dict[int, list[int]]:
 
     Only processes that this user may look at are among them.
     """
-    found: dict[int, list[int]] = defaultdict(list)
+    ids_by_inode: dict[int, list[int]] = defaultdict(list)
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                found[(folder / "ns" / "net").stat().st_ino].append(int(folder.name))
-    return found
+                ids_by_inode[(folder / "ns" / "net").stat().st_ino].append(int(folder.name))
+    return ids_by_inode
 
 
 def in_host(state: State, host: int, known: dict[int, list[int]] | None = None) -> list[int]:

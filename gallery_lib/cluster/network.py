@@ -39,12 +39,12 @@ def _run(state: State, host: int, command: str, lines: Sequence[str]) -> None:
         text=True,
     )
     if done.returncode:
-        said = " ".join(done.stderr.split())
-        number = re.search(r"-:(\d+)", said)
+        message = " ".join(done.stderr.split())
+        number = re.search(r"-:(\d+)", message)
         words = f"{command} {lines[int(number[1]) - 1]}" if number else command
-        needed = f" {NEEDED}" if "not permitted" in said else ""
+        needed = f" {NEEDED}" if "not permitted" in message else ""
         raise LabUnavailable(
-            f"the kernel refused a part of the lab's network; `{words}` said: {said}{needed}"
+            f"the kernel refused a part of the lab's network; `{words}` said: {message}{needed}"
         )
 
 

@@ -34,14 +34,14 @@ def tool(name: str) -> str:
     Raises:
         LabUnavailable: the message names the package with it.
     """
-    found = shutil.which(name) or shutil.which(name, path=_SYSTEM_FOLDERS)
-    if found is None:
+    path = shutil.which(name) or shutil.which(name, path=_SYSTEM_FOLDERS)
+    if path is None:
         raise LabUnavailable(
             f"a lab needs the command `{name}`, which is not here: "
             f"apt-get install {_PACKAGES[name]}",
             parameter=name,
         )
-    return found
+    return path
 
 
 def check() -> None:

@@ -146,12 +146,12 @@ def run(lab: Lab, command: Sequence[str], config: LabRunConfig) -> None:
             for reader in readers:
                 reader.wait(_READ_SECONDS)
     if problem := next((reader.failure for reader in readers if reader.failure), None):
-        said = (
+        reason = (
             "nobody reads what the hosts say any more"
             if isinstance(problem, BrokenPipeError)
             else f"what the hosts say cannot be written: {problem}"
         )
-        raise RunFailed(f"{said}, so their commands were ended.")
+        raise RunFailed(f"{reason}, so their commands were ended.")
     failed = (
         next((number for number, process in enumerate(processes) if process.returncode), None)
         if failed is None

@@ -45,7 +45,7 @@ def _from_environment() -> Comm:
     Raises:
         InputError: for a variable that names no option, or holds no value of it.
     """
-    chosen = Comm(tune=True)
+    settings = Comm(tune=True)
     names = {_PREFIX + field.name.upper(): field.name for field in dataclasses.fields(Comm)}
     for variable in sorted(os.environ):
         if variable.startswith(_PREFIX):
@@ -61,8 +61,8 @@ def _from_environment() -> Comm:
                 raise InputError(
                     f"environment variable {variable}: {error}", parameter=variable
                 ) from None
-            setattr(chosen, names[variable], value)
-    return chosen
+            setattr(settings, names[variable], value)
+    return settings
 
 
 options = _from_environment()

@@ -118,9 +118,9 @@ def device() -> torch.device:
         index = None if bound is None else bound.index
     if index is None:
         index = torch.cuda.current_device() or here.rank % torch.cuda.device_count()
-    chosen = torch.device("cuda", index)
-    torch.cuda.set_device(chosen)
-    return chosen
+    own_device = torch.device("cuda", index)
+    torch.cuda.set_device(own_device)
+    return own_device
 
 
 _made_here = False
@@ -151,14 +151,14 @@ def ensure_initialized(timeout_seconds: float = 600.0) -> None:
             "port), or call torch.distributed.init_process_group before accelerate().",
             parameter="MASTER_ADDR",
         )
-    chosen = device()
+    own_device = device()
     dist.init_process_group(
-        backend="nccl" if chosen.type == "cuda" else "gloo",
+        backend="nccl" if own_device.type == "cuda" else "gloo",
         store=dist.FileStore(meeting_file, here.world_size) if meeting_file else None,
         rank=here.rank,
         world_size=here.world_size,
         timeout=timedelta(seconds=timeout_seconds),
-        device_id=chosen if chosen.type == "cuda" else None,
+        device_id=own_device if own_device.type == "cuda" else None,
     )
     _made_here = True
 

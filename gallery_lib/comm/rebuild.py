@@ -87,18 +87,18 @@ def _unfrozen(parameters: list[Tensor]) -> Iterator[None]:
             parameter.requires_grad_(False)
 
 
-def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
+def _buckets(setup: AsMade, options: Comm) -> dict[str, Any]:
     """Return DDP's attributes for bucket sizes: those of `options`, else the user's."""
     if options.bucket_mb is None and options.first_bucket_mb is None:
-        return made.buckets
-    config = made.buckets.get("_bucket_config")
+        return setup.buckets
+    config = setup.buckets.get("_bucket_config")
     if options.first_bucket_mb is not None:
         if config is None:
             raise InputError(
                 f"first_bucket_mb needs a newer torch than {torch.__version__}. Leave it out.",
                 parameter="first_bucket_mb",
             )
-        others = options.bucket_mb or made.buckets["bucket_bytes_cap"] / _MEBIBYTE
+        others = options.bucket_mb or setup.buckets["bucket_bytes_cap"] / _MEBIBYTE
         sizes: dict[str, Any] = {
             "bucket_cap_mb": None,
             "bucket_cap_mb_list": [options.first_bucket_mb, others],
@@ -120,7 +120,7 @@ def _buckets(made: AsMade, options: Comm) -> dict[str, Any]:
     }
 
 
-def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
+def rebuild(model: DDP, setup: AsMade, options: Comm) -> None:
     """Replace `model.reducer` and `model.logger`, following the user's settings and `options`.
 
     Call it between two steps, on every rank.
@@ -129,22 +129,24 @@ def rebuild(model: DDP, made: AsMade, options: Comm) -> None:
         InputError: for bucket sizes that this version of torch does not know.
     """
     # the user's own _set_static_graph() counts as the user's setting
-    made.static_graph |= model.static_graph and not made.rebuilt_static_graph
-    static_graph = made.static_graph or options.static_graph
-    for name, value in _buckets(made, options).items():
+    setup.static_graph |= model.static_graph and not setup.rebuilt_static_graph
+    static_graph = setup.static_graph or options.static_graph
+    for name, value in _buckets(setup, options).items():
         setattr(model, name, value)
-    model.find_unused_parameters = made.find_unused_parameters or options.find_unused_parameters
+    model.find_unused_parameters = setup.find_unused_parameters or options.find_unused_parameters
     model.reducer._remove_autograd_hooks()  # it may live on, where the user holds it
     views = model.gradient_as_bucket_view
     try:
         model.gradient_as_bucket_view = options.bucket_views or views
-        with _unfrozen([parameter for parameter in made.parameters if not parameter.requires_grad]):
-            model._ddp_init_helper(made.parameters, made.sparse, made.names, static_graph)  # type: ignore[no-untyped-call]
+        with _unfrozen(
+            [parameter for parameter in setup.parameters if not parameter.requires_grad]
+        ):
+            model._ddp_init_helper(setup.parameters, setup.sparse, setup.names, static_graph)  # type: ignore[no-untyped-call]
     finally:
         model.gradient_as_bucket_view = views
     model._has_rebuilt_buckets = False
     model.static_graph = static_graph
-    made.rebuilt_static_graph = static_graph and not made.static_graph
+    setup.rebuilt_static_graph = static_graph and not setup.static_graph
     if static_graph:
         model._static_graph_delay_allreduce_enqueued = False
         model.reducer._set_static_graph()

@@ -40,9 +40,9 @@ def loopback_interface() -> dict[str, str]:
     """
     name = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     return {
-        each: name
-        for each in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        if name and each not in os.environ
+        variable: name
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        if name and variable not in os.environ
     }
 
 

@@ -31,7 +31,7 @@ class SharedSlots:
 
     def _open(self, size: int) -> None:
         first = dist.get_process_group_ranks(self._group)[0]
-        told: list[str | None] = [None]
+        paths: list[str | None] = [None]
         handle, problem = None, ""
         try:
             if dist.get_rank() == first:
@@ -39,18 +39,18 @@ class SharedSlots:
                     handle = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR, 0o600)
                     # Pages are reserved now: a page that is missing later would be a SIGBUS.
                     os.posix_fallocate(handle, 0, size)
-                    told = [f"/proc/{os.getpid()}/fd/{handle}"]
+                    paths = [f"/proc/{os.getpid()}/fd/{handle}"]
                 except OSError as error:
                     problem = f": {error}"
-            dist.broadcast_object_list(told, src=first, group=self._group)
-            if told[0] is not None:
+            dist.broadcast_object_list(paths, src=first, group=self._group)
+            if paths[0] is not None:
                 try:
                     self._memory = torch.from_file(
-                        told[0], shared=True, size=size, dtype=torch.uint8
+                        paths[0], shared=True, size=size, dtype=torch.uint8
                     )
                 except RuntimeError as error:
-                    told, problem = [None], f": {error}"
-            had = torch.tensor(float(told[0] is not None))
+                    paths, problem = [None], f": {error}"
+            had = torch.tensor(float(paths[0] is not None))
             dist.all_reduce(had, dist.ReduceOp.MIN, group=self._group)
         finally:
             if handle is not None:

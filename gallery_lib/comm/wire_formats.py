@@ -129,10 +129,10 @@ class Int8(Exact):
         chunk = -(-buffer.numel() // (ranks * GROUP)) * GROUP
         # the last chunks may be shorter, or empty
         chunks = [slice(place * chunk, (place + 1) * chunk) for place in range(ranks)]
-        parts = [buffer[each] for each in chunks]
+        parts = [buffer[span] for span in chunks]
         sizes = [packed_bytes(part.numel(), self.WIRE) for part in parts]
         whole = self._residual(key, buffer)
-        residuals = [None if whole is None else whole[each] for each in chunks]
+        residuals = [None if whole is None else whole[span] for span in chunks]
         sent, received = self._scratch.of(2, ranks, sizes[0], dtype=torch.uint8, like=buffer)
         for other in range(ranks):
             if other != rank:

@@ -104,13 +104,13 @@ def _inductor(model: nn.Module, options: Compiler, device: torch.device) -> str:
 
         name = inductor_keeping(options.keep_activations)
         done += f", {options.keep_activations:.0%} of the activations kept"
-    found = repeated_blocks.find(model) if options.repeated_blocks_once else None
-    if found is None:
+    regions = repeated_blocks.find(model) if options.repeated_blocks_once else None
+    if regions is None:
         model.compile(backend=name, options=compile_options or None)
         return done
-    repeated_blocks.compile_regions(model, found, backend=name, options=compile_options or None)
+    repeated_blocks.compile_regions(model, regions, backend=name, options=compile_options or None)
     return (
-        f"{done}, {found.blocks} repeated blocks compiled once for each of {len(found.groups)} "
+        f"{done}, {regions.blocks} repeated blocks compiled once for each of {len(regions.groups)} "
         "kinds"
     )
 

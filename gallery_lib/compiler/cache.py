@@ -30,10 +30,10 @@ def folder() -> Path:
     The folder need not exist. Inductor's command lines for the C++ compiler cannot have spaces. For
     a path with spaces the result is another folder of the same user, without them.
     """
-    chosen = Path(os.environ.get(_VARIABLE) or cache_dir() / "inductor")
-    if not any(letter.isspace() for letter in str(chosen)):
-        return chosen
-    name = f"inductor-{hashlib.sha256(os.fsencode(chosen)).hexdigest()[:12]}"
+    path = Path(os.environ.get(_VARIABLE) or cache_dir() / "inductor")
+    if not any(letter.isspace() for letter in str(path)):
+        return path
+    name = f"inductor-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
     home = Path.home() / ".cache" / "gallery_lib"
     if not any(letter.isspace() for letter in str(home)):
         return home / name

@@ -49,19 +49,19 @@ def announce_first_call(model: nn.Module, done: MutableMapping[str, str]) -> Non
         if model._compiled_call_impl is first_call:
             model._compiled_call_impl = compiled
         seconds = time.monotonic() - began
-        found = {
+        breaks = {
             reason: count - before.get(reason, 0)
             for reason, count in _breaks().items()
             if count > before.get(reason, 0)
         }
-        if found:
-            reason = next(iter(found)).strip().splitlines()[0]
-            done["graph breaks"] = f"{sum(found.values())}: {reason}" + (
-                " and others" if len(found) > 1 else ""
+        if breaks:
+            reason = next(iter(breaks)).strip().splitlines()[0]
+            done["graph breaks"] = f"{sum(breaks.values())}: {reason}" + (
+                " and others" if len(breaks) > 1 else ""
             )
         if seconds > PATIENCE_SECONDS:
             _say(f"compiled {name}'s forward pass in {seconds:.0f} s")
-        if found:
+        if breaks:
             _say(
                 f"{name} is not one graph; the parts between the breaks are compiled: "
                 f"{done['graph breaks']}"

@@ -41,7 +41,7 @@ def _signature(module: nn.Module) -> list[object]:
 
     Whether the compiler agrees shows when they first run.
     """
-    parts = [(name, type(each)) for name, each in module.named_modules()]
+    parts = [(name, type(submodule)) for name, submodule in module.named_modules()]
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return [
         parts,
@@ -67,7 +67,7 @@ def _collect(
     for child in module.children():
         if _alike(child):
             groups.append(tuple(child.children()))
-        elif any(_alike(each) for each in child.modules()):
+        elif any(_alike(submodule) for submodule in child.modules()):
             _collect(child, groups, around)
         elif any(child.children()) and type(child).forward is not nn.ModuleList.forward:
             around.append(child)
@@ -94,19 +94,19 @@ def _graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def compile_regions(model: nn.Module, found: Regions, **options: Any) -> None:
+def compile_regions(model: nn.Module, regions: Regions, **options: Any) -> None:
     """Compile the regions of `model` in place, with torch.compile's options.
 
     The first call that compiles shows whether blocks share their code. They do not where each has a
     number of its own, say. A warning then says so, and the model is compiled as one from the next
     call on.
     """
-    for module in (*(block for group in found.groups for block in group), *found.around):
+    for module in (*(block for group in regions.groups for block in group), *regions.around):
         module.compile(**options)
 
     def first_call(*args: Any, **kwargs: Any) -> Any:
         began, shared = _graphs(), True
-        compiled = {block: block._compiled_call_impl for group in found.groups for block in group}
+        compiled = {block: block._compiled_call_impl for group in regions.groups for block in group}
 
         def watched(block: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -118,12 +118,12 @@ def compile_regions(model: nn.Module, found: Regions, **options: Any) -> None:
 
             return run
 
-        for group in found.groups:
+        for group in regions.groups:
             # The first block has other inputs at times, such as some that need no gradient.
             for block in group[2:]:
                 block._compiled_call_impl = watched(block, compiled[block])  # type: ignore[assignment, arg-type]
         try:
-            with torch._dynamo.config.patch(recompile_limit=found.blocks + _SPARE_RECOMPILATIONS):
+            with torch._dynamo.config.patch(recompile_limit=regions.blocks + _SPARE_RECOMPILATIONS):
                 return model._call_impl(*args, **kwargs)  # type: ignore[operator]
         finally:
             for block, call in compiled.items():
@@ -131,7 +131,7 @@ def compile_regions(model: nn.Module, found: Regions, **options: Any) -> None:
             if not shared:
                 what = f"{type(model).__name__}'s repeated blocks do not share what is compiled"
                 warnings.warn(f"{what}: from its next call on, it is compiled as one", stacklevel=2)
-                for module in (*compiled, *found.around):
+                for module in (*compiled, *regions.around):
                     module._compiled_call_impl = None
                 model.compile(**options)
             elif _graphs() > began:

@@ -145,9 +145,9 @@ class CommandLine:
         namespace, unknown = self.parser().parse_known_intermixed_args(words[:end])
         if unknown:
             raise self._unknown(unknown[0])
-        given = {**vars(namespace), **self.fixed}
+        values = {**vars(namespace), **self.fixed}
         instances: list[Any] = [
-            from_mapping(cls, {f.name: given[f.name] for f in fields(cls) if f.name in given})
+            from_mapping(cls, {f.name: values[f.name] for f in fields(cls) if f.name in values})
             for cls in self.classes
         ]
         instances += [namespace] if self.operands is not None or self.actions else []

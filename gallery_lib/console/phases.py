@@ -112,8 +112,8 @@ def seconds_by_phase(phases: Sequence[Phase], ended: float) -> dict[str, float]:
 
     A phase that came back later counts together with its first part.
     """
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     ends = [*(phase.began for phase in phases[1:]), ended]
     for phase, end in zip(phases, ends, strict=True):
-        found[phase.label] = found.get(phase.label, 0.0) + end - phase.began
-    return found
+        seconds[phase.label] = seconds.get(phase.label, 0.0) + end - phase.began
+    return seconds

@@ -144,9 +144,9 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 def unfit(entry: os.DirEntry[str] | Path) -> str | None:
     """Return why `entry` cannot be read as a file with content, or None if it can."""
     try:
-        found = entry.stat()
+        status = entry.stat()
     except OSError:
         return BROKEN_LINK
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return NO_FILE
-    return None if found.st_size else EMPTY
+    return None if status.st_size else EMPTY

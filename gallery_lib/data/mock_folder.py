@@ -67,13 +67,13 @@ def make(root: Path | str, record: dict[str, Any], fill: Callable[[Path], None])
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
                 fill(partial)
                 files, size_bytes = _contents(partial)
-                made = {
+                manifest = {
                     "made": record,
                     "files": files,
                     "bytes": size_bytes,
                     "sha256": _digest(partial),
                 }
-                (partial / RECORD).write_text(json.dumps(made, indent=1) + "\n")
+                (partial / RECORD).write_text(json.dumps(manifest, indent=1) + "\n")
                 partial.replace(root)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -93,17 +93,17 @@ def _complete(root: Path, record: dict[str, Any]) -> int | None:
     if not root.is_dir():
         raise InputError(f"{root} is a file; give a folder.", parameter="out")
     try:
-        found = json.loads((root / RECORD).read_text())
-        made, files, size_bytes = found["made"], found["files"], found["bytes"]
+        manifest = json.loads((root / RECORD).read_text())
+        old_record, files, size_bytes = manifest["made"], manifest["files"], manifest["bytes"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
             f"{root} is not empty and holds no mock data; nothing was changed. "
             "Give another folder.",
             parameter="out",
         ) from None
-    if made != record:
+    if old_record != record:
         raise InputError(
-            f"{root} holds other mock data, {made}, not {record}; nothing was changed. Give "
+            f"{root} holds other mock data, {old_record}, not {record}; nothing was changed. Give "
             "another folder.",
             parameter="out",
         )
@@ -114,7 +114,7 @@ def _complete(root: Path, record: dict[str, Any]) -> int | None:
             parameter="out",
         )
     # a data set of an earlier version has no digest
-    if found.get("sha256", digest := _digest(root)) != digest:
+    if manifest.get("sha256", digest := _digest(root)) != digest:
         raise InputError(
             f"{root} has been changed since it was made: a file has other content. Move it away "
             "and make it again.",

@@ -84,13 +84,13 @@ def _check(x: Tensor, residual: Tensor | None, **channels: Tensor | None) -> Non
             f"{tuple(residual.shape)}.",
             parameter="residual",
         )
-    for name, each in channels.items():
-        if each is not None and (
-            each.shape != x.shape[1:2] or each.dtype is not rules.arithmetic(x)
+    for name, tensor in channels.items():
+        if tensor is not None and (
+            tensor.shape != x.shape[1:2] or tensor.dtype is not rules.arithmetic(x)
         ):
             raise InputError(
                 f"{name} must be {rules.arithmetic(x)} [{x.shape[1]}] for this batch; got "
-                f"{each.dtype} {tuple(each.shape)}.",
+                f"{tensor.dtype} {tuple(tensor.shape)}.",
                 parameter=name,
             )
     if (channels["running_mean"] is None) != (channels["running_var"] is None):
@@ -214,7 +214,7 @@ def _gradient_reference(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -
 
 def _gradient_kernel(gradient: Tensor, masked: bool, x: Tensor, *rest: Any) -> Tensor:
     gradient, x, of_x = in_channels_last(gradient), in_channels_last(x), new_like(x)
-    contiguous: list[Any] = [None if each is None else each.contiguous() for each in rest]
+    contiguous: list[Any] = [None if value is None else value.contiguous() for value in rest]
     *channels, of_weight, of_bias, count = contiguous
     launch.run(
         plan.of_input(gradient, masked, x, Channels(*channels), of_weight, of_bias, count, of_x),

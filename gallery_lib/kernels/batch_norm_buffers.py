@@ -16,7 +16,7 @@ def in_channels_last(tensor: Tensor) -> Tensor:
 
 def without_gaps(*values: Tensor | None) -> Channels:
     """Return the values [C] of `Channels`, each contiguous."""
-    return Channels(*(None if each is None else each.contiguous() for each in values))  # type: ignore[arg-type]
+    return Channels(*(None if value is None else value.contiguous() for value in values))  # type: ignore[arg-type]
 
 
 def new_like(x: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ def slabs_of(x: Tensor, *others: Tensor | None) -> Slabs:
     fp32.
     """
     rows, channels, width = batch_norm_reference.rows(x), x.shape[1], 16 // x.element_size()
-    aligned = all(each is None or each.data_ptr() % 16 == 0 for each in (x, *others))
+    aligned = all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in (x, *others))
     in_vectors = aligned and channels % width == 0
     tiles = -(-channels // (TILE * width if in_vectors else TILE))
     wanted = max(4 * LANES, -(-rows * tiles // BLOCKS), -(-rows // SLABS))

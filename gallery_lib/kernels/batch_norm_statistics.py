@@ -71,10 +71,10 @@ def _combine_kernel(
     *running, eps = rest
     counts, means, squares = counts.contiguous(), means.contiguous(), squares.contiguous()
     mean, inverse_deviation = torch.empty_like(means[0]), torch.empty_like(means[0])
-    each = plan.combine(
+    kernel_launch = plan.combine(
         means, squares, counts, Running(*running), eps, mean, inverse_deviation=inverse_deviation
     )
-    launch.run(each, means.device)
+    launch.run(kernel_launch, means.device)
     _bump(*running[:2])
     return mean, inverse_deviation
 

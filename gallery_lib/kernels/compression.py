@@ -52,17 +52,17 @@ def pack(
             f"{tuple(error.shape)}.",
             parameter="error",
         )
-    each = packed_bytes(gradient.numel(), wire)
+    size = packed_bytes(gradient.numel(), wire)
     if out is None:
-        out = torch.empty(each, dtype=torch.uint8, device=gradient.device)
+        out = torch.empty(size, dtype=torch.uint8, device=gradient.device)
     elif (
         out.dtype is not torch.uint8
-        or out.shape != (each,)
+        or out.shape != (size,)
         or not out.is_contiguous()
         or out.data_ptr() % ALIGNMENT
     ):
         raise InputError(
-            f"out must be uint8 [{each}] without gaps, at a multiple of {ALIGNMENT} bytes; got "
+            f"out must be uint8 [{size}] without gaps, at a multiple of {ALIGNMENT} bytes; got "
             f"{out.dtype} {tuple(out.shape)}.",
             parameter="out",
         )
@@ -93,15 +93,15 @@ def accumulate_(
     """
     _check(sum, "sum", wire)
     parts = packed[None] if packed.dim() == 1 else packed
-    each = packed_bytes(sum.numel(), wire)
+    size = packed_bytes(sum.numel(), wire)
     if (
         parts.dtype is not torch.uint8
         or parts.dim() != 2
-        or parts.shape[1] != each
-        or (each and parts.stride(1) != 1)
+        or parts.shape[1] != size
+        or (size and parts.stride(1) != 1)
     ):
         raise InputError(
-            f"packed must be uint8 [ranks, {each}] for {sum.numel()} elements; got {packed.dtype} "
+            f"packed must be uint8 [ranks, {size}] for {sum.numel()} elements; got {packed.dtype} "
             f"{tuple(packed.shape)}.",
             parameter="packed",
         )

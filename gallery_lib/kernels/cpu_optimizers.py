@@ -200,8 +200,8 @@ def radam_(
     rates = _numbers([lr / (1.0 - betas[0] ** step) for step in steps])
     rectifiers = _numbers(
         [
-            each * math.sqrt(1.0 - betas[1] ** step)
-            for each, step in zip(rectified, steps, strict=True)
+            factor * math.sqrt(1.0 - betas[1] ** step)
+            for factor, step in zip(rectified, steps, strict=True)
         ]
     )
     decay, keep = (0.0, 1.0 - lr * weight_decay) if decoupled_weight_decay else (weight_decay, 1.0)

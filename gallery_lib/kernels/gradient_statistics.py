@@ -117,8 +117,8 @@ def _kernel(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     plan, norm, found_inf, _partial = launches(
         dense, lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device)
     )
-    for each in plan:
-        launch.run(each, device)
+    for kernel_launch in plan:
+        launch.run(kernel_launch, device)
     return norm[0], found_inf[0]
 
 

@@ -103,13 +103,15 @@ def _check_shapes(weights: Sequence[Tensor], columns: Columns) -> None:
 def _check_scalars(
     device: torch.device, steps: Sequence[Tensor], scalars: Mapping[str, Tensor | None]
 ) -> None:
-    given = {name: scalar for name, scalar in scalars.items() if scalar is not None}
-    if any(tensor.numel() != 1 or tensor.device != device for tensor in (*steps, *given.values())):
+    tensors = {name: scalar for name, scalar in scalars.items() if scalar is not None}
+    if any(
+        tensor.numel() != 1 or tensor.device != device for tensor in (*steps, *tensors.values())
+    ):
         raise InputError(
             "steps, counters, scale, found_inf, clip_factor and learning_rate must be scalars on "
             f"{device}."
         )
-    for name, scalar in given.items():
+    for name, scalar in tensors.items():
         dtype = torch.int64 if name == "skipped" else torch.float32
         if scalar.dtype is not dtype:
             raise InputError(

@@ -107,8 +107,8 @@ def _kernel(*arguments: Any) -> None:
 
     # The memory between launches has to live until all of them are enqueued.
     plan, _between = launches(dataclasses.replace(s, gradients=gradients), h, new)
-    for each in plan:
-        launch.run(each, device)
+    for kernel_launch in plan:
+        launch.run(kernel_launch, device)
     # The kernel has zeroed what it has read, which may be copies.
     zero_gradients((g for g, read in zip(s.gradients, gradients, strict=True) if g is not read), h)
 

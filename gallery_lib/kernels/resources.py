@@ -47,18 +47,18 @@ def resources(source: str, defines: nvrtc.Defines, architecture: int) -> list[Re
     log = nvrtc.compiled(source, defines, architecture).log
     variant = " ".join(value for _, value in defines)
     rows = []
-    for found in _FUNCTION.finditer(log):
-        shared = re.search(r"(\d+) bytes smem", found["rest"])
+    for match in _FUNCTION.finditer(log):
+        shared = re.search(r"(\d+) bytes smem", match["rest"])
         rows.append(
             Resources(
                 source,
                 variant,
-                found["kernel"],
-                int(found["architecture"]),
-                int(found["registers"]),
+                match["kernel"],
+                int(match["architecture"]),
+                int(match["registers"]),
                 int(shared[1]) if shared else 0,
-                int(found["stack"]),
-                int(found["stores"]) + int(found["loads"]),
+                int(match["stack"]),
+                int(match["stores"]) + int(match["loads"]),
             )
         )
     return rows
@@ -90,14 +90,16 @@ def table(rows: list[Resources]) -> str:
     kernels: dict[tuple[str, str, str], list[Resources]] = {}
     for row in rows:
         kernels.setdefault((row.source, row.variant, row.kernel), []).append(row)
-    for name, each in kernels.items():
-        registers = {row.architecture: str(row.registers) for row in each}
+    for name, kernel_rows in kernels.items():
+        registers = {row.architecture: str(row.registers) for row in kernel_rows}
         cells = [
             *(registers.get(architecture, "") for architecture in architectures),
-            str(max(row.shared_bytes for row in each)),
+            str(max(row.shared_bytes for row in kernel_rows)),
         ]
         lines.append(
-            "| " + " | ".join([*name, *cells, str(max(row.spill_bytes for row in each))]) + " |"
+            "| "
+            + " | ".join([*name, *cells, str(max(row.spill_bytes for row in kernel_rows))])
+            + " |"
         )
     return "\n".join(lines)
 

@@ -36,7 +36,7 @@ LINE = CommandLine(
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command with these words behind it, and return the exit code."""
-    asked, namespace = LINE.parse(arguments)
+    config, namespace = LINE.parse(arguments)
     from gallery_lib.console.progress import Progress, busy
 
     progress = Progress()
@@ -46,17 +46,17 @@ def main(arguments: Sequence[str]) -> int:
         from gallery_lib.report.bench.text import complete, markdown, text
     progress.clear()
 
-    def write(folder: Path, found: Bench) -> None:
-        picture = f"{found.kind}.png"
+    def write(folder: Path, bench: Bench) -> None:
+        picture = f"{bench.kind}.png"
         with busy("tables and picture"):
-            figure(found).savefig(folder / picture, dpi=120)
-            (folder / f"{found.kind}.md").write_text(markdown(found, picture), encoding="utf-8")
+            figure(bench).savefig(folder / picture, dpi=120)
+            (folder / f"{bench.kind}.md").write_text(markdown(bench, picture), encoding="utf-8")
 
-    folder, found = measure.run(
-        namespace.tasks, asked, command=["gallery", "bench", *arguments], done=write
+    folder, bench = measure.run(
+        namespace.tasks, config, command=["gallery", "bench", *arguments], done=write
     )
-    print(text(found))
+    print(text(bench))
     print(
-        f"results: {folder}/{found.kind}.json, tables: {found.kind}.md, picture: {found.kind}.png"
+        f"results: {folder}/{bench.kind}.json, tables: {bench.kind}.md, picture: {bench.kind}.png"
     )
-    return 0 if complete(found) else 1
+    return 0 if complete(bench) else 1

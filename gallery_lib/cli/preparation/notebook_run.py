@@ -37,16 +37,16 @@ def find_notebook(name: str, root: Path, start_folder: Path) -> Path:
     )
 
 
-def check_parameters(notebook: Path, given: Sequence[tuple[str, str]]) -> None:
+def check_parameters(notebook: Path, pairs: Sequence[tuple[str, str]]) -> None:
     """Raise InputError for a parameter that the notebook does not take, as `gallery run` does."""
-    if given:
+    if pairs:
         from gallery_lib.notebooks.batch import parameters
 
-        parameters.check(notebook, dict(given))
+        parameters.check(notebook, dict(pairs))
 
 
 def run_notebook(
-    notebook: Path, given: Sequence[tuple[str, str]], python: Path, root: Path, runs: Path
+    notebook: Path, parameters: Sequence[tuple[str, str]], python: Path, root: Path, runs: Path
 ) -> int:
     """Execute the notebook in a new folder of runs and show its results; return its exit code."""
     all_runs = Path(os.environ.get("GALLERY_RUNS_DIR") or runs).absolute() / "notebooks"
@@ -55,7 +55,7 @@ def run_notebook(
     executed = folder / notebook.name
     words: list[str | Path] = ["-m", "gallery_lib.notebooks.batch.live_notebook"]
     words += [notebook, executed, "-k", "gallery", "--cwd", root / "notebooks", "--log-output"]
-    for name, value in given:
+    for name, value in parameters:
         words += ["-p", name, value]
     code = supervised(python, words, environment={"GALLERY_RUNS_DIR": str(folder)})
     if code == 0:

@@ -58,7 +58,7 @@ def parse(words: Sequence[str]) -> Options:
             together.
     """
     try:
-        given, unknown = _parser().parse_known_args(words)
+        namespace, unknown = _parser().parse_known_args(words)
     except argparse.ArgumentError as error:
         name = error.argument_name or ""
         if name in NEEDED_VALUES:
@@ -72,32 +72,32 @@ def parse(words: Sequence[str]) -> Options:
             f"    Options: {' '.join(names())}",
             parameter=unknown[0].lstrip("-"),
         )
-    if "" in given.run:
+    if "" in namespace.run:
         raise InputError(f"--run needs {NEEDED_VALUES['--run']}", parameter="run")
-    if len(given.run) > 1:
+    if len(namespace.run) > 1:
         raise InputError("--run was given twice; it runs one notebook.", parameter="run")
-    if given.data not in DATA_PRESETS:
+    if namespace.data not in DATA_PRESETS:
         raise InputError(
-            f"--data {given.data}: no such preset.{suggestion(given.data, DATA_PRESETS)}\n"
+            f"--data {namespace.data}: no such preset.{suggestion(namespace.data, DATA_PRESETS)}\n"
             f"    There are: {' '.join(DATA_PRESETS)}",
             parameter="data",
         )
-    if given.lab and given.test:
+    if namespace.lab and namespace.test:
         raise InputError(
             "--lab and --test do not go together: --test ends with the tests.", parameter="test"
         )
-    if given.p and not given.run:
+    if namespace.p and not namespace.run:
         raise InputError(
             "-p gives a parameter to the notebook of --run, which is missing.", parameter="run"
         )
     return Options(
-        notebook=given.run[0] if given.run else None,
-        parameters=tuple((name, value) for name, value in given.p),
-        lab=given.lab,
-        test=given.test,
-        into_current=given.into_current,
-        data=given.data,
-        lock=given.lock,
+        notebook=namespace.run[0] if namespace.run else None,
+        parameters=tuple((name, value) for name, value in namespace.p),
+        lab=namespace.lab,
+        test=namespace.test,
+        into_current=namespace.into_current,
+        data=namespace.data,
+        lock=namespace.lock,
     )
 
 

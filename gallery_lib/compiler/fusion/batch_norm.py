@@ -74,8 +74,8 @@ def takes_operator(layer: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = N
         and x.is_contiguous(memory_format=torch.channels_last)
         and like
         and all(
-            each is None or each.dtype is batch_norm_reference.arithmetic(x)
-            for each in (layer.weight, layer.bias, layer.running_mean)
+            tensor is None or tensor.dtype is batch_norm_reference.arithmetic(x)
+            for tensor in (layer.weight, layer.bias, layer.running_mean)
         )
     )
 

@@ -14,15 +14,15 @@ _aten, _prims = torch.ops.aten, torch.ops.prims
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """Return an operator's arguments by name, with its defaults."""
-    found = {}
+    arguments = {}
     for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        given = (
+        value = (
             node.args[place]
             if place < len(node.args)
             else node.kwargs.get(argument.name, argument.default_value)
         )
-        found[argument.name] = given
-    return found
+        arguments[argument.name] = value
+    return arguments
 
 
 class Writer:
@@ -78,9 +78,9 @@ class OneAfterAnother(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite `graph` in place."""
-        for each in self._passes:
-            each(graph)
+        for graph_pass in self._passes:
+            graph_pass(graph)
 
     def uuid(self) -> Any:
         """Return an identifier that changes with those of the passes."""
-        return tuple(each.uuid() for each in self._passes)
+        return tuple(graph_pass.uuid() for graph_pass in self._passes)

@@ -64,11 +64,13 @@ def _is_short(arguments: Mapping[str, Any]) -> bool:
         or not query.dtype == key.dtype == value.dtype
     ):
         return False
-    if not all(each.dim() == 4 and isinstance(each.shape[3], int) for each in (query, key, value)):
+    if not all(
+        tensor.dim() == 4 and isinstance(tensor.shape[3], int) for tensor in (query, key, value)
+    ):
         return False
     if not all(
-        statically_known_true(query.shape[place] == each.shape[place])
-        for each in (key, value)
+        statically_known_true(query.shape[place] == tensor.shape[place])
+        for tensor in (key, value)
         for place in (0, 1)
     ):
         return False  # heads that share keys
@@ -101,13 +103,13 @@ def _rewrite(graph: fx.Graph, node: fx.Node) -> None:
     heads = _Heads(write, arguments)
     if 0 in outputs:
         outputs[0].replace_all_uses_with(heads.back(heads.attended(), "query"))
-    for each in backward:
-        write.before = each
-        gradients = heads.gradients(arguments_of(each)["grad_out"])
-        for user in list(each.users):
+    for backward_node in backward:
+        write.before = backward_node
+        gradients = heads.gradients(arguments_of(backward_node)["grad_out"])
+        for user in list(backward_node.users):
             user.replace_all_uses_with(gradients[user.args[1]])  # type: ignore[index]
             graph.erase_node(user)
-        graph.erase_node(each)
+        graph.erase_node(backward_node)
     # torch takes the operator for one that may not be left out, so nothing else erases it.
     for dead in (*outputs.values(), node):
         graph.erase_node(dead)

@@ -115,7 +115,9 @@ def _sizes(arguments: dict[str, Any], result: torch.Tensor) -> _Sizes | None:
         return None
     if {image.dtype, weight.dtype, result.dtype} != {torch.bfloat16} or image.device.type != "cpu":
         return None
-    if not all(isinstance(size, int) for each in (image, weight, result) for size in each.shape):
+    if not all(
+        isinstance(size, int) for tensor in (image, weight, result) for size in tensor.shape
+    ):
         return None
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return None
@@ -220,23 +222,23 @@ def _rewrite_backward(graph: fx.Graph, node: fx.Node) -> None:
             return
         graph.erase_node(user)
     write = Writer(graph, node)
-    found: dict[int, fx.Node] = {}
+    gradients: dict[int, fx.Node] = {}
     if wanted[0] and sizes.keeps_size and sizes.small("inputs"):
-        found[0] = _gradient_of_inputs(write, arguments, sizes)
+        gradients[0] = _gradient_of_inputs(write, arguments, sizes)
     if wanted[1] and sizes.small("weights"):
-        found[1] = _gradient_of_weights(write, arguments, sizes)
-    if not found:
+        gradients[1] = _gradient_of_weights(write, arguments, sizes)
+    if not gradients:
         return
-    left = [asked and place not in found for place, asked in enumerate(wanted)]
+    left = [flag and place not in gradients for place, flag in enumerate(wanted)]
     for user in list(node.users):
-        if user.args[1] in found:
-            user.replace_all_uses_with(found[user.args[1]])  # type: ignore[index]
+        if user.args[1] in gradients:
+            user.replace_all_uses_with(gradients[user.args[1]])  # type: ignore[index]
             graph.erase_node(user)
     if any(left):
         place = [argument.name for argument in node.target._schema.arguments].index("output_mask")  # type: ignore[union-attr]
         node.update_arg(place, left)
         node.meta["val"] = tuple(
-            value if asked else None for value, asked in zip(node.meta["val"], left, strict=True)
+            value if flag else None for value, flag in zip(node.meta["val"], left, strict=True)
         )
     else:
         graph.erase_node(node)

@@ -146,13 +146,18 @@ class Upsampling(CustomGraphPass):
 
 def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
     """Return the operator's arguments, or None where torch's function stays."""
-    given = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
-    if given is None:
+    pair = node.normalized_arguments(torch.nn.Module(), normalize_to_only_use_kwargs=True)
+    if pair is None:
         return None
-    asked = given.kwargs
-    image, mode, size, scales = asked["input"], asked["mode"], asked["size"], asked["scale_factor"]
-    value, enlarged = (each.meta.get("example_value") for each in (image, node))
-    if mode not in _FORWARD or asked["antialias"] or asked["recompute_scale_factor"]:
+    kwargs = pair.kwargs
+    image, mode, size, scales = (
+        kwargs["input"],
+        kwargs["mode"],
+        kwargs["size"],
+        kwargs["scale_factor"],
+    )
+    value, enlarged = (graph_node.meta.get("example_value") for graph_node in (image, node))
+    if mode not in _FORWARD or kwargs["antialias"] or kwargs["recompute_scale_factor"]:
         return None
     if not isinstance(value, Tensor) or not isinstance(enlarged, Tensor):
         return None
@@ -163,12 +168,12 @@ def _arguments(node: fx.Node) -> tuple[Any, ...] | None:
         or enlarged.dtype != value.dtype
     ):
         return None
-    if isinstance(size, fx.Node) or any(isinstance(each, fx.Node) for each in _two(scales)):
+    if isinstance(size, fx.Node) or any(isinstance(scale, fx.Node) for scale in _two(scales)):
         return None  # not known before it runs
-    factors = None if scales is None else [float(each) for each in _two(scales)]
-    return image, mode, None if size is None else _two(size), factors, bool(asked["align_corners"])
+    factors = None if scales is None else [float(scale) for scale in _two(scales)]
+    return image, mode, None if size is None else _two(size), factors, bool(kwargs["align_corners"])
 
 
-def _two(given: Any) -> list[Any]:
+def _two(value: Any) -> list[Any]:
     """Return [value for the height, value for the width]; a single value is for both."""
-    return list(given) if isinstance(given, (list, tuple)) else [given, given]
+    return list(value) if isinstance(value, (list, tuple)) else [value, value]

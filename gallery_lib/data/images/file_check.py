@@ -141,8 +141,8 @@ def _jpeg_end(data: bytes) -> int | None:
             return at + 2
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
         if marker == 0xDA:
-            found = _MARKER.search(data, at)
-            if found is None:
+            match = _MARKER.search(data, at)
+            if match is None:
                 return None
-            at = found.start()
+            at = match.start()
     return at + 2 if data[at : at + 2] == b"\xff\xd9" else None

@@ -71,9 +71,9 @@ def check_image_folder(
             listings[name] = list_split(root, name, train.classes if train else None)
     paths = [path for listing in listings.values() for path in _chosen(listing, full)]
     damaged, oddities = [], []
-    with ThreadPoolExecutor() as pool, Progress(enabled=progress and len(paths) > _CHUNK) as said:
+    with ThreadPoolExecutor() as pool, Progress(enabled=progress and len(paths) > _CHUNK) as bar:
         for start in range(0, len(paths), _CHUNK):
-            said.show("reading", count=start, total=len(paths), unit="images")
+            bar.show("reading", count=start, total=len(paths), unit="images")
             chunk = paths[start : start + _CHUNK]
             findings: list[Finding] = list(pool.map(examine, chunk))
             for path, finding in zip(chunk, findings, strict=True):
@@ -101,9 +101,9 @@ def check_image_folder(
 
 def _chosen(listing: Listing, full: bool) -> list[Path]:
     """Return the files of the split that the check decodes."""
-    chosen = []
+    paths = []
     for name, files in zip(listing.classes, listing.images, strict=True):
         step = 1 if full else max(1, len(files) // _SAMPLES_PER_CLASS)
         most = None if full else _SAMPLES_PER_CLASS
-        chosen += [listing.folder / name / file for file in files[::step][:most]]
-    return chosen
+        paths += [listing.folder / name / file for file in files[::step][:most]]
+    return paths

@@ -89,8 +89,8 @@ def _class_folders(root: Path | str, split: str) -> tuple[list[str], LeftOut]:
             f"Cannot read the data folder {shown}: {error.strerror}.", parameter="data_dir"
         ) from error
     if not has_split:
-        found = [entry.name for entry in scan(root) if is_folder(entry)]
-        hint = f"It holds {some(found)}." if found else "It holds no folders."
+        names = [entry.name for entry in scan(root) if is_folder(entry)]
+        hint = f"It holds {some(names)}." if names else "It holds no folders."
         if root.name in SPLITS:
             hint += f" Did you mean its parent, {printable(root.parent)}?"
         raise InputError(

@@ -108,17 +108,17 @@ def _refuse_other_content(root: Path, spec: MockSpec) -> None:
         raise InputError(f"{root} is a file; give a folder.", parameter="out")
     if not root.exists() or all(is_temporary(entry.name) for entry in root.iterdir()):
         return
-    found = manifest.read_spec(root)
-    if found is None:
+    old_spec = manifest.read_spec(root)
+    if old_spec is None:
         raise InputError(
             f"{root} is not empty and holds no mock data set of this version; nothing was "
             "changed. Give an empty folder.",
             parameter="out",
         )
-    if found != spec:
+    if old_spec != spec:
         raise InputError(
-            f"{root} holds another mock data set, {found}, not {spec}; nothing was changed. Give "
-            "another folder.",
+            f"{root} holds another mock data set, {old_spec}, not {spec}; nothing was changed. "
+            "Give another folder.",
             parameter="out",
         )
 
@@ -184,12 +184,12 @@ def _make(
         # ends a line that an interrupted run may have left torn
         lines.write("\n" if jobs else "")
 
-        def record(made: list[Entry]) -> None:
+        def record(new_entries: list[Entry]) -> None:
             nonlocal done
-            lines.write("".join(entry.line() for entry in made))
+            lines.write("".join(entry.line() for entry in new_entries))
             lines.flush()
-            entries.update({entry.path: entry for entry in made})
-            done += len(made)
+            entries.update({entry.path: entry for entry in new_entries})
+            done += len(new_entries)
             shown.show("mock ImageNet", count=done, total=len(jobs), unit="images")
 
         chunks = [jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK)]
@@ -201,14 +201,14 @@ def _make(
 
 
 def _make_chunk(root: Path, spec: MockSpec, chunk: list[Job]) -> list[Entry]:
-    made = []
+    entries = []
     for split, index in chunk:
         path = spec.path(split, index)
         data = encode(render(spec, split, index))
         with atomic_write(root / path, "wb") as file:
             file.write(data)
-        made.append(Entry(path, len(data), hashlib.sha256(data).hexdigest()))
-    return made
+        entries.append(Entry(path, len(data), hashlib.sha256(data).hexdigest()))
+    return entries
 
 
 def _in_processes(

@@ -65,9 +65,9 @@ def read_spec(root: Path) -> MockSpec | None:
     for name in (SUMMARY, LINES):
         try:
             with (root / name).open(encoding="utf-8") as file:
-                found = json.loads(file.readline() if name == LINES else file.read())
-            spec = MockSpec(**found["spec"])
-            if {key: found[key] for key in header(spec)} == header(spec):
+                record = json.loads(file.readline() if name == LINES else file.read())
+            spec = MockSpec(**record["spec"])
+            if {key: record[key] for key in header(spec)} == header(spec):
                 return spec
         except (OSError, ValueError, TypeError, KeyError):  # InputError is a ValueError
             continue
@@ -153,12 +153,12 @@ def untouched(root: Path, spec: MockSpec) -> bool:
 
 def sizes_on_disk(root: Path, spec: MockSpec) -> dict[str, int]:
     """Return the size in bytes of every file in the class folders, by path below the root."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name in folders(spec):
         if (root / name).is_dir():
             with os.scandir(root / name) as entries:
-                found |= {f"{name}/{entry.name}": entry.stat().st_size for entry in entries}
-    return found
+                sizes |= {f"{name}/{entry.name}": entry.stat().st_size for entry in entries}
+    return sizes
 
 
 def verify(root: Path | str) -> list[str]:

@@ -53,18 +53,20 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Segmentat
     shares: list[float] = []
     damaged: list[str] = []
     oddities: list[str] = []
-    for found in listed.values():
-        chosen = (
-            found.pairs if full else found.pairs[:: max(1, len(found.pairs) // _SAMPLES_PER_SPLIT)]
+    for listing in listed.values():
+        pairs = (
+            listing.pairs
+            if full
+            else listing.pairs[:: max(1, len(listing.pairs) // _SAMPLES_PER_SPLIT)]
         )
         with ThreadPoolExecutor() as pool:
-            looks = list(pool.map(lambda pair: _look(*pair), chosen))
+            looks = list(pool.map(lambda pair: _look(*pair), pairs))
         damaged += [problem for look in looks for problem in look.problems]
         oddities += [oddity for look in looks for oddity in look.oddities]
         if not damaged and not any(look.foreground for look in looks):
             raise InputError(
-                f"The masks in {printable(found.folder / 'masks')} are all 0 ({len(looks)} read): "
-                "they show no object to learn.",
+                f"The masks in {printable(listing.folder / 'masks')} are all 0 ({len(looks)} "
+                "read): they show no object to learn.",
                 parameter="data_dir",
             )
         shares += [look.foreground for look in looks]
@@ -75,8 +77,8 @@ def check_segmentation_folder(root: Path | str, full: bool = False) -> Segmentat
             "unfit:\n  " + "\n  ".join(shown),
             parameter="data_dir",
         )
-    counts = {split: len(found.pairs) for split, found in listed.items()}
-    notices = tuple(line for found in listed.values() for line in found.notices())
+    counts = {split: len(listing.pairs) for split, listing in listed.items()}
+    notices = tuple(line for listing in listed.values() for line in listing.notices())
     return SegmentationSummary(
         Path(root), counts, len(shares), float(np.mean(shares)), (*notices, *oddities)
     )

@@ -126,8 +126,8 @@ def _refuse_missing_folders(root: Path, split: str, make: str) -> None:
             parameter="data_dir",
         ) from error
     if lacking_folder:
-        found = [entry.name for entry in scan(root) if is_folder(entry)]
-        holds = f"It holds {some(found)}." if found else "It holds no folders."
+        names = [entry.name for entry in scan(root) if is_folder(entry)]
+        holds = f"It holds {some(names)}." if names else "It holds no folders."
         raise InputError(
             f"The data folder {printable(root)} has no {split}/{lacking_folder}/ in it; expected "
             f"{split}/images/NAME.jpg and {split}/masks/NAME.png. {holds} {make}",

@@ -208,11 +208,11 @@ class DeviceLoader:
             )
         options = options or Loader(nice=0)
         if bool(options.buckets) != bool(options.pad_values):
-            given, missing = (
+            option, missing = (
                 ("buckets", "pad_values") if options.buckets else ("pad_values", "buckets")
             )
             raise InputError(
-                f"config.loader.{given} is set and config.loader.{missing} is not, so that "
+                f"config.loader.{option} is set and config.loader.{missing} is not, so that "
                 "nothing would be padded: set both.",
                 parameter=missing,
             )

@@ -33,12 +33,12 @@ def outermost(loader: Any) -> Any:
 
 def chain(loader: Any) -> list[Any]:
     """Return the samplers of a loader, including nested ones, from the outside inwards."""
-    found: list[Any] = []
+    samplers: list[Any] = []
     for name in ("batch_sampler", "sampler"):
         for sampler in _below(getattr(loader, name, None), 0):
-            if not any(sampler is other for other in found):
-                found.append(sampler)
-    return found
+            if not any(sampler is other for other in samplers):
+                samplers.append(sampler)
+    return samplers
 
 
 def _below(sampler: Any, depth: int) -> Iterator[Any]:

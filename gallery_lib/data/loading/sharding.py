@@ -137,12 +137,12 @@ def _divided_by_samplers(facts: list[_Facts], rank: int, world_size: int) -> boo
             different kinds.
     """
     if len({(fact.kind, fact.place is None) for fact in facts}) > 1:
-        found = ", ".join(
+        kinds = ", ".join(
             f"rank {number}: {fact.kind}{f' for {fact.place}' if fact.place else ''}"
             for number, fact in enumerate(facts)
         )
         raise InputError(
-            f"the ranks' loaders are of different kinds ({found}). Give every rank the same.",
+            f"the ranks' loaders are of different kinds ({kinds}). Give every rank the same.",
             parameter="loader",
         )
     for number, place in enumerate(fact.place for fact in facts):
@@ -179,9 +179,9 @@ def _divided_by_torch(dataset: Any) -> bool:
 
 def _check_same_length(facts: list[_Facts]) -> None:
     if len({fact.length for fact in facts}) > 1:
-        found = ", ".join(f"rank {rank}: {fact.length}" for rank, fact in enumerate(facts))
+        lengths = ", ".join(f"rank {rank}: {fact.length}" for rank, fact in enumerate(facts))
         raise InputError(
-            f"the ranks' data sets differ in length ({found}). Give every rank the whole data "
+            f"the ranks' data sets differ in length ({lengths}). Give every rank the whole data "
             "set; accelerate() divides it among them. If each has its own share, set "
             "config.loader.shard = 'never'.",
             parameter="loader",

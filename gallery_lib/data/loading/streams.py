@@ -45,15 +45,18 @@ def divides_itself(notes: list[Note], what: str) -> bool:
             f"{what} could not be read on rank {', '.join(failed)}; its own message says why.",
             parameter="loader",
         )
-    with_items = [(worker, found) for worker, state, found in notes if state != _EMPTY]
+    with_items = [(worker, item_digest) for worker, state, item_digest in notes if state != _EMPTY]
     kinds = len(set(with_items))
     if kinds == 0 or (kinds == 1 and len(with_items) == len(notes)):
         return False
     if kinds == len(with_items):
         return True
-    found = {note: [rank for rank, other in enumerate(notes) if other == note] for note in notes}
+    ranks_by_note = {
+        note: [rank for rank, other in enumerate(notes) if other == note] for note in notes
+    }
     groups = "; ".join(
-        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for ranks in found.values()
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        for ranks in ranks_by_note.values()
     )
     raise InputError(
         f"{what} begins alike on some ranks and not on others ({groups}). Give all ranks the same "
@@ -68,9 +71,9 @@ def announce_own_division(what: str, lengths: Sequence[int | None] = ()) -> None
     if process_group.rank() == 0:
         uneven = ""
         if len(set(lengths)) > 1:
-            found = ", ".join(map(str, lengths))
+            text = ", ".join(map(str, lengths))
             uneven = (
-                f" The ranks' lengths differ ({found}), and all take as many steps as the longest "
+                f" The ranks' lengths differ ({text}), and all take as many steps as the longest "
                 "has."
             )
         warnings.warn(

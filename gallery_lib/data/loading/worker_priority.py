@@ -117,11 +117,11 @@ class _Watched:
         return self
 
     def __next__(self) -> Any:
-        asked = self._clock()
+        start = self._clock()
         batch = next(self._iterator)
         now = self._clock()
         if self._number % LOOK_AFTER:
-            self._waited += now - asked
+            self._waited += now - start
         else:  # waiting for the first batch is the start of the processes
             running = self._background.seconds_run(self._processes)
             if self._number and not self._background.given_back:

@@ -35,11 +35,11 @@ def read_alignment(folder: Path) -> dict[str, list[Cut]]:
     file = folder / ALIGNMENT
     if not file.is_file():
         return {}
-    found: dict[str, list[Cut]] = {}
+    cuts_by_name: dict[str, list[Cut]] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()[1:], 2):
         try:
             name, cuts = line.split("\t")
-            found[name] = [
+            cuts_by_name[name] = [
                 (int(characters), int(frame))
                 for characters, frame in (cut.split(":") for cut in cuts.split())
             ]
@@ -49,4 +49,4 @@ def read_alignment(folder: Path) -> dict[str, list[Cut]]:
                 f"found {line!r}.",
                 parameter=str(file),
             ) from None
-    return found
+    return cuts_by_name

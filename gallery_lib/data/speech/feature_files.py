@@ -31,20 +31,20 @@ def shape(utterance: Utterance) -> tuple[int, int]:
     """
     try:
         with utterance.path.open("rb") as file:
-            found = (
+            sizes = (
                 _npy_shape(file)
                 if utterance.offset is None
                 else _kaldi_shape(file, utterance.offset)
             )
     except (OSError, ValueError, EOFError, struct.error) as error:
         raise _unreadable(utterance, error) from error
-    if len(found) != 2 or min(found) < 1:
+    if len(sizes) != 2 or min(sizes) < 1:
         raise InputError(
-            f"{_named(utterance)} holds an array {list(found)}; it must be a matrix [frames, dims] "
+            f"{_named(utterance)} holds an array {list(sizes)}; it must be a matrix [frames, dims] "
             "with one of each at least.",
             parameter=str(utterance.path),
         )
-    return found[0], found[1]
+    return sizes[0], sizes[1]
 
 
 def with_frames(utterances: Sequence[Utterance]) -> list[Utterance]:
@@ -98,15 +98,15 @@ def load(utterance: Utterance, dims: int | None = None) -> NDArray[np.float32]:
     return features
 
 
-def _refuse_other_sizes(utterance: Utterance, found: tuple[int, int], dims: int | None) -> None:
-    if dims is not None and found[1] != dims:
+def _refuse_other_sizes(utterance: Utterance, sizes: tuple[int, int], dims: int | None) -> None:
+    if dims is not None and sizes[1] != dims:
         raise InputError(
-            f"{_named(utterance)} has {found[1]} values a frame; it must have {dims}.",
+            f"{_named(utterance)} has {sizes[1]} values a frame; it must have {dims}.",
             parameter=str(utterance.path),
         )
-    if utterance.frames not in (None, found[0]):
+    if utterance.frames not in (None, sizes[0]):
         raise InputError(
-            f"{_named(utterance)} has {found[0]} frames, and {utterance.frames} are listed.",
+            f"{_named(utterance)} has {sizes[0]} frames, and {utterance.frames} are listed.",
             parameter=str(utterance.path),
         )
 
@@ -144,9 +144,9 @@ def check(utterances: Sequence[Utterance], dims: int | None, *, full: bool = Fal
     """
     every = 1 if full else max(1, len(utterances) // 64)
     for number, utterance in enumerate(utterances):
-        found = shape(utterance)
-        dims = found[1] if dims is None else dims
-        _refuse_other_sizes(utterance, found, dims)
+        sizes = shape(utterance)
+        dims = sizes[1] if dims is None else dims
+        _refuse_other_sizes(utterance, sizes, dims)
         if number % every == 0:
             load(utterance, dims)
     assert dims is not None
@@ -172,9 +172,9 @@ def _npy_shape(file: BinaryIO) -> tuple[int, ...]:
     major = np.lib.format.read_magic(file)[0]
     if major not in read_header:
         raise ValueError(f"version {major} of the .npy format")
-    found, _, dtype = read_header[major](file)
-    _refuse_truncated(file, file.tell() + math.prod(found) * dtype.itemsize)
-    return found
+    sizes, _, dtype = read_header[major](file)
+    _refuse_truncated(file, file.tell() + math.prod(sizes) * dtype.itemsize)
+    return sizes
 
 
 def _kaldi_shape(file: BinaryIO, offset: int) -> tuple[int, int]:

@@ -76,10 +76,10 @@ def list_utterances(
     elif (folder / SCP).is_file():
         utterances = list(_from_kaldi(folder, kaldi_labels))
     else:
-        found = [entry.name for entry in scan(folder)]
+        names = [entry.name for entry in scan(folder)]
         raise InputError(
             f"{shown} has neither {MANIFEST} nor Kaldi's {SCP} in it. It holds "
-            f"{some(found) or 'nothing'}. {make}",
+            f"{some(names) or 'nothing'}. {make}",
             parameter="data_dir",
         )
     if not utterances:

@@ -94,8 +94,8 @@ def language(spec: SpeechSpec) -> Language:
     ]
     onsets, rimes = _bumps(rng, _ONSETS, 2), _bumps(rng, _RIMES, 4)
     # more characters than syllables give homophones
-    said = np.resize(rng.permutation(_ONSETS * _RIMES), spec.characters)
-    spectra = np.stack((onsets[said // _RIMES], rimes[said % _RIMES]), axis=1)
+    syllables = np.resize(rng.permutation(_ONSETS * _RIMES), spec.characters)
+    spectra = np.stack((onsets[syllables // _RIMES], rimes[syllables % _RIMES]), axis=1)
     return Language(letters, words, _zipf(spec.words, 4.0), spectra)
 
 

@@ -83,9 +83,9 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         folder = Path(root).expanduser().absolute() / split
         utterances = list_utterances(folder, "utt2spk", MAKE_COMMAND)
         refuse_missing_files(folder, utterances)
-        if (found := shape(utterances[0])[1]) != dims:
+        if (width := shape(utterances[0])[1]) != dims:
             raise InputError(
-                f"{printable(utterances[0].path)} has {found} values a frame; the model takes "
+                f"{printable(utterances[0].path)} has {width} values a frame; the model takes "
                 f"{dims}.",
                 parameter=str(utterances[0].path),
             )
@@ -116,8 +116,8 @@ class SpeakerPairs(Dataset[tuple[torch.Tensor, int]]):
         index %= len(self)
         label, own = self.items[index]
         rng = of_item(self.seed, int(self._epoch), index) if self.train else None
-        chosen = [int(i) for i in rng.permutation(len(own))[:PER_ITEM]] if rng else range(PER_ITEM)
-        return torch.from_numpy(np.stack([self._crop(own[i], rng) for i in chosen])), label
+        places = [int(i) for i in rng.permutation(len(own))[:PER_ITEM]] if rng else range(PER_ITEM)
+        return torch.from_numpy(np.stack([self._crop(own[i], rng) for i in places])), label
 
     def _crop(self, utterance: Utterance, rng: np.random.Generator | None) -> NDArray[np.float32]:
         """Return T normalised frames [T, dims]: a random crop, or the middle if `rng` is None."""

@@ -143,9 +143,9 @@ class SpeechFolder(Dataset[tuple[Tensor, Tensor]]):
         utterances = list_utterances(self.folder, "text", MAKE_COMMAND)
         refuse_missing_files(self.folder, utterances)
         utterances = with_frames(utterances)
-        if (found := shape(utterances[0])[1]) != FILTERS:
+        if (width := shape(utterances[0])[1]) != FILTERS:
             raise InputError(
-                f"{printable(utterances[0].path)} has {found} values a frame; speech recognition "
+                f"{printable(utterances[0].path)} has {width} values a frame; speech recognition "
                 f"takes {FILTERS} log filter-bank values.",
                 parameter=str(utterances[0].path),
             )

@@ -104,11 +104,11 @@ def standard_library(folder: Path) -> Corpus:
 
 
 def _modules(folder: Path) -> list[Path]:
-    found = []
+    modules = []
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
-        found += [Path(place, name) for name in files if name.endswith(".py")]
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+        modules += [Path(place, name) for name in files if name.endswith(".py")]
+    return sorted(modules, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _prose(path: Path) -> Iterator[str]:

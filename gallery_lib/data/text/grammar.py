@@ -104,9 +104,9 @@ def documents(count: int = 240, sentences: int = 120, seed: int = 0) -> list[str
     result = []
     for _ in range(count):
         topic = lexicon.of_topic(rng)
-        told = [_sentence(rng, topic) for _ in range(sentences)]
+        story = [_sentence(rng, topic) for _ in range(sentences)]
         result.append(
-            "\n".join(" ".join(told[start : start + 6]) for start in range(0, sentences, 6))
+            "\n".join(" ".join(story[start : start + 6]) for start in range(0, sentences, 6))
         )
     return result
 

@@ -51,16 +51,16 @@ def mask_tokens(
     special = text.specials
     inputs = np.concatenate([[special.start], words, [special.end]])
     candidates = 1 + np.flatnonzero(words >= len(special.tokens))
-    chosen = rng.choice(
+    positions = rng.choice(
         candidates,
         min(len(candidates), max(1, round(MASKED_SHARE * len(candidates)))),
         replace=False,
     )
     labels = np.full(len(inputs), IGNORED)
-    labels[chosen] = inputs[chosen]
-    fate = rng.random(len(chosen))
-    inputs[chosen[fate < 0.8]] = special.mask
-    replaced = chosen[fate >= 0.9]
+    labels[positions] = inputs[positions]
+    fate = rng.random(len(positions))
+    inputs[positions[fate < 0.8]] = special.mask
+    replaced = positions[fate >= 0.9]
     inputs[replaced] = rng.integers(len(special.tokens), text.pieces, len(replaced))
     return {"input_ids": inputs, "labels": labels}
 

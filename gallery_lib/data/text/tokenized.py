@@ -102,24 +102,26 @@ def prepare(
     if data_dir is not None:
         key, make, default_root, notices = _of_folder(Path(data_dir).expanduser().absolute())
     root = Path(root).expanduser().absolute() if root is not None else default_root
-    made = False
+    is_new = False
     try:
         if not _holds(root, key):
             root.parent.mkdir(parents=True, exist_ok=True)
             with locked(root.parent), nullcontext() if threads else text_tokenizers.one_thread():
                 if not _holds(root, key):  # another process may have written it before the lock
                     token_files.write(root, key, make())
-                    made = True
+                    is_new = True
     except OSError as error:
         raise RunFailed(
             f"Could not write the tokenised text in {printable(root)}: {error}. "
             "Free some space, or give another folder."
         ) from error
     manifest = token_files.read_manifest(root)
-    if not made:
+    if not is_new:
         token_files.refuse_damage(root, manifest)
     tokens = {name: kind["tokens"] for name, kind in manifest["kinds"].items()}
-    return Prepared(root, manifest["source"], tokens, made, time.perf_counter() - started, notices)
+    return Prepared(
+        root, manifest["source"], tokens, is_new, time.perf_counter() - started, notices
+    )
 
 
 def find(data_dir: str | None, kind: str) -> TokenisedText:
@@ -142,8 +144,10 @@ def find(data_dir: str | None, kind: str) -> TokenisedText:
             f"Make it with: {token_files.MAKE_COMMAND}",
             parameter="data_dir",
         )
-    made = token_files.read_manifest(root)["kinds"][kind]
-    return TokenisedText(root / kind, KINDS[kind].specials, made["pieces"], made["tokens"], notices)
+    entry = token_files.read_manifest(root)["kinds"][kind]
+    return TokenisedText(
+        root / kind, KINDS[kind].specials, entry["pieces"], entry["tokens"], notices
+    )
 
 
 def _of_folder(folder: Path) -> tuple[str, Callable[[], Corpus], Path, tuple[str, ...]]:

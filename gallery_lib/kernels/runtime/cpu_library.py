@@ -66,7 +66,7 @@ def _built(compiler: str, source: Path) -> Path:
     command = [compiler, *_OPTIONS, *_for_this_processor()]
     processor = sorted(hardware.cpu_flags()) or platform.platform()  # what `native` means
     texts = [
-        each.read_text(encoding="utf-8") for each in (source, *sorted(source.parent.glob("*.h")))
+        file.read_text(encoding="utf-8") for file in (source, *sorted(source.parent.glob("*.h")))
     ]
     everything = repr([*texts, command, processor])
     cache = kept_code.folder("cpu_kernels")
