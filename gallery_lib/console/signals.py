@@ -79,6 +79,7 @@ def raise_if_interrupted() -> None:
 def _tell(number: int, frame: FrameType | None) -> None:
     global _received
     _received = number
+    signal.signal(signal.SIGALRM, _tell_again)
     _tell_again(number, frame)
 
 
@@ -86,12 +87,6 @@ def _tell_again(number: int, frame: FrameType | None) -> None:
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
     if not _starts_a_process(frame):
         raise_if_interrupted()
-
-
-def _unraisable(error: sys.UnraisableHookArgs) -> None:
-    """Say nothing of an exception of ours that Python ignores: the timer raises it again."""
-    if _received is None or not isinstance(error.exc_value, KeyboardInterrupt | Terminated):
-        sys.__unraisablehook__(error)
 
 
 @contextlib.contextmanager
@@ -106,17 +101,27 @@ def raising() -> Iterator[None]:
         yield
         return
     _received = None
-    handlers = {signal.SIGINT: _tell, signal.SIGTERM: _tell, signal.SIGALRM: _tell_again}
-    before = {number: signal.getsignal(number) for number in handlers}
-    hook_before, sys.unraisablehook = sys.unraisablehook, _unraisable
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # The timer stays whose it is until a signal comes.
+    alarm_before = signal.getsignal(signal.SIGALRM)
+    timer_before = signal.getitimer(signal.ITIMER_REAL)
+    hook_before = sys.unraisablehook
+
+    def unraisable(error: sys.UnraisableHookArgs) -> None:
+        """Say nothing of an exception of ours that Python ignores: the timer raises it again."""
+        if _received is None or not isinstance(error.exc_value, KeyboardInterrupt | Terminated):
+            hook_before(error)
+
+    sys.unraisablehook = unraisable
     try:
         for number, handler in before.items():
-            if handler is not signal.SIG_IGN or number == signal.SIGALRM:
-                signal.signal(number, handlers[number])
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, _tell)
         yield
     finally:
         if _received is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, *timer_before)
+            signal.signal(signal.SIGALRM, alarm_before)
         for number, handler in before.items():
             signal.signal(number, handler)
         sys.unraisablehook = hook_before

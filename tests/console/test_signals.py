@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from gallery_lib.console.exit_code import exit_code_of
+
 COMMAND = """
 import os, subprocess, sys, time
 from gallery_lib.console.exit_code import exit_code_of
@@ -94,3 +96,23 @@ def test_cleanup_is_not_interrupted() -> None:
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=20)
     assert (process.returncode, output, errors) == (143, "cleaned up\n", "stopped\n")
+
+
+def test_a_timer_of_the_process_is_left_alone_and_comes_back() -> None:
+    def body() -> None:
+        assert signal.getsignal(signal.SIGALRM) is alarm
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 100
+        signal.raise_signal(signal.SIGINT)
+
+    def alarm(*_: object) -> None:
+        raise AssertionError("too early")
+
+    handler = signal.signal(signal.SIGALRM, alarm)
+    timer = signal.setitimer(signal.ITIMER_REAL, 200)
+    try:
+        assert exit_code_of(body, error_prefix="error", interrupted="stopped") == 130
+        assert signal.getsignal(signal.SIGALRM) is alarm
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 100
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
