@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from data_command import run_data_command
 from refusal import check_refused_command, refused
 
 from gallery_lib.data.images.image_folder import ImageFolder, check_image_folder
 
-COMMAND = [
-    sys.executable,
-    str(Path(__file__).resolve().parents[3] / "data_prep" / "check_imagenet.py"),
-]
+run = partial(run_data_command, "check_imagenet")
 
 
 def test_a_good_folder_is_summarised(tiny_root: Path) -> None:
@@ -106,27 +103,13 @@ def test_the_full_check_finds_a_truncated_image_that_the_quick_one_skips(tiny_co
 
 
 def test_the_command_ends_with_0_or_2_and_one_message(tiny_root: Path, tmp_path: Path) -> None:
-    good = subprocess.run(
-        [*COMMAND, str(tiny_root), "--full"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    good = run(tiny_root, "--full", folder=tmp_path)
     assert (good.returncode, good.stderr) == (
         0,
         "",
     ) and "3 classes, 18 train, 6 val images; 24 read, all fine" in good.stdout
-    bad = subprocess.run(
-        [*COMMAND, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    bad = run(tmp_path, folder=tmp_path)
     check_refused_command(bad.returncode, bad.stderr, tmp_path, "no train/")
-
-
-def command(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=60, user=user
-    )
 
 
 def test_names_of_any_bytes_are_checked_and_shown_on_one_line(tiny_copy: Path) -> None:
@@ -136,14 +119,14 @@ def test_names_of_any_bytes_are_checked_and_shown_on_one_line(tiny_copy: Path) -
     image = odd / "train" / "n00000002" / os.fsdecode(b"\xff\n.JPEG")
     (odd / "train" / "n00000002" / "n00000002_0.JPEG").rename(image)
     image.with_name(os.fsdecode(b"\xff\r.gif")).touch()
-    good = command(str(odd), "--full")
+    good = run(str(odd), "--full")
     assert (good.returncode, good.stderr) == (
         0,
         "",
     ) and "copy \\udcff\\né: 3 classes, 18 train" in good.stdout
     assert len(good.stdout.splitlines()) == 2 and "(n00000002/\\udcff\\r.gif)" in good.stdout
     image.write_bytes(b"x")
-    bad = command(str(odd), "--full")
+    bad = run(str(odd), "--full")
     check_refused_command(bad.returncode, bad.stderr, "n00000002/\\udcff\\n.JPEG: cannot identify")
 
 
@@ -152,11 +135,11 @@ def test_a_folder_that_may_not_be_read_ends_the_command_with_2(tiny_copy: Path) 
     for folder in (tiny_copy, *list(tiny_copy.parents)[:-1]):
         folder.chmod(folder.stat().st_mode | 0o555)
     (tiny_copy / "train" / "n00000002").chmod(0)
-    result = command(str(tiny_copy), user=65534)
+    result = run(str(tiny_copy), user=65534)
     values = f"{tiny_copy}/train/n00000002", "Permission denied"
     check_refused_command(result.returncode, result.stderr, *values)
     tiny_copy.chmod(0)
-    result = command(str(tiny_copy), user=65534)
+    result = run(str(tiny_copy), user=65534)
     values = f"data folder {tiny_copy}", "Permission denied"
     check_refused_command(result.returncode, result.stderr, *values)
 

@@ -8,15 +8,16 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import simplejpeg
+from data_command import data_command, run_data_command
 from PIL import Image
 from refusal import check_refused_command, refused
 
@@ -26,7 +27,7 @@ from gallery_lib.errors import RunFailed
 
 TINY = MockSpec(classes=3, train_per_class=6, val_per_class=2, seed=5)
 REPOSITORY = Path(__file__).resolve().parents[3]
-COMMAND = [sys.executable, str(REPOSITORY / "data_prep" / "mock_imagenet.py")]
+COMMAND = data_command("mock_imagenet")
 
 
 def files_of(root: Path) -> dict[str, bytes]:
@@ -239,16 +240,7 @@ def test_an_impossible_spec_names_the_field_and_the_value(field: str, value: int
 
 
 def test_the_command_makes_verifies_and_reports_with_its_exit_codes(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"GALLERY_CACHE_DIR": str(tmp_path / "cache")}
-        return subprocess.run(
-            [*COMMAND, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+    run = partial(run_data_command, "mock_imagenet", cache=tmp_path / "cache", folder=tmp_path)
 
     made = run("--classes", "2", "--train-per-class", "3", "--val-per-class", "1", "--workers", "1")
     root = tmp_path / "cache" / "data" / "imagenet-small"

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from gallery_lib.data.speech.mock_speech import SpeechSpec
 
 TINY = SpeechSpec(characters=12, words=10, train=24, val=8)
-COMMAND = [
-    sys.executable,
-    str(Path(__file__).resolve().parents[3] / "data_prep" / "mock_speech.py"),
-]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

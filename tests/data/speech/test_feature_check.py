@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
-from data.speech.small_speech import COMMAND
+from data_command import DATA_PREP, run_data_command
 from refusal import refused
 
 from gallery_lib.data.speech.feature_check import check_features
@@ -38,14 +36,7 @@ def test_utterances_that_are_too_long_and_unknown_characters_are_counted_and_nam
     manifest.write_text("\n".join([lines[0], f"{path}\t{label}§§\t{frames}", *lines[2:]]) + "\n")
     (line,) = SpeechFolder(copy / "val", 160, 100, train).notices
     assert line.startswith("2 of ") and line.endswith("are not in train/, and count as unknown: §")
-    command = [
-        sys.executable,
-        str(Path(COMMAND[1]).with_name("check_features.py")),
-        str(copy),
-        "--task",
-        "speech_transformer",
-    ]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    checked = run_data_command("check_features", copy, "--task", "speech_transformer")
     assert checked.returncode == 0 and line in checked.stdout
 
 
@@ -56,9 +47,7 @@ def test_the_check_refuses_more_characters_than_the_model_has_tokens(copy: Path)
 
 
 def test_the_check_knows_the_model_s_tokens() -> None:
-    spec = importlib.util.spec_from_file_location(
-        "check_features", Path(COMMAND[1]).with_name("check_features.py")
-    )
+    spec = importlib.util.spec_from_file_location("check_features", DATA_PREP / "check_features.py")
     assert spec and spec.loader
     command = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(command)

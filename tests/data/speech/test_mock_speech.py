@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from data.speech.small_speech import COMMAND, TINY, files_of
+from data.speech.small_speech import TINY, files_of
+from data_command import run_data_command
 from refusal import check_refused_command, refused
 
 from gallery_lib.data.speech import mock_speech
@@ -133,16 +133,7 @@ def test_an_impossible_spec_names_the_field_and_the_value(field: str, value: int
 
 
 def test_the_command_makes_reports_and_refuses_with_its_exit_codes(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"GALLERY_CACHE_DIR": str(tmp_path / "cache")}
-        return subprocess.run(
-            [*COMMAND, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+    run = partial(run_data_command, "mock_speech", cache=tmp_path / "cache", folder=tmp_path)
 
     sizes = ["--characters", "12", "--words", "10", "--train", "4", "--val", "2"]
     made = run(*sizes)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from data_command import run_data_command
 from refusal import check_refused_command, refused
 from torch.utils.data import DataLoader
 
 from gallery_lib.data.speech.feature_check import refuse_common_speakers
 from gallery_lib.data.speech.mock_speakers import SpeakerSpec, features, generate
 from gallery_lib.data.speech.speakers import SpeakerPairs
-
-COMMAND = [
-    sys.executable,
-    str(Path(__file__).resolve().parents[3] / "data_prep" / "mock_speakers.py"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -199,12 +194,8 @@ def test_features_of_another_size_and_a_missing_folder_are_refused(
 
 
 def test_the_command_makes_it_once_and_ends_with_0_or_2(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        sizes = ("--train", "2", "--val", "2", "--utterances", "2", "--out", str(tmp_path / "made"))
-        return subprocess.run(
-            [*COMMAND, *sizes, *arguments], capture_output=True, text=True, timeout=60
-        )
-
+    sizes = ("--train", 2, "--val", 2, "--utterances", 2, "--out", tmp_path / "made")
+    run = partial(run_data_command, "mock_speakers", *sizes)
     assert "made now" in run().stdout and "complete already" in run().stdout
     other = run("--seed", "1")
     check_refused_command(

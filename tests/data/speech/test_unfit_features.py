@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data.speech.feature_folders import ARRAYS, kaldi, list_speakers
+from data_command import run_data_command
 from refusal import check_refused_command, refused
 
 from gallery_lib.data.speech import feature_manifest
 from gallery_lib.data.speech.feature_files import check, load, shape, with_frames
 
-COMMAND = [
-    sys.executable,
-    str(Path(__file__).resolve().parents[3] / "data_prep" / "check_features.py"),
-]
+run = partial(run_data_command, "check_features")
 
 
 def pickled(folder: Path) -> None:
@@ -73,12 +70,6 @@ def test_an_offset_that_is_no_matrix_is_refused_instead_of_read_as_something_els
     for read in (shape, load):
         with refused(folder / "feats.ark", f"offset {offset}"):
             read(utterance)
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, str(folder), *arguments], capture_output=True, text=True, timeout=60
-    )
 
 
 def test_the_command_ends_with_0_or_2_and_one_message(tsv: Path, tmp_path: Path) -> None:
@@ -140,10 +131,5 @@ def test_the_check_names_a_pipe_instead_of_waiting_for_it(tsv: Path) -> None:
     os.mkfifo(tsv / "u3.npy")
     (tsv.parent / "train").symlink_to(tsv)
     (tsv.parent / "val").symlink_to(tsv)
-    result = subprocess.run(
-        [*COMMAND, str(tsv.parent), "--task", "tts_angular", "--dims", "4"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    result = run(tsv.parent, "--task", "tts_angular", "--dims", "4")
     check_refused_command(result.returncode, result.stderr, "1 feature file", "u3.npy")

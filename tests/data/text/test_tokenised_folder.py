@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from data_command import data_command
 from refusal import refused
 
 from gallery_lib.data.text import corpus as text_corpus
 from gallery_lib.data.text import tokenized as text
 from gallery_lib.data.text import tokenizers as text_tokenizers
-
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "text.py")]
 
 
 def test_a_folder_of_text_is_tokenised_once_into_the_cache(
@@ -88,7 +87,7 @@ def test_two_processes_that_need_the_same_text_make_it_once(
 ) -> None:
     both = [
         subprocess.Popen(
-            [*COMMAND, "--data_dir", text_files, "--out", tmp_path / "made"],
+            data_command("text", "--data_dir", text_files, "--out", tmp_path / "made"),
             stdout=subprocess.PIPE,
             text=True,
         )

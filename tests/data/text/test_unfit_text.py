@@ -5,32 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data.text.vocabularies import byte_bpe, wordpiece
+from data_command import run_data_command
 from refusal import check_refused_command, refused
 
 from gallery_lib.data.text import corpus as text_corpus
 from gallery_lib.data.text import tokenized as text
 from gallery_lib.data.text.masking import PackedText, infill, mask_tokens
 
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[3] / "data_prep" / "text.py")]
-
-
-def run(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"GALLERY_CACHE_DIR": str(cache)}
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+run = partial(run_data_command, "text")
 
 
 def test_the_command_makes_text_where_tasks_look_for_it_and_finds_it_again(
