@@ -36,8 +36,8 @@ if __name__ == "__main__":
 
 import pages
 from figures_file import conditions, results_file, write_result
+from task_option import add_task_option
 
-from gallery_lib import tasks
 from gallery_lib.cli.main import main as gallery
 from gallery_lib.config import BenchConfig, TrainConfig
 from gallery_lib.config.options import options_of
@@ -111,14 +111,7 @@ def main() -> int:
     parser.add_argument(
         "machine", help="name of the machine: the folder of its figures in benchmarks/results/"
     )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=tasks.names(),
-        default=[],
-        metavar="TASK",
-        help="tasks to measure; `gallery list` names them (default: all)",
-    )
+    add_task_option(parser, "measure", [])
     parser.add_argument(
         "--profile",
         choices=options_of(BenchConfig)["profile"].choices,

@@ -25,6 +25,7 @@ if __name__ == "__main__":
     run_in_prepared_environment()
 
 from figures_file import conditions, exit_code, measured_before, out_file, write_result
+from task_option import add_task_option
 
 from gallery_lib import tasks
 from gallery_lib.config import TrainConfig
@@ -67,14 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=tasks.names(),
-        default=tasks.names(),
-        metavar="TASK",
-        help="tasks to run; `gallery list` names them (default: all)",
-    )
+    add_task_option(parser, "run", tasks.names())
     parser.add_argument(
         "--steps",
         type=int,
