@@ -36,7 +36,7 @@ class Shortcoming:
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that a Debian package brings."""
+    """Requirement that a Debian package meets."""
 
     is_met: Callable[[], bool]
     package: str
