@@ -2,9 +2,10 @@
 
 The handler raises at once, which ends a computation in the middle. But Python and libraries swallow
 such an exception in some places: imports, destructors, callbacks of a fork. So the command is told
-again, by a timer, until it is on its way out. Where a process is just being started, the first
-exception waits for the timer too: half a start would leave a process that nobody owns, or a lock
-that nobody releases. The module needs nothing but the standard library.
+again, by a timer, until it is on its way out. In two places the first exception waits for the timer
+too. Half a start of a process would leave one that nobody owns, or a lock that nobody releases. And
+torch, while it is being imported, calls Python from C++ that ends the process at an exception. The
+module needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ def _starts_a_process(frame: FrameType | None) -> bool:
     return False
 
 
+def _torch_is_being_imported() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
 def _is_ending() -> bool:
     """Return whether cleanup is at work on the way out, which must not be interrupted."""
     error = sys.exc_info()[1]
@@ -85,7 +91,7 @@ def _tell(number: int, frame: FrameType | None) -> None:
 
 def _tell_again(number: int, frame: FrameType | None) -> None:
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
-    if not _starts_a_process(frame):
+    if not _starts_a_process(frame) and not _torch_is_being_imported():
         raise_if_interrupted()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -116,3 +118,42 @@ def test_a_timer_of_the_process_is_left_alone_and_comes_back() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
+
+
+TORCH = """
+import time
+print("importing", flush=True)
+began = time.monotonic()
+while time.monotonic() - began < 1.0:
+    time.sleep(0.01)
+print("imported", flush=True)
+"""
+IMPORTS_TORCH = """
+import sys, time
+from gallery_lib.console.exit_code import exit_code_of
+
+def body():
+    import torch
+    time.sleep(30)
+
+sys.exit(exit_code_of(body, error_prefix="error", interrupted="stopped"))
+"""
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_nothing_is_raised_into_the_import_of_torch(
+    tmp_path: Path, checkout: Path, sent: signal.Signals, code: int
+) -> None:
+    """Its C++ calls Python where an exception ends the process with SIGABRT."""
+    (tmp_path / "torch.py").write_text(TORCH)
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPORTS_TORCH],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{checkout}"},
+    )
+    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    process.send_signal(sent)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output, errors) == (code, "imported\n", "stopped\n")
