@@ -19,6 +19,14 @@ def in_notebook() -> bool:
     return bool(shell and "IPKernelApp" in shell.config)
 
 
+def note(line: str) -> None:
+    """Print a line that is no result on standard error.
+
+    In a notebook it goes to standard output, since a notebook shows standard error as errors.
+    """
+    print(line, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
+
+
 def redraws(stream: TextIO) -> bool:
     """Return whether text that was written to the stream can be drawn over.
 

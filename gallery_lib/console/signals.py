@@ -46,18 +46,19 @@ def forget() -> None:
     _received = None
 
 
-def _starts_a_process(frame: FrameType | None) -> bool:
-    """Return whether a process is being started in this frame or in a caller of it."""
+def _has_to_wait(frame: FrameType | None) -> bool:
+    """Return whether nothing may be raised in this frame, because of it or of a caller.
+
+    A process is being started, or a module of torch is being imported.
+    """
     while frame is not None:
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _STARTS_A_PROCESS:
+        module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        if (module, function) in _STARTS_A_PROCESS:
+            return True
+        if function == "<module>" and module.partition(".")[0] == "torch":
             return True
         frame = frame.f_back
     return False
-
-
-def _torch_is_being_imported() -> bool:
-    spec = getattr(sys.modules.get("torch"), "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
 
 
 def _is_ending() -> bool:
@@ -91,7 +92,7 @@ def _tell(number: int, frame: FrameType | None) -> None:
 
 def _tell_again(number: int, frame: FrameType | None) -> None:
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
-    if not _starts_a_process(frame) and not _torch_is_being_imported():
+    if not _has_to_wait(frame):
         raise_if_interrupted()
 
 
