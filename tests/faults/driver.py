@@ -151,7 +151,10 @@ _FIRST_IMPORTS = re.compile(
 
 def _python_was_starting(text: str) -> bool:
     """Return whether the traceback is one of Ctrl-C before a script took care of signals."""
-    if not text.rstrip().endswith("KeyboardInterrupt") or "in run_in_prepared" in text:
+    if not text.rstrip().endswith("KeyboardInterrupt"):
+        return False
+    # The call that takes care of it is the last moment at which it may come.
+    if "in run_in_prepared" in text and "signal.signal(signal.SIGINT, signal.SIG_DFL)" not in text:
         return False
     files = re.findall(r'File "([^"]+)"', text)
     ours = [file for file in files if file.startswith(f"{ROOT}/") and "/.venv/" not in file]
